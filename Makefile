@@ -1,0 +1,72 @@
+# dynctl: every target sets itself up; only python3 (3.11 or newer) and make are needed.
+#   make demo | test | check | bench | lock | clean | help
+
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; print("$(p)") if sys.version_info >= (3, 11) else None' 2>/dev/null | grep -x '$(p)')))
+ARGS   ?=
+PEERS  ?=
+
+# A pip install whose versions are the locked ones. The lock is a constraints file: it pins, it does not add.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench lock clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "dynctl needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || true)." >&2; \
+	  echo "Install one and name it: make PYTHON=/path/to/python3.12 demo" >&2; exit 2; fi
+	@if ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  echo "dynctl needs Python 3.11 or newer; PYTHON=$(PYTHON) is $$("$(PYTHON)" --version 2>&1 || true)." >&2; exit 2; fi
+	@echo "creating $(VENV) with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "python -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
+
+# One stamp each for running and for developing, so that the demo does not wait for the linters.
+$(VENV)/.run-stamp: pyproject.toml requirements.lock | $(BIN)/python
+	@echo "installing dynctl into $(VENV)"
+	@$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev-stamp: pyproject.toml requirements.lock | $(BIN)/python
+	@echo "installing dynctl and its test tools into $(VENV)"
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.run-stamp
+
+demo: $(VENV)/.run-stamp  ## the embedded two-zone fleet: prompts, decisions, teardown
+	$(BIN)/dynctl demo $(ARGS)
+
+test: $(VENV)/.dev-stamp  ## the tests (ARGS="-k name" to choose)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev-stamp  ## rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev-stamp  ## benchmarks (PEERS=1 runs the peers beside ours)
+	PEERS=$(PEERS) $(BIN)/python -m tests.bench $(ARGS)
+
+# Resolves afresh in a throw-away environment; commit the result.
+lock:  ## refresh requirements.lock from pyproject.toml
+	@rm -rf build/lock-venv
+	@$(MAKE) --no-print-directory VENV=build/lock-venv build/lock-venv/bin/python
+	build/lock-venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@{ echo "# Pinned versions of everything dynctl and its tests install; written by \`make lock\`."; \
+	  build/lock-venv/bin/python -m pip freeze --exclude-editable --disable-pip-version-check \
+	  | grep -E '^[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+$$' | LC_ALL=C sort -f; } > requirements.lock
+	@rm -rf build/lock-venv
+	@wc -l requirements.lock
+
+clean:  ## remove what make and the tools created
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
