@@ -1,0 +1,1 @@
+"""Bytes, JSON and msgpack to values and back. Pure: no IO, no clock, no sockets."""
