@@ -154,13 +154,13 @@ class _PositionalCleared(
     pass
 
 
-class _MapBatch(Struct, array_like=True, gc=False):
+class _MapBatch(Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     ts: float
     events: tuple[Event, ...]
     data_parallel_rank: _U32 | None = None
 
 
-class _PositionalBatch(Struct, array_like=True, gc=False):
+class _PositionalBatch(Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     ts: float
     events: tuple[_PositionalStored | _PositionalRemoved | _PositionalCleared, ...]
     data_parallel_rank: _U32 | None = None
