@@ -1,0 +1,175 @@
+"""From an engine's events to what the prefix index understands, and what is left behind on the way.
+
+The rules are those of Dynamo 1.6's converter: an event that the index cannot use is dropped with a
+code and the stream goes on. Dynamo only logs the drop, so a block size that differs shows up as
+"no overlap, ever"; here every drop is a value with the two numbers compared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from dynctl.wire.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from router_core.events import DEVICE, BlocksRemoved, BlocksStored, Cleared, KvEvent
+from router_core.hashing import local_block_hashes
+
+TIERS: Final[Mapping[str, str]] = MappingProxyType(
+    {"GPU": DEVICE, "CPU": "host_pinned", "DISK": "disk", "EXTERNAL": "external"}
+)
+"""The engine's storage medium to the tier of the router, with Dynamo's names."""
+
+NO_ADAPTERS: Final[Mapping[int, str]] = MappingProxyType({})
+
+
+class DropCode(StrEnum):
+    """Why an event, or the tail of one, did not reach the index. Codes are stable."""
+
+    BLOCK_SIZE_MISMATCH = "BLOCK_SIZE_MISMATCH"
+    TOKEN_IDS_TOO_SHORT = "TOKEN_IDS_TOO_SHORT"  # noqa: S105 - a code, not a secret
+    GROUP_IGNORED = "GROUP_IGNORED"
+    UNKNOWN_MEDIUM = "UNKNOWN_MEDIUM"
+    UNKNOWN_ADAPTER = "UNKNOWN_ADAPTER"
+    EXTRA_KEYS_NOT_MODELLED = "EXTRA_KEYS_NOT_MODELLED"
+
+
+_MESSAGES: Final = {
+    DropCode.BLOCK_SIZE_MISMATCH: (
+        "the engine publishes blocks of {value} tokens, the router hashes blocks of {expected}; "
+        "no overlap is possible until both use one block size"
+    ),
+    DropCode.TOKEN_IDS_TOO_SHORT: "token_ids too short: need {expected}, got {value}",
+    DropCode.GROUP_IGNORED: "attention group {value} is not indexed, only group {expected} is",
+    DropCode.UNKNOWN_MEDIUM: "storage medium {value!r} is unknown, expected one of {expected}",
+    DropCode.UNKNOWN_ADAPTER: (
+        "LoRA adapter id {value} has no known name, so its blocks cannot be told from the base "
+        "model's"
+    ),
+    DropCode.EXTRA_KEYS_NOT_MODELLED: (
+        "block {value} of the run is keyed by more than its tokens (cache salt or multimodal "
+        "content), which the index does not model"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """``blocks`` blocks of an event were left out; ``value`` was found, ``expected`` wanted."""
+
+    code: DropCode
+    blocks: int
+    value: int | str
+    expected: int | str
+
+    @property
+    def message(self) -> str:
+        return _MESSAGES[self.code].format(value=self.value, expected=self.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What of a batch the index can apply, in order, and what was dropped."""
+
+    events: tuple[KvEvent, ...]
+    drops: tuple[Drop, ...]
+
+
+def to_index_events(
+    batch: EventBatch,
+    block_size: int,
+    *,
+    adapter_names: Mapping[int, str] = NO_ADAPTERS,
+    cache_namespace: str | None = None,
+    is_eagle: bool = False,
+) -> Converted:
+    """A batch as the prefix index's own events.
+
+    ``block_size`` is the router's, in tokens. ``adapter_names`` names LoRA ids for engines that
+    publish only the number. ``cache_namespace`` and ``is_eagle`` are those of the worker; see
+    `router_core.hashing.local_block_hashes`.
+    """
+    events: list[KvEvent] = []
+    drops: list[Drop] = []
+    for event in batch.events:
+        if isinstance(event, AllBlocksCleared):
+            events.append(Cleared())
+            continue
+        refused = _refusal(event)
+        if refused is not None:
+            drops.append(refused)
+        elif isinstance(event, BlockRemoved):
+            if event.block_hashes:
+                events.append(BlocksRemoved(event.block_hashes, _tier(event.medium)))
+        else:
+            stored = _stored(event, block_size, adapter_names, cache_namespace, is_eagle, drops)
+            if stored is not None:
+                events.append(stored)
+    return Converted(tuple(events), tuple(drops))
+
+
+def _refusal(event: BlockStored | BlockRemoved) -> Drop | None:
+    blocks = len(event.block_hashes)
+    if event.group_idx:
+        # Hybrid models cache each attention group apart; group 0 is the full-attention one.
+        return Drop(DropCode.GROUP_IGNORED, blocks, event.group_idx, 0)
+    if event.medium is not None and event.medium.upper() not in TIERS:
+        return Drop(DropCode.UNKNOWN_MEDIUM, blocks, event.medium[:64], ", ".join(TIERS))
+    return None
+
+
+def _tier(medium: str | None) -> str:
+    return DEVICE if medium is None else TIERS[medium.upper()]
+
+
+def _stored(
+    event: BlockStored,
+    block_size: int,
+    adapter_names: Mapping[int, str],
+    cache_namespace: str | None,
+    is_eagle: bool,
+    drops: list[Drop],
+) -> BlocksStored | None:
+    """The usable head of a run of blocks; whatever is left out goes to ``drops``."""
+    blocks = len(event.block_hashes)
+    if event.block_size != block_size:
+        drops.append(Drop(DropCode.BLOCK_SIZE_MISMATCH, blocks, event.block_size, block_size))
+        return None
+    adapter = event.lora_name or None
+    if adapter is None and event.lora_id is not None:
+        adapter = adapter_names.get(event.lora_id)
+        if adapter is None:
+            drops.append(Drop(DropCode.UNKNOWN_ADAPTER, blocks, event.lora_id, "a name"))
+            return None
+    usable = blocks
+    keyed = _first_extra_key(event.extra_keys, adapter)
+    if keyed is not None and keyed < usable:
+        # Blocks after it descend from it, so they could not be matched either.
+        drops.append(Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, usable - keyed, keyed, "none"))
+        usable = keyed
+    tokens = event.token_ids
+    complete = max(0, len(tokens) - is_eagle) // block_size
+    if complete < usable:
+        needed = usable * block_size + is_eagle
+        drops.append(Drop(DropCode.TOKEN_IDS_TOO_SHORT, usable - complete, len(tokens), needed))
+        usable = complete
+    if usable == 0:
+        return None
+    local = local_block_hashes(
+        tokens if complete == usable else tokens[: usable * block_size + is_eagle],
+        block_size,
+        lora_name=adapter,
+        cache_namespace=cache_namespace,
+        is_eagle=is_eagle,
+    )
+    hashes = event.block_hashes if usable == blocks else event.block_hashes[:usable]
+    return BlocksStored(event.parent_block_hash, hashes, local, _tier(event.medium))
+
+
+def _first_extra_key(extra_keys: list[Any] | None, adapter: str | None) -> int | None:
+    """The first block whose key holds more than its tokens and its adapter's name."""
+    for i, keys in enumerate(extra_keys or ()):
+        entries = keys if isinstance(keys, list) else [] if keys is None else [keys]
+        if any(entry is not None and entry != adapter for entry in entries):
+            return i
+    return None
