@@ -1,0 +1,171 @@
+"""Every change of a router's state, as a frozen value.
+
+Planes, replica sync, recovery, recordings and tests speak only these; ``Router.apply(change, now)``
+is the one place where they take effect. A recording is a snapshot followed by changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core.workers import Worker
+
+Stage = Literal["prefill", "decode", "aggregated"]
+STAGES: tuple[Stage, ...] = ("prefill", "decode", "aggregated")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUpserted:
+    """A worker registered, or published another card."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker left: its bookings, reports and cached blocks are forgotten."""
+
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAvailability:
+    """A worker stopped answering (``reason`` says how) or answers again (``reason`` None)."""
+
+    worker_id: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvent:
+    """What one rank of a worker did to its prefix cache."""
+
+    worker_id: int
+    dp_rank: int
+    event: BlocksStored | BlocksRemoved | Cleared
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMarked:
+    """How far the index of one rank can be believed.
+
+    ``current``: every event was seen; ``gapped``: ``missing`` batches were lost and not healed;
+    ``absent``: nobody tells what this rank caches.
+    """
+
+    worker_id: int
+    dp_rank: int
+    state: Literal["current", "gapped", "absent"]
+    missing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A request was given to a rank and counts as its load from now on.
+
+    ``prefill_tokens`` are prompt tokens that are not cached there; 0 where prefill is not
+    tracked. ``sequence_hashes`` are its complete prompt blocks, shared with other requests;
+    ``anonymous_blocks`` counts blocks that are shared with nobody (no KV reuse assumed).
+    """
+
+    request_id: str
+    stage: Stage
+    worker_id: int
+    dp_rank: int
+    prefill_tokens: int = 0
+    sequence_hashes: Sequence[int] = ()
+    anonymous_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    """The first output token came: the request's prefill load is over."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBlock:
+    """Generation filled one more block.
+
+    ``decay_fraction`` (0..1), where the expected output length is known, is the weight that the
+    request's exclusive blocks count with from now on.
+    """
+
+    request_id: str
+    decay_fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """The request ended on the given hop, or on all of its hops where ``stage`` is None."""
+
+    request_id: str
+    stage: Stage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReported:
+    """What a rank says about itself; None leaves the last value in force."""
+
+    worker_id: int
+    dp_rank: int
+    active_decode_blocks: int | None = None
+    kv_used_blocks: int | None = None
+    active_prefill_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdsSet:
+    """Busy thresholds of one model; only the fields in ``values`` change, None unsets."""
+
+    model: str
+    values: Mapping[str, float | int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSet:
+    """Settings by field name, checked as RouterConfig checks them."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Time passed: bookings without progress for ``active_request_expiry_secs`` are forgotten."""
+
+
+Change = (
+    WorkerUpserted
+    | WorkerLost
+    | WorkerAvailability
+    | KvEvent
+    | IndexMarked
+    | Booked
+    | PrefillDone
+    | OutputBlock
+    | Freed
+    | LoadReported
+    | ThresholdsSet
+    | ConfigSet
+    | Expired
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a change: taken, or refused with a stable ``code`` and a message.
+
+    Refusals of KV events carry the index's own codes; others are ``unknown_worker``,
+    ``unknown_request``, ``duplicate_request`` and ``invalid``.
+    """
+
+    ok: bool = True
+    code: str = "ok"
+    message: str = ""
+
+
+OK = Applied()

@@ -1,0 +1,203 @@
+"""The cost of giving a request to a worker: one formula, evaluated in columns. Lower is better.
+
+::
+
+    prefill_blocks = max(0, (active_prefill_tokens + isl) / block_size - credit)
+    credit         = overlap_score_credit * decay * overlap_blocks
+    decay          = 1 / (1 + credit_decay * ((P - min P) / block_size) / ceil(isl / block_size))
+    decode_blocks  = active blocks + complete prompt blocks that are not active there yet
+    cost           = multiplier * (prefill_load_scale * prefill_blocks + decode_blocks
+                                   + decode_active_request_weight * active_requests)
+
+Prefill blocks are fractional (34 tokens of 16 are 2.125 blocks), decode blocks count complete
+blocks (34 tokens: 2). On the prefill hop decode blocks are not tracked; on the decode hop neither
+prefill nor overlap counts. Where prefill is not tracked on an aggregated worker, the credit is
+taken from the decode blocks instead. Source: Dynamo 1.6.1, verified on its log to three digits;
+the 0.9 formula is the same with prefill_load_scale = overlap_score_weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from router_core.changes import Stage
+from router_core.config import RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CostParameters:
+    """The numbers that the formula takes on one hop."""
+
+    prefill_load_scale: float
+    overlap_score_credit: float
+    overlap_score_credit_decay: float
+    decode_active_request_weight: float
+    track_prefill_tokens: bool
+    track_active_blocks: bool
+    assume_kv_reuse: bool
+
+    @classmethod
+    def for_stage(cls, config: RouterConfig, stage: Stage) -> CostParameters:
+        """What ``config`` means on a hop (Dynamo 1.6.1: observed, section 2.2)."""
+        base = cls(
+            prefill_load_scale=config.prefill_load_scale,
+            overlap_score_credit=config.overlap_score_credit,
+            overlap_score_credit_decay=config.overlap_score_credit_decay,
+            decode_active_request_weight=config.decode_active_request_weight,
+            track_prefill_tokens=config.router_track_prefill_tokens,
+            track_active_blocks=config.router_track_active_blocks,
+            assume_kv_reuse=config.router_assume_kv_reuse,
+        )
+        if stage == "prefill":
+            return replace(base, track_active_blocks=False)
+        if stage == "decode":
+            return replace(
+                base, overlap_score_credit=0.0, track_prefill_tokens=False, assume_kv_reuse=False
+            )
+        return base
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True)
+class CostInputs:
+    """What the formula reads, one entry a candidate in every column.
+
+    ``overlap_blocks``: leading blocks cached there. ``prefill_tokens``: active, without this
+    request. ``active_blocks``: blocks active there. ``shared_blocks``: leading blocks of this
+    prompt that are among them. ``multipliers``: None where no preferred taint is in force.
+    """
+
+    isl_tokens: int
+    block_size: int
+    prompt_blocks: int
+    overlap_blocks: Sequence[int]
+    prefill_tokens: Sequence[int]
+    active_blocks: Sequence[int]
+    shared_blocks: Sequence[int] | None
+    active_requests: Sequence[int]
+    multipliers: Sequence[float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TermColumn:
+    """One term of the cost: its value for every candidate, in ``unit``, before ``weight``."""
+
+    name: str
+    unit: str
+    weight: float
+    values: Sequence[float]
+
+
+def kv_terms(inputs: CostInputs, parameters: CostParameters) -> tuple[TermColumn, ...]:
+    """The terms of the formula; a term that cannot count on this hop is left out."""
+    terms = []
+    size = inputs.block_size
+    credits = _credits(inputs, parameters)
+    if parameters.track_prefill_tokens:
+        isl = inputs.isl_tokens
+        blocks: list[float] = [(tokens + isl) / size for tokens in inputs.prefill_tokens]
+        if credits is not None:
+            blocks = [b - c if b > c else 0.0 for b, c in zip(blocks, credits, strict=True)]
+        terms.append(TermColumn("prefill_blocks", "blocks", parameters.prefill_load_scale, blocks))
+    if parameters.track_active_blocks:
+        new = inputs.prompt_blocks
+        decode: list[float]
+        if inputs.shared_blocks is None:
+            decode = [active + new for active in inputs.active_blocks]
+        else:
+            decode = [
+                active + new - shared
+                for active, shared in zip(inputs.active_blocks, inputs.shared_blocks, strict=True)
+            ]
+        if credits is not None and not parameters.track_prefill_tokens:
+            decode = [d - c if d > c else 0.0 for d, c in zip(decode, credits, strict=True)]
+        terms.append(TermColumn("decode_blocks", "blocks", 1.0, decode))
+    if parameters.decode_active_request_weight:
+        weight = parameters.decode_active_request_weight
+        terms.append(TermColumn("active_requests", "requests", weight, inputs.active_requests))
+    return tuple(terms)
+
+
+def total_costs(
+    terms: Sequence[TermColumn], multipliers: Sequence[float] | None, count: int
+) -> list[float]:
+    """``multiplier * sum(weight * value)`` for each of ``count`` candidates."""
+    if not terms:
+        return [0.0] * count
+    first = terms[0]
+    if first.weight == 1.0:
+        costs = list(map(float, first.values))
+    else:
+        weight = first.weight
+        costs = [weight * value for value in first.values]
+    for term in terms[1:]:
+        weight = term.weight
+        if weight == 1.0:
+            costs = [c + v for c, v in zip(costs, term.values, strict=True)]
+        else:
+            costs = [c + weight * v for c, v in zip(costs, term.values, strict=True)]
+    if multipliers is not None:
+        costs = [c * m for c, m in zip(costs, multipliers, strict=True)]
+    return costs
+
+
+def _credits(inputs: CostInputs, parameters: CostParameters) -> list[float] | None:
+    """Blocks credited for cached prefixes; None where nobody has any."""
+    credit = parameters.overlap_score_credit
+    if not credit or not any(inputs.overlap_blocks):
+        return None
+    decay = parameters.overlap_score_credit_decay
+    if decay and parameters.track_prefill_tokens:
+        least = min(inputs.prefill_tokens)
+        per_token = (
+            decay / inputs.block_size / max(1, math.ceil(inputs.isl_tokens / inputs.block_size))
+        )
+        return [
+            credit * overlap / (1.0 + per_token * (tokens - least))
+            for overlap, tokens in zip(inputs.overlap_blocks, inputs.prefill_tokens, strict=True)
+        ]
+    if credit == 1.0:
+        return list(map(float, inputs.overlap_blocks))
+    return [credit * overlap for overlap in inputs.overlap_blocks]
+
+
+def probabilities(costs: Sequence[float], temperature: float) -> list[float]:
+    """How likely each candidate is to be picked; sums to 1.
+
+    Temperature 0: the lowest cost, exact ties evenly. Above 0: proportional to
+    ``exp(-((cost - min) / (max - min)) / temperature)``, all equal evenly. Source: Dynamo 1.6.1,
+    observed on 3,000 draws.
+    """
+    low, high = min(costs), max(costs)
+    if temperature <= 0 or low == high:
+        ties = costs.count(low) if isinstance(costs, list) else sum(c == low for c in costs)
+        return [1.0 / ties if cost == low else 0.0 for cost in costs]
+    scale = -1.0 / ((high - low) * temperature)
+    weights = [math.exp((cost - low) * scale) for cost in costs]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
+
+
+def pick(costs: Sequence[float], temperature: float, sample: float) -> int:
+    """The candidate that ``sample`` (0 <= sample < 1) picks; costs must not be empty.
+
+    The sample walks along the candidates' probabilities in order, so that sample 0 at
+    temperature 0 is the first of the tied.
+    """
+    if temperature <= 0:
+        low = min(costs)
+        first = costs.index(low)
+        ties = [i for i in range(first, len(costs)) if costs[i] == low] if sample else [first]
+        return ties[int(sample * len(ties))]
+    cumulative = 0.0
+    chances = probabilities(costs, temperature)
+    for index, chance in enumerate(chances):
+        cumulative += chance
+        if sample < cumulative:
+            return index
+    return max(i for i, chance in enumerate(chances) if chance > 0)

@@ -1,0 +1,390 @@
+"""The Decision: a routing result that carries everything that produced it.
+
+It is built on every request, in columns (one list a term, not one object a candidate), because
+there is no second path that explains: dispatch, dry run, dashboard and refusal read this value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from router_core.changes import Stage
+from router_core.cost import (
+    CostInputs,
+    CostParameters,
+    TermColumn,
+    kv_terms,
+    pick,
+    probabilities,
+    total_costs,
+)
+from router_core.errors import AllWorkersBusy, NoEligibleWorker
+from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
+from router_core.workers import Worker, WorkerWithDpRank
+
+Outcome = Literal[
+    "selected",
+    "no_workers",
+    "no_eligible_worker",
+    "all_busy",
+    "queued",
+    "policy_underivable",
+    "pinned_ineligible",
+]
+
+#: Codes that a rejection can carry; stable, other tools match on them.
+REJECTION_CODES = (
+    "model",
+    "role",
+    "not_allowed",
+    "unavailable",
+    "missing_taint",
+    "missing_domain",
+    "policy_underivable",
+    "no_decode_capacity",
+    "busy",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a filter rejected a rank: the rule's ``code`` and the two values compared."""
+
+    code: str
+    value: str | int | float | None
+    limit: str | int | float | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A rank, and the reason for which a filter took it out."""
+
+    worker: Worker
+    dp_rank: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelStep:
+    """One filter: how many ranks entered, how many were left.
+
+    ``rejected`` holds the reasons where they were asked for (dry run, refusal), else it is empty
+    while ``entered - left`` still counts. ``skipped`` says why a filter that would have emptied
+    the set was not applied.
+    """
+
+    filter: str
+    entered: int
+    left: int
+    rejected: tuple[Rejection, ...] = ()
+    skipped: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One scored rank, made from the columns when somebody looks."""
+
+    worker: Worker
+    dp_rank: int
+    overlap_blocks: int
+    prefill_blocks: float | None
+    decode_blocks: float | None
+    active_requests: int
+    active_prefill_tokens: int
+    terms: Mapping[str, float]
+    multiplier: float
+    cost: float
+    probability: float
+
+    @property
+    def ref(self) -> WorkerWithDpRank:
+        return WorkerWithDpRank(self.worker.worker_id, self.dp_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one hop decided, from which inputs.
+
+    Columns (``workers``, ``refs``, ``costs`` and those inside ``inputs`` and ``terms``) have
+    one entry a scored candidate, in slot order. ``winner`` and ``tied`` are positions in them.
+    ``sample`` is the number in 0..1 that broke ties or drew from the temperature.
+    """
+
+    id: str
+    stage: Stage
+    mode: str
+    model: str
+    outcome: Outcome
+    isl_tokens: int
+    block_size: int
+    prompt_blocks: int
+    temperature: float
+    sample: float
+    parameters: CostParameters
+    constraints: RoutingConstraints = NO_CONSTRAINTS
+    funnel: tuple[FunnelStep, ...] = ()
+    workers: Sequence[Worker] = ()
+    refs: Sequence[WorkerWithDpRank] = ()
+    inputs: CostInputs | None = None
+    terms: tuple[TermColumn, ...] = ()
+    costs: Sequence[float] = ()
+    winner: int | None = None
+    overlap_modelled: bool = True
+    notes: tuple[str, ...] = ()
+    message: str | None = None
+
+    # -- the answer ------------------------------------------------------------------------
+
+    @property
+    def ref(self) -> WorkerWithDpRank | None:
+        """The chosen (worker, rank)."""
+        if self.winner is None:
+            return None
+        return self.refs[self.winner]
+
+    @property
+    def worker(self) -> Worker | None:
+        return None if self.winner is None else self.workers[self.winner]
+
+    @property
+    def tied(self) -> tuple[int, ...]:
+        """Positions with exactly the lowest cost; empty unless there are at least two."""
+        if self.winner is None or self.temperature > 0:
+            return ()
+        low = min(self.costs)
+        found = tuple(i for i, cost in enumerate(self.costs) if cost == low)
+        return found if len(found) > 1 else ()
+
+    @property
+    def runner_up(self) -> int | None:
+        """The cheapest candidate beside the winner."""
+        if self.winner is None or len(self.costs) < 2:
+            return None
+        rest = (i for i in range(len(self.costs)) if i != self.winner)
+        return min(rest, key=lambda i: self.costs[i])
+
+    @property
+    def margin(self) -> float | None:
+        """By how many blocks the winner is cheaper than the runner-up; negative when sampled."""
+        second = self.runner_up
+        if self.winner is None or second is None:
+            return None
+        return self.costs[second] - self.costs[self.winner]
+
+    def overlap_blocks(self, position: int) -> int:
+        """Cached leading blocks of a candidate; 0 where overlap is not modelled."""
+        return self.inputs.overlap_blocks[position] if self.inputs is not None else 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the winner has cached."""
+        return 0 if self.winner is None else self.overlap_blocks(self.winner) * self.block_size
+
+    def require(self) -> WorkerWithDpRank:
+        """The winner; raises NoEligibleWorker or AllWorkersBusy carrying this decision."""
+        ref = self.ref
+        if ref is None:
+            raise (AllWorkersBusy if self.outcome == "all_busy" else NoEligibleWorker)(self)
+        return ref
+
+    # -- looking closer --------------------------------------------------------------------
+
+    def probabilities(self) -> list[float]:
+        """How likely each candidate was to be picked."""
+        return probabilities(list(self.costs), self.temperature) if self.costs else []
+
+    def rows(self) -> Iterator[Candidate]:
+        """One Candidate for each scored rank, in slot order."""
+        chances = self.probabilities()
+        inputs = self.inputs
+        for i, worker in enumerate(self.workers):
+            terms = {term.name: float(term.values[i]) for term in self.terms}
+            multipliers = inputs.multipliers if inputs is not None else None
+            yield Candidate(
+                worker=worker,
+                dp_rank=self.refs[i].dp_rank,
+                overlap_blocks=self.overlap_blocks(i),
+                prefill_blocks=terms.get("prefill_blocks"),
+                decode_blocks=terms.get("decode_blocks"),
+                active_requests=inputs.active_requests[i] if inputs is not None else 0,
+                active_prefill_tokens=inputs.prefill_tokens[i] if inputs is not None else 0,
+                terms=terms,
+                multiplier=multipliers[i] if multipliers is not None else 1.0,
+                cost=self.costs[i],
+                probability=chances[i],
+            )
+
+    def replay(
+        self, inputs: CostInputs | None = None, parameters: CostParameters | None = None
+    ) -> Decision:
+        """The same decision evaluated again, with other inputs or parameters where given.
+
+        With neither it must give the same winner: that is a test, and what makes a saved
+        decision a bug report. Modes without a cost formula keep their own terms.
+        """
+        inputs = inputs if inputs is not None else self.inputs
+        parameters = parameters or self.parameters
+        if inputs is None or not self.costs:
+            return self
+        terms = kv_terms(inputs, parameters) if self.mode == "kv" else self.terms
+        costs = total_costs(terms, inputs.multipliers, len(self.costs))
+        return replace(
+            self,
+            inputs=inputs,
+            parameters=parameters,
+            terms=terms,
+            costs=costs,
+            winner=pick(costs, self.temperature, self.sample),
+        )
+
+    def summary(self) -> str:
+        """One line for people: the winner and its cost, or the histogram of what stood in the way.
+
+        ``0/6 workers eligible: 4 missing_taint dynamo.topology/zone=us-east-1a, 2 busy (...)``
+        """
+        if self.winner is not None:
+            worker = self.workers[self.winner]
+            rank, cost = self.refs[self.winner].dp_rank, self.costs[self.winner]
+            return f"{worker.name} rank {rank}, cost {cost:.3f}"
+        if self.message:
+            return self.message
+        steps = [step for step in self.funnel if step.filter not in ("model", "role")]
+        if not steps or not steps[0].entered:
+            return f"no {self.stage} worker is registered for model {self.model}"
+        parts = [self._histogram(step) for step in steps if step.entered > step.left]
+        return f"0/{steps[0].entered} workers eligible: " + ", ".join(parts)
+
+    def _histogram(self, step: FunnelStep) -> str:
+        if not step.rejected:
+            return f"{step.entered - step.left} {step.filter}"
+        by_reason: dict[tuple[str, str], int] = {}
+        for rejection in step.rejected:
+            reason = rejection.reason
+            if reason.code in ("missing_taint", "missing_domain", "not_allowed"):
+                detail = f" {reason.limit}" if reason.limit else ""
+            else:
+                detail = f" ({reason.message})"
+            key = (reason.code.replace("_", " "), detail)
+            by_reason[key] = by_reason.get(key, 0) + 1
+        return ", ".join(f"{count} {code}{detail}" for (code, detail), count in by_reason.items())
+
+    def emptied_by(self) -> FunnelStep | None:
+        """The filter that took the last candidates out; None of a selected decision."""
+        if self.winner is not None:
+            return None
+        return next((step for step in self.funnel if step.entered and not step.left), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The DECISION of the RouteResult contract, without flip, preference and freshness."""
+        return {
+            "id": self.id,
+            "stage": self.stage,
+            "mode": self.mode,
+            "outcome": self.outcome,
+            "winner": self._ref_dict(self.winner),
+            "margin": self.margin,
+            "tied": [self._ref_dict(i) for i in self.tied],
+            "temperature": self.temperature,
+            "parameters": self.parameters.to_dict(),
+            "terms": [
+                {"name": term.name, "unit": term.unit, "weight": term.weight} for term in self.terms
+            ],
+            "constraints": [
+                {"taint": c.taint, "kind": c.kind, "weight": c.weight, "origin": c.origin}
+                for c in self.constraints.items
+            ],
+            "funnel": [_step_dict(step) for step in self.funnel],
+            "candidates": [_candidate_dict(row) for row in self.rows()],
+            "overlap_modelled": self.overlap_modelled,
+            "notes": list(self.notes),
+            "message": None if self.winner is not None else self.summary(),
+        }
+
+    def _ref_dict(self, position: int | None) -> dict[str, Any] | None:
+        if position is None:
+            return None
+        return ref_dict(self.workers[position], self.refs[position].dp_rank)
+
+
+def ref_dict(worker: Worker, dp_rank: int) -> dict[str, Any]:
+    """The REF of the contract: ``worker`` is the safe key, ids exceed 2^53."""
+    return {"worker": worker.name, "worker_id": worker.worker_id, "dp_rank": dp_rank}
+
+
+def _step_dict(step: FunnelStep) -> dict[str, Any]:
+    return {
+        "filter": step.filter,
+        "entered": step.entered,
+        "left": step.left,
+        "skipped": step.skipped,
+        "rejected": [
+            {
+                **ref_dict(rejection.worker, rejection.dp_rank),
+                "domains": dict(rejection.worker.domains),
+                "code": rejection.reason.code,
+                "value": rejection.reason.value,
+                "limit": rejection.reason.limit,
+                "message": rejection.reason.message,
+            }
+            for rejection in step.rejected
+        ],
+    }
+
+
+def _candidate_dict(row: Candidate) -> dict[str, Any]:
+    return {
+        **ref_dict(row.worker, row.dp_rank),
+        "domains": dict(row.worker.domains),
+        "overlap_blocks": row.overlap_blocks,
+        "prefill_blocks": row.prefill_blocks,
+        "decode_blocks": row.decode_blocks,
+        "active_requests": row.active_requests,
+        "active_prefill_tokens": row.active_prefill_tokens,
+        "terms": dict(row.terms),
+        "multiplier": row.multiplier,
+        "cost": row.cost,
+        "probability": row.probability,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingPlan:
+    """Both hops of one request. ``prefill`` is None for an aggregated request.
+
+    ``implied`` are the constraints that the chosen prefill worker adds to the decode hop;
+    ``relaxed`` says that a ``fallback`` policy gave them up because nobody satisfied them.
+    """
+
+    id: str
+    model: str
+    prefill: Decision | None
+    decode: Decision | None
+    implied: tuple[Any, ...] = ()
+    relaxed: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Every hop of the plan has a winner."""
+        return self.refusal is None
+
+    @property
+    def refusal(self) -> Decision | None:
+        """The decision that has no winner, prefill first; None for a plan that can be served."""
+        for decision in (self.prefill, self.decode):
+            if decision is not None and decision.winner is None:
+                return decision
+        return None
+
+    @property
+    def final(self) -> Decision:
+        """The hop whose worker answers the client (or the refusal)."""
+        refusal = self.refusal
+        if refusal is not None:
+            return refusal
+        decision = self.decode if self.decode is not None else self.prefill
+        if decision is None:
+            raise ValueError(f"plan {self.id} has no decision at all")
+        return decision

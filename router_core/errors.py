@@ -1,0 +1,69 @@
+"""Everything that router_core raises.
+
+::
+
+    RouterCoreError
+    ├── HashingError          tokens or options that cannot be hashed            (also ValueError)
+    ├── ConfigError           a setting outside its bounds, an unknown setting   (also ValueError)
+    ├── WorkerError           a worker's configuration that cannot be accepted   (also ValueError)
+    ├── ConstraintError       a taint or weight that cannot be used              (also ValueError)
+    ├── PolicyUnderivable     the decode constraint cannot be derived from the prefill worker
+    ├── SnapshotError         a snapshot that cannot be restored                 (also ValueError)
+    └── RoutingRefused        a Decision without a winner, raised by Decision.require()
+        ├── NoEligibleWorker  a filter emptied the candidate set
+        └── AllWorkersBusy    only the busy filter stands between the request and a worker
+
+A refused *event* (a block whose parent is unknown, a removal of something that was never stored) is
+not an error: the stream goes on and the reason is part of the returned result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from router_core.decision import Decision
+
+
+class RouterCoreError(Exception):
+    """Base of every error that router_core raises."""
+
+
+class HashingError(RouterCoreError, ValueError):
+    """Tokens, a block size or hashing options that have no hash."""
+
+
+class ConfigError(RouterCoreError, ValueError):
+    """A setting that does not exist or whose value is out of bounds."""
+
+
+class WorkerError(RouterCoreError, ValueError):
+    """A worker's published configuration breaks a rule that registration enforces."""
+
+
+class ConstraintError(RouterCoreError, ValueError):
+    """A routing constraint that cannot be evaluated (empty taint, weight that is not finite)."""
+
+
+class PolicyUnderivable(RouterCoreError):
+    """A KV-transfer policy applies but the decode constraint cannot be derived from it."""
+
+
+class SnapshotError(RouterCoreError, ValueError):
+    """A snapshot of another schema, or one whose parts contradict each other."""
+
+
+class RoutingRefused(RouterCoreError):
+    """No worker was selected; ``decision`` says which filter emptied the candidates and why."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision.summary())
+        self.decision = decision
+
+
+class NoEligibleWorker(RoutingRefused):
+    """No registered worker satisfies the request (role, model, constraints, availability)."""
+
+
+class AllWorkersBusy(RoutingRefused):
+    """Workers satisfy the request, and every one of them is over a busy threshold."""

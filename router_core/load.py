@@ -1,0 +1,303 @@
+"""What the router itself put on each rank: prefill tokens, KV blocks, requests.
+
+Blocks of prompts that running requests share are counted once a rank. Since a prompt's blocks are
+a chain from its start, the set of ranks that hold a block only shrinks with depth, so how much of
+a new prompt a rank already holds is found by bisection, as in the prefix index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from router_core.changes import Stage
+from router_core.errors import SnapshotError
+from router_core.registry import slots_in
+
+Levels = list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class ActiveRequest:
+    """One booking. ``prefill_tokens`` returns to 0 with the first output token."""
+
+    request_id: str
+    stage: Stage
+    slot: int
+    prefill_tokens: int
+    sequence_hashes: tuple[int, ...]
+    anonymous_blocks: int
+    booked_at: float
+    seen_at: float
+    output_blocks: int = 0
+    #: Blocks by which decay lowered this request's weight (zero or negative).
+    adjustment: float = 0.0
+
+
+class ActiveSequences:
+    """Bookings and the per-slot columns that the cost reads. Times are seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self.prefill_tokens: list[int] = []
+        self.decode_blocks: list[int] = []
+        self.requests: list[int] = []
+        self._whole: list[int] = []
+        self._adjusted: list[float] = []
+        self._bookings: dict[tuple[str, Stage], ActiveRequest] = {}
+        self._stages: dict[str, tuple[Stage, ...]] = {}
+        self._of_slot: list[set[tuple[str, Stage]]] = []
+        self._holders: dict[int, int] = {}
+        #: (hash, slot) -> further requests that hold the block there; absent means one.
+        self._more: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._bookings)
+
+    def __iter__(self) -> Iterator[ActiveRequest]:
+        return iter(self._bookings.values())
+
+    def bookings(self, request_id: str) -> tuple[ActiveRequest, ...]:
+        """The hops on which the request is active, in booking order."""
+        return tuple(self._bookings[request_id, s] for s in self._stages.get(request_id, ()))
+
+    def grow(self, capacity: int) -> None:
+        """Columns cover slots 0 .. capacity - 1."""
+        missing = capacity - len(self.prefill_tokens)
+        if missing > 0:
+            for column in (self.prefill_tokens, self.decode_blocks, self.requests, self._whole):
+                column.extend([0] * missing)
+            self._adjusted.extend([0.0] * missing)
+            self._of_slot.extend(set() for _ in range(missing))
+
+    def shared_blocks(self, sequence_hashes: Sequence[int], candidates: int) -> dict[int, int]:
+        """slot -> leading blocks of the prompt that running requests already hold there (> 0)."""
+        shared: dict[int, int] = {}
+        for depth, mask in match_levels(self._holders, sequence_hashes, candidates):
+            shared.update(dict.fromkeys(slots_in(mask), depth))
+        return shared
+
+    # -- changes ---------------------------------------------------------------------------
+
+    def book(
+        self,
+        request_id: str,
+        stage: Stage,
+        slot: int,
+        *,
+        prefill_tokens: int,
+        sequence_hashes: Sequence[int],
+        anonymous_blocks: int,
+        now: float,
+    ) -> bool:
+        """Count a request on a slot; False (and nothing changes) if that hop is booked already."""
+        key = (request_id, stage)
+        if key in self._bookings:
+            return False
+        hashes = tuple(sequence_hashes)
+        self._bookings[key] = ActiveRequest(
+            request_id, stage, slot, prefill_tokens, hashes, anonymous_blocks, now, now
+        )
+        self._stages[request_id] = (*self._stages.get(request_id, ()), stage)
+        self._of_slot[slot].add(key)
+        self.prefill_tokens[slot] += prefill_tokens
+        self.requests[slot] += 1
+        self._whole[slot] += anonymous_blocks + self._hold(slot, hashes)
+        self._round(slot)
+        return True
+
+    def prefill_done(self, request_id: str, now: float) -> tuple[int, ...]:
+        """Drop the request's prefill load; the slots whose load changed."""
+        changed = []
+        for stage in self._stages.get(request_id, ()):
+            booking = self._bookings[request_id, stage]
+            booking.seen_at = now
+            if booking.prefill_tokens:
+                self.prefill_tokens[booking.slot] -= booking.prefill_tokens
+                booking.prefill_tokens = 0
+                changed.append(booking.slot)
+        return tuple(changed)
+
+    def output_block(self, request_id: str, fraction: float | None, now: float) -> int | None:
+        """One more generated block; the slot, or None for an unknown request.
+
+        With ``fraction`` f in 0..1 every block that only this request uses (its exclusive prompt
+        suffix and its outputs) counts f from now on, as in Dynamo. Unlike there, a block that
+        somebody else still holds counts 1 again once this request is freed.
+        """
+        stages = self._stages.get(request_id)
+        if not stages:
+            return None
+        booking = self._bookings[request_id, stages[-1]]
+        slot = booking.slot
+        booking.seen_at = now
+        booking.output_blocks += 1
+        self._whole[slot] += 1
+        if fraction is not None:
+            exclusive = booking.output_blocks + booking.anonymous_blocks
+            exclusive += sum((h, slot) not in self._more for h in booking.sequence_hashes)
+            lowered = (fraction - 1.0) * exclusive
+            self._adjusted[slot] += lowered - booking.adjustment
+            booking.adjustment = lowered
+        self._round(slot)
+        return slot
+
+    def free(self, request_id: str, stage: Stage | None = None) -> tuple[int, ...]:
+        """Forget the request on one hop or on all; the slots whose load changed."""
+        stages = self._stages.get(request_id, ())
+        ending = stages if stage is None else tuple(s for s in stages if s == stage)
+        changed = []
+        for one in ending:
+            booking = self._bookings.pop((request_id, one))
+            slot = booking.slot
+            self._of_slot[slot].discard((request_id, one))
+            self.prefill_tokens[slot] -= booking.prefill_tokens
+            self.requests[slot] -= 1
+            gone = self._drop(slot, booking.sequence_hashes)
+            self._whole[slot] -= booking.anonymous_blocks + booking.output_blocks + gone
+            self._adjusted[slot] -= booking.adjustment
+            self._round(slot)
+            changed.append(slot)
+        left = tuple(s for s in stages if s not in ending)
+        if left:
+            self._stages[request_id] = left
+        else:
+            self._stages.pop(request_id, None)
+        return tuple(changed)
+
+    def expire(self, now: float, max_idle: float) -> tuple[tuple[str, Stage], ...]:
+        """Free bookings without progress for more than ``max_idle`` seconds; which ones."""
+        stale = [
+            (booking.request_id, booking.stage)
+            for booking in self._bookings.values()
+            if now - booking.seen_at > max_idle
+        ]
+        for request_id, stage in stale:
+            self.free(request_id, stage)
+        return tuple(stale)
+
+    def drop_slot(self, slot: int) -> None:
+        """A rank is gone: so are its bookings."""
+        for request_id, stage in tuple(self._of_slot[slot]):
+            self.free(request_id, stage)
+
+    # -- snapshot --------------------------------------------------------------------------
+
+    def dump(self) -> list[dict[str, Any]]:
+        """The bookings as plain data, in booking order."""
+        return [
+            {
+                "request_id": b.request_id,
+                "stage": b.stage,
+                "slot": b.slot,
+                "prefill_tokens": b.prefill_tokens,
+                "sequence_hashes": list(b.sequence_hashes),
+                "anonymous_blocks": b.anonymous_blocks,
+                "booked_at": b.booked_at,
+                "seen_at": b.seen_at,
+                "output_blocks": b.output_blocks,
+                "adjustment": b.adjustment,
+            }
+            for b in self._bookings.values()
+        ]
+
+    @classmethod
+    def restore(cls, plain: Sequence[dict[str, Any]], capacity: int) -> ActiveSequences:
+        """The inverse of :meth:`dump`; raises SnapshotError."""
+        load = cls()
+        load.grow(capacity)
+        for row in plain:
+            if not 0 <= row["slot"] < capacity:
+                raise SnapshotError(f"booking of {row['request_id']}: no slot {row['slot']}")
+            load.book(
+                row["request_id"],
+                row["stage"],
+                row["slot"],
+                prefill_tokens=row["prefill_tokens"],
+                sequence_hashes=row["sequence_hashes"],
+                anonymous_blocks=row["anonymous_blocks"],
+                now=row["booked_at"],
+            )
+            booking = load._bookings[row["request_id"], row["stage"]]
+            booking.seen_at = row["seen_at"]
+            booking.output_blocks = row["output_blocks"]
+            booking.adjustment = row["adjustment"]
+            load._whole[booking.slot] += booking.output_blocks
+            load._adjusted[booking.slot] += booking.adjustment
+            load._round(booking.slot)
+        return load
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _hold(self, slot: int, hashes: tuple[int, ...]) -> int:
+        """Take the blocks on a slot; how many of them nobody held there before."""
+        bit = 1 << slot
+        fresh = 0
+        holders = self._holders
+        for block in hashes:
+            mask = holders.get(block, 0)
+            if mask & bit:
+                self._more[block, slot] = self._more.get((block, slot), 0) + 1
+            else:
+                holders[block] = mask | bit
+                fresh += 1
+        return fresh
+
+    def _drop(self, slot: int, hashes: tuple[int, ...]) -> int:
+        """Give the blocks back; how many of them nobody holds there any more."""
+        bit = 1 << slot
+        gone = 0
+        for block in hashes:
+            more = self._more.get((block, slot), 0)
+            if more > 1:
+                self._more[block, slot] = more - 1
+            elif more == 1:
+                del self._more[block, slot]
+            else:
+                left = self._holders[block] & ~bit
+                if left:
+                    self._holders[block] = left
+                else:
+                    del self._holders[block]
+                gone += 1
+        return gone
+
+    def _round(self, slot: int) -> None:
+        # Half a block counts as a block, as in Dynamo.
+        self.decode_blocks[slot] = int(self._whole[slot] + self._adjusted[slot] + 0.5)
+
+
+def match_levels(table: dict[int, int], hashes: Sequence[int], candidates: int) -> Levels:
+    """How deep each slot follows a chain of hashes, where masks only shrink with depth.
+
+    Returns ``(depth, mask)`` pairs: the slots in ``mask`` hold exactly the first ``depth`` hashes
+    (depth >= 1). Looks up O(drops * log n) of the n hashes.
+    """
+    if not hashes or not table:
+        return []
+    first = table.get(hashes[0], 0) & candidates
+    if not first:
+        return []
+    end = len(hashes) - 1
+    levels: Levels = []
+    # Each entry is a stretch whose ends are known; equal masks mean that nobody drops inside.
+    stack = [(0, first, end, table.get(hashes[end], 0) & first)]
+    while stack:
+        low, low_mask, high, high_mask = stack.pop()
+        if high == end and high_mask:
+            levels.append((end + 1, high_mask))
+        while low_mask != high_mask:
+            if high - low == 1:
+                levels.append((high, low_mask & ~high_mask))
+                break
+            middle = (low + high) // 2
+            middle_mask = table.get(hashes[middle], 0) & low_mask
+            if middle_mask != high_mask:
+                if middle_mask == low_mask:
+                    low = middle
+                    continue
+                stack.append((low, low_mask, middle, middle_mask))
+                low, low_mask = middle, middle_mask
+            else:
+                high, high_mask = middle, middle_mask
+    return levels

@@ -1,0 +1,225 @@
+"""The concrete filters and scorers, and the profile of every router mode.
+
+To add a mode: write its scorer and add a line to PROFILES. To add a filter: write the class, put
+it in FILTERS where it belongs in the funnel, and its code into decision.REJECTION_CODES.
+"""
+
+from __future__ import annotations
+
+from router_core.cost import CostInputs, CostParameters, TermColumn, kv_terms
+from router_core.decision import Reason
+from router_core.registry import CandidateSet
+from router_core.selection import Filter, Profile, RoutingView, SelectionContext
+from router_core.taints import topology_of
+from router_core.workers import Worker
+
+
+class ModelFilter:
+    """Serves the request's model."""
+
+    name = "model"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int:
+        return view.registry.model(context.request.model)
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        model = view.registry.worker(slot).model
+        return Reason("model", model, context.request.model, f"serves {model}")
+
+
+class RoleFilter:
+    """Can serve the hop."""
+
+    name = "role"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int:
+        return context.role_mask
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        worker = view.registry.worker(slot)
+        message = f"is a {worker.role.value} worker"
+        if context.stage == "aggregated" and not worker.can_prefill:
+            message += " that cannot prefill by itself"
+        return Reason("role", worker.role.value, context.stage, message)
+
+
+class AllowedFilter:
+    """Is among the worker ids that the request allows, and is the pinned one where one is."""
+
+    name = "allowed"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int | None:
+        registry, allowed, pin = view.registry, context.request.allowed_worker_ids, context.pin
+        if allowed is None and pin is None:
+            return None
+        mask = registry.alive if allowed is None else registry.mask_of(allowed)
+        if pin is not None:
+            if pin.dp_rank is None:
+                mask &= registry.mask_of((pin.worker_id,))
+            else:
+                slot = registry.slot(pin.worker_id, pin.dp_rank)
+                mask &= 0 if slot is None else 1 << slot
+        return mask
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        ref, pin = view.registry.ref(slot), context.pin
+        if pin is None:
+            return Reason("not_allowed", str(ref.worker_id), None, "is not in the allowed set")
+        pinned = view.registry.get(pin.worker_id)
+        name = pinned.name if pinned is not None else str(pin.worker_id)
+        rank = "" if pin.dp_rank is None else f" rank {pin.dp_rank}"
+        return Reason(
+            "not_allowed", str(ref.worker_id), name, f"the request is pinned to {name}{rank}"
+        )
+
+
+class AvailableFilter:
+    """Answers its health probe and was not ejected."""
+
+    name = "available"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int:
+        return ~view.registry.unavailable
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        why = view.registry.unavailable_reason(view.registry.ref(slot).worker_id) or "unavailable"
+        return Reason("unavailable", why, None, why)
+
+
+class DomainFilter:
+    """Publishes the router policy's transfer domain, where that policy is required.
+
+    The design proposal's table: a worker without the level is excluded from selection.
+    """
+
+    name = "domain"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int | None:
+        if context.domain is None:
+            return None
+        return view.registry.with_domain(context.domain) | view.registry.own_policy
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        return Reason(
+            "missing_domain",
+            None,
+            context.domain,
+            f"publishes no topology domain {context.domain!r}, which the router policy requires",
+        )
+
+
+class TaintFilter:
+    """Carries every required taint."""
+
+    name = "taints"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int:
+        mask = -1
+        for item in context.constraints.required:
+            mask &= view.registry.taint(item.taint)
+        return mask
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        worker = view.registry.worker(slot)
+        for item in context.constraints.required:
+            if item.taint not in worker.runtime_config.taints:
+                has = _has_instead(worker, item.taint)
+                tail = f" (has {has})" if has else ""
+                return Reason("missing_taint", has, item.taint, f"lacks {item.taint}{tail}")
+        raise AssertionError(f"slot {slot} satisfies the required taints")
+
+
+class CapacityFilter:
+    """Prefill only: the transfer domain of the worker has an eligible decode worker."""
+
+    name = "decode_capacity"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int | None:
+        return context.capacity_mask
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        worker = view.registry.worker(slot)
+        domain = worker.runtime_config.kv_transfer_domain or view.config.kv_transfer_domain or ""
+        value = worker.domains.get(domain)
+        if value is None:
+            return Reason(
+                "policy_underivable", None, domain, "its KV-transfer policy cannot be applied"
+            )
+        return Reason(
+            "no_decode_capacity", value, domain, f"{domain} {value} has no eligible decode worker"
+        )
+
+
+class BusyFilter:
+    """Is under the busy thresholds."""
+
+    name = "busy"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int:
+        return ~view.busy.mask
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        reasons = view.busy.reasons(slot)
+        if not reasons:
+            return Reason("busy", None, None, "over a threshold when it was last judged")
+        first = reasons[0]
+        return Reason("busy", first.value, first.limit, first.message)
+
+
+FILTERS: tuple[Filter, ...] = (
+    ModelFilter(),
+    RoleFilter(),
+    AllowedFilter(),
+    AvailableFilter(),
+    DomainFilter(),
+    TaintFilter(),
+    CapacityFilter(),
+    BusyFilter(),
+)
+
+
+def kv_scorer(
+    inputs: CostInputs, parameters: CostParameters, candidates: CandidateSet, turn: int
+) -> tuple[TermColumn, ...]:
+    """KV-cache-aware: cached prefixes against load (see :mod:`router_core.cost`)."""
+    return kv_terms(inputs, parameters)
+
+
+def rotation_scorer(
+    inputs: CostInputs, parameters: CostParameters, candidates: CandidateSet, turn: int
+) -> tuple[TermColumn, ...]:
+    """Round-robin: how many turns until it is this rank's, in ascending id order."""
+    count = len(candidates.slots)
+    values = [0] * count
+    for place, position in enumerate(candidates.cycle):
+        values[position] = (place - turn) % count
+    return (TermColumn("turns_until_due", "turns", 1.0, values),)
+
+
+def random_scorer(
+    inputs: CostInputs, parameters: CostParameters, candidates: CandidateSet, turn: int
+) -> tuple[TermColumn, ...]:
+    """Random: no term, so that all candidates tie and the sample decides."""
+    return ()
+
+
+def active_requests_scorer(
+    inputs: CostInputs, parameters: CostParameters, candidates: CandidateSet, turn: int
+) -> tuple[TermColumn, ...]:
+    """Least-loaded: requests in flight through this router."""
+    return (TermColumn("active_requests", "requests", 1.0, inputs.active_requests),)
+
+
+#: Router mode -> its profile.
+PROFILES: dict[str, Profile] = {
+    "kv": Profile("kv", FILTERS, kv_scorer, sampled=True),
+    "round-robin": Profile("round-robin", FILTERS, rotation_scorer),
+    "random": Profile("random", FILTERS, random_scorer),
+    "least-loaded": Profile("least-loaded", FILTERS, active_requests_scorer),
+}
+
+
+def _has_instead(worker: Worker, taint: str) -> str | None:
+    """The value that the worker has in the taint's topology domain, None where it has none."""
+    wanted = topology_of(taint)
+    return worker.domains.get(wanted[0]) if wanted is not None else None

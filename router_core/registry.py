@@ -1,0 +1,325 @@
+"""The registry: which workers there are, and the slot that each of their ranks has.
+
+A *slot* is a small integer for one (worker, data-parallel rank). Sets of slots are ints used as
+bit masks, so "decode workers of this model in zone-a that are alive" is three ``&`` of numbers
+that the registry keeps up to date, and not a loop over the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from router_core.errors import WorkerError
+from router_core.workers import Role, Worker, WorkerWithDpRank
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateSet:
+    """The ranks of one mask in slot order, as columns. ``cycle``: positions by ascending id."""
+
+    slots: tuple[int, ...]
+    workers: tuple[Worker, ...]
+    refs: tuple[WorkerWithDpRank, ...]
+    cycle: tuple[int, ...]
+
+
+class WorkerRegistry:
+    """Workers, their slots, and the masks that routing filters by.
+
+    A slot keeps its number for as long as its rank is registered. The slot of a lost rank is
+    given out again only after :meth:`release`, because the prefix index sweeps lazily.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[int, Worker] = {}
+        self._names: dict[str, int] = {}
+        self._slots: dict[WorkerWithDpRank, int] = {}
+        self._refs: list[WorkerWithDpRank | None] = []
+        self._by_slot: list[Worker | None] = []
+        self._free: list[int] = []
+        self._unavailable: dict[int, str] = {}
+        self.alive = 0
+        self.unavailable = 0
+        self._roles: dict[Role, int] = {}
+        self._models: dict[str, int] = {}
+        self._taints: dict[str, int] = {}
+        self._domains: dict[str, int] = {}
+        self._cannot_prefill = 0
+        #: Slots whose worker publishes a KV-transfer policy of its own.
+        self.own_policy = 0
+        #: Grows with every change of what :meth:`candidates` or a policy could answer.
+        self.version = 0
+        self._candidates: dict[int, CandidateSet] = {}
+
+    # -- content ---------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def get(self, worker_id: int) -> Worker | None:
+        return self._workers.get(worker_id)
+
+    def by_name(self, name: str) -> Worker | None:
+        worker_id = self._names.get(name)
+        return None if worker_id is None else self._workers[worker_id]
+
+    @property
+    def capacity(self) -> int:
+        """Slots ever given out; the length of every per-slot column."""
+        return len(self._refs)
+
+    def slot(self, worker_id: int, dp_rank: int) -> int | None:
+        return self._slots.get(WorkerWithDpRank(worker_id, dp_rank))
+
+    def slots(self, worker_id: int) -> tuple[int, ...]:
+        """The slots of all ranks of a worker, in rank order; empty for an unknown worker."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return ()
+        return tuple(self._slots[WorkerWithDpRank(worker_id, rank)] for rank in worker.ranks)
+
+    def ref(self, slot: int) -> WorkerWithDpRank:
+        ref = self._refs[slot]
+        if ref is None:
+            raise LookupError(f"slot {slot} is not in use")
+        return ref
+
+    def worker(self, slot: int) -> Worker:
+        worker = self._by_slot[slot]
+        if worker is None:
+            raise LookupError(f"slot {slot} is not in use")
+        return worker
+
+    def unavailable_reason(self, worker_id: int) -> str | None:
+        return self._unavailable.get(worker_id)
+
+    # -- masks -----------------------------------------------------------------------------
+
+    def role(self, role: Role) -> int:
+        return self._roles.get(role, 0)
+
+    def model(self, name: str) -> int:
+        return self._models.get(name, 0)
+
+    def models(self) -> tuple[str, ...]:
+        return tuple(name for name, mask in self._models.items() if mask)
+
+    def taint(self, taint: str) -> int:
+        return self._taints.get(taint, 0)
+
+    def with_domain(self, domain: str) -> int:
+        """Slots whose worker publishes any value for ``domain``."""
+        return self._domains.get(domain, 0)
+
+    @property
+    def can_prefill(self) -> int:
+        return self.alive & ~self._cannot_prefill
+
+    def mask_of(self, worker_ids: Iterable[int]) -> int:
+        mask = 0
+        for worker_id in worker_ids:
+            for slot in self.slots(worker_id):
+                mask |= 1 << slot
+        return mask
+
+    def candidates(self, mask: int) -> CandidateSet:
+        """The ranks of a mask. Remembered: the same few masks come back all the time."""
+        known = self._candidates.get(mask)
+        if known is None:
+            if len(self._candidates) >= 64:
+                self._candidates.clear()
+            slots = slots_in(mask)
+            refs = tuple(self.ref(slot) for slot in slots)
+            known = self._candidates[mask] = CandidateSet(
+                slots,
+                tuple(self.worker(slot) for slot in slots),
+                refs,
+                tuple(sorted(range(len(slots)), key=refs.__getitem__)),
+            )
+        return known
+
+    # -- changes ---------------------------------------------------------------------------
+
+    def upsert(self, worker: Worker) -> tuple[int, ...]:
+        """Register or replace a worker; returns the slots of ranks that it no longer has.
+
+        Raises WorkerError when another worker has the name, leaving the registry as it was.
+        """
+        holder = self._names.get(worker.name)
+        if holder is not None and holder != worker.worker_id:
+            raise WorkerError(
+                f"worker name {worker.name!r} belongs to worker {holder}; give {worker.worker_id} "
+                "another name="
+            )
+        old = self._workers.get(worker.worker_id)
+        dropped: list[int] = []
+        if old is not None:
+            self._names.pop(old.name, None)
+            keep = set(worker.ranks)
+            for rank in old.ranks:
+                slot = self._slots[WorkerWithDpRank(worker.worker_id, rank)]
+                self._unmask(slot, old)
+                if rank not in keep:
+                    dropped.append(slot)
+                    del self._slots[WorkerWithDpRank(worker.worker_id, rank)]
+                    self._refs[slot] = self._by_slot[slot] = None
+        self._changed()
+        self._workers[worker.worker_id] = worker
+        self._names[worker.name] = worker.worker_id
+        for rank in worker.ranks:
+            ref = WorkerWithDpRank(worker.worker_id, rank)
+            slot = self._slots.get(ref, -1)
+            if slot < 0:
+                slot = self._take_slot()
+                self._slots[ref] = slot
+                self._refs[slot] = ref
+            self._by_slot[slot] = worker
+            self._mask(slot, worker)
+        return tuple(dropped)
+
+    def remove(self, worker_id: int) -> tuple[int, ...]:
+        """Forget a worker; returns its slots, which stay reserved until :meth:`release`."""
+        worker = self._workers.pop(worker_id, None)
+        if worker is None:
+            return ()
+        self._changed()
+        self._names.pop(worker.name, None)
+        self._unavailable.pop(worker_id, None)
+        dropped = []
+        for rank in worker.ranks:
+            slot = self._slots.pop(WorkerWithDpRank(worker_id, rank))
+            self._unmask(slot, worker)
+            self._refs[slot] = self._by_slot[slot] = None
+            dropped.append(slot)
+        return tuple(dropped)
+
+    def release(self, slot: int) -> None:
+        """A swept slot may be given to the next worker."""
+        self._free.append(slot)
+        self._free.sort(reverse=True)
+
+    def set_available(self, worker_id: int, reason: str | None) -> None:
+        """``reason`` None: routable; a text: kept, but no candidate, and this is why."""
+        if worker_id not in self._workers:
+            return
+        bits = self.mask_of((worker_id,))
+        if reason is None:
+            self._unavailable.pop(worker_id, None)
+            self.unavailable &= ~bits
+        else:
+            self._unavailable[worker_id] = reason
+            self.unavailable |= bits
+
+    # -- snapshot --------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data: the workers with their slots, so that masks mean the same after restore."""
+        return {
+            "capacity": self.capacity,
+            "workers": [
+                {**worker.to_dict(), "slots": list(self.slots(worker.worker_id))} for worker in self
+            ],
+            "unavailable": {str(k): v for k, v in self._unavailable.items()},
+        }
+
+    @classmethod
+    def restore(cls, plain: dict[str, Any]) -> WorkerRegistry:
+        """The inverse of :meth:`dump`; slots that nobody had are free. Raises WorkerError."""
+        registry = cls()
+        capacity = plain["capacity"]
+        registry._refs = [None] * capacity
+        registry._by_slot = [None] * capacity
+        used: set[int] = set()
+        for row in plain["workers"]:
+            worker = Worker.from_dict(row)
+            if len(row["slots"]) != len(worker.ranks) or used & set(row["slots"]):
+                raise WorkerError(f"worker {worker.name}: slots {row['slots']} do not fit")
+            used |= set(row["slots"])
+            for rank, slot in zip(worker.ranks, row["slots"], strict=True):
+                if not 0 <= slot < capacity:
+                    raise WorkerError(f"worker {worker.name}: slot {slot} is out of range")
+                ref = WorkerWithDpRank(worker.worker_id, rank)
+                registry._slots[ref] = slot
+                registry._refs[slot] = ref
+            registry.upsert(worker)
+        registry._free = [slot for slot in range(capacity - 1, -1, -1) if slot not in used]
+        for worker_id, reason in plain["unavailable"].items():
+            registry.set_available(int(worker_id), reason)
+        return registry
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._candidates.clear()
+
+    def _take_slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._refs.append(None)
+        self._by_slot.append(None)
+        return len(self._refs) - 1
+
+    def _mask(self, slot: int, worker: Worker) -> None:
+        bit = 1 << slot
+        self.alive |= bit
+        self._roles[worker.role] = self._roles.get(worker.role, 0) | bit
+        self._models[worker.model] = self._models.get(worker.model, 0) | bit
+        for taint in worker.runtime_config.taints:
+            self._taints[taint] = self._taints.get(taint, 0) | bit
+        for domain in worker.domains:
+            self._domains[domain] = self._domains.get(domain, 0) | bit
+        if not worker.can_prefill:
+            self._cannot_prefill |= bit
+        if worker.runtime_config.kv_transfer_domain is not None:
+            self.own_policy |= bit
+        if worker.worker_id in self._unavailable:
+            self.unavailable |= bit
+
+    def _unmask(self, slot: int, worker: Worker) -> None:
+        keep = ~(1 << slot)
+        self.alive &= keep
+        self.unavailable &= keep
+        self._cannot_prefill &= keep
+        self.own_policy &= keep
+        self._roles[worker.role] &= keep
+        _drop_bit(self._models, worker.model, keep)
+        for taint in worker.runtime_config.taints:
+            _drop_bit(self._taints, taint, keep)
+        for domain in worker.domains:
+            _drop_bit(self._domains, domain, keep)
+
+
+def slots_in(mask: int) -> tuple[int, ...]:
+    """The positions of the set bits of ``mask``, ascending."""
+    if mask < 0:
+        raise ValueError(f"a mask of slots is not negative, got {mask}")
+    if mask.bit_count() < 16:
+        found = []
+        while mask:
+            low = mask & -mask
+            found.append(low.bit_length() - 1)
+            mask ^= low
+        return tuple(found)
+    return tuple(i for i, digit in enumerate(bin(mask)[:1:-1]) if digit == "1")
+
+
+def gather(column: Sequence[Any], slots: Sequence[int]) -> list[Any]:
+    """``[column[slot] for slot in slots]``, in C where that is worth it."""
+    if len(slots) < 2:
+        return [column[slot] for slot in slots]
+    return list(itemgetter(*slots)(column))
+
+
+def _drop_bit(masks: dict[str, int], key: str, keep: int) -> None:
+    left = masks[key] & keep
+    if left:
+        masks[key] = left
+    else:
+        del masks[key]

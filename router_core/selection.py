@@ -1,0 +1,291 @@
+"""Choosing one rank: filters narrow, terms score, a picker picks, and the Decision records it.
+
+Filters are masks over slots; why a rank was rejected is worked out only when somebody wants to
+know (a dry run, a refusal). Nothing here changes state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, Protocol
+
+from router_core.busy import BusyTracker
+from router_core.changes import Stage
+from router_core.config import RouterConfig
+from router_core.cost import CostInputs, CostParameters, TermColumn, pick, total_costs
+from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection
+from router_core.index import PrefixIndex
+from router_core.load import ActiveSequences
+from router_core.registry import CandidateSet, WorkerRegistry, gather
+from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, preference_multiplier
+from router_core.workers import Role
+
+#: Rejections that a refusal on the request path spells out for one filter; a dry run has all.
+MAX_REFUSAL_REASONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The client chose the worker, and perhaps the rank."""
+
+    worker_id: int
+    dp_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRequest:
+    """What routing needs to know of a request; never its text.
+
+    ``isl_tokens`` is the prompt length in tokens. ``sequence_hashes`` are the chained hashes of
+    its complete blocks of ``block_size`` tokens; without a tokenizer they are empty and
+    ``overlap_modelled`` is False, so that everything downstream can say so.
+    """
+
+    id: str
+    model: str
+    isl_tokens: int
+    block_size: int
+    sequence_hashes: Sequence[int] = ()
+    constraints: RoutingConstraints = NO_CONSTRAINTS
+    pin_prefill: Pin | None = None
+    pin_decode: Pin | None = None
+    allowed_worker_ids: frozenset[int] | None = None
+    overlap_modelled: bool = True
+
+    @property
+    def prompt_blocks(self) -> int:
+        """Complete blocks of the prompt."""
+        return self.isl_tokens // self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Load that a dry run pretends: slot -> tokens or blocks on top (negative: less)."""
+
+    prefill_tokens: Mapping[int, int] = field(default_factory=dict)
+    decode_blocks: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingView:
+    """What a decision may read. ``rotation``: requests booked so far, by (model, stage)."""
+
+    registry: WorkerRegistry
+    index: PrefixIndex
+    load: ActiveSequences
+    busy: BusyTracker
+    config: RouterConfig
+    rotation: Mapping[tuple[str, Stage], int]
+    what_if: WhatIf | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionContext:
+    """One hop of one request. ``role_mask``: slots whose role can serve the hop.
+
+    ``capacity_mask``, on a prefill hop under the decode-capacity guard, are the slots whose
+    transfer domain has an eligible decode rank.
+    """
+
+    request: RoutingRequest
+    stage: Stage
+    role_mask: int
+    constraints: RoutingConstraints
+    pin: Pin | None = None
+    capacity_mask: int | None = None
+    domain: str | None = None
+
+
+class Filter(Protocol):
+    """Takes ranks out. ``name`` is what the funnel calls it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int | None:
+        """Slots that pass, None where the filter does not apply to this hop."""
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        """Why ``slot`` does not pass; asked only for slots that do not."""
+
+
+class Scorer(Protocol):
+    """Makes the cost terms of the candidates."""
+
+    def __call__(
+        self,
+        inputs: CostInputs,
+        parameters: CostParameters,
+        candidates: CandidateSet,
+        turn: int,
+    ) -> tuple[TermColumn, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A router mode: which filters, which terms, and whether the temperature applies."""
+
+    mode: str
+    filters: tuple[Filter, ...]
+    scorer: Scorer
+    sampled: bool = False
+
+
+def select(
+    view: RoutingView,
+    context: SelectionContext,
+    profile: Profile,
+    *,
+    sample: float = 0.0,
+    detail: bool = False,
+) -> Decision:
+    """Choose a rank for one hop.
+
+    ``sample`` (0 <= sample < 1) breaks ties and draws from the temperature. ``detail`` spells out
+    every rejection. A refusal is a normal Decision without a winner.
+    """
+    request, stage = context.request, context.stage
+    mask = view.registry.alive
+    funnel = []
+    for one in profile.filters:
+        passing = one.mask(view, context)
+        if passing is None:
+            continue
+        left = mask & passing
+        rejected: tuple[Rejection, ...] = ()
+        if left != mask and (detail or not left):
+            limit = None if detail else MAX_REFUSAL_REASONS
+            rejected = _rejections(one, mask & ~left, view, context, limit)
+        funnel.append(FunnelStep(one.name, mask.bit_count(), left.bit_count(), rejected))
+        mask = left
+        if not mask:
+            break
+    parameters = CostParameters.for_stage(view.config, stage)
+    common: dict[str, Any] = {
+        "id": request.id,
+        "stage": stage,
+        "mode": profile.mode,
+        "model": request.model,
+        "isl_tokens": request.isl_tokens,
+        "block_size": request.block_size,
+        "prompt_blocks": request.prompt_blocks,
+        "temperature": view.config.router_temperature if profile.sampled else 0.0,
+        "sample": sample,
+        "parameters": parameters,
+        "constraints": context.constraints,
+        "funnel": tuple(funnel),
+        "overlap_modelled": request.overlap_modelled,
+    }
+    if not mask:
+        return Decision(outcome=_refused(funnel, context), **common)
+    candidates = view.registry.candidates(mask)
+    inputs = cost_inputs(view, context, candidates, mask, parameters)
+    turn = view.rotation.get((request.model, stage), 0)
+    terms = profile.scorer(inputs, parameters, candidates, turn)
+    costs = total_costs(terms, inputs.multipliers, len(candidates.slots))
+    return Decision(
+        outcome="selected",
+        workers=candidates.workers,
+        refs=candidates.refs,
+        inputs=inputs,
+        terms=terms,
+        costs=costs,
+        winner=pick(costs, common["temperature"], sample),
+        **common,
+    )
+
+
+def cost_inputs(
+    view: RoutingView,
+    context: SelectionContext,
+    candidates: CandidateSet,
+    mask: int,
+    parameters: CostParameters,
+) -> CostInputs:
+    """The columns that the formula reads, for the ranks in ``mask``."""
+    request, slots, load = context.request, candidates.slots, view.load
+    overlap: dict[int, int] = {}
+    if request.sequence_hashes and context.stage != "decode":
+        overlap = dict(view.index.find_matches(request.sequence_hashes, mask).items())
+    shared: dict[int, int] = {}
+    if parameters.track_active_blocks and parameters.assume_kv_reuse:
+        shared = load.shared_blocks(request.sequence_hashes, mask)
+    prefill_tokens = gather(load.prefill_tokens, slots)
+    active_blocks = gather(load.decode_blocks, slots)
+    if view.what_if is not None:
+        prefill_tokens = _shifted(prefill_tokens, slots, view.what_if.prefill_tokens)
+        active_blocks = _shifted(active_blocks, slots, view.what_if.decode_blocks)
+    return CostInputs(
+        isl_tokens=request.isl_tokens,
+        block_size=request.block_size,
+        prompt_blocks=request.prompt_blocks,
+        overlap_blocks=_column(overlap, slots),
+        prefill_tokens=prefill_tokens,
+        active_blocks=active_blocks,
+        shared_blocks=_column(shared, slots) if shared else None,
+        active_requests=gather(load.requests, slots),
+        multipliers=_multipliers(view, context, slots),
+    )
+
+
+def _multipliers(
+    view: RoutingView, context: SelectionContext, slots: Sequence[int]
+) -> list[float] | None:
+    # Dynamo ignores preferences on a pinned request; there is nothing left to prefer.
+    preferred = context.constraints.preferred
+    if not preferred or context.pin is not None:
+        return None
+    masks = [(view.registry.taint(item.taint), item.weight or 0.0) for item in preferred]
+    if len(masks) == 1:
+        mask, weight = masks[0]
+        matched = preference_multiplier((weight,))
+        return [matched if mask >> slot & 1 else 1.0 for slot in slots]
+    return [preference_multiplier(w for mask, w in masks if mask >> slot & 1) for slot in slots]
+
+
+def _column(sparse: dict[int, int], slots: Sequence[int]) -> list[int]:
+    return list(map(sparse.get, slots, repeat(0))) if sparse else [0] * len(slots)
+
+
+def _shifted(column: list[int], slots: Sequence[int], deltas: Mapping[int, int]) -> list[int]:
+    return [max(0, value + deltas.get(slot, 0)) for value, slot in zip(column, slots, strict=True)]
+
+
+def _rejections(
+    one: Filter, mask: int, view: RoutingView, context: SelectionContext, limit: int | None
+) -> tuple[Rejection, ...]:
+    registry = view.registry
+    slots = registry.candidates(mask).slots[:limit]
+    return tuple(
+        Rejection(
+            registry.worker(slot), registry.ref(slot).dp_rank, one.reason(slot, view, context)
+        )
+        for slot in slots
+    )
+
+
+def _refused(funnel: Sequence[FunnelStep], context: SelectionContext) -> Outcome:
+    """Which outcome an emptied funnel means."""
+    last = funnel[-1] if funnel else None
+    if last is None or not last.entered or last.filter in ("model", "role"):
+        return "no_workers"
+    if last.filter == "busy":
+        return "all_busy"
+    return "pinned_ineligible" if context.pin is not None else "no_eligible_worker"
+
+
+def eligible(view: RoutingView, context: SelectionContext, filters: Sequence[Filter]) -> int:
+    """The slots that pass all filters, without reasons: what the capacity guard asks."""
+    mask = view.registry.alive
+    for one in filters:
+        passing = one.mask(view, context)
+        if passing is not None:
+            mask &= passing
+    return mask
+
+
+def role_mask(registry: WorkerRegistry, model: str, role: Role) -> int:
+    """Registered ranks of a model with a role, whether they answer or not."""
+    return registry.model(model) & registry.role(role)

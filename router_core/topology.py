@@ -1,0 +1,195 @@
+"""From the chosen prefill worker to what the decode worker must satisfy.
+
+The policy is the prefill worker's own where it publishes one, else the router's. The cases are
+those of Dynamo's prefill router, in its order; the router's own policy adds ``fallback``.
+
+============================================== =====================================
+the chosen prefill worker ...                  the decode hop
+============================================== =====================================
+is unknown, a sibling is ``required``          refused (PolicyUnderivable)
+is unknown otherwise                           unconstrained
+has no policy, nor has the router              unconstrained
+has a transfer domain but no value for it      refused
+is ``preferred`` without a weight              refused
+is ``required``                                requires its domain's taint
+is ``preferred``                               prefers it, with the policy's weight
+has no policy, the router's is ``fallback``    requires it; unconstrained when nobody has it
+============================================== =====================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from router_core.config import RouterConfig
+from router_core.errors import PolicyUnderivable
+from router_core.registry import WorkerRegistry
+from router_core.taints import TaintConstraint, canonical_taint
+from router_core.workers import Role, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPolicy:
+    """The router's own KV-transfer policy, for prefill workers that publish none."""
+
+    domain: str
+    enforcement: str
+    weight: float | None = None
+
+    @classmethod
+    def of(cls, config: RouterConfig) -> RouterPolicy | None:
+        if config.kv_transfer_domain is None:
+            return None
+        return cls(
+            config.kv_transfer_domain,
+            config.kv_transfer_enforcement,
+            config.kv_transfer_preferred_weight,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What a prefill worker implies for decode. ``relaxable``: dropped when nobody satisfies it."""
+
+    constraints: tuple[TaintConstraint, ...] = ()
+    relaxable: bool = False
+
+
+UNCONSTRAINED = Derived()
+
+
+def derive(
+    worker: Worker | None, siblings: Iterable[Worker], policy: RouterPolicy | None
+) -> Derived:
+    """The decode constraint that the chosen prefill ``worker`` implies.
+
+    ``siblings`` are the prefill workers of the model. Raises PolicyUnderivable, whose message
+    names the worker and the domain.
+    """
+    if worker is None:
+        for sibling in siblings:
+            if sibling.runtime_config.kv_transfer_enforcement == "required":
+                raise PolicyUnderivable(
+                    "the chosen prefill worker publishes no configuration while worker "
+                    f"{sibling.name} of its pool requires same-domain KV transfer"
+                )
+        return UNCONSTRAINED
+    config = worker.runtime_config
+    if config.kv_transfer_domain is None:
+        return _from_router(worker, policy)
+    domain, value = (
+        config.kv_transfer_domain,
+        config.topology_domains.get(config.kv_transfer_domain),
+    )
+    origin = f"kv-transfer policy of worker {worker.name}"
+    if value is None:
+        raise PolicyUnderivable(
+            f"prefill worker {worker.name} configured kv_transfer_domain={domain!r}, but its "
+            "topology_domains do not contain that domain; restart it once its file is there"
+        )
+    enforcement = config.kv_transfer_enforcement
+    if enforcement is None:
+        raise PolicyUnderivable(
+            f"prefill worker {worker.name} configured kv_transfer_domain={domain!r} without "
+            "kv_transfer_enforcement; set it to required or preferred"
+        )
+    taint = canonical_taint(domain, value)
+    if enforcement == "required":
+        return Derived((TaintConstraint(taint, "required", None, origin),))
+    if config.kv_transfer_preferred_weight is None:
+        raise PolicyUnderivable(
+            f"prefill worker {worker.name} configured preferred KV transfer enforcement for domain "
+            f"{domain!r}, but kv_transfer_preferred_weight is missing"
+        )
+    weight = config.kv_transfer_preferred_weight
+    return Derived((TaintConstraint(taint, "preferred", weight, origin),))
+
+
+def _from_router(worker: Worker, policy: RouterPolicy | None) -> Derived:
+    if policy is None:
+        return UNCONSTRAINED
+    value = worker.domains.get(policy.domain)
+    if value is None:
+        if policy.enforcement == "required":
+            raise PolicyUnderivable(
+                f"prefill worker {worker.name} publishes no topology domain {policy.domain!r}, "
+                "which the router's KV-transfer policy requires; publish it or choose fallback"
+            )
+        return UNCONSTRAINED
+    taint = canonical_taint(policy.domain, value)
+    if policy.enforcement == "preferred":
+        constraint = TaintConstraint(taint, "preferred", policy.weight, "router policy")
+        return Derived((constraint,))
+    constraint = TaintConstraint(taint, "required", None, "router policy")
+    return Derived((constraint,), relaxable=policy.enforcement == "fallback")
+
+
+def policy_conflict(worker: Worker, policy: RouterPolicy | None) -> str | None:
+    """Why the worker's own policy and the router's disagree; None where they do not.
+
+    The worker's wins; that both are there and differ is a condition that people should see.
+    """
+    config = worker.runtime_config
+    if policy is None or config.kv_transfer_domain is None:
+        return None
+    own = (
+        config.kv_transfer_domain,
+        config.kv_transfer_enforcement,
+        config.kv_transfer_preferred_weight,
+    )
+    if own == (policy.domain, policy.enforcement, policy.weight):
+        return None
+    return (
+        f"worker {worker.name} publishes {_say(*own)}, the router is set to "
+        f"{_say(policy.domain, policy.enforcement, policy.weight)}; the worker's policy is used"
+    )
+
+
+def _say(domain: str, enforcement: str | None, weight: float | None) -> str:
+    strength = "" if weight is None else f" {weight:g}"
+    return f"{enforcement or 'no enforcement'}{strength} {domain}"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferGroup:
+    """Prefill ranks that imply the same hard decode constraint. ``relaxable`` as in Derived."""
+
+    taint: str
+    mask: int
+    relaxable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TransferGroups:
+    """The prefill ranks of a registry by the decode constraint that they imply.
+
+    ``free`` are ranks without a hard constraint, ``underivable`` ranks whose policy cannot be
+    applied (choosing one would refuse the request).
+    """
+
+    groups: tuple[TransferGroup, ...] = ()
+    free: int = 0
+    underivable: int = 0
+
+    @classmethod
+    def of(cls, registry: WorkerRegistry, policy: RouterPolicy | None) -> TransferGroups:
+        masks: dict[tuple[str, bool], int] = {}
+        free = underivable = 0
+        for worker in registry:
+            if worker.role is not Role.PREFILL:
+                continue
+            mask = registry.mask_of((worker.worker_id,))
+            try:
+                derived = derive(worker, (), policy)
+            except PolicyUnderivable:
+                underivable |= mask
+                continue
+            hard = [item for item in derived.constraints if item.kind == "required"]
+            if not hard:
+                free |= mask
+            for item in hard:
+                key = (item.taint, derived.relaxable)
+                masks[key] = masks.get(key, 0) | mask
+        groups = tuple(TransferGroup(taint, mask, soft) for (taint, soft), mask in masks.items())
+        return cls(groups, free, underivable)

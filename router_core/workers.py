@@ -1,0 +1,235 @@
+"""Workers as the router sees them: identity, role and what they publish about themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from router_core.errors import WorkerError
+from router_core.taints import TOPOLOGY_PREFIX, canonical_taint
+
+#: What an unknown ``max_num_batched_tokens`` counts as in fractions of it (Dynamo 1.6, observed).
+UNKNOWN_BATCHED_TOKENS = 10_000_000
+#: Ranks of one worker that the registry accepts.
+MAX_RANKS = 1024
+
+
+class WorkerWithDpRank(NamedTuple):
+    """The unit of routing: one data-parallel rank of one worker. Ids are u64."""
+
+    worker_id: int
+    dp_rank: int = 0
+
+
+class Role(StrEnum):
+    """What a worker does with a request."""
+
+    AGGREGATED = "aggregated"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRuntimeConfig:
+    """What a worker publishes about itself, validated as Dynamo validates a registration.
+
+    Raises WorkerError: a domain or value that is empty, has surrounding white space or holds
+    ``=``; a transfer domain that is not in ``topology_domains``; an enforcement without a domain;
+    ``preferred`` without a weight, a weight without ``preferred``, a weight outside 0..1.
+    Taints with the reserved prefix are dropped and rebuilt from ``topology_domains``.
+    ``validate=False`` takes a card that somebody published past those checks as it is.
+    """
+
+    total_kv_blocks: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    context_length: int | None = None
+    data_parallel_start_rank: int = 0
+    data_parallel_size: int = 1
+    enable_eagle: bool = False
+    taints: frozenset[str] = frozenset()
+    topology_domains: Mapping[str, str] = field(default_factory=dict)
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: str | None = None
+    kv_transfer_preferred_weight: float | None = None
+    validate: InitVar[bool] = True
+
+    def __post_init__(self, validate: bool) -> None:
+        domains = dict(self.topology_domains)
+        if validate:
+            _check_counts(self)
+            for domain, value in domains.items():
+                _check_name("topology domain", domain)
+                _check_name(f"value of topology domain {domain!r}", value)
+            _check_policy(self)
+        object.__setattr__(self, "topology_domains", MappingProxyType(domains))
+        own = {t for t in self.taints if not t.startswith(TOPOLOGY_PREFIX)}
+        own |= {canonical_taint(domain, value) for domain, value in domains.items()}
+        object.__setattr__(self, "taints", frozenset(own))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data under the wire's names; fields that are not set are left out."""
+        plain: dict[str, Any] = {}
+        for name in self.__dataclass_fields__:
+            if name == "validate":
+                continue
+            value = getattr(self, name)
+            if name == "taints":
+                value = sorted(value)
+            elif name == "topology_domains":
+                value = dict(value)
+            if value not in (None, [], {}):
+                plain[name] = value
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ModelRuntimeConfig:
+        """The inverse of :meth:`to_dict`, ignoring unknown keys; raises WorkerError."""
+        names = set(cls.__dataclass_fields__) - {"validate"}
+        known = {k: v for k, v in plain.items() if k in names and v is not None}
+        taints = known.get("taints", ())
+        if not isinstance(taints, (list, tuple, set, frozenset)) or not all(
+            isinstance(taint, str) for taint in taints
+        ):
+            raise WorkerError(f"taints: expected a list of strings, got {taints!r}")
+        known["taints"] = frozenset(taints)
+        domains = known.get("topology_domains", {})
+        if not isinstance(domains, Mapping):
+            raise WorkerError(f"topology_domains: expected a mapping, got {domains!r}")
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker of one model.
+
+    ``name`` is unique in a registry and what people read. ``block_size`` is in tokens.
+    ``can_prefill`` says whether a decode worker can also compute a prompt by itself.
+    ``kv_events`` is False for a worker whose cache content nobody tells: it is routed by load.
+    """
+
+    worker_id: int
+    name: str
+    model: str
+    role: Role = Role.AGGREGATED
+    block_size: int = 16
+    runtime_config: ModelRuntimeConfig = field(default_factory=ModelRuntimeConfig)
+    can_prefill: bool = True
+    kv_events: bool = True
+    endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.worker_id < 2**64:
+            raise WorkerError(f"worker {self.name}: id expected in 0..2^64-1, got {self.worker_id}")
+        if not self.name or not self.model:
+            raise WorkerError(f"worker {self.worker_id}: name and model must not be empty")
+        if self.block_size < 1:
+            raise WorkerError(
+                f"worker {self.name}: block_size expected at least 1, got {self.block_size}"
+            )
+
+    @property
+    def ranks(self) -> range:
+        """The data-parallel ranks that the card announces."""
+        start = self.runtime_config.data_parallel_start_rank
+        return range(start, start + self.runtime_config.data_parallel_size)
+
+    @property
+    def domains(self) -> Mapping[str, str]:
+        return self.runtime_config.topology_domains
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "worker_id": self.worker_id,
+            "name": self.name,
+            "model": self.model,
+            "role": self.role.value,
+            "block_size": self.block_size,
+            "can_prefill": self.can_prefill,
+            "kv_events": self.kv_events,
+            "endpoint": self.endpoint,
+            "runtime_config": self.runtime_config.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Worker:
+        """The inverse of :meth:`to_dict`; raises WorkerError."""
+        try:
+            return cls(
+                worker_id=plain["worker_id"],
+                name=plain["name"],
+                model=plain["model"],
+                role=Role(plain.get("role", "aggregated")),
+                block_size=plain.get("block_size", 16),
+                runtime_config=ModelRuntimeConfig.from_dict(plain.get("runtime_config", {})),
+                can_prefill=plain.get("can_prefill", True),
+                kv_events=plain.get("kv_events", True),
+                endpoint=plain.get("endpoint"),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, WorkerError):
+                raise
+            raise WorkerError(f"worker record {dict(plain)!r}: {error}") from None
+
+
+def _check_name(what: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise WorkerError(f"{what}: expected a string, got {text!r}")
+    if not text or text != text.strip() or "=" in text:
+        raise WorkerError(
+            f"{what}: expected text without surrounding white space or '=', got {text!r}"
+        )
+
+
+def _check_counts(config: ModelRuntimeConfig) -> None:
+    for name, low in (
+        ("total_kv_blocks", 0),
+        ("max_num_batched_tokens", 0),
+        ("max_num_seqs", 0),
+        ("context_length", 0),
+        ("data_parallel_start_rank", 0),
+        ("data_parallel_size", 1),
+    ):
+        value = getattr(config, name)
+        if value is None and name not in ("data_parallel_start_rank", "data_parallel_size"):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise WorkerError(f"{name}: expected a whole number of at least {low}, got {value!r}")
+    if config.data_parallel_size > MAX_RANKS:
+        raise WorkerError(
+            f"data_parallel_size: expected at most {MAX_RANKS}, got {config.data_parallel_size}"
+        )
+
+
+def _check_policy(config: ModelRuntimeConfig) -> None:
+    domain, enforcement = config.kv_transfer_domain, config.kv_transfer_enforcement
+    weight = config.kv_transfer_preferred_weight
+    if enforcement is not None and enforcement not in ("required", "preferred"):
+        raise WorkerError(
+            f"kv_transfer_enforcement must be 'required' or 'preferred', got {enforcement!r}"
+        )
+    if domain is not None and domain not in config.topology_domains:
+        known = ", ".join(config.topology_domains) or "none"
+        raise WorkerError(
+            "kv_transfer_domain must reference a key in topology_domains: "
+            f"got {domain!r}, published domains: {known}"
+        )
+    if enforcement is not None and domain is None:
+        raise WorkerError("kv_transfer_enforcement requires kv_transfer_domain")
+    if enforcement == "preferred" and weight is None:
+        raise WorkerError(
+            "kv_transfer_preferred_weight is required when kv_transfer_enforcement is preferred"
+        )
+    if weight is None:
+        return
+    if enforcement != "preferred":
+        raise WorkerError(
+            "kv_transfer_preferred_weight is only allowed when kv_transfer_enforcement is "
+            f"preferred, got {weight!r} with {enforcement!r}"
+        )
+    if not (math.isfinite(weight) and 0 <= weight <= 1):
+        raise WorkerError(f"kv_transfer_preferred_weight: expected 0 to 1, got {weight!r}")
