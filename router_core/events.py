@@ -11,6 +11,7 @@ serve to name a parent, and to say later which block is gone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 DEVICE = "device"
 """The tier whose blocks the prefix index holds: the accelerator's own memory."""
@@ -46,3 +47,72 @@ class Cleared:
 
 
 KvEvent = BlocksStored | BlocksRemoved | Cleared
+
+
+class Fault(StrEnum):
+    """Why blocks of a stored event were refused; stable codes."""
+
+    UNKNOWN_PARENT = "unknown_parent"
+    """The worker does not hold the parent, so the blocks' place is unknown. Nothing was stored."""
+    HASH_CONFLICT = "hash_conflict"
+    """The worker's engine already calls another block of its cache by this hash."""
+    COLUMNS_DIFFER = "columns_differ"
+    """Not one local hash for each engine hash. Nothing was stored."""
+    NOT_A_HASH = "not_a_hash"
+    """A local hash outside 0 .. 2**64 - 1."""
+    SLOT_DROPPED = "slot_dropped"
+    """The worker was lost and its slot is being swept. Nothing was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The block at which a stored event was refused; it and all blocks after it were not stored."""
+
+    code: Fault
+    value: int | None
+    """The engine hash concerned (for COLUMNS_DIFFER the number of local hashes)."""
+    blocks: int
+    """Blocks of the event that were refused."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreResult:
+    """What a stored event did, in blocks: newly held, held before, refused (with the reason)."""
+
+    stored: int
+    known: int
+    refused: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveResult:
+    """What a removal did, in blocks.
+
+    ``hidden``: blocks that lost their prefix because an earlier block went; they count as not held
+    until they are stored again. ``unknown``: names that mean no block the worker holds, which is
+    normal for blocks hidden before.
+    """
+
+    removed: int
+    hidden: int
+    unknown: int
+
+
+_MESSAGES = {
+    Fault.UNKNOWN_PARENT: "parent block {value} is not held by the worker; {blocks} blocks refused",
+    Fault.HASH_CONFLICT: "block hash {value} already names other content of the worker; "
+    "it and what follows, {blocks} blocks, refused",
+    Fault.COLUMNS_DIFFER: "{blocks} block hashes came with {value} local hashes; expected as many",
+    Fault.NOT_A_HASH: "the local hash of block {value} is not an unsigned 64-bit number; "
+    "it and what follows, {blocks} blocks, refused",
+    Fault.SLOT_DROPPED: "the worker was dropped; {blocks} blocks refused",
+}
+
+
+def refused_store(
+    code: Fault, value: int | None, blocks: int, *, stored: int = 0, known: int = 0
+) -> StoreResult:
+    """The result of a stored event of which the last ``blocks`` were refused."""
+    message = _MESSAGES[code].format(value=value, blocks=blocks)
+    return StoreResult(stored, known, Refusal(code, value, blocks, message))

@@ -18,9 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
-from struct import Struct
+from struct import Struct, pack
 from struct import error as StructError
-from struct import pack
 from sys import byteorder
 from typing import TypedDict
 
@@ -185,7 +184,7 @@ def _token_bytes(tokens: Sequence[int]) -> bytes:
         raise _bad_token(tokens) from None
 
 
-def _bad_token(tokens: Sequence[int]) -> HashingError:
+def _bad_token(tokens: Sequence[object]) -> HashingError:
     for position, token in enumerate(tokens):
         if not isinstance(token, int):
             kind = type(token).__name__
@@ -206,7 +205,7 @@ def _multimodal_suffixes(infos: Sequence[BlockMultimodalInfo | None], count: int
     return suffixes + [b""] * (count - len(suffixes))
 
 
-def _multimodal_suffix(info: BlockMultimodalInfo | None, block: int) -> bytes:
+def _multimodal_suffix(info: object, block: int) -> bytes:
     if info is None:
         return b""
     where = f"block_mm_infos[{block}]"

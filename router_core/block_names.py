@@ -1,0 +1,95 @@
+"""Which block an engine means by its own block hash.
+
+A worker's removals and parents speak in the engine's names. Workers that run the same engine with
+the same hash function agree on them, so a name is kept once for all workers: the first name under
+which any worker announced a block is its *shared* name. A worker that announces it under another
+name (an engine whose hashes depend on Python's per-process hash seed) gets an *own* name for it,
+and from then on only that one works for this worker. Its later removals so act on the right
+block, and agreeing fleets pay nothing per worker.
+"""
+
+
+class OwnNames:
+    """The names of one worker that differ from the shared ones; both directions."""
+
+    __slots__ = ("blocks", "names")
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, int] = {}
+        """name -> block"""
+        self.names: dict[int, int] = {}
+        """block -> name"""
+
+    def drop(self, block: int) -> None:
+        name = self.names.pop(block, None)
+        if name is not None:
+            del self.blocks[name]
+
+
+class BlockNames:
+    """Names of blocks; a block is its sequence hash. Knows names only, not who holds what.
+
+    `shared` and `names` are read directly by the index, whose inner loop a call would double.
+    """
+
+    __slots__ = ("names", "own", "shared")
+
+    def __init__(self) -> None:
+        self.shared: dict[int, int] = {}
+        """shared name -> block"""
+        self.names: dict[int, int] = {}
+        """block -> shared name; a block first announced under a name in use has none"""
+        self.own: dict[int, OwnNames] = {}
+        """slot -> its own names; present only for workers that disagree with the others"""
+
+    def block(self, slot: int, name: int) -> int | None:
+        """The block that ``slot`` may mean by ``name``; whether it holds it is not known here."""
+        own = self.own.get(slot)
+        if own is None:
+            return self.shared.get(name)
+        block = own.blocks.get(name)
+        if block is not None:
+            return block
+        block = self.shared.get(name)
+        return None if block in own.names else block
+
+    def name(self, slot: int, block: int) -> int:
+        """The name by which ``slot`` announced ``block``, which it holds."""
+        own = self.own.get(slot)
+        if own is not None and block in own.names:
+            return own.names[block]
+        return self.names[block]
+
+    def announce(self, slot: int, name: int, block: int) -> None:
+        """``slot`` calls ``block`` by ``name`` from now on; a name it used before is forgotten."""
+        own = self.own.get(slot)
+        if own is not None:
+            own.drop(block)
+        meant = self.shared.get(name)
+        if meant is None and block not in self.names:
+            self.shared[name] = block
+            self.names[block] = name
+        elif meant != block:
+            if own is None:
+                own = self.own[slot] = OwnNames()
+            own.blocks[name] = block
+            own.names[block] = name
+        self._release(slot)
+
+    def disown(self, slot: int, block: int) -> None:
+        """``slot`` no longer holds ``block``."""
+        own = self.own.get(slot)
+        if own is not None:
+            own.drop(block)
+            self._release(slot)
+
+    def forget(self, block: int) -> None:
+        """No worker holds ``block`` any more."""
+        name = self.names.pop(block, None)
+        if name is not None:
+            del self.shared[name]
+
+    def _release(self, slot: int) -> None:
+        own = self.own.get(slot)
+        if own is not None and not own.names:
+            del self.own[slot]

@@ -1,0 +1,61 @@
+"""Links from a block to the blocks that continue it.
+
+A child is kept as its local hash: with the parent's sequence hash it gives the child's, and a dump
+needs the local hash itself. Most blocks have one child, and an int -> int dict holds those.
+"""
+
+from collections.abc import Container, Sequence
+
+from router_core.hashing import chain
+
+_FIRST_LIMIT = 8
+
+
+class ChildLinks:
+    """Children of blocks; a block is its sequence hash, a child its local hash.
+
+    Links to blocks that are gone are left lying when the block goes (finding them would need a
+    link back up). They are thrown out in `link`, once their number may have doubled.
+    """
+
+    __slots__ = ("branches", "only")
+
+    def __init__(self) -> None:
+        self.only: dict[int, int] = {}
+        """block -> its only child"""
+        self.branches: dict[int, Branch] = {}
+        """block -> its children, where there have been several; never a block in `only`"""
+
+    def of(self, block: int) -> Sequence[int]:
+        """The children of ``block``, ascending; some may be gone."""
+        local = self.only.get(block)
+        if local is not None:
+            return (local,)
+        branch = self.branches.get(block)
+        return () if branch is None else sorted(branch.locals)
+
+    def link(self, parent: int, local: int, blocks: Container[int]) -> None:
+        """Make ``local`` a child of ``parent``. ``blocks``: those that exist."""
+        branch = self.branches.get(parent)
+        if branch is not None:
+            branch.locals.add(local)
+            if len(branch.locals) > branch.limit:
+                branch.locals = {kid for kid in branch.locals if chain(parent, kid) in blocks}
+                branch.limit = max(_FIRST_LIMIT, 2 * len(branch.locals))
+            return
+        first = self.only.get(parent)
+        if first is None or first == local or chain(parent, first) not in blocks:
+            self.only[parent] = local
+        else:
+            del self.only[parent]
+            self.branches[parent] = Branch({first, local})
+
+
+class Branch:
+    """Children of a block that has several; ``limit`` is the size at which dead ones are sought."""
+
+    __slots__ = ("limit", "locals")
+
+    def __init__(self, locals_: set[int]) -> None:
+        self.locals = locals_
+        self.limit = _FIRST_LIMIT
