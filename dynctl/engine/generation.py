@@ -1,0 +1,84 @@
+"""OutputPlan: the text an engine 'generates', fixed by the prompt and the seed.
+
+Every engine of a fleet answers a prompt with the same words, so a hand-off or a retry can be
+checked token for token. The words encode back to the very tokens that were streamed, so the next
+turn of a chat finds the answer of the last one in the cache, as with a real model.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Protocol
+
+from xxhash import xxh3_64_intdigest
+
+_TEXT = (
+    "the a of and to in is it that for on with as by this from at or an be are was "
+    "one two three all more time day way light water stone river north south east west "
+    "small large new old good long first last high low open near far warm cold bright"
+)
+_WORDS = _TEXT.split()
+_PAIR = Struct("<QQ")
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that generation needs."""
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class Vocabulary:
+    """The words of the generated text with their token ids and the text each token adds."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._first = [_pieces(encoder, word, "") for word in _WORDS]
+        self._later = [_pieces(encoder, word, " ") for word in _WORDS]
+
+    def word(self, index: int, *, first: bool) -> list[tuple[int, str]]:
+        words = self._first if first else self._later
+        return words[index % len(words)]
+
+
+class OutputPlan:
+    """Token `i` of the answer and the text it adds, made on demand."""
+
+    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], seed: int) -> None:
+        self._vocabulary = vocabulary
+        self._key = xxh3_64_intdigest(Struct(f"<{len(prompt)}I").pack(*prompt), seed)
+        self._tokens: list[tuple[int, str]] = []
+        self._words = 0
+
+    def __getitem__(self, index: int) -> tuple[int, str]:
+        while index >= len(self._tokens):
+            draw = xxh3_64_intdigest(_PAIR.pack(self._key, self._words))
+            self._tokens += self._vocabulary.word(draw, first=not self._words)
+            self._words += 1
+        return self._tokens[index]
+
+    def token(self, index: int) -> int:
+        return self[index][0]
+
+    def text(self, index: int) -> str:
+        return self[index][1]
+
+
+def _pieces(encoder: Encoder, word: str, lead: str) -> list[tuple[int, str]]:
+    # A tokenizer may add special tokens or drop a leading blank, so the word is encoded after
+    # a known one and cut out; what lies before it is the same with and without the word.
+    if lead:
+        before, both = encoder.encode("the"), encoder.encode("the " + word)
+        ids = both[len(before) :] if both[: len(before)] == before else encoder.encode(word)
+    else:
+        ids = encoder.encode(word)
+    pieces: list[tuple[int, str]] = []
+    text = lead + word
+    done = 0
+    for position, token in enumerate(ids):
+        if position == len(ids) - 1:
+            piece = text[done:]
+        else:
+            shown = encoder.decode(ids[: position + 1]).lstrip()
+            end = len(lead) + len(shown) if text.startswith(lead + shown) else done
+            piece, done = text[done:end], max(done, end)
+        pieces.append((token, piece))
+    return pieces or [(0, text)]

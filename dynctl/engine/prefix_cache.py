@@ -1,0 +1,223 @@
+"""The paged prefix cache of one data-parallel rank: blocks, their hashes, and who holds them.
+
+A block is *held* while a request (or a hand-off that waits to be pulled) refers to it, *cached*
+once it is full, computed and findable by its hash, and *free* while nobody holds it. Free blocks
+keep their content until they are needed; the least recently used one goes first.
+
+Leaf-first eviction needs no tree: whoever holds a block holds its whole prefix, and a released
+chain joins the free list tail first, so a child is always older there than its parent. Hence the
+cached blocks are prefix-closed, which is what lets `match` stop at the first miss.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+# Block ids of our own: like vLLM's they are the engine's private names for content, unrelated to
+# the router's hashes, yet equal on every engine (as vLLM's are under one PYTHONHASHSEED).
+_HASH_SEED = 0x6B76_5F73_696D
+_U64 = Struct("<Q")
+
+
+class Stored(NamedTuple):
+    """A run of consecutive blocks became findable; `tokens` are theirs, whole blocks only."""
+
+    parent: int | None
+    hashes: tuple[int, ...]
+    tokens: tuple[int, ...]
+    lora: str | None
+
+
+class Removed(NamedTuple):
+    """Blocks were evicted, in this order."""
+
+    hashes: tuple[int, ...]
+
+
+class Cleared(NamedTuple):
+    """Every block was dropped."""
+
+
+CacheEvent = Stored | Removed | Cleared
+
+
+def root_hash(lora: str | None, cache_salt: str | None) -> int:
+    """What the first block chains from: equal prompts under another adapter or salt differ."""
+    if not lora and not cache_salt:
+        return 0
+    text = f"{lora or ''}\0{cache_salt or ''}"
+    return xxh3_64_intdigest(text.encode(), _HASH_SEED)
+
+
+def extend_hashes(
+    hashes: list[int], tokens: Sequence[int], block_size: int, root: int = 0
+) -> list[int]:
+    """Append to `hashes` (chained u64) those of the further full blocks of `tokens`; returns it."""
+    for index in range(len(hashes), len(tokens) // block_size):
+        parent = hashes[index - 1] if index else root
+        block = tokens[index * block_size : (index + 1) * block_size]
+        packed = _U64.pack(parent) + Struct(f"<{block_size}I").pack(*block)
+        hashes.append(xxh3_64_intdigest(packed, _HASH_SEED))
+    return hashes
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """The blocks one request holds, in order; the first `cached` of them are findable."""
+
+    blocks: list[int] = field(default_factory=list)
+    cached: int = 0
+
+
+class PrefixCache:
+    """Block pool of `total_blocks` blocks of `block_size` tokens.
+
+    Changes of the cached set are queued as events; `take_events` hands them out in order.
+    """
+
+    def __init__(self, total_blocks: int, block_size: int) -> None:
+        self.total_blocks = total_blocks
+        self.block_size = block_size
+        self._hash_of: list[int | None] = [None] * total_blocks
+        self._holders = [0] * total_blocks
+        self._block_of: dict[int, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total_blocks))
+        self._events: list[CacheEvent] = []
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that at least one request or hand-off holds."""
+        return self.total_blocks - len(self._free)
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached_hashes(self) -> frozenset[int]:
+        return frozenset(self._block_of)
+
+    @property
+    def cached_blocks(self) -> int:
+        return len(self._block_of)
+
+    def holders(self, block: int) -> int:
+        """How many tables hold `block`."""
+        return self._holders[block]
+
+    def match(self, hashes: Sequence[int]) -> int:
+        """Number of leading `hashes` that are cached; changes nothing."""
+        for index, digest in enumerate(hashes):
+            if digest not in self._block_of:
+                return index
+        return len(hashes)
+
+    def acquire(self, hashes: Sequence[int], size: int) -> BlockTable | None:
+        """Hold `size` blocks, the cached prefix of `hashes` first; None if too few are free.
+
+        `hashes` may be shorter than `size`. The result's `cached` counts the reused blocks.
+        """
+        hits = [self._block_of[digest] for digest in hashes[: self.match(hashes[:size])]]
+        idle_hits = sum(1 for block in hits if not self._holders[block])
+        if size - len(hits) > len(self._free) - idle_hits:
+            return None
+        for block in hits:
+            self._hold(block)
+        table = BlockTable(hits, len(hits))
+        self._append_new(table, size - len(hits))
+        return table
+
+    def grow(self, table: BlockTable, blocks: int = 1) -> bool:
+        """Hold `blocks` more blocks at the end of `table`; False if there are not as many free."""
+        if blocks > len(self._free):
+            return False
+        self._append_new(table, blocks)
+        return True
+
+    def commit(
+        self,
+        table: BlockTable,
+        hashes: Sequence[int],
+        tokens: Sequence[int],
+        full_blocks: int,
+        lora: str | None = None,
+    ) -> None:
+        """The first `full_blocks` of `table` are computed: make the new ones findable.
+
+        `hashes` and `tokens` are those of the whole request. A block that another request
+        computed meanwhile is shared: ours goes back to the pool, so content exists once.
+        """
+        start: int | None = None
+        for index in range(table.cached, full_blocks):
+            digest, block = hashes[index], table.blocks[index]
+            twin = self._block_of.get(digest)
+            if twin is None:
+                start = index if start is None else start
+                self._block_of[digest] = block
+                self._hash_of[block] = digest
+                continue
+            self._hold(twin)
+            table.blocks[index] = twin
+            self._drop(block)
+        table.cached = max(table.cached, full_blocks)
+        if start is not None:
+            size = self.block_size
+            self._events.append(
+                Stored(
+                    parent=hashes[start - 1] if start else None,
+                    hashes=tuple(hashes[start:full_blocks]),
+                    tokens=tuple(tokens[start * size : full_blocks * size]),
+                    lora=lora,
+                )
+            )
+
+    def release(self, table: BlockTable) -> None:
+        """Let go of all blocks of `table`; cached ones stay findable until they are evicted."""
+        for block in reversed(table.blocks):
+            self._drop(block)
+        table.blocks.clear()
+        table.cached = 0
+
+    def clear(self) -> bool:
+        """Forget all cached blocks; False (and no change) while any block is held."""
+        if self.held_blocks:
+            return False
+        self._block_of.clear()
+        self._hash_of = [None] * self.total_blocks
+        self._events.append(Cleared())
+        return True
+
+    def take_events(self) -> list[CacheEvent]:
+        """The changes since the last call, oldest first."""
+        events, self._events = self._events, []
+        return events
+
+    def _hold(self, block: int) -> None:
+        if not self._holders[block]:
+            del self._free[block]
+        self._holders[block] += 1
+
+    def _drop(self, block: int) -> None:
+        self._holders[block] -= 1
+        if self._holders[block] == 0:
+            self._free[block] = None
+            if self._hash_of[block] is None:
+                self._free.move_to_end(block, last=False)  # nothing to lose: reuse it first
+
+    def _append_new(self, table: BlockTable, count: int) -> None:
+        evicted: list[int] = []
+        for _ in range(count):
+            block, _nothing = self._free.popitem(last=False)
+            digest = self._hash_of[block]
+            if digest is not None:
+                del self._block_of[digest]
+                self._hash_of[block] = None
+                evicted.append(digest)
+            self._holders[block] = 1
+            table.blocks.append(block)
+        if evicted:
+            self._events.append(Removed(tuple(evicted)))
