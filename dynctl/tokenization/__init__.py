@@ -1,0 +1,29 @@
+"""Prompts to tokens and back: a model's tokenizer, and its chat template in a sandbox."""
+
+from dynctl.tokenization.budget import RenderLimits
+from dynctl.tokenization.errors import (
+    PromptError,
+    PromptTooLongError,
+    TemplateError,
+    TokenizationError,
+    TokenizerError,
+    UnsupportedContentError,
+)
+from dynctl.tokenization.model import DEMO_MODEL_DIR, ModelTokenizer, load_tokenizer
+from dynctl.tokenization.stream import StreamDecoder
+from dynctl.tokenization.template import ChatTemplate
+
+__all__ = [
+    "DEMO_MODEL_DIR",
+    "ChatTemplate",
+    "ModelTokenizer",
+    "PromptError",
+    "PromptTooLongError",
+    "RenderLimits",
+    "StreamDecoder",
+    "TemplateError",
+    "TokenizationError",
+    "TokenizerError",
+    "UnsupportedContentError",
+    "load_tokenizer",
+]

@@ -1,0 +1,131 @@
+"""How much one render may do: the counters behind the template sandbox.
+
+The sandbox of jinja2 stops a template from reaching Python's internals. It does not stop one
+that loops a billion times or doubles a string forty times. These counters do: operations are
+counted (the same template and messages always stop at the same place), characters that a render
+creates are counted before they are created, and a deadline catches what is slow but small.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from jinja2.exceptions import SecurityError
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """Bounds of one chat template.
+
+    ``template_chars``: source length. ``output_chars``: length of the rendered prompt.
+    ``operations``: loop rounds, calls, filters, comparisons and outputs, plus one per sixteen
+    nodes of each list or mapping that the template builds or prints. ``created_chars``: every
+    string that one render creates, kept or not. ``string_chars``: one string.
+    ``nodes``: one list or mapping, everything inside it counted. ``width``: a number that widens
+    text (padding, indentation, repetition of digits). ``seconds``: wall time.
+    """
+
+    template_chars: int = 256 * 1024
+    output_chars: int = 8 * 1024 * 1024
+    operations: int = 300_000
+    created_chars: int = 64 * 1024 * 1024
+    string_chars: int = 8 * 1024 * 1024
+    nodes: int = 500_000
+    width: int = 10_000
+    seconds: float = 2.0
+
+
+class WorkLimitError(SecurityError):
+    """A template went over one of its limits."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What is left of one render's limits; single use."""
+
+    limits: RenderLimits
+    clock: Callable[[], float]
+    operations: int = 0
+    created: int = 0
+    deadline: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.deadline = self.clock() + self.limits.seconds
+
+    def spend(self, operations: int = 1, chars: int = 0) -> None:
+        """Count work about to be done; raises :class:`WorkLimitError` when it is too much."""
+        self.operations += operations
+        if self.operations > self.limits.operations:
+            raise WorkLimitError(f"more than {self.limits.operations} operations")
+        if chars:
+            self.created += chars
+            if self.created > self.limits.created_chars:
+                raise WorkLimitError(f"more than {self.limits.created_chars} characters created")
+        if self.clock() > self.deadline:
+            raise WorkLimitError(f"more than {self.limits.seconds} s")
+
+    def string(self, chars: int) -> None:
+        """A string of this length is about to be created."""
+        if chars > self.limits.string_chars:
+            raise WorkLimitError(f"a string longer than {self.limits.string_chars} characters")
+        self.spend(0, chars)
+
+    def width(self, value: object) -> None:
+        """A number that widens its result; anything but a large ``int`` passes."""
+        if isinstance(value, int) and abs(value) > self.limits.width:
+            raise WorkLimitError(f"a width or count above {self.limits.width}")
+
+    def weigh(self, value: object) -> int:
+        """Characters and nodes inside ``value``, shared parts counted each time they occur.
+
+        Forty lists that each hold the previous one twice are forty objects in memory and 2**40
+        when printed or compared; so containers are weighed when built and before they are shown.
+        """
+        if isinstance(value, str):
+            return len(value)
+        if not isinstance(value, list | tuple | dict | set | frozenset):
+            return 1
+        nodes = 0
+        chars = 0
+        stack: list[object] = [value]
+        while stack:
+            item = stack.pop()
+            nodes += 1
+            if isinstance(item, str):
+                chars += len(item)
+                continue
+            if isinstance(item, dict):
+                if len(item) > self.limits.nodes:
+                    nodes += len(item)
+                else:
+                    stack.extend(item.keys())
+                    stack.extend(item.values())
+            elif isinstance(item, list | tuple | set | frozenset):
+                if len(item) > self.limits.nodes:
+                    nodes += len(item)
+                else:
+                    stack.extend(item)
+            if nodes + len(stack) > self.limits.nodes:
+                raise WorkLimitError(f"a list or mapping of more than {self.limits.nodes} nodes")
+        self.spend(1 + nodes // 16)
+        return chars + nodes
+
+
+class BudgetHolder(threading.local):
+    """The budget of the render that runs on this thread; templates are shared between threads."""
+
+    current: Budget | None = None
+
+    def get(self) -> Budget:
+        if self.current is None:
+            raise WorkLimitError("template code outside a render")
+        return self.current
+
+    @contextmanager
+    def use(self, budget: Budget) -> Iterator[Budget]:
+        previous, self.current = self.current, budget
+        try:
+            yield budget
+        finally:
+            self.current = previous

@@ -1,0 +1,49 @@
+"""What can go wrong between a prompt and its tokens.
+
+::
+
+    TokenizationError
+    ├── TokenizerError              the model directory: a file is missing, broken or too large
+    ├── TemplateError               the model's chat template: broken, unsafe or too much work
+    └── PromptError                 the request: a client's mistake, a 4xx
+        ├── PromptTooLongError      more characters than the limit
+        └── UnsupportedContentError a content part that this template cannot render (an image, ...)
+
+Messages name the file or the field, never the text of a prompt.
+"""
+
+
+class TokenizationError(Exception):
+    """Root of every error of this package."""
+
+
+class TokenizerError(TokenizationError):
+    """A model directory from which no tokenizer can be made; names the file and what to do."""
+
+
+class TemplateError(TokenizationError):
+    """The model's own chat template failed: its syntax, an unsafe access, or a limit."""
+
+
+class PromptError(TokenizationError):
+    """The request cannot become a prompt; ``field`` names the part at fault."""
+
+    def __init__(self, message: str, *, field: str = "messages") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class PromptTooLongError(PromptError):
+    """The prompt has more characters than the limit allows."""
+
+    def __init__(self, chars: int, limit: int, *, field: str = "messages") -> None:
+        super().__init__(
+            f"the prompt has {chars} characters, the limit is {limit}; shorten the prompt",
+            field=field,
+        )
+        self.chars = chars
+        self.limit = limit
+
+
+class UnsupportedContentError(PromptError):
+    """A message part that is not text, for a template that takes text alone."""

@@ -1,0 +1,217 @@
+"""``ModelTokenizer``: one model's tokenizer and chat template."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from dynctl.tokenization.budget import RenderLimits
+from dynctl.tokenization.errors import (
+    PromptError,
+    PromptTooLongError,
+    TokenizerError,
+)
+from dynctl.tokenization.files import ModelFiles, read_model_files
+from dynctl.tokenization.stream import StreamDecoder
+from dynctl.tokenization.template import ChatTemplate, Message
+
+DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
+"""A small tokenizer of our own (ChatML template), for the demo, simulated engines and tests."""
+
+# Above this, encoding takes over a millisecond: worth a thread's hop of about 0.1 ms.
+THREAD_CHARS = 16_000
+# encode_batch_fast skips offsets, which nobody here reads: 1.4x at 400k characters; its own
+# overhead loses below a few thousand.
+_FAST_CHARS = 4_000
+
+
+def load_tokenizer(
+    model_dir: Path | str, *, max_prompt_chars: int = 8 * 1024 * 1024
+) -> "ModelTokenizer":
+    """The tokenizer of a Hugging Face model directory.
+
+    Reads tokenizer.json, tokenizer_config.json, config.json, chat_template.json and
+    chat_template.jinja; only the first must exist. Templates compile here, so that a broken one
+    is an error at start. Raises :class:`TokenizerError` or :class:`TemplateError`.
+    """
+    return ModelTokenizer(read_model_files(Path(model_dir)), max_prompt_chars=max_prompt_chars)
+
+
+class ModelTokenizer:
+    """Thread-safe: every method may be called from any thread, at the same time.
+
+    ``max_length``: tokens, or ``None`` if the model does not say. ``eos_token_ids``: the ids that
+    end a generation. ``fingerprint``: hex, equal for two tokenizers made of the same files.
+    ``vocab_size``: number of ids, added tokens included.
+    """
+
+    def __init__(self, files: ModelFiles, *, max_prompt_chars: int = 8 * 1024 * 1024) -> None:
+        self.directory = files.directory
+        self.max_length = files.max_length
+        self.max_prompt_chars = max_prompt_chars
+        self.fingerprint = files.fingerprint
+        path = files.directory / "tokenizer.json"
+        try:
+            self._tokenizer = Tokenizer.from_str(files.tokenizer_json)
+        except Exception as error:  # the Rust side raises plain Exception
+            raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
+        # Some files carry the truncation of their training run; an engine ignores it too.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        eos = files.special_tokens.get("eos_token")
+        eos_id = self._tokenizer.token_to_id(eos) if eos is not None else None
+        self.eos_token_ids = files.eos_token_ids | ({eos_id} if eos_id is not None else set())
+        limits = RenderLimits(output_chars=max_prompt_chars)
+        self._templates = {
+            name: ChatTemplate(
+                source,
+                origin=f"{files.directory / file} (template {name!r})",
+                variables=files.special_tokens,
+                limits=limits,
+            )
+            for name, (source, file) in files.templates.items()
+        }
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates)
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = False, field: str = "prompt"
+    ) -> list[int]:
+        """Token ids of a text; special tokens written in it become themselves, as in engines."""
+        if len(text) > self.max_prompt_chars:
+            raise PromptTooLongError(len(text), self.max_prompt_chars, field=field)
+        try:
+            if len(text) < _FAST_CHARS:
+                return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            return encoding.ids
+        except Exception as error:  # lone surrogates, and what a broken model raises
+            raise PromptError(
+                f"{field} cannot be encoded ({type(error).__name__}); expected Unicode text",
+                field=field,
+            ) from error
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a plain prompt (/v1/completions), with the special tokens the model adds."""
+        return self.encode(text, add_special_tokens=True)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; unknown ids are skipped. Raises PromptError for no valid id."""
+        try:
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise PromptError(
+                "token ids are numbers from 0 to 4294967295", field="token_ids"
+            ) from error
+
+    def stream_decoder(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
+        """An incremental decoder for one stream."""
+        return StreamDecoder(self, skip_special_tokens=skip_special_tokens)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a chat. Errors as :meth:`ChatTemplate.render`."""
+        chars = _text_chars(messages)
+        if chars > self.max_prompt_chars:
+            raise PromptTooLongError(chars, self.max_prompt_chars)
+        return self._template(bool(tools)).render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=template_kwargs,
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a chat. No special tokens are added: the template writes its own."""
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=template_kwargs,
+        )
+        return self.encode(text, field="messages")
+
+    async def encode_chat_async(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """As :meth:`encode_chat`; a long text is encoded in a thread, which releases the GIL.
+
+        Rendering stays on the event loop: it holds the GIL anyway.
+        """
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=template_kwargs,
+        )
+        if len(text) < THREAD_CHARS:
+            return self.encode(text, field="messages")
+        return await asyncio.to_thread(self.encode, text, field="messages")
+
+    async def encode_prompt_async(self, text: str) -> list[int]:
+        """As :meth:`encode_prompt`, in a thread when long."""
+        if len(text) < THREAD_CHARS:
+            return self.encode_prompt(text)
+        return await asyncio.to_thread(self.encode_prompt, text)
+
+    def _template(self, with_tools: bool) -> ChatTemplate:
+        if with_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" in self._templates:
+            return self._templates["default"]
+        if len(self._templates) == 1:
+            return next(iter(self._templates.values()))
+        known = f" (it has: {', '.join(sorted(self._templates))})" if self._templates else ""
+        raise PromptError(
+            f"the model has no default chat template{known}; put chat_template.jinja into "
+            f"{self.directory}, or send the text to /v1/completions",
+            field="messages",
+        )
+
+
+def _text_chars(messages: Sequence[Message]) -> int:
+    total = 0
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise PromptError(
+                f"messages[{index}] is {type(message).__name__}; expected an object with a role",
+                field=f"messages[{index}]",
+            )
+        content = message.get("content")
+        parts = content if isinstance(content, list | tuple) else [content]
+        for part in parts:
+            text = part.get("text") if isinstance(part, Mapping) else part
+            if isinstance(text, str):
+                total += len(text)
+    return total

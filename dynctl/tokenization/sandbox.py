@@ -1,0 +1,380 @@
+"""The jinja2 environment in which chat templates of strangers run.
+
+Built on ``ImmutableSandboxedEnvironment``, set up as Hugging Face sets up its own (block
+trimming, loop controls, ``tojson`` without HTML escapes), and metered: the compiled template has
+a meter in every body, comparison and slice; calls, filters, operators, literals and outputs pass
+through hooks. Filters and methods are those on the lists below; the rest are refused by name.
+
+What remains: one step may still be as slow as Python is on the largest value allowed (a
+search in a string of ``string_chars``, sorting ``nodes`` items), and a render may hold
+``created_chars`` characters. A render is thus bounded, not instantaneous; the deadline is looked
+at between steps, never inside one.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import wraps
+from types import BuiltinMethodType
+from typing import Any, NoReturn
+
+from jinja2 import TemplateRuntimeError, nodes, pass_context
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from dynctl.tokenization.budget import BudgetHolder, WorkLimitError
+
+FILTERS = frozenset(
+    (
+        "abs capitalize center count d default dictsort e escape first float format groupby "
+        "indent int items join last length list lower map max min reject rejectattr replace "
+        "reverse round safe select selectattr sort string sum title tojson trim unique upper "
+        "wordcount"
+    ).split()
+)
+STRING_METHODS = frozenset(
+    (
+        "capitalize casefold center count endswith expandtabs find format format_map index "
+        "isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isspace istitle "
+        "isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex "
+        "rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title upper "
+        "zfill"
+    ).split()
+)
+CONTAINER_METHODS = frozenset(("copy count get index items keys values").split())
+# Filters that look at their input without printing, joining or comparing what is inside it.
+_SHALLOW = frozenset(
+    (
+        "abs count d default first float int items last length list map reject rejectattr reverse "
+        "round safe select selectattr"
+    ).split()
+)
+# What compiled code adds to the arguments of a call inside a loop or a block.
+_HIDDEN = ("_loop_vars", "_block_vars")
+_NUMBER = re.compile(r"\d+")
+_NESTED_FIELD = re.compile(r"\{[^{}]*\{")
+
+
+class RejectedByTemplate(TemplateRuntimeError):
+    """The template called ``raise_exception``: it refuses these messages, with a reason."""
+
+
+class QuietNamespace(Namespace):
+    """``namespace()`` that prints as nothing much: its repr would print all that it holds."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+class GenerationTag(Extension):
+    """``{% generation %}..{% endgeneration %}``: marks the assistant's text for training; passes
+    its body through, as every inference server does."""
+
+    tags = {"generation"}  # noqa: RUF012 - the attribute that jinja2 reads
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class MeteredCode(CodeGenerator):
+    """Compiles a template with a meter in every body, and hooks where jinja2 has none."""
+
+    environment: "ChatEnvironment"
+
+    def blockvisit(self, nodes_: Iterable[nodes.Node], frame: Frame) -> None:
+        body = list(nodes_)
+        chars = sum(
+            len(part.data)
+            for node in body
+            if isinstance(node, nodes.Output)
+            for part in node.nodes
+            if isinstance(part, nodes.TemplateData)
+        )
+        self.writeline(f"environment.meter({chars})")
+        super().blockvisit(body, frame)
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        self.write("(environment.passing(")
+        self.visit(node.expr, frame)
+        self.write(")")
+        for operand in node.ops:
+            self.visit(operand, frame)
+        self.write(")")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.concat_bounded(")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        self.write("environment.passing(")
+        self.visit(node.node, frame)
+        self.write(")[")
+        self.visit(node.arg, frame)
+        self.write("]")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self._weighed(super().visit_List, node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self._weighed(super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+        if node.ctx == "load":
+            self._weighed(super().visit_Tuple, node, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def _weighed(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
+        self.write("environment.weighed(")
+        visit(node, frame)
+        self.write(")")
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """One environment a template; safe to share between threads (the budget is per thread)."""
+
+    intercepted_binops = frozenset(["+", "*", "%", "**"])
+    code_generator_class = MeteredCode
+
+    def __init__(self, budget: BudgetHolder, now: Callable[[], datetime]) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # constant folding would run filters and operators while compiling
+            cache_size=0,
+            finalize=_printed,
+            extensions=[LoopControlExtension, GenerationTag],
+        )
+        self.budget = budget
+        self.filters["tojson"] = _tojson
+        self.filters = {
+            name: self._metered(name, function)
+            for name, function in self.filters.items()
+            if name in FILTERS
+        }
+
+        def strftime_now(fmt: str) -> str:
+            budget.get().string(_format_width(fmt) + 64 * len(fmt))
+            return now().strftime(fmt)
+
+        self.globals = {
+            "dict": dict,
+            "namespace": QuietNamespace,
+            "raise_exception": _raise_exception,
+            "range": self.globals["range"],  # the sandbox's: at most MAX_RANGE numbers
+            "strftime_now": strftime_now,
+        }
+
+    # What the rewritten template calls.
+
+    def meter(self, chars: int) -> None:
+        self.budget.get().spend(1, chars)
+
+    def passing(self, value: Any) -> Any:
+        """Counts one operation, and the length of a string about to be compared or sliced."""
+        self.budget.get().spend(1, len(value) if isinstance(value, str | list | tuple) else 0)
+        return value
+
+    def weighed(self, value: Any) -> Any:
+        self.budget.get().weigh(value)
+        return value
+
+    def concat_bounded(self, *values: Any) -> str:
+        budget = self.budget.get()
+        budget.spend()
+        for value in values:
+            budget.weigh(value)
+        texts = [str(value) for value in values]
+        budget.string(sum(map(len, texts)))
+        return "".join(texts)
+
+    # What jinja2 calls.
+
+    def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
+        budget = self.budget.get()
+        budget.spend()
+        # The sandbox hands out str.format wrapped in a function of its own.
+        method = getattr(callee, "__wrapped__", callee)
+        owner = getattr(method, "__self__", None)
+        if isinstance(method, BuiltinMethodType) or isinstance(owner, str):
+            given = [*args, *(v for k, v in kwargs.items() if k not in _HIDDEN)]
+            self._check_method(owner, str(getattr(method, "__name__", "")), given)
+        result = super().call(context, callee, *args, **kwargs)
+        if isinstance(result, str):
+            budget.string(len(result))
+        elif callee is dict or isinstance(result, list):
+            budget.weigh(result)
+        return result
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        budget = self.budget.get()
+        budget.spend()
+        if operator == "**":
+            if _bits(left) * max(1, abs(right) if isinstance(right, int) else 1) > 4096:
+                raise WorkLimitError("a number of more than 4096 bits")
+        elif operator == "*":
+            if isinstance(left, int) and isinstance(right, int):
+                if _bits(left) + _bits(right) > 4096:
+                    raise WorkLimitError("a number of more than 4096 bits")
+            else:
+                _check_repeat(budget, left, right)
+        elif operator == "%" and isinstance(left, str):
+            budget.string(len(left) + _format_width(left) + budget.weigh(right))
+        elif operator == "+" and isinstance(left, str) and isinstance(right, str):
+            budget.string(len(left) + len(right))
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, list | tuple):
+            budget.weigh(result)
+        return result
+
+    def _check_method(self, owner: object, name: str, args: list[Any]) -> None:
+        budget = self.budget.get()
+        if isinstance(owner, str):
+            allowed = STRING_METHODS
+        elif isinstance(owner, dict | list | tuple):
+            allowed = CONTAINER_METHODS
+        else:
+            allowed = frozenset()
+        if name not in allowed:
+            raise SecurityError(f"{type(owner).__name__}.{name}() is not on the list")
+        if not isinstance(owner, str):
+            budget.spend(1 + len(owner) // 16 if isinstance(owner, list | tuple | dict) else 1)
+            return
+        for value in args:
+            budget.width(value)
+        if name == "replace" and len(args) > 1:
+            _check_replace(budget, owner, args[0], args[1])
+        elif name == "join" and args:
+            _check_join(budget, args[0], owner)
+        elif name == "expandtabs":
+            size = args[0] if args else 8
+            budget.string(len(owner) + owner.count("\t") * (size if isinstance(size, int) else 8))
+        elif name in ("format", "format_map"):
+            if _NESTED_FIELD.search(owner):
+                raise SecurityError(f"str.{name}() with a field inside a field")
+            inner = sum(budget.weigh(value) for value in args)
+            budget.string(len(owner) + _format_width(owner) + inner * (1 + owner.count("{")))
+
+    def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        # jinja2 passes context, environment or evaluation context first, if the filter asks.
+        skip = 1 if hasattr(function, "jinja_pass_arg") else 0
+        shallow = name in _SHALLOW
+
+        @wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            budget = self.budget.get()
+            value = args[skip] if len(args) > skip else None
+            budget.spend(1 + len(value) // 64 if isinstance(value, str | list | tuple) else 1)
+            rest = (*args[skip + 1 :], *kwargs.values())
+            for argument in rest:
+                budget.width(argument)
+            weight = 0 if shallow else budget.weigh(value)
+            if name == "replace" and isinstance(value, str):
+                old = rest[0] if rest else ""
+                _check_replace(budget, value, old, rest[1] if len(rest) > 1 else "")
+            elif name == "join":
+                args = (*args[:skip], _check_join(budget, value, *rest[:1]), *args[skip + 1 :])
+            elif name == "format" and isinstance(value, str):
+                inner = sum(budget.weigh(argument) for argument in rest)
+                budget.string(len(value) + _format_width(value) + inner * (1 + value.count("%")))
+            elif name == "indent" and isinstance(value, str):
+                width = rest[0] if rest else 4
+                each = width if isinstance(width, int) else len(str(width))
+                budget.string(len(value) + each * (1 + value.count("\n")))
+            elif name == "tojson":
+                indent = kwargs.get("indent", rest[0] if rest else None)
+                each = 2 + (indent if isinstance(indent, int) else len(str(indent or "")))
+                budget.string(weight * each * 2)
+            result = function(*args, **kwargs)
+            if isinstance(result, str):
+                budget.string(len(result))
+            elif isinstance(result, list) and not shallow:
+                budget.weigh(result)
+            return result
+
+        return metered
+
+
+@pass_context
+def _printed(context: Context, value: Any) -> str:
+    # With pass_context so that jinja2 does not fold outputs while it compiles.
+    environment = context.environment
+    assert isinstance(environment, ChatEnvironment)  # noqa: S101 - this module sets it
+    budget = environment.budget.get()
+    budget.spend()
+    if not isinstance(value, str):
+        budget.weigh(value)
+    text = str(value)
+    budget.string(len(text))
+    return text
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own escapes <, >, & and ' for HTML; a prompt is not HTML.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: object = "") -> NoReturn:
+    raise RejectedByTemplate(str(message))
+
+
+def _bits(value: object) -> int:
+    return value.bit_length() if isinstance(value, int) else 1
+
+
+def _format_width(fmt: str) -> int:
+    """An upper bound of the padding that the numbers in a format string can ask for."""
+    if "*" in fmt and "%" in fmt:
+        raise SecurityError("a format width taken from an argument")
+    numbers = _NUMBER.findall(fmt)
+    if any(len(digits) > 5 for digits in numbers):
+        raise WorkLimitError("a format width above 99999")
+    return sum(map(int, numbers))
+
+
+def _check_repeat(budget: Any, left: Any, right: Any) -> None:
+    sequence, times = (right, left) if isinstance(left, int) else (left, right)
+    if not isinstance(times, int):
+        return
+    if isinstance(sequence, str):
+        budget.string(len(sequence) * max(0, times))
+    elif isinstance(sequence, list | tuple) and len(sequence) * times > budget.limits.nodes:
+        raise WorkLimitError(f"a list of more than {budget.limits.nodes} nodes")
+
+
+def _check_replace(budget: Any, text: str, old: Any, new: Any) -> None:
+    if isinstance(old, str) and isinstance(new, str):
+        budget.string(len(text) + text.count(old) * len(new))
+
+
+def _check_join(budget: Any, items: Any, separator: Any = "") -> Any:
+    if isinstance(items, Iterable) and not isinstance(items, str | list | tuple | dict):
+        items = list(items)  # a generator of the filters: its source is bounded, each step metered
+    count = len(items) if isinstance(items, str | list | tuple | dict) else 0
+    budget.string(budget.weigh(items) + count * len(str(separator)))
+    return items

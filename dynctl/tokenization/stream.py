@@ -1,0 +1,63 @@
+"""Token ids in, text out, piece by piece."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+# A character of UTF-8 has at most four bytes, so at most four tokens can wait for one another.
+_LONGEST_WAIT = 6
+_REPLACEMENT = "\ufffd"
+
+
+class Decoder(Protocol):
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+class StreamDecoder:
+    """Decodes one sequence incrementally; one per stream, not shared.
+
+    Text is held back while it ends inside a character (tokens may split one). Each new piece is
+    decoded together with the piece before it, because a decoder treats the first token specially
+    (leading spaces). The window is bounded, so a sequence of n tokens costs O(n).
+    """
+
+    def __init__(self, decoder: Decoder, *, skip_special_tokens: bool = True) -> None:
+        self._decoder = decoder
+        self._skip = skip_special_tokens
+        self._shown: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these ids complete; ``""`` while a character is incomplete."""
+        self._pending.extend(ids)
+        return self._take(final=False)
+
+    def flush(self) -> str:
+        """The rest, incomplete characters as U+FFFD; call once, at the end."""
+        return self._take(final=True)
+
+    def _take(self, *, final: bool) -> str:
+        if not self._pending:
+            return ""
+        before = self._decoder.decode(self._shown, self._skip)
+        text = self._decoder.decode([*self._shown, *self._pending], self._skip)
+        if text.endswith(_REPLACEMENT) and not final:
+            if len(self._pending) < _LONGEST_WAIT:
+                return ""
+            # Many ids at once, or bytes that are no text: show all but what can still complete.
+            kept = self._incomplete_tail()
+            ready = self._pending[: len(self._pending) - kept]
+            tail = self._pending[len(ready) :]
+            text = self._decoder.decode([*self._shown, *ready], self._skip)
+            self._shown, self._pending = ready, tail
+        else:
+            self._shown, self._pending = self._pending, []
+        del self._shown[:-_LONGEST_WAIT]
+        return text[len(before) :]
+
+    def _incomplete_tail(self) -> int:
+        """How many of the last ids (up to three) to hold back so that the rest ends cleanly."""
+        for kept in range(1, 4):
+            head = [*self._shown, *self._pending[: len(self._pending) - kept]]
+            if not self._decoder.decode(head, self._skip).endswith(_REPLACEMENT):
+                return kept
+        return 0
