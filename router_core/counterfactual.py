@@ -1,0 +1,279 @@
+"""What would have changed a decision: flips, and how near a preference is to giving way.
+
+Both evaluate the decision's own columns again (``Decision.replay``), so they cannot disagree with
+the router. They are computed when somebody looks, never on the request path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from router_core.decision import Decision
+from router_core.taints import preference_multiplier
+
+#: No load that a fleet could have flips beyond this many tokens or blocks.
+_MOST = 1 << 40
+#: Cost weights are searched from 0 to this multiple of their present value (at least 1).
+_WEIGHT_REACH = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """The smallest change of one number by which the winner stops winning.
+
+    ``change`` is a load of ``worker`` (``active_prefill_tokens`` in tokens,
+    ``active_decode_blocks`` in blocks, ``active_requests``) or, with ``worker`` None, a weight.
+    ``by`` is signed and has the change's own unit; loads change by whole numbers.
+    """
+
+    change: str
+    by: float
+    worker: str | None = None
+    dp_rank: int = 0
+
+    @property
+    def is_load(self) -> bool:
+        return self.worker is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """How near a preferred taint is to giving way, at the present costs.
+
+    ``crossover``: a preferred candidate wins while its unweighted cost is below this multiple of
+    the best other's. ``now``: that multiple at present, None when the other costs nothing.
+    ``smallest_weight``: the least weight in 0..1 that keeps it local, None when none can.
+    ``verdict`` says it in words.
+    """
+
+    taint: str
+    weight: float
+    crossover: float
+    now: float | None
+    smallest_weight: float | None
+    verdict: str
+
+
+def flip(decision: Decision) -> Flip | None:
+    """The first of :func:`flips`: a load of the winner where there is one, else a weight."""
+    return next(flips(decision), None)
+
+
+def flips(decision: Decision) -> Iterator[Flip]:
+    """Every single change found that makes the winner lose, loads before weights.
+
+    Nothing is yielded without a runner-up, above temperature 0 (where cost does not decide alone)
+    and in modes whose terms are no loads.
+    """
+    second = decision.runner_up
+    winner = decision.winner
+    if winner is None or second is None or decision.temperature > 0 or decision.inputs is None:
+        return
+    if decision.mode == "least-loaded":
+        by = int(decision.costs[second] - decision.costs[winner]) + 1
+        yield _load_flip(decision, winner, "active_requests", by)
+        return
+    if decision.mode != "kv":
+        return
+    yield from _load_flips(decision, winner, second)
+    yield from _weight_flips(decision)
+
+
+def loses(decision: Decision, changed: Decision) -> bool:
+    """Whether the winner of ``decision`` is strictly beaten in ``changed``."""
+    winner = decision.winner
+    if winner is None or not changed.costs:
+        return False
+    return min(changed.costs) < changed.costs[winner]
+
+
+def with_load(decision: Decision, position: int, change: str, by: int) -> Decision:
+    """The decision with one candidate's load changed by ``by`` (never below 0)."""
+    inputs = decision.inputs
+    if inputs is None:
+        return decision
+    column = {
+        "active_prefill_tokens": "prefill_tokens",
+        "active_decode_blocks": "active_blocks",
+        "active_requests": "active_requests",
+    }[change]
+    values = list(getattr(inputs, column))
+    values[position] = max(0, values[position] + by)
+    changed: dict[str, Any] = {column: values}
+    return decision.replay(inputs=replace(inputs, **changed))
+
+
+def with_weight(decision: Decision, name: str, value: float) -> Decision:
+    """The decision with one cost weight set; ``name`` as in CostParameters."""
+    changed: dict[str, Any] = {name: value}
+    return decision.replay(parameters=replace(decision.parameters, **changed))
+
+
+def _load_flips(decision: Decision, winner: int, second: int) -> Iterator[Flip]:
+    names = {term.name for term in decision.terms if term.weight}
+    loads = [
+        ("prefill_blocks", "active_prefill_tokens"),
+        ("decode_blocks", "active_decode_blocks"),
+        ("active_requests", "active_requests"),
+    ]
+    for term, change in loads:
+        if term in names:
+            by = _least(partial(_loses_under, decision, winner, change, 1))
+            if by is not None:
+                yield _load_flip(decision, winner, change, by)
+    for term, change in loads:
+        if term not in names:
+            continue
+        have = _have(decision, second, change)
+        by = _least(partial(_loses_under, decision, second, change, -1), most=have)
+        if by is not None:
+            yield _load_flip(decision, second, change, -by)
+
+
+def _weight_flips(decision: Decision) -> Iterator[Flip]:
+    names = {term.name for term in decision.terms}
+    weights = []
+    if "prefill_blocks" in names:
+        weights.append("prefill_load_scale")
+        weights.append("overlap_score_credit")
+    if "active_requests" in names:
+        weights.append("decode_active_request_weight")
+    for name in weights:
+        now = float(getattr(decision.parameters, name))
+        ends = (0.0, max(1.0, now) * _WEIGHT_REACH)
+        changes = [_between(partial(_loses_at, decision, name), now, end) for end in ends]
+        found = [by for by in changes if by is not None]
+        if found:
+            yield Flip(name, min(found, key=abs))
+
+
+def _loses_at(decision: Decision, name: str, value: float) -> bool:
+    return loses(decision, with_weight(decision, name, value))
+
+
+def _loses_under(decision: Decision, position: int, change: str, sign: int, by: int) -> bool:
+    return loses(decision, with_load(decision, position, change, sign * by))
+
+
+def _load_flip(decision: Decision, position: int, change: str, by: int) -> Flip:
+    return Flip(change, by, decision.workers[position].name, decision.refs[position].dp_rank)
+
+
+def _have(decision: Decision, position: int, change: str) -> int:
+    inputs = decision.inputs
+    if inputs is None:
+        return 0
+    if change == "active_prefill_tokens":
+        return inputs.prefill_tokens[position]
+    if change == "active_decode_blocks":
+        return inputs.active_blocks[position]
+    return inputs.active_requests[position]
+
+
+def _least(flipped: Callable[[int], bool], most: int = _MOST) -> int | None:
+    """The least k in 1..most that flips, None if none does; ``flipped`` is monotone."""
+    if most < 1:
+        return None
+    high = 1
+    while not flipped(high):
+        if high >= most:
+            return None
+        high = min(most, high * 2)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if flipped(middle) else (middle, high)
+    return high
+
+
+def _between(flipped: Callable[[float], bool], now: float, end: float) -> float | None:
+    """The change from ``now`` towards ``end`` at which it flips, None if it does not there."""
+    if now == end or not flipped(end):
+        return None
+    low, high = now, end
+    for _ in range(80):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (low, middle) if flipped(middle) else (middle, high)
+    return high - now
+
+
+# -- preferences ---------------------------------------------------------------------------
+
+
+def preference(decision: Decision) -> Preference | None:
+    """The meter of the strongest preferred taint in force, None without one or without costs.
+
+    ``crossover = exp(tanh(weight))``, at most 2.1415 for a weight of 1. Candidates are compared
+    by their cost with all *other* preferences applied.
+    """
+    constraints = decision.constraints.preferred
+    if not constraints or not decision.costs or decision.inputs is None:
+        return None
+    if decision.inputs.multipliers is None:
+        return None
+    derived = [item for item in constraints if item.origin != "request"]
+    item = max(derived or constraints, key=lambda one: abs(one.weight or 0.0))
+    weight = item.weight or 0.0
+    others = {one.taint: one.weight or 0.0 for one in constraints if one.taint != item.taint}
+    local: list[tuple[float, float]] = []
+    remote: list[float] = []
+    for i, worker in enumerate(decision.workers):
+        taints = worker.runtime_config.taints
+        raw = decision.costs[i] / decision.inputs.multipliers[i]
+        rest = math.fsum(w for taint, w in others.items() if taint in taints)
+        if item.taint in taints:
+            local.append((raw, rest))
+        else:
+            remote.append(raw * preference_multiplier((rest,)))
+    crossover = 1.0 / preference_multiplier((weight,))
+    if not local:
+        return Preference(item.taint, weight, crossover, None, None, "nobody carries the taint")
+    if not remote:
+        return Preference(
+            item.taint, weight, crossover, None, 0.0, "every candidate carries the taint"
+        )
+    return _metered(item.taint, weight, crossover, local, min(remote))
+
+
+def _metered(
+    taint: str, weight: float, crossover: float, local: list[tuple[float, float]], remote: float
+) -> Preference:
+    best = min(raw * preference_multiplier((rest,)) for raw, rest in local)
+    if remote == 0:
+        if best == 0:
+            verdict = "no effect: both cost 0, a multiplier cannot tell them apart"
+            return Preference(taint, weight, crossover, None, None, verdict)
+        verdict = "no weight can keep it local: the best other costs 0"
+        return Preference(taint, weight, crossover, None, None, verdict)
+    needed = [w for raw, rest in local if (w := _weight_to_win(raw, rest, remote)) is not None]
+    smallest = min(needed) if needed else None
+    now = best / remote
+    if smallest is None:
+        verdict = "no weight in 0..1 can keep it local: use required or add decode workers"
+    elif weight > smallest:
+        verdict = "local wins"
+    else:
+        verdict = "spills to another domain"
+    return Preference(taint, weight, crossover, now, smallest, verdict)
+
+
+def _weight_to_win(raw: float, rest: float, remote: float) -> float | None:
+    """The weight in 0..1 at which ``raw * exp(-tanh(rest + weight))`` reaches ``remote``.
+
+    Winning needs strictly more than it, unless it is 0 and the candidate is cheaper anyway.
+    """
+    if raw == 0:
+        return 0.0
+    target = math.log(raw / remote)
+    if target >= 1.0:
+        return None
+    if target <= -1.0:
+        return 0.0
+    weight = max(0.0, math.atanh(target) - rest)
+    return weight if weight < 1.0 else None
