@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-# A character of UTF-8 has at most four bytes, so at most four tokens can wait for one another.
-_LONGEST_WAIT = 6
+# A character of UTF-8 has at most four bytes: after three tokens the fourth completes it.
+_LONGEST_WAIT = 3
+# Ids decoded again before each new piece: enough to hold a whole character.
+_CONTEXT = 6
 _REPLACEMENT = "\ufffd"
 
 
@@ -40,23 +42,24 @@ class StreamDecoder:
             return ""
         before = self._decoder.decode(self._shown, self._skip)
         text = self._decoder.decode([*self._shown, *self._pending], self._skip)
-        if text.endswith(_REPLACEMENT) and not final:
-            if len(self._pending) < _LONGEST_WAIT:
+        kept = self._incomplete_tail() if text.endswith(_REPLACEMENT) and not final else 0
+        if kept:
+            if kept == len(self._pending):
                 return ""
-            # Many ids at once, or bytes that are no text: show all but what can still complete.
-            kept = self._incomplete_tail()
-            ready = self._pending[: len(self._pending) - kept]
-            tail = self._pending[len(ready) :]
+            ready = self._pending[:-kept]
             text = self._decoder.decode([*self._shown, *ready], self._skip)
-            self._shown, self._pending = ready, tail
+            self._shown, self._pending = ready, self._pending[-kept:]
         else:
             self._shown, self._pending = self._pending, []
-        del self._shown[:-_LONGEST_WAIT]
+        del self._shown[:-_CONTEXT]
         return text[len(before) :]
 
     def _incomplete_tail(self) -> int:
-        """How many of the last ids (up to three) to hold back so that the rest ends cleanly."""
-        for kept in range(1, 4):
+        """How many of the last ids to hold back so that the rest ends with a whole character.
+
+        0 if these ids cannot be the start of one: bytes that are no text are shown as they are.
+        """
+        for kept in range(1, min(len(self._pending), _LONGEST_WAIT) + 1):
             head = [*self._shown, *self._pending[: len(self._pending) - kept]]
             if not self._decoder.decode(head, self._skip).endswith(_REPLACEMENT):
                 return kept

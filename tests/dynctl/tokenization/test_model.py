@@ -1,0 +1,237 @@
+"""ModelTokenizer and the directory it is read from."""
+
+import importlib.util
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynctl.tokenization import (
+    DEMO_MODEL_DIR,
+    PromptError,
+    PromptTooLongError,
+    TemplateError,
+    TokenizerError,
+    load_tokenizer,
+)
+from dynctl.tokenization.model import THREAD_CHARS
+
+DEMO = load_tokenizer(DEMO_MODEL_DIR)
+USER = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def directory(tmp_path) -> Path:
+    return Path(shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model"))
+
+
+def configure(directory: Path, **changes) -> None:
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@given(st.text())
+def test_text_survives_the_way_there_and_back(text):
+    assert DEMO.decode(DEMO.encode(text), skip_special_tokens=False) == text
+
+
+@given(st.text(), st.lists(st.integers(1, 5)))
+def test_a_stream_says_the_same_as_the_whole(text, sizes):
+    ids = DEMO.encode(text)
+    decoder = DEMO.stream_decoder(skip_special_tokens=False)
+    pieces = []
+    for size in sizes:
+        pieces.append(decoder.push(ids[:size]))
+        ids = ids[size:]
+    pieces.append(decoder.push(ids))
+    pieces.append(decoder.flush())
+    assert "".join(pieces) == text
+
+
+def test_an_emoji_split_across_tokens_comes_whole():
+    ids = DEMO.encode("hi 👩‍🚀!")
+    assert len(DEMO.encode("👩")) > 1
+    decoder = DEMO.stream_decoder()
+    pieces = [decoder.push([i]) for i in ids]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "👩" in pieces
+    assert "".join(pieces) == "hi 👩‍🚀!"
+
+
+def test_bytes_that_are_no_text_do_not_hold_a_stream_back_forever():
+    (lead, *_) = DEMO.encode("👩")
+    decoder = DEMO.stream_decoder()
+    shown = "".join(decoder.push([lead]) for _ in range(100))
+    assert len(shown) > 90
+    assert len(shown + decoder.flush()) == 100
+
+
+def test_an_unfinished_character_is_shown_at_the_end():
+    decoder = DEMO.stream_decoder()
+    assert decoder.push(DEMO.encode("ok 👩")[:-1]) == "ok "
+    assert decoder.flush() == "\ufffd"
+
+
+def test_special_tokens_are_skipped_unless_asked_for():
+    ids = DEMO.encode("a<|im_end|>b")
+    assert DEMO.decode(ids) == "ab"
+    assert DEMO.decode(ids, skip_special_tokens=False) == "a<|im_end|>b"
+
+
+async def test_the_async_way_gives_the_same_ids_from_a_thread_when_long():
+    for text in ("short", "long and varied text. " * (THREAD_CHARS // 20 + 1)):
+        messages = [{"role": "user", "content": text}]
+        assert await DEMO.encode_chat_async(messages) == DEMO.encode_chat(messages)
+        assert await DEMO.encode_prompt_async(text) == DEMO.encode_prompt(text)
+
+
+def test_threads_share_one_tokenizer():
+    expected = DEMO.encode_chat(USER)
+    wrong: list[object] = []
+
+    def work() -> None:
+        for _ in range(50):
+            ids = DEMO.encode_chat(USER)
+            if ids != expected:
+                wrong.append(ids)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_long_prompt_is_refused_before_any_work():
+    tokenizer = load_tokenizer(DEMO_MODEL_DIR, max_prompt_chars=100)
+    with pytest.raises(PromptTooLongError, match="101 characters, the limit is 100"):
+        tokenizer.encode_prompt("x" * 101)
+    with pytest.raises(PromptTooLongError):
+        tokenizer.render_chat([{"role": "user", "content": [{"type": "text", "text": "x" * 101}]}])
+
+
+def test_a_lone_surrogate_is_the_clients_mistake():
+    with pytest.raises(PromptError):
+        DEMO.encode("\ud800")
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**32], ["x"]])
+def test_ids_that_are_none_are_the_callers_mistake(ids):
+    with pytest.raises(PromptError, match="token ids"):
+        DEMO.decode(ids)
+
+
+def test_the_demo_tokenizer_is_what_its_corpus_makes():
+    path = Path(__file__).parents[2] / "fixtures" / "demo_model" / "train.py"
+    spec = importlib.util.spec_from_file_location("train_demo_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert json.loads(module.train().to_str()) == json.loads(
+        (DEMO_MODEL_DIR / "tokenizer.json").read_text("utf-8")
+    )
+
+
+def test_the_fingerprint_tells_tokenizers_apart(directory):
+    assert load_tokenizer(directory).fingerprint == DEMO.fingerprint
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    assert load_tokenizer(directory).fingerprint != DEMO.fingerprint
+
+
+def test_templates_come_from_three_places(directory):
+    def rendered(**options) -> str:
+        return load_tokenizer(directory).render_chat(USER, **options)
+
+    configure(directory, chat_template="from config")
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": "from json"}))
+    (directory / "chat_template.jinja").write_text("from jinja")
+    assert rendered() == "from jinja"
+    (directory / "chat_template.jinja").unlink()
+    assert rendered() == "from json"
+    (directory / "chat_template.json").unlink()
+    assert rendered() == "from config"
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    configure(directory, chat_template=named)
+    assert rendered() == "plain"
+    assert rendered(tools=[{"type": "function"}]) == "tools"
+
+
+def test_special_tokens_reach_the_template(directory):
+    bos = {"content": "<|endoftext|>", "lstrip": False, "special": True}
+    configure(directory, bos_token=bos)
+    (directory / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}")
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.encode_chat(USER) == [0, 2]
+
+
+def test_no_chat_template_says_what_to_do(directory):
+    (directory / "chat_template.jinja").unlink()
+    tokenizer = load_tokenizer(directory)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(PromptError, match=r"chat_template\.jinja.*/v1/completions"):
+        tokenizer.render_chat(USER)
+
+
+def test_the_truncation_of_a_training_run_is_ignored(directory):
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    path.write_text(json.dumps(content))
+    assert len(load_tokenizer(directory).encode("one two three four five")) > 2
+
+
+def test_only_the_tokenizer_must_exist(directory):
+    for path in directory.iterdir():
+        if path.name != "tokenizer.json":
+            path.unlink()
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.max_length is None
+    assert tokenizer.eos_token_ids == frozenset()
+    assert tokenizer.encode("hello") == DEMO.encode("hello")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", None, "does not exist"),
+        ("tokenizer.json", b"{}", "is not a tokenizer"),
+        ("tokenizer.json", b"\xff\xfe", "not UTF-8"),
+        ("tokenizer_config.json", b"{", "is not JSON"),
+        ("tokenizer_config.json", b"[" * 100_000, "is not JSON"),
+        ("tokenizer_config.json", b"[]", "expected a JSON object"),
+        ("tokenizer_config.json", b'{"eos_token": 7}', "eos_token"),
+        ("tokenizer_config.json", b'{"chat_template": 7}', "chat_template is int"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": 1}]}', "an entry of chat_template"),
+        ("config.json", b" " * (4 * 1024 * 1024 + 1), "larger than"),
+    ],
+)
+def test_a_broken_file_is_named(directory, file, content, message):
+    if content is None:
+        (directory / file).unlink()
+    else:
+        (directory / file).write_bytes(content)
+    with pytest.raises(TokenizerError, match=message) as caught:
+        load_tokenizer(directory)
+    assert file in str(caught.value)
+
+
+def test_a_broken_template_is_an_error_at_load(directory):
+    (directory / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(TemplateError, match=r"chat_template\.jinja.*line 1"):
+        load_tokenizer(directory)
+
+
+def test_a_path_that_is_no_directory(tmp_path):
+    with pytest.raises(TokenizerError, match="is not a directory"):
+        load_tokenizer(tmp_path / "nowhere")

@@ -1,0 +1,194 @@
+"""Templates from strangers: what they reach for, and what they must not get."""
+
+import itertools
+
+import pytest
+
+from dynctl.tokenization import ChatTemplate, PromptError, RenderLimits, TemplateError
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def render(source: str, **options) -> str:
+    return ChatTemplate(source, origin="evil.jinja", **options).render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages[0].__init__.__globals__ }}",
+        "{{ messages.append({'role': 'user'}) }}",
+        "{{ messages[0].update(role='system') }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ (1).to_bytes(4, 'big') }}",
+        "{{ 'x'.encode() }}",
+        "{{ 'x'.translate({120: 'y'}) }}",
+        "{{ messages[0].content.format_map.__self__ }}{{ ''.__class__.__base__() }}",
+    ],
+)
+def test_a_reach_for_python_is_refused(source):
+    with pytest.raises(TemplateError, match=r"evil\.jinja"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '{0.__class__}'.format(1) }}",
+        "{{ messages|map(attribute='__class__')|join }}",
+        "{{ range.__self__ }}{{ cycler.__init__ }}{{ self.__init__ }}{{ joiner }}",
+    ],
+)
+def test_hidden_attributes_are_undefined(source):
+    assert render(source) == ""
+
+
+@pytest.mark.parametrize("name", ["attr", "pprint", "batch", "xmlattr", "urlize"])
+def test_a_filter_off_the_list_is_refused_by_name(name):
+    with pytest.raises(TemplateError, match=f"No filter named '{name}'"):
+        render("{{ 'x'|" + name + " }}")
+
+
+@pytest.mark.parametrize(
+    ("source", "limit"),
+    [
+        ("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}", "oper"),
+        (
+            "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ m(60) }}",
+            "operations",
+        ),
+        ("{% for x in [1] recursive %}{{ loop([1, 1]) }}{% endfor %}", "deeply|operations"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "deeply"),
+        (
+            "{% set ns = namespace(s='aa') %}"
+            "{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+            "string longer",
+        ),
+        (
+            "{% set ns = namespace(s='aa') %}"
+            "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+            "string longer",
+        ),
+        (
+            "{% set s = 'aaaaaaaa' %}" + "{% set s %}{{ s }}{{ s }}{% endset %}" * 40,
+            "string longer",
+        ),
+        (
+            "{% set ns = namespace(s=[1]) %}"
+            "{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}",
+            "nodes",
+        ),
+        (
+            "{% set ns = namespace(s=[1]) %}"
+            "{% for i in range(60) %}{% set ns.s = (ns.s, ns.s) %}{% endfor %}",
+            "nodes",
+        ),
+        (
+            "{% set ns = namespace(s=[1]) %}"
+            "{% for i in range(60) %}{% set ns.s = {'a': ns.s, 'b': ns.s} %}{% endfor %}",
+            "nodes",
+        ),
+        (
+            "{% set ns = namespace(s=[1]) %}"
+            "{% for i in range(60) %}{% set ns.s = dict(a=ns.s, b=ns.s) %}{% endfor %}",
+            "nodes",
+        ),
+        (
+            "{% set ns = namespace(s=[1]) %}"
+            "{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+            "nodes",
+        ),
+        ("{{ 'a' * 10 ** 9 }}", "string longer"),
+        ("{{ 10 ** 9 * 'a' }}", "string longer"),
+        ("{{ [1] * 10 ** 9 }}", "nodes"),
+        ("{{ 'x' * 8000000 ~ 'x' * 8000000 }}", "string longer"),
+        ("{{ 7 ** (7 ** 9) }}", "bits"),
+        ("{{ 'a'.center(10 ** 9) }}", "width"),
+        ("{{ 'a'.zfill(10 ** 9) }}", "width"),
+        ("{{ 'a' | center(10 ** 9) }}", "width"),
+        ("{{ 'a' | indent(10 ** 9) }}", "width"),
+        (
+            "{{ 'a' | indent('x' * 10000) }}" * 2 + "{{ ('\n' * 9000) | indent('x' * 9000) }}",
+            "longer",
+        ),
+        ("{{ messages | tojson(indent=10 ** 9) }}", "width"),
+        ("{{ 1.5 | round(10 ** 9) }}", "width"),
+        ("{{ '%1000000000d' | format(1) }}", "width"),
+        ("{{ '%1000000000d' % 1 }}", "width"),
+        ("{{ '{:1000000000}'.format(1) }}", "width"),
+        ("{{ strftime_now('%1000000000d') }}", "width"),
+        ("{{ ('\t' * 9000).expandtabs(9000) }}", "string longer"),
+        ("{{ ('x' * 100000) | replace('x', 'y' * 100000) }}", "string longer"),
+        ("{{ ('x' * 100000).replace('x', 'y' * 100000) }}", "string longer"),
+        ("{{ ('x' * 10000).join('y' * 10000) }}", "string longer"),
+        ("{{ range(90000) | join('x' * 10000) }}", "string longer"),
+        (
+            "{% set s %}{% for i in range(90000) %}" + "x" * 90000 + "{% endfor %}{% endset %}",
+            "characters created",
+        ),
+        (
+            "{% set s = 'x' * 4000000 %}" + "{% if s[1:] == 'y' %}{% endif %}" * 100,
+            "characters created",
+        ),
+    ],
+)
+def test_a_bomb_is_stopped_by_count(source, limit):
+    # The clock stands still: it is the counters that stop these, the same way on every machine.
+    with pytest.raises(TemplateError, match=limit):
+        render(source, clock=lambda: 0.0)
+
+
+def test_time_stops_what_the_counters_let_through():
+    seconds = itertools.count()
+    with pytest.raises(TemplateError, match=r"more than 2\.0 s"):
+        render("{% for i in range(10) %}{{ i }}{% endfor %}", clock=lambda: float(next(seconds)))
+
+
+def test_a_namespace_does_not_print_what_it_holds():
+    chain = "{% set a = namespace(x=1) %}" + "{% set a = namespace(x=a, y=a) %}" * 60
+    assert render(chain + "{{ a }}") == "<Namespace>"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ (((",
+        "{% for %}",
+        "{{" + "(" * 5000 + ")" * 5000 + "}}",
+        "{% for i in x %}" * 30 + "{% endfor %}" * 30,
+        "{{ messages | nosuchfilter }}",
+        "x" * (256 * 1024 + 1),
+    ],
+    ids=["open", "no-target", "deep", "nested", "filter", "size"],
+)
+def test_a_template_that_cannot_be_is_an_error_at_load(source):
+    with pytest.raises(TemplateError, match=r"evil\.jinja"):
+        ChatTemplate(source, origin="evil.jinja")
+
+
+def test_other_templates_cannot_be_included():
+    with pytest.raises(TemplateError):
+        render("{% include '/etc/passwd' %}")
+
+
+def test_output_is_bounded():
+    limits = RenderLimits(output_chars=100)
+    with pytest.raises(PromptError, match="the limit is 100"):
+        render("{% for i in range(90) %}ab{% endfor %}", limits=limits)
+
+
+def test_errors_do_not_quote_the_prompt():
+    template = ChatTemplate("{{ messages[0].content + 1 }}")
+    with pytest.raises(TemplateError) as caught:
+        template.render([{"role": "user", "content": "my secret"}])
+    assert "secret" not in str(caught.value)
+
+
+def test_one_render_leaves_the_next_its_whole_budget():
+    template = ChatTemplate(
+        "{% for i in range(50) %}{{ i }}{% endfor %}", limits=RenderLimits(operations=150)
+    )
+    first = template.render(MESSAGES)
+    assert [template.render(MESSAGES) for _ in range(5)] == [first] * 5
