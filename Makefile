@@ -7,6 +7,9 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(she
 ARGS   ?=
 PEERS  ?=
 
+PEER      := ai-dynamo-runtime==1.6.1
+PEER_VENV := $(VENV)-peer
+
 # A pip install whose versions are the locked ones. The lock is a constraints file: it pins, it does not add.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
@@ -53,8 +56,17 @@ format: $(VENV)/.dev-stamp  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev-stamp  ## benchmarks (PEERS=1 runs the peers beside ours)
-	PEERS=$(PEERS) $(BIN)/python -m tests.bench $(ARGS)
+# Every bench_*.py is a program of its own; the peer lives in an environment of its own.
+bench: $(VENV)/.dev-stamp $(if $(PEERS),$(PEER_VENV)/.stamp)  ## benchmarks (PEERS=1 runs the peer beside ours)
+	@set -e; for file in tests/bench/bench_*.py; do \
+	  $(BIN)/python -m "tests.bench.$$(basename "$$file" .py)" \
+	    $(if $(PEERS),--peer-python $(PEER_VENV)/bin/python) $(ARGS); done
+
+$(PEER_VENV)/.stamp: | $(BIN)/python
+	@echo "installing $(PEER) into $(PEER_VENV)"
+	@$(BIN)/python -m venv $(PEER_VENV)
+	@$(PEER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PEER)
+	@touch $@
 
 # Resolves afresh in a throw-away environment; commit the result.
 lock:  ## refresh requirements.lock from pyproject.toml
@@ -68,5 +80,5 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	@wc -l requirements.lock
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEER_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
