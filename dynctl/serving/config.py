@@ -1,0 +1,77 @@
+"""FrontendConfig: everything that ``serve frontend`` (and ``serve router``) can be told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from router_core.config import RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one frontend. Sizes in bytes, times in seconds.
+
+    ``first_byte_s`` is how long an engine may take to its first output, ``idle_s`` how long a
+    running stream may be silent; a prefill hop must answer whole within ``first_byte_s``.
+    ``attempts`` counts dispatches of one request, the first included.
+    """
+
+    body_bytes: int = 16 * 1024 * 1024
+    header_bytes: int = 16 * 1024
+    in_flight: int = 8192
+    connect_s: float = 3.0
+    first_byte_s: float = 300.0
+    idle_s: float = 300.0
+    prefill_answer_bytes: int = 32 * 1024 * 1024
+    unary_answer_bytes: int = 64 * 1024 * 1024
+    attempts: int = 3
+    drain_s: float = 30.0
+    workers: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """How engines are probed: every ``interval_s``, ejected after ``failures`` bad answers.
+
+    A refused connection ejects at once, whatever ``failures`` says.
+    """
+
+    path: str = "/health"
+    interval_s: float = 2.0
+    timeout_s: float = 2.0
+    failures: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendConfig:
+    """Settings of a frontend process.
+
+    ``workers`` are worker specs as on the command line (:mod:`dynctl.serving.worker_spec`).
+    ``model_name`` names the model of workers that do not say theirs. ``log_decisions`` is one of
+    off, winner, all; ``log_format`` text or json. ``decision_memory_bytes`` bounds the decisions
+    kept for ``why``. ``api_token``, where set, is wanted for writes and for routing details.
+    ``origins`` says where each router setting came from (``flag``, ``env``, ``preset``, ...).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    router: RouterConfig = field(default_factory=RouterConfig)
+    preset: str = "dynamo-1.6"
+    origins: Mapping[str, str] = field(default_factory=dict)
+    model_name: str | None = None
+    model_path: Path | None = None
+    workers: tuple[str, ...] = ()
+    workers_file: Path | None = None
+    workers_file_poll_s: float = 1.0
+    block_size: int = 16
+    api_token: str | None = None
+    admin_api: bool = True
+    log_decisions: str = "off"
+    log_format: str = "text"
+    log_level: str = "info"
+    decision_memory_bytes: int = 64 * 1024 * 1024
+    limits: Limits = field(default_factory=Limits)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    system_host: str = "127.0.0.1"
+    system_port: int | None = None
+    announce: bool = False

@@ -1,0 +1,351 @@
+"""RoutingService: the router with what a process needs around it.
+
+It owns the one :class:`Router`, knows the time and chance that the router must be given, turns
+prompts into routing requests, and tells observers (metrics, logs, decision memory) what happened.
+``serve frontend`` and ``serve router`` are faces of the same service.
+"""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dynctl.serving import conditions as codes
+from dynctl.serving.conditions import Conditions
+from dynctl.serving.observers import RequestRecord, ServiceObserver
+from dynctl.serving.prompts import NOT_MODELLED, Prompt, PromptTokenizers, PromptTokens
+from router_core.changes import (
+    Applied,
+    Booked,
+    Change,
+    ConfigSet,
+    Expired,
+    Freed,
+    KvEvent,
+    OutputBlock,
+    PrefillDone,
+    Stage,
+    WorkerAvailability,
+    WorkerLost,
+    WorkerUpserted,
+)
+from router_core.config import RouterConfig
+from router_core.decision import Decision, RoutingPlan
+from router_core.errors import ConfigError
+from router_core.hashing import hash_prompt
+from router_core.router import Router
+from router_core.selection import Pin, RoutingRequest, RoutingView
+from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
+from router_core.topology import RouterPolicy, policy_conflict
+from router_core.workers import Worker
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready to be routed, and the tokens it came from (``ids`` None: not tokenized)."""
+
+    request: RoutingRequest
+    tokens: PromptTokens
+    tokenize_s: float = 0.0
+
+
+class RoutingService:
+    """One router and its surroundings.
+
+    ``clock`` gives monotonic seconds, ``wall`` wall-clock seconds, ``sample`` numbers in [0, 1).
+    ``id_prefix`` starts every decision id; it differs from process to process.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig | None = None,
+        tokenizers: PromptTokenizers | None = None,
+        *,
+        default_block_size: int = 16,
+        clock: Clock = time.monotonic,
+        wall: Clock = time.time,
+        sample: Clock = random.random,
+        id_prefix: str | None = None,
+    ) -> None:
+        self.router = Router(config)
+        self.tokenizers = tokenizers or PromptTokenizers()
+        self.clock = clock
+        self.wall = wall
+        self.sample = sample
+        self.conditions = Conditions(wall)
+        self.observers: list[ServiceObserver] = []
+        #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
+        self.kv_events: Counter[tuple[str, str]] = Counter()
+        #: Requests whose streams this process holds: their bookings do not expire.
+        self.held: set[str] = set()
+        self.started_at = clock()
+        self._default_block_size = default_block_size
+        self._block_sizes: dict[str, int] = {}
+        self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
+        self._count = 0
+
+    # -- ids -------------------------------------------------------------------------------
+
+    def new_id(self) -> str:
+        """A decision id: unique in this process, and most likely among processes."""
+        self._count += 1
+        return f"{self._prefix}{self._count:08x}"
+
+    # -- preparing -------------------------------------------------------------------------
+
+    def models(self) -> tuple[str, ...]:
+        """Models that some registered worker serves, reachable or not."""
+        return self.router.registry.models()
+
+    def block_size(self, model: str) -> int:
+        """Tokens a block of the model's workers."""
+        return self._block_sizes.get(model, self._default_block_size)
+
+    async def prepare(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        decision_id: str | None = None,
+        constraints: RoutingConstraints = NO_CONSTRAINTS,
+        pin_prefill: Pin | None = None,
+        pin_decode: Pin | None = None,
+        allowed_worker_ids: frozenset[int] | None = None,
+        cache_namespace: str | None = None,
+        lora_name: str | None = None,
+    ) -> Prepared:
+        """Tokenize and hash. Raises PromptError, TemplateError or HashingError (a client's 4xx)."""
+        started = self.clock()
+        tokens = await self.tokenizers.tokenize(model, prompt)
+        tokenize_s = self.clock() - started
+        size = self.block_size(model)
+        hashes: list[int] = []
+        if tokens.ids is not None:
+            hashed = hash_prompt(
+                tokens.ids, size, lora_name=lora_name, cache_namespace=cache_namespace
+            )
+            hashes = hashed.sequence
+        request = RoutingRequest(
+            id=decision_id or self.new_id(),
+            model=model,
+            isl_tokens=tokens.count,
+            block_size=size,
+            sequence_hashes=hashes,
+            constraints=constraints,
+            pin_prefill=pin_prefill,
+            pin_decode=pin_decode,
+            allowed_worker_ids=allowed_worker_ids,
+            overlap_modelled=tokens.ids is not None,
+        )
+        return Prepared(request, tokens, tokenize_s)
+
+    # -- deciding and booking --------------------------------------------------------------
+
+    def plan(
+        self,
+        request: RoutingRequest,
+        *,
+        detail: bool = False,
+        view: RoutingView | None = None,
+        samples: tuple[float, float] | None = None,
+    ) -> RoutingPlan:
+        """Decide every hop; books nothing. ``detail`` spells out every rejection (dry runs)."""
+        drawn = samples or (self.sample(), self.sample())
+        plan = self.router.plan(request, samples=drawn, view=view, detail=detail)
+        return plan if request.overlap_modelled else _noted(plan)
+
+    def continue_plan(
+        self, request: RoutingRequest, prefill: Decision, *, detail: bool = False
+    ) -> RoutingPlan:
+        """Decide the decode hop again, now that prefill is done."""
+        plan = self.router.continue_plan(request, prefill, sample=self.sample(), detail=detail)
+        return plan if request.overlap_modelled else _noted(plan)
+
+    def book(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> Applied:
+        """Give the hop to its winner; from now on it counts as that worker's load."""
+        applied = self.apply(self.router.booking(decision, request))
+        if applied.ok:
+            for observer in self.observers:
+                observer.on_hop(decision, request, record)
+        return applied
+
+    def decided(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
+        """Tell the observers about the plan that will be answered from."""
+        record.plan = plan
+        for observer in self.observers:
+            observer.on_decision(plan, request, record)
+
+    def prefill_done(self, request_id: str) -> Applied:
+        """The first output token came."""
+        return self.apply(PrefillDone(request_id))
+
+    def output_block(self, request_id: str, decay_fraction: float | None = None) -> Applied:
+        return self.apply(OutputBlock(request_id, decay_fraction))
+
+    def free(self, request_id: str, stage: Stage | None = None) -> Applied:
+        """The request ended on one hop, or altogether."""
+        return self.apply(Freed(request_id, stage))
+
+    # -- changes ---------------------------------------------------------------------------
+
+    def apply(self, change: Change) -> Applied:
+        """Take one change at the present time; every change of the process goes through here."""
+        applied = self.router.apply(change, self.clock())
+        if isinstance(change, (Booked, Freed, PrefillDone)):
+            return applied
+        if isinstance(change, KvEvent):
+            kind = type(change.event).__name__.removeprefix("Blocks").lower()
+            self.kv_events[kind, applied.code] += 1
+        elif isinstance(change, (WorkerUpserted, WorkerLost, ConfigSet)) and applied.ok:
+            self._fleet_changed()
+        return applied
+
+    def expire(self) -> None:
+        """Forget bookings without progress, except those whose streams this process holds."""
+        for request_id in self.held:
+            self.apply(PrefillDone(request_id))
+        self.apply(Expired())
+
+    def set_condition(self, code: str, subject: str, message: str) -> None:
+        """Report a condition; observers hear of it when it is new or changed."""
+        told = self.conditions.set(code, subject, message)
+        if told is not None:
+            for observer in self.observers:
+                observer.on_condition(told, False)
+
+    def clear_condition(self, code: str, subject: str) -> None:
+        over = self.conditions.clear(code, subject)
+        if over is not None:
+            for observer in self.observers:
+                observer.on_condition(over, True)
+
+    # -- workers ---------------------------------------------------------------------------
+
+    def upsert_worker(self, worker: Worker) -> Applied:
+        return self.apply(WorkerUpserted(worker))
+
+    def remove_worker(self, worker_id: int) -> Applied:
+        worker = self.router.registry.get(worker_id)
+        applied = self.apply(WorkerLost(worker_id))
+        if worker is not None:
+            self.conditions.forget(worker.name)
+        return applied
+
+    def set_available(self, worker_id: int, reason: str | None) -> Applied:
+        """``reason`` None: routable again; a text says why it is not."""
+        return self.apply(WorkerAvailability(worker_id, reason))
+
+    def find_worker(self, text: str) -> Worker | None:
+        """A worker by name, decimal id or hex id (``0x..``)."""
+        registry = self.router.registry
+        worker = registry.by_name(text)
+        if worker is not None:
+            return worker
+        for base in (10, 16):
+            try:
+                worker = registry.get(int(text, base))
+            except ValueError:
+                continue
+            if worker is not None:
+                return worker
+        return None
+
+    def workers(self) -> list[dict[str, Any]]:
+        """One plain row a worker, with its ranks' load, cache and freshness."""
+        return [self.worker_row(worker) for worker in self.router.registry]
+
+    def worker_row(self, worker: Worker) -> dict[str, Any]:
+        """``index`` per rank is ``current``, ``gapped`` or ``absent``; ages are seconds or None."""
+        reason = self.router.registry.unavailable_reason(worker.worker_id)
+        slots = self.router.registry.slots(worker.worker_id)
+        busy = self.router.busy
+        return {
+            **worker.to_dict(),
+            "id": str(worker.worker_id),
+            "status": "ready" if reason is None else "unavailable",
+            "reason": reason,
+            "busy": all(busy.busy_ranks >> slot & 1 for slot in slots),
+            "domains": dict(worker.domains),
+            "routed_by": "cache and load" if worker.kv_events else "load only",
+            "ranks": [
+                self._rank_row(rank, slot) for rank, slot in zip(worker.ranks, slots, strict=True)
+            ],
+        }
+
+    def _rank_row(self, rank: int, slot: int) -> dict[str, Any]:
+        router, now = self.router, self.clock()
+        fresh = router.freshness[slot]
+        reported = router.busy.reported[slot]
+        return {
+            "dp_rank": rank,
+            "active_requests": router.load.requests[slot],
+            "active_prefill_tokens": router.load.prefill_tokens[slot],
+            "active_decode_blocks": router.load.decode_blocks[slot],
+            "reported": {
+                "active_decode_blocks": reported.active_decode_blocks,
+                "kv_used_blocks": reported.kv_used_blocks,
+                "active_prefill_tokens": reported.active_prefill_tokens,
+            },
+            "cached_blocks": router.index.block_count(slot),
+            "busy": bool(router.busy.busy_ranks >> slot & 1),
+            "busy_reasons": [reason.message for reason in router.busy.reasons(slot)],
+            "index": fresh.index_state,
+            "index_age_s": None if fresh.index_at is None else now - fresh.index_at,
+            "load_age_s": None if fresh.load_at is None else now - fresh.load_at,
+            "gaps": fresh.gaps,
+        }
+
+    def configure(self, values: Mapping[str, Any]) -> Applied:
+        return self.apply(ConfigSet(values))
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _fleet_changed(self) -> None:
+        """Block sizes by model, and the conditions that follow from who is there."""
+        self._block_sizes = {}
+        mismatched = {}
+        try:
+            policy = RouterPolicy.of(self.router.config)
+        except ConfigError:
+            policy = None
+        for worker in self.router.registry:
+            size = self._block_sizes.setdefault(worker.model, worker.block_size)
+            if size != worker.block_size:
+                mismatched[worker.name] = (
+                    f"worker {worker.name} has blocks of {worker.block_size} tokens, others of "
+                    f"{worker.model} have {size}; its cache cannot be matched: give all the same"
+                )
+            self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
+            self._hold(codes.BLOCK_SIZE_MISMATCH, worker.name, mismatched.get(worker.name))
+
+    def _hold(self, code: str, subject: str, message: str | None) -> None:
+        if message is None:
+            self.clear_condition(code, subject)
+        else:
+            self.set_condition(code, subject, message)
+
+
+def _noted(plan: RoutingPlan) -> RoutingPlan:
+    def note(decision: Decision | None) -> Decision | None:
+        if decision is None or NOT_MODELLED in decision.notes:
+            return decision
+        return replace(decision, notes=(*decision.notes, NOT_MODELLED))
+
+    return replace(plan, prefill=note(plan.prefill), decode=note(plan.decode))
+
+
+def excluding(
+    request: RoutingRequest, failed: Iterable[int], everyone: Iterable[Worker]
+) -> RoutingRequest:
+    """The request with some workers ruled out: those that failed it already."""
+    gone = frozenset(failed)
+    if not gone:
+        return request
+    allowed = request.allowed_worker_ids
+    if allowed is None:
+        allowed = frozenset(w.worker_id for w in everyone if w.model == request.model)
+    return replace(request, allowed_worker_ids=allowed - gone)
