@@ -71,10 +71,11 @@ class EngineApi:
         except ApiError as error:
             return _error(error)
         except EngineWentAway:
-            # As a killed process: no answer, the client sees the connection close.
+            # As a killed process: the client sees the connection close. What is returned goes
+            # nowhere; raising instead would log a traceback for a failure that was asked for.
             if request.transport is not None:
                 request.transport.abort()
-            raise
+            return web.Response(status=500)
         except web.HTTPRequestEntityTooLarge:
             limit = self._engine.config.max_body_bytes
             return _error(

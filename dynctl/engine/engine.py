@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from dynctl.engine.config import EngineConfig
+from dynctl.engine.config import EngineConfig, EngineConfigError
 from dynctl.engine.faults import FaultState
 from dynctl.engine.generation import OutputPlan, Vocabulary
 from dynctl.engine.handoff import HeldKvTable, KvPuller
@@ -70,7 +70,11 @@ class Engine:
         self.puller = KvPuller(config.topology_domains, config.kv_hold_timeout_s)
         self._vocabulary = Vocabulary(tokenizer)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        publishers = bind_publishers(config, self._context, self.faults)
+        try:
+            publishers = bind_publishers(config, self._context, self.faults)
+        except EngineConfigError:
+            self._context.destroy(linger=0)
+            raise
         self.ranks = [
             self._rank(rank, publishers[rank] if publishers else None)
             for rank in range(config.data_parallel_size)

@@ -162,7 +162,11 @@ class _Run:
 
 
 async def _until_pulled(held: HeldKv, engine: Engine, room: int) -> None:
-    await held.gone.wait()
+    try:
+        await held.gone.wait()
+    except asyncio.CancelledError:  # the client gave the request up, so nobody is to pull it
+        engine.held.release(held, pulled=False)
+        raise
     if not held.pulled:
         raise ApiError(
             500,

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -167,61 +168,83 @@ def bind_publishers(
     if not config.kv_events:
         return []
     ranks = config.data_parallel_size
-    pubs = _bind_all(context, zmq.PUB, config.kv_events, ranks, "kv-events")
+    pubs: list[_Bound[zmq.Socket[bytes]]] = []
+    replays: list[_Bound[zmq.asyncio.Socket]] = []
     try:
-        replays: list[tuple[zmq.Socket[bytes], str]] = []
-        if config.replay:
-            replays = _bind_all(context, zmq.ROUTER, config.replay, ranks, "replay")
-    except EngineConfigError:
-        for socket, _ in pubs:
-            socket.close(linger=0)
-        raise
-    publishers = []
-    for rank, (pub, endpoint) in enumerate(pubs):
-        replay, replay_endpoint = replays[rank] if replays else (None, "")
-        publishers.append(
-            KvEventPublisher(
-                rank,
-                pub,
-                zmq.asyncio.Socket(shadow=replay) if replay is not None else None,
-                RankEndpoints(rank, endpoint, replay_endpoint),
-                config,
-                faults,
-            )
+        pubs = _bind_all(
+            lambda: _socket(context.socket(zmq.PUB), _SEND_QUEUE),
+            config.kv_events,
+            ranks,
+            "kv-events",
         )
-    return publishers
+        if config.replay:
+            # An answer is at most the whole buffer and its end marker: nothing may be dropped.
+            queue = 2 * (config.kv_events_buffer_steps + 1)
+            replays = _bind_all(
+                lambda: _socket(zmq.asyncio.Socket(context, zmq.ROUTER), queue),
+                config.replay,
+                ranks,
+                "replay",
+            )
+    except EngineConfigError:
+        for bound in pubs:
+            bound.socket.close(linger=0)
+        raise
+    return [
+        KvEventPublisher(
+            rank,
+            pub.socket,
+            replays[rank].socket if replays else None,
+            RankEndpoints(rank, pub.endpoint, replays[rank].endpoint if replays else ""),
+            config,
+            faults,
+        )
+        for rank, pub in enumerate(pubs)
+    ]
+
+
+_AnySocket = TypeVar("_AnySocket", zmq.Socket[bytes], zmq.asyncio.Socket)
+
+
+@dataclass(frozen=True)
+class _Bound(Generic[_AnySocket]):
+    socket: _AnySocket
+    endpoint: str
+
+
+def _socket(socket: _AnySocket, queue: int) -> _AnySocket:
+    socket.set_hwm(queue)
+    return socket
 
 
 def _bind_all(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, ranks: int, flag: str
-) -> list[tuple[zmq.Socket[bytes], str]]:
+    make: Callable[[], _AnySocket], endpoint: str, ranks: int, flag: str
+) -> list[_Bound[_AnySocket]]:
     host, port = split_endpoint(endpoint, flag=flag)
-    for attempt in range(_BIND_ATTEMPTS):
-        bound: list[tuple[zmq.Socket[bytes], str]] = []
+    attempts = _BIND_ATTEMPTS if port == 0 else 1
+    while True:
+        attempts -= 1
+        bound: list[_Bound[_AnySocket]] = []
         base = port
-        try:
-            for rank in range(ranks):
-                socket = context.socket(kind)
-                bound.append((socket, ""))
-                # A replay answer is at most the whole buffer: nothing of it may be dropped.
-                socket.set_hwm(_SEND_QUEUE if kind == zmq.PUB else 2_000_002)
-                wanted = "*" if base == 0 else str(base + rank)
-                socket.bind(f"tcp://{host}:{wanted}")
-                actual = socket.get_string(zmq.LAST_ENDPOINT)
-                if base == 0:
-                    base = split_endpoint(actual)[1]
-                bound[-1] = (socket, actual)
-        except zmq.ZMQError as error:
-            for socket, _ in bound:
+        for rank in range(ranks):
+            socket = make()
+            try:
+                socket.bind(f"tcp://{host}:{base + rank if base else '*'}")
+            except zmq.ZMQError as error:
                 socket.close(linger=0)
-            if port == 0 and attempt < _BIND_ATTEMPTS - 1:
-                continue
-            raise EngineConfigError(
-                f"--{flag} tcp://{host}:{base + len(bound) - 1}: {error.strerror}; "
-                "choose a free address, or port 0 for any"
-            ) from None
-        return bound
-    raise AssertionError("unreachable: the last attempt returns or raises")
+                for other in bound:
+                    other.socket.close(linger=0)
+                if attempts:
+                    break
+                raise EngineConfigError(
+                    f"--{flag} tcp://{host}:{base + rank}: {error.strerror}; "
+                    "choose a free address, or port 0 for any"
+                ) from None
+            actual = socket.get_string(zmq.LAST_ENDPOINT)
+            base = base or split_endpoint(actual)[1]
+            bound.append(_Bound(socket, actual))
+        else:
+            return bound
 
 
 async def serve_replays(publishers: Sequence[KvEventPublisher]) -> None:

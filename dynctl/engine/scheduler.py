@@ -210,6 +210,9 @@ class RankScheduler:
             request.loading = None
             if self._config.kv_load_failure_policy == "fail" or not self._config.can_prefill:
                 self.end(request, error)
+        except Exception as error:  # a bug there must fail the request, not leave it loading
+            request.loading = None
+            self.end(request, error)
         else:
             request.loading = None
             if request.ended or request.table is None:
