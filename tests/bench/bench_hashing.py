@@ -1,0 +1,67 @@
+"""Tokens to block hashes, beside Dynamo's binding.
+
+    python -m tests.bench.bench_hashing [--peer-python PATH]
+
+The binding gives local hashes only; ours is shown with and without the chaining into sequence
+hashes that the prefix index needs. Nanoseconds a block, tokens given as a list.
+"""
+
+import argparse
+import random
+from array import array
+from pathlib import Path
+
+from router_core.hashing import hash_prompt, local_block_hashes, sequence_hashes
+from tests.bench.harness import Peer, Row, alternate, measure, print_table, row
+
+BLOCK = 16
+
+
+def run(peer: Peer | None, turns: int = 7) -> list[Row]:
+    """Rows for prompts of 512, 8,192 and 65,536 tokens."""
+    rows: list[Row] = []
+    for tokens, inner in ((512, 400), (8192, 40), (65536, 5)):
+        source = random.Random(tokens)
+        prompt = [source.randrange(150_000) for _ in range(tokens)]
+        packed = array("I", prompt)
+        local = local_block_hashes(prompt, BLOCK)
+        blocks = len(local)
+        ours = [
+            lambda p=prompt: local_block_hashes(p, BLOCK),
+            lambda p=prompt: hash_prompt(p, BLOCK),
+            lambda p=packed: hash_prompt(p, BLOCK),
+            lambda h=local: sequence_hashes(h),
+        ]
+        sides = [lambda fn=fn, n=inner: measure(fn, 1, inner=n) for fn in ours]
+        if peer is not None:
+            sides.append(
+                lambda t=tokens, n=inner: float(
+                    peer.ask("hash", tokens=t, block_size=BLOCK, inner=n, seed=t)
+                )
+            )
+        taken = [value / blocks for value in alternate(sides, turns)]
+        theirs = taken[4] if peer is not None else None
+        rows += [
+            row(f"{tokens} tokens -> local hashes", "ns/block", taken[0], theirs, "2x"),
+            row(f"{tokens} tokens -> sequence hashes", "ns/block", taken[1], theirs),
+            row(f"{tokens} tokens as array -> sequence", "ns/block", taken[2], theirs),
+            row(f"{blocks} local -> sequence hashes", "ns/block", taken[3]),
+        ]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peer-python", help="a Python that has ai-dynamo-runtime installed")
+    arguments = parser.parse_args()
+    if arguments.peer_python:
+        script = Path(__file__).with_name("peer_dynamo.py")
+        with Peer(arguments.peer_python, script) as peer:
+            rows = run(peer)
+    else:
+        rows = run(None)
+    print_table("hashing", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The prefix index beside Dynamo's RadixTree: matching, ingest, memory.
+
+    python -m tests.bench.bench_index [--peer-python PATH] [--degrees 8,2,1]
+
+64 workers, a million (worker, block) entries in documents of 4,096 blocks; ``degree`` workers hold
+each document, in the staggered workload to different depths. Every prompt is a document's first
+blocks, so its longest holder has all of it. Each of ours and the peer's finds rotates over the
+documents. Before measuring, the answers of both are compared.
+
+The peer matches local hashes, ours sequence hashes; what making them costs is a row of its own.
+The peer takes events as JSON only, so ours is shown from JSON too.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from router_core.hashing import sequence_hashes
+from router_core.index import PrefixIndex
+from tests.bench import prefix_workload as workload
+from tests.bench.harness import Peer, Row, alternate, measure, print_table, resident_bytes, row
+
+LENGTHS = {64: "0.7x", 512: "2x", 4096: "7x"}
+
+
+class Block(msgspec.Struct):
+    """One block of the peer's JSON event."""
+
+    block_hash: int
+    tokens_hash: int
+
+
+class Stored(msgspec.Struct):
+    """The peer's stored event, as JSON has it."""
+
+    parent_hash: int | None
+    blocks: list[Block]
+
+
+def build(degree: int, *, staggered: bool) -> tuple[PrefixIndex, float, int]:
+    """The index, events a second, and the bytes it takes."""
+    gc.collect()
+    before = resident_bytes()
+    index = PrefixIndex()
+    spent = count = 0
+    for worker, parent, names, local in workload.events(degree, staggered=staggered):
+        # Fresh objects, as a decoder makes them: sharing must be the index's own doing.
+        names, local = [n + 0 for n in names], [n | 0 for n in local]
+        start = time.perf_counter_ns()
+        index.store(worker, parent, names, local)
+        spent += time.perf_counter_ns() - start
+        count += 1
+    gc.collect()
+    return index, count / spent * 1e9, resident_bytes() - before
+
+
+def ingest_json(degree: int) -> float:
+    """Events a second from JSON bytes."""
+    decode = msgspec.json.Decoder(Stored).decode
+    index = PrefixIndex()
+    spent = count = 0
+    for worker, parent, names, local in itertools.islice(workload.events(degree), 8000):
+        blocks = [
+            {"block_hash": name, "tokens_hash": value}
+            for name, value in zip(names, local, strict=True)
+        ]
+        data = json.dumps({"parent_hash": parent, "blocks": blocks}).encode()
+        start = time.perf_counter_ns()
+        event = decode(data)
+        index.store(
+            worker,
+            event.parent_hash,
+            [block.block_hash for block in event.blocks],
+            [block.tokens_hash for block in event.blocks],
+        )
+        spent += time.perf_counter_ns() - start
+        count += 1
+    return count / spent * 1e9
+
+
+def run(peer: Peer | None, degree: int, *, staggered: bool, turns: int = 7) -> list[Row]:
+    """Rows of one workload."""
+    name = f"{degree} holders{', staggered' if staggered else ''}"
+    index, events, memory = build(degree, staggered=staggered)
+    entries = index.entry_count
+    rows: list[Row] = []
+    theirs = peer.ask("build", degree=degree, staggered=staggered) if peer else {}
+    if theirs:
+        assert theirs["entries"] == entries
+    documents = workload.documents(degree)
+    for blocks, aim in LENGTHS.items():
+        prompts = [sequence_hashes(document[:blocks]) for document in documents]
+        if peer:
+            for number in range(0, len(prompts), 5):
+                ours = sorted([slot, n] for slot, n in index.find_matches(prompts[number]).items())
+                assert ours == peer.ask("scores", document=number, blocks=blocks)
+        turn: Iterator[list[int]] = itertools.cycle(prompts)
+        inner = 200
+
+        def ours_ns(turn: Iterator[list[int]] = turn) -> float:
+            return measure(lambda: index.find_matches(next(turn)), 1, inner=inner)
+
+        def peer_ns(blocks: int = blocks) -> float:
+            assert peer is not None
+            return float(peer.ask("find", blocks=blocks, inner=inner))
+
+        taken = alternate([ours_ns, peer_ns] if peer else [ours_ns], turns)
+        their_us = taken[1] / 1000 if peer else None
+        rows.append(row(f"{name}: find {blocks}", "us", taken[0] / 1000, their_us, aim))
+        local = documents[0][:blocks]
+        hashing = measure(lambda local=local: sequence_hashes(local), 5, inner=20)  # type: ignore[misc]
+        total = (taken[0] + hashing) / 1000
+        rows.append(row(f"{name}: chain hashes + find {blocks}", "us", total, their_us))
+    peer_events = theirs.get("events_per_s")
+    rows.append(row(f"{name}: ingest", "events/s", events, peer_events, "0.7x", better="higher"))
+    if not staggered:
+        from_json = ingest_json(degree)
+        rows.append(
+            row(f"{name}: ingest from JSON", "events/s", from_json, peer_events, better="higher")
+        )
+    per_million = 1e6 / entries / 1e6
+    rows.append(
+        row(
+            f"{name}: memory a million entries",
+            "MB",
+            memory * per_million,
+            theirs["bytes"] * per_million if theirs else None,
+            "<= 110",
+        )
+    )
+    rows.append(row(f"{name}: distinct blocks", "blocks", index.node_count))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peer-python", help="a Python that has ai-dynamo-runtime installed")
+    parser.add_argument("--degrees", default="8,2,1", help="holders of a document, one run each")
+    arguments = parser.parse_args()
+    for degree in (int(value) for value in arguments.degrees.split(",")):
+        for staggered in (False, True) if degree > 1 else (False,):
+            title = f"prefix index, {degree} holders{', staggered' if staggered else ''}"
+            if arguments.peer_python:
+                script = Path(__file__).with_name("peer_dynamo.py")
+                with Peer(arguments.peer_python, script) as peer:
+                    print_table(title, run(peer, degree, staggered=staggered))
+            else:
+                print_table(title, run(None, degree, staggered=staggered))
+
+
+if __name__ == "__main__":
+    main()

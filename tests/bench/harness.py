@@ -1,0 +1,172 @@
+"""The frame all benchmarks share: measure, run a peer beside ours, print rows.
+
+A **row** is one measured quantity: ours, the peer's from the same run, their ratio and the aim.
+Medians over rounds; ours and the peer's rounds alternate, so that a slow minute of the machine
+hits both.
+"""
+
+import gc
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+Better = Literal["lower", "higher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured quantity. ``ratio`` says how many times better ours is than the peer's."""
+
+    name: str
+    unit: str
+    ours: float
+    peer: float | None = None
+    ratio: float | None = None
+    aim: str = ""
+
+
+def row(
+    name: str,
+    unit: str,
+    ours: float,
+    peer: float | None = None,
+    aim: str = "",
+    *,
+    better: Better = "lower",
+) -> Row:
+    """A row with its ratio worked out; ``better`` says which direction is good."""
+    ratio = None
+    if peer is not None and ours and peer:
+        ratio = peer / ours if better == "lower" else ours / peer
+    return Row(name, unit, ours, peer, ratio, aim)
+
+
+def measure(
+    fn: Callable[[], object],
+    rounds: int = 9,
+    *,
+    inner: int = 1,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> float:
+    """Median nanoseconds of one call of ``fn`` over ``rounds`` rounds of ``inner`` calls.
+
+    The first round warms up and is not counted; the garbage collector is off meanwhile.
+    ``clock=time.process_time_ns`` counts CPU time only.
+    """
+    return median(samples(fn, rounds, inner=inner, clock=clock))
+
+
+def samples(
+    fn: Callable[[], object],
+    rounds: int,
+    *,
+    inner: int = 1,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> list[float]:
+    """Nanoseconds of one call of ``fn``, one value a round; as `measure`."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        taken: list[float] = []
+        for _ in range(rounds + 1):
+            start = clock()
+            for _ in range(inner):
+                fn()
+            taken.append((clock() - start) / inner)
+    finally:
+        if was_on:
+            gc.enable()
+    return taken[1:]
+
+
+def alternate(sides: Sequence[Callable[[], float]], turns: int) -> list[float]:
+    """Medians of several sides, each of which measures once a turn, turn by turn."""
+    taken: list[list[float]] = [[] for _ in sides]
+    for _ in range(turns):
+        for side, values in zip(sides, taken, strict=True):
+            values.append(side())
+    return [median(values) for values in taken]
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process (Linux)."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmRSS line; memory is measured on Linux only")
+
+
+class Peer:
+    """A peer in a process and an environment of its own: a JSON line in, a JSON line out.
+
+    ``script`` runs under ``python`` and calls `serve` (or does as it does). Use as a context
+    manager; the process ends with it.
+    """
+
+    def __init__(self, python: str, script: Path) -> None:
+        self._process = subprocess.Popen(
+            [python, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def ask(self, op: str, **arguments: object) -> Any:
+        """The answer of the peer's operation ``op``."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the peer process ended while asked for {op!r}")
+        return json.loads(line)
+
+
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    """The rows as a table, then as one JSON line."""
+    table = Table(title=title, title_justify="left")
+    for column in ("what", "unit", "ours", "peer", "ratio", "aim"):
+        table.add_column(column, justify="left" if column in ("what", "unit", "aim") else "right")
+    for item in rows:
+        table.add_row(
+            item.name,
+            item.unit,
+            _number(item.ours),
+            "-" if item.peer is None else _number(item.peer),
+            "-" if item.ratio is None else f"{item.ratio:.2f}x",
+            item.aim,
+        )
+    Console(width=110).print(table)
+    print(json.dumps({"benchmark": title, "rows": [asdict(item) for item in rows]}))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
