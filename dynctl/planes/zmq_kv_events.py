@@ -13,7 +13,7 @@ are refused by the index until the chain is stored again.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import zmq
@@ -22,14 +22,18 @@ from xxhash import xxh3_64_intdigest
 from zmq.utils.monitor import parse_monitor_message
 
 from dynctl.planes.kv_event_sequence import EventSequence, Place
+from dynctl.planes.kv_event_source import (
+    DEFAULT_BOUNDS,
+    KvEventSource,
+    StreamBounds,
+    dialable_endpoint,
+)
 from dynctl.planes.zmq_replay import ReplayFailed, replay
 from dynctl.ports import IndexUpdate, StreamCode, StreamCondition, StreamState, StreamValue
 from dynctl.wire.errors import WireError
-from dynctl.wire.index_events import NO_ADAPTERS, Drop, DropCode, to_index_events
+from dynctl.wire.index_events import Drop, DropCode, to_index_events
 from dynctl.wire.vllm_events import (
-    DEFAULT_LIMITS,
     EventBatch,
-    Limits,
     decode_batch,
     decode_message,
 )
@@ -42,72 +46,6 @@ _TURN_BYTES: Final = 64 * 1024
 # be reported as one.
 _MESSAGE_MARGIN: Final = 4
 _WATCHED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | int(zmq.Event.DISCONNECTED)
-_ANY_HOST: Final = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - dialled, never bound
-
-
-class EndpointError(ValueError):
-    """A KV-event endpoint that cannot be dialled; the message says what was expected."""
-
-
-def dialable_endpoint(endpoint: str, host: str = "127.0.0.1", dp_rank: int = 0) -> str:
-    """``endpoint`` as a subscriber dials it.
-
-    Engines are configured with what they bind: a wildcard host (``tcp://*:5557``) becomes
-    ``host``, the worker's. Rank N of a data-parallel engine binds the port + N.
-    """
-    scheme, found, address = endpoint.partition("://")
-    if found and scheme in ("ipc", "inproc") and address:
-        return endpoint if dp_rank == 0 else f"{endpoint}_dp{dp_rank}"
-    name, colon, port = address.rpartition(":")
-    if scheme != "tcp" or not colon or not name:
-        raise EndpointError(f"{endpoint!r} is not a ZMQ endpoint; expected tcp://HOST:PORT")
-    if not port.isdecimal() or not 1 <= int(port) + dp_rank <= 65535:
-        raise EndpointError(f"{endpoint!r}: port {port!r}; expected 1 to {65535 - dp_rank}")
-    if name in _ANY_HOST:
-        name = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"tcp://{name}:{int(port) + dp_rank}"
-
-
-@dataclass(frozen=True, slots=True)
-class KvEventSource:
-    """Which stream to follow and how to read it.
-
-    ``endpoint`` and ``replay`` may have a wildcard host, which means ``host``. ``dp_rank`` holds
-    for batches that do not say theirs. ``block_size`` is the router's, in tokens.
-    """
-
-    worker_id: int
-    endpoint: str
-    block_size: int
-    dp_rank: int = 0
-    replay: str | None = None
-    host: str = "127.0.0.1"
-    topic: bytes = b""
-    adapter_names: Mapping[int, str] = field(default=NO_ADAPTERS)
-    cache_namespace: str | None = None
-    is_eagle: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StreamBounds:
-    """Bounds of one stream; times in seconds, sizes in what the name says.
-
-    ``queue_messages``: what ZMQ keeps while we are busy; it drops beyond, which shows as a hole.
-    ``replay_wait`` is the longest silence and ``replay_total`` the longest whole answer of a
-    replay socket; one that failed is left alone for ``replay_pause``. ``idle_check``: a silent
-    stream is checked against the replay socket that often, since a lost last batch leaves no hole.
-    """
-
-    queue_messages: int = 100_000
-    replay_wait: float = 2.0
-    replay_total: float = 60.0
-    replay_pause: float = 30.0
-    replay_bytes: int = 1024 * 1024 * 1024
-    idle_check: float = 30.0
-    batch: Limits = DEFAULT_LIMITS
-
-
-DEFAULT_BOUNDS: Final = StreamBounds()
 
 
 class ZmqKvEvents:
@@ -355,7 +293,8 @@ class ZmqKvEvents:
     def _ask(
         self, context: zmq.asyncio.Context, start: int
     ) -> AsyncGenerator[tuple[int, bytes], None]:
-        assert self.replay is not None
+        if self.replay is None:
+            raise ReplayFailed("no replay socket is configured")
         bounds = self._bounds
         return replay(
             context,

@@ -1,0 +1,75 @@
+"""Which engine's KV events to follow, where they are, and the bounds of following them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from dynctl.wire.index_events import NO_ADAPTERS
+from dynctl.wire.vllm_events import DEFAULT_LIMITS, Limits
+
+_ANY_HOST: Final = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - dialled, never bound
+
+
+class EndpointError(ValueError):
+    """A KV-event endpoint that cannot be dialled; the message says what was expected."""
+
+
+def dialable_endpoint(endpoint: str, host: str = "127.0.0.1", dp_rank: int = 0) -> str:
+    """``endpoint`` as a subscriber dials it.
+
+    Engines are configured with what they bind: a wildcard host (``tcp://*:5557``) becomes
+    ``host``, the worker's. Rank N of a data-parallel engine binds the port + N.
+    """
+    scheme, found, address = endpoint.partition("://")
+    if found and scheme in ("ipc", "inproc") and address:
+        return endpoint if dp_rank == 0 else f"{endpoint}_dp{dp_rank}"
+    name, colon, port = address.rpartition(":")
+    if scheme != "tcp" or not colon or not name:
+        raise EndpointError(f"{endpoint!r} is not a ZMQ endpoint; expected tcp://HOST:PORT")
+    if not port.isdecimal() or not 1 <= int(port) + dp_rank <= 65535:
+        raise EndpointError(f"{endpoint!r}: port {port!r}; expected 1 to {65535 - dp_rank}")
+    if name in _ANY_HOST:
+        name = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"tcp://{name}:{int(port) + dp_rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventSource:
+    """Which stream to follow and how to read it.
+
+    ``endpoint`` and ``replay`` may have a wildcard host, which means ``host``. ``dp_rank`` holds
+    for batches that do not say theirs. ``block_size`` is the router's, in tokens.
+    """
+
+    worker_id: int
+    endpoint: str
+    block_size: int
+    dp_rank: int = 0
+    replay: str | None = None
+    host: str = "127.0.0.1"
+    topic: bytes = b""
+    adapter_names: Mapping[int, str] = field(default_factory=lambda: NO_ADAPTERS)
+    cache_namespace: str | None = None
+    is_eagle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """Bounds of one stream; times in seconds, sizes in what the name says.
+
+    ``queue_messages``: what ZMQ keeps while we are busy; it drops beyond, which shows as a hole.
+    ``replay_wait`` is the longest silence and ``replay_total`` the longest whole answer of a
+    replay socket; one that failed is left alone for ``replay_pause``. ``idle_check``: a silent
+    stream is checked against the replay socket that often, since a lost last batch leaves no hole.
+    """
+
+    queue_messages: int = 100_000
+    replay_wait: float = 2.0
+    replay_total: float = 60.0
+    replay_pause: float = 30.0
+    replay_bytes: int = 1024 * 1024 * 1024
+    idle_check: float = 30.0
+    batch: Limits = DEFAULT_LIMITS
+
+
+DEFAULT_BOUNDS: Final = StreamBounds()

@@ -1,0 +1,596 @@
+"""What a follower of KV events must do, whatever the engine and the network do."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+import zmq.asyncio
+
+from dynctl.planes.kv_event_source import (
+    EndpointError,
+    KvEventSource,
+    StreamBounds,
+    dialable_endpoint,
+)
+from dynctl.planes.zmq_kv_events import ZmqKvEvents
+from dynctl.ports import IndexUpdate
+from dynctl.wire.vllm_events import Limits, decode_message, encode_batch, encode_seq
+from router_core.changes import IndexMarked, KvEvent
+from router_core.events import BlocksStored, Cleared
+from router_core.hashing import local_block_hashes
+from tests.contract.zmq_publisher import (
+    CLEARED,
+    Recorder,
+    ScriptedPublisher,
+    batch,
+    running,
+    stored,
+)
+
+CAPTURE = Path(__file__).parents[1] / "captures" / "vllm-zmq-kv-events.jsonl"
+# Waits that must run out in a test are short, those that must not are long.
+PATIENT = StreamBounds(idle_check=600.0)
+
+
+class Bench:
+    """One publisher, one follower, one clock that only the test moves."""
+
+    def __init__(self, context):
+        self.context = context
+        self.now = 100.0
+        self.recorder = Recorder()
+        self.publishers = []
+
+    def publisher(self, **options) -> ScriptedPublisher:
+        self.publishers.append(ScriptedPublisher(self.context, **options))
+        return self.publishers[-1]
+
+    def follower(self, publisher, *, bounds=PATIENT, **source) -> ZmqKvEvents:
+        return ZmqKvEvents(
+            KvEventSource(
+                worker_id=7,
+                endpoint=publisher.endpoint,
+                replay=publisher.replay_endpoint,
+                **{"block_size": 2} | source,
+            ),
+            self.recorder,
+            lambda: self.now,
+            bounds=bounds,
+        )
+
+
+@pytest.fixture
+async def bench():
+    context = zmq.asyncio.Context()
+    bench = Bench(context)
+    yield bench
+    for publisher in bench.publishers:
+        await publisher.die()
+    context.destroy(linger=0)
+
+
+async def test_batches_arrive_in_order_as_index_events(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        for seq in range(3):
+            await publisher.send(seq, batch(seq))
+        await bench.recorder.until_seq(2)
+    assert bench.recorder.seqs == [0, 1, 2]
+    assert bench.recorder.codes == ["STREAM_CONNECTED"]
+    update = bench.recorder.values[-1]
+    assert isinstance(update, IndexUpdate)
+    assert update == IndexUpdate(
+        worker_id=7,
+        dp_rank=0,
+        seq=2,
+        events=(BlocksStored(1001, (1002,), local_block_hashes([2, 2], 2)),),
+        published_at=2.0,
+    )
+    assert list(update.changes()) == [KvEvent(7, 0, update.events[0])]
+    state = follower.state()
+    assert (state.batches, state.last_seq, state.gaps, state.missing) == (3, 2, 0, 0)
+    assert state.last_batch_at == 100.0
+    assert not state.connected  # it was cancelled
+
+
+async def test_captured_stream_of_a_real_mock_worker(bench):
+    rows = [json.loads(line) for line in CAPTURE.read_text().splitlines()]
+    frames = [
+        [bytes.fromhex(frame) for frame in row["frames_hex"]]
+        for row in rows
+        if row["publisher"] == "port-18558"
+    ]
+    publisher = bench.publisher()
+    follower = bench.follower(publisher, block_size=16)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        for message in frames:
+            await publisher.raw(*message)
+        await bench.recorder.until_seq(decode_message(frames[-1])[1])
+    assert bench.recorder.seqs == list(range(len(frames)))
+    assert follower.state().dropped == {}
+    first = bench.recorder.values[1]
+    assert isinstance(first, IndexUpdate)
+    (event,) = first.events
+    assert isinstance(event, BlocksStored)
+    # The mocker names a first block by its local hash, so its own name proves our hashing.
+    assert event.block_hashes[0] == event.local_hashes[0]
+
+
+async def test_what_was_cached_before_we_came_is_replayed_without_live_traffic(bench):
+    publisher = bench.publisher(replay=True)
+    for seq in range(5):
+        publisher.keep(seq, batch(seq))
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await bench.recorder.until_seq(4)
+    assert bench.recorder.seqs == [0, 1, 2, 3, 4]
+    assert all(v.replayed for v in bench.recorder.values if isinstance(v, IndexUpdate))
+    assert (follower.state().healed, follower.state().lost) == (5, 0)
+
+
+async def test_first_batch_above_zero_is_a_gap(bench):
+    publisher = bench.publisher()
+    async with running(bench.follower(publisher).run()):
+        await publisher.subscribed()
+        await publisher.send(3, batch(3))
+        await bench.recorder.until_seq(3)
+    lost = bench.recorder.condition("EVENTS_LOST")
+    assert lost.details == {"first": 0, "count": 3}
+    assert list(lost.changes()) == [IndexMarked(7, 0, "gapped", 3)]
+
+
+async def test_gap_is_healed_from_the_first_missing_batch(bench):
+    publisher = bench.publisher(replay=True)
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await bench.recorder.until_seq(0)
+        publisher.keep(1, batch(1))
+        publisher.keep(2, batch(2))
+        await publisher.send(3, batch(3))
+        await publisher.send(4, batch(4))
+        await bench.recorder.until_seq(4)
+    assert bench.recorder.seqs == [0, 1, 2, 3, 4]
+    assert 1 in publisher.asked
+    assert bench.recorder.codes == ["STREAM_CONNECTED"]
+    state = follower.state()
+    assert (state.gaps, state.lost, state.missing) == (1, 0, 0)
+
+
+async def test_gap_that_replay_heals_in_part(bench):
+    publisher = bench.publisher(replay=True)
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await bench.recorder.until_seq(0)
+        publisher.keep(3, batch(3))
+        await publisher.send(4, batch(4))
+        await bench.recorder.until_seq(4)
+    assert bench.recorder.seqs == [0, 3, 4]
+    assert bench.recorder.condition("EVENTS_LOST").details == {"first": 1, "count": 2}
+    assert (follower.state().lost, follower.state().missing) == (2, 2)
+
+
+async def test_gap_without_replay_is_lost_until_the_engine_clears_its_cache(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await publisher.send(3, batch(3))
+        await bench.recorder.until_seq(3)
+        assert bench.recorder.seqs == [0, 3]
+        assert bench.recorder.condition("EVENTS_LOST").missing == 2
+        assert follower.state().missing == 2
+        await publisher.send(5, batch(5))
+        await bench.recorder.until_seq(5)
+        assert follower.state().missing == 3
+        await publisher.send(6, batch(6, CLEARED))
+        await bench.recorder.until_code("INDEX_CURRENT")
+    current = bench.recorder.condition("INDEX_CURRENT")
+    assert list(current.changes()) == [IndexMarked(7, 0, "current", 0)]
+    assert (follower.state().missing, follower.state().lost) == (0, 3)
+
+
+async def test_batch_lost_at_the_end_is_found_while_idle(bench):
+    publisher = bench.publisher(replay=True)
+    follower = bench.follower(publisher, bounds=StreamBounds(idle_check=0.05))
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await bench.recorder.until_seq(0)
+        publisher.keep(1, batch(1))
+        await bench.recorder.until_seq(1)
+    assert bench.recorder.seqs == [0, 1]
+    assert follower.state().restarts == 0
+
+
+@pytest.mark.parametrize("replay", [False, True])
+async def test_sequence_that_starts_again_clears_the_index_first(bench, replay):
+    publisher = bench.publisher(replay=replay)
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        for seq in range(3):
+            await publisher.send(seq, batch(seq))
+        await bench.recorder.until_seq(2)
+        publisher.kept.clear()
+        await publisher.send(0, batch(0, life=1))
+        await bench.recorder.until_seq(0, times=2)
+    assert bench.recorder.seqs == [0, 1, 2, 0]
+    restarted = bench.recorder.condition("ENGINE_RESTARTED")
+    assert restarted.details == {"seq": 0, "last_seq": 2}
+    assert list(restarted.changes()) == [
+        KvEvent(7, 0, Cleared()),
+        IndexMarked(7, 0, "current", 0),
+    ]
+    assert bench.recorder.values.index(restarted) == len(bench.recorder.values) - 2
+    assert follower.state().restarts == 1
+
+
+async def test_restart_of_a_gapped_stream_is_whole_again(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(2, batch(2))
+        await publisher.send(0, batch(0, life=1))
+        await bench.recorder.until_seq(0)
+    assert follower.state().missing == 0
+    assert follower.state().lost == 2
+
+
+async def reborn(bench, publisher, **options):
+    """Another process behind the same endpoints."""
+    await publisher.die()
+    return bench.publisher(
+        endpoint=publisher.endpoint,
+        **({"replay": True, "replay_endpoint": publisher.replay_endpoint}
+           if publisher.replay_endpoint else {}),
+        **options,
+    )  # fmt: skip
+
+
+async def test_new_process_that_has_counted_past_us_is_noticed(bench):
+    publisher = bench.publisher(replay=True)
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await publisher.send(1, batch(1))
+        await bench.recorder.until_seq(1)
+        second = await reborn(bench, publisher)
+        for seq in range(6):
+            second.keep(seq, batch(seq, life=1))
+        await second.subscribed()
+        await second.send(6, batch(6, life=1))
+        await bench.recorder.until_seq(6)
+    assert bench.recorder.seqs == [0, 1, 0, 1, 2, 3, 4, 5, 6]
+    assert bench.recorder.condition("ENGINE_RESTARTED").clears
+    assert follower.state().lost == 0
+
+
+async def test_new_process_that_says_nothing_is_noticed(bench):
+    publisher = bench.publisher(replay=True)
+    async with running(bench.follower(publisher).run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await bench.recorder.until_seq(0)
+        await reborn(bench, publisher)
+        await bench.recorder.until_code("ENGINE_RESTARTED")
+    assert bench.recorder.seqs == [0]
+    assert bench.recorder.codes[:2] == ["STREAM_CONNECTED", "STREAM_DISCONNECTED"]
+
+
+async def test_same_process_after_a_broken_connection_keeps_its_index(bench):
+    publisher = bench.publisher(replay=True)
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await publisher.send(1, batch(1))
+        await bench.recorder.until_seq(1)
+        second = await reborn(bench, publisher)
+        second.kept = publisher.kept  # the same history: only the connection was lost
+        second.keep(2, batch(2))
+        await bench.recorder.until_seq(2)
+    assert bench.recorder.seqs == [0, 1, 2]
+    assert follower.state().restarts == 0
+
+
+async def test_hole_after_a_broken_connection_without_replay_counts_as_restart(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await bench.recorder.until_seq(0)
+        second = await reborn(bench, publisher)
+        await second.subscribed()
+        await second.send(9, batch(9, life=1))
+        await bench.recorder.until_seq(9)
+    assert bench.recorder.condition("ENGINE_RESTARTED").clears
+    assert bench.recorder.condition("EVENTS_LOST").details == {"first": 0, "count": 9}
+
+
+async def test_going_back_after_a_broken_connection_is_a_restart_whatever_the_clock_says(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(1000, batch(1000))
+        await bench.recorder.until_seq(1000)
+        second = await reborn(bench, publisher)
+        await second.subscribed()
+        await second.send(0, batch(0))  # its clock is behind the old process's
+        await bench.recorder.until_seq(0)
+    assert follower.state().restarts == 1
+
+
+async def test_stream_that_goes_on_exactly_after_a_broken_connection(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await bench.recorder.until_seq(0)
+        second = await reborn(bench, publisher)
+        await second.subscribed()
+        await second.send(1, batch(1))
+        await bench.recorder.until_seq(1)
+    assert follower.state().restarts == 0
+    assert follower.state().missing == 0
+
+
+async def test_duplicate_is_applied_once(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        for seq in (0, 1, 1, 0, 2):
+            await publisher.send(seq, batch(seq))
+        await bench.recorder.until_seq(2)
+    assert bench.recorder.seqs == [0, 1, 2]
+    assert follower.state().duplicates == 2
+
+
+async def test_batch_that_overtook_another_is_not_undone_by_it(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        for seq in (0, 2, 1, 3):
+            await publisher.send(seq, batch(seq))
+        await bench.recorder.until_seq(3)
+    assert bench.recorder.seqs == [0, 2, 3]
+    state = follower.state()
+    assert (state.late, state.lost, state.restarts) == (1, 1, 0)
+
+
+async def test_reordered_batches_are_put_in_order_where_replay_is_there(bench):
+    publisher = bench.publisher(replay=True)
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        publisher.keep(1, batch(1))
+        for seq in (0, 2, 1, 3):
+            await publisher.send(seq, batch(seq))
+        await bench.recorder.until_seq(3)
+    assert bench.recorder.seqs == [0, 1, 2, 3]
+    assert (follower.state().lost, follower.state().restarts) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\xc1", encode_batch(batch(1))[:-3], b"\x92\xa1x\x90", b"\x91" * 5000]
+)
+async def test_unreadable_batch_is_lost_and_the_stream_goes_on(bench, junk):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await publisher.send(1, junk)
+        await publisher.send(2, batch(2))
+        await bench.recorder.until_seq(2)
+    assert bench.recorder.seqs == [0, 2]
+    assert bench.recorder.condition("MALFORMED_BATCH").details == {"seq": 1}
+    assert bench.recorder.condition("EVENTS_LOST").details == {"first": 1, "count": 1}
+    assert (follower.state().malformed, follower.state().missing) == (1, 1)
+
+
+async def test_unreadable_messages_are_counted_and_told_once(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.raw(b"", b"short", encode_batch(batch(0)))
+        await publisher.raw(b"", encode_seq(0))
+        await publisher.raw(b"", b"\xff" * 8, b"")
+        await publisher.send(0, batch(0))
+        await bench.recorder.until_seq(0)
+    assert bench.recorder.codes.count("MALFORMED_MESSAGE") == 1
+    assert follower.state().malformed == 3
+
+
+async def test_batch_over_the_bound_is_refused(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher, bounds=StreamBounds(batch=Limits(payload_bytes=500)))
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0, *[stored(n) for n in range(12)]))
+        await publisher.send(1, batch(1))
+        await bench.recorder.until_seq(1)
+    assert "at most 500 bytes" in bench.recorder.condition("MALFORMED_BATCH").message
+
+
+async def test_replay_that_never_answers_costs_one_wait_and_is_left_alone(bench):
+    publisher = bench.publisher(replay=True, silent=True)
+    bounds = StreamBounds(replay_wait=0.05, replay_pause=30.0, idle_check=600.0)
+    follower = bench.follower(publisher, bounds=bounds)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await bench.recorder.until_code("REPLAY_UNAVAILABLE")
+        await publisher.send(2, batch(2))
+        await bench.recorder.until_seq(2)
+        await publisher.send(5, batch(5))
+        await bench.recorder.until_seq(5)
+        assert publisher.asked == [0]
+        publisher.silent = False
+        bench.now += 31.0
+        publisher.keep(6, batch(6))
+        await publisher.send(7, batch(7))
+        await bench.recorder.until_seq(7)
+    assert bench.recorder.seqs == [2, 5, 6, 7]
+    assert publisher.asked == [0, 6]
+    assert follower.state().lost == 4
+    assert "silent for 0.05 s" in bench.recorder.condition("REPLAY_UNAVAILABLE").message
+
+
+async def test_replay_that_answers_nonsense(bench):
+    publisher = bench.publisher(replay=True)
+    publisher.garbled = True
+    async with running(bench.follower(publisher).run()):
+        await publisher.subscribed()
+        await publisher.send(1, batch(1))
+        await bench.recorder.until_seq(1)
+    assert "expected 8 bytes" in bench.recorder.condition("REPLAY_UNAVAILABLE").message
+    assert bench.recorder.condition("EVENTS_LOST").details == {"first": 0, "count": 1}
+
+
+async def test_replay_answer_is_bounded(bench):
+    publisher = bench.publisher(replay=True)
+    for seq in range(50):
+        publisher.keep(seq, batch(seq))
+    bounds = StreamBounds(replay_bytes=1000, idle_check=600.0)
+    async with running(bench.follower(publisher, bounds=bounds).run()):
+        await bench.recorder.until_code("REPLAY_UNAVAILABLE")
+    assert "exceeds 1000 bytes" in bench.recorder.condition("REPLAY_UNAVAILABLE").message
+    assert bench.recorder.seqs == list(range(len(bench.recorder.seqs)))
+    assert 0 < len(bench.recorder.seqs) < 50
+
+
+async def test_wrong_block_size_is_told_once_with_both_sizes(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher, block_size=16)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await publisher.send(1, batch(1))
+        await publisher.send(2, batch(2, stored(2), stored(3, block_size=16)))
+        await bench.recorder.until_seq(2)
+    mismatch = bench.recorder.condition("BLOCK_SIZE_MISMATCH")
+    assert mismatch.details == {"value": 2, "expected": 16}
+    assert list(mismatch.changes()) == []
+    assert bench.recorder.seqs == [2]
+    assert follower.state().dropped == {"BLOCK_SIZE_MISMATCH": 3}
+    assert follower.state().batches == 3
+
+
+async def test_rank_in_the_batch_wins_and_a_restart_clears_every_rank(bench):
+    publisher = bench.publisher()
+    async with running(bench.follower(publisher).run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await publisher.send(1, batch(1, dp_rank=3))
+        await publisher.send(0, batch(0, life=1))
+        await bench.recorder.until_seq(0, times=2)
+    ranks = [v.dp_rank for v in bench.recorder.values if isinstance(v, IndexUpdate)]
+    assert ranks == [0, 3, 0]
+    assert bench.recorder.condition("ENGINE_RESTARTED").ranks == (0, 3)
+
+
+async def test_engine_that_comes_up_after_us(bench):
+    first = bench.publisher()
+    await first.die()
+    follower = bench.follower(first)
+    async with running(follower.run()):
+        assert not follower.state().connected
+        publisher = bench.publisher(endpoint=first.endpoint)
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await bench.recorder.until_seq(0)
+        assert follower.state().connected
+    assert follower.state().restarts == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_lossy_network_with_replay_loses_nothing(bench, seed):
+    """Dropped, repeated and swapped messages: with replay the index sees every batch in order."""
+    chance = random.Random(seed)
+    publisher = bench.publisher(replay=True)
+    follower = bench.follower(publisher)
+    count = 400
+    async with running(follower.run()):
+        await publisher.subscribed()
+        held = None
+        for seq in range(count):
+            fate = 1.0 if seq % 8 == 0 or seq == count - 1 else chance.random()
+            payload = publisher.keep(seq, batch(seq))
+            if fate < 0.2:
+                continue
+            if fate < 0.3:
+                held = (seq, payload)
+                continue
+            for number, bytes_ in [(seq, payload), *([held] if held and fate < 0.5 else [])]:
+                await publisher.raw(b"", encode_seq(number), bytes_)
+            if fate < 0.4:
+                await publisher.raw(b"", encode_seq(seq), payload)
+            if seq % 8 == 0:
+                # Let the follower keep up: what it finds in one replay is only one hole to it.
+                await bench.recorder.until_seq(seq)
+        await bench.recorder.until_seq(count - 1)
+    assert bench.recorder.seqs == list(range(count))
+    state = follower.state()
+    assert (state.lost, state.missing, state.restarts, state.batches) == (0, 0, 0, count)
+    assert state.gaps > 10
+
+
+async def test_cancelling_leaves_nothing_behind(bench):
+    publisher = bench.publisher(replay=True)
+    follower = bench.follower(publisher)
+    task = asyncio.create_task(follower.run())
+    await publisher.subscribed()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task  # its own context ended too, which it cannot while a socket is open
+    assert not follower.state().connected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "rank", "dialled"),
+    [
+        ("tcp://*:5557", "127.0.0.1", 0, "tcp://127.0.0.1:5557"),
+        ("tcp://0.0.0.0:5557", "10.0.0.7", 2, "tcp://10.0.0.7:5559"),
+        ("tcp://[::]:5557", "fd00::7", 0, "tcp://[fd00::7]:5557"),
+        ("tcp://engine-1:5557", "10.0.0.7", 1, "tcp://engine-1:5558"),
+        ("ipc:///run/engine.sock", "h", 0, "ipc:///run/engine.sock"),
+    ],
+)
+def test_endpoint_is_dialled_where_the_worker_is(endpoint, host, rank, dialled):
+    assert dialable_endpoint(endpoint, host, rank) == dialled
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "says"),
+    [
+        ("", "expected tcp://HOST:PORT"),
+        ("localhost:5557", "expected tcp://HOST:PORT"),
+        ("http://localhost:5557", "expected tcp://HOST:PORT"),
+        ("tcp://5557", "expected tcp://HOST:PORT"),
+        ("tcp://:5557", "expected tcp://HOST:PORT"),
+        ("tcp://h:port", "port 'port'"),
+        ("tcp://h:0", "port '0'"),
+        ("tcp://h:65536", "1 to 65535"),
+        ("tcp://*:*", "port '*'"),
+    ],
+)
+def test_endpoint_that_cannot_be_dialled(endpoint, says):
+    with pytest.raises(EndpointError, match=says.replace("*", r"\*")):
+        dialable_endpoint(endpoint)
