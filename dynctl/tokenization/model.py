@@ -20,8 +20,8 @@ from dynctl.tokenization.template import ChatTemplate, Message
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
 """A small tokenizer of our own (ChatML template), for the demo, simulated engines and tests."""
 
-# Above this, encoding takes over a millisecond: worth a thread's hop of about 0.1 ms.
-THREAD_CHARS = 16_000
+# Encoding this much takes about 1 ms, ten times a hop to a thread; the loop has streams to serve.
+THREAD_CHARS = 4_000
 # encode_batch_fast skips offsets, which nobody here reads: 1.4x at 400k characters; its own
 # overhead loses below a few thousand.
 _FAST_CHARS = 4_000

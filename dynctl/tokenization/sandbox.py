@@ -312,7 +312,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 def _printed(context: Context, value: Any) -> str:
     # With pass_context so that jinja2 does not fold outputs while it compiles.
     environment = context.environment
-    assert isinstance(environment, ChatEnvironment)  # noqa: S101 - this module sets it
+    assert isinstance(environment, ChatEnvironment)
     budget = environment.budget.get()
     budget.spend()
     if not isinstance(value, str):
