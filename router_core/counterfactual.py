@@ -200,7 +200,11 @@ def _between(flipped: Callable[[float], bool], now: float, end: float) -> float 
         if middle in (low, high):
             break
         low, high = (low, middle) if flipped(middle) else (middle, high)
-    return high - now
+    by = high - now
+    # The sum that a reader makes of it must flip too, and floats do not subtract exactly.
+    while not flipped(now + by):
+        by = math.nextafter(by, math.copysign(math.inf, by))
+    return by
 
 
 # -- preferences ---------------------------------------------------------------------------

@@ -139,13 +139,18 @@ def local_block_hashes(
     return hashes
 
 
-def sequence_hashes(local: Sequence[int]) -> list[int]:
-    """Sequence hashes (u64) of a chain of blocks that starts a prompt."""
+def sequence_hashes(local: Sequence[int], parent: int | None = None) -> list[int]:
+    """Sequence hashes (u64) of a chain of blocks, given their local hashes (u64).
+
+    ``parent``: sequence hash of the block before the first; None where the chain starts a prompt.
+    """
+    digest, pair, seed = xxh3_64_intdigest, _PAIR, SEED
+    if parent is not None:
+        return [parent := digest(pair(parent, block), seed) for block in local]
     if not local:
         return []
     rest = iter(local)
     chained = next(rest)
-    digest, pair, seed = xxh3_64_intdigest, _PAIR, SEED
     # The first block has no parent to mix in: its sequence hash is its local hash.
     return [chained, *[chained := digest(pair(chained, block), seed) for block in rest]]
 

@@ -1,0 +1,285 @@
+"""The cost formula against every number that the guides and a live 1.6.1 router show."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router_core.changes import ConfigSet, Freed, PrefillDone, Stage
+from router_core.config import preset
+from router_core.cost import CostInputs, CostParameters, kv_terms, pick, probabilities, total_costs
+from router_core.taints import constraints, preference_multiplier
+from tests.router_core.fleet import active, apply_all, costs, request, router, stored, worker
+
+
+def formula(
+    isl: int, overlap: int, *, scale: float = 1.0, stage: Stage = "aggregated", **loads: int
+) -> float:
+    """The cost of one candidate, straight from the formula."""
+    config = preset("dynamo-1.6").with_values({"prefill_load_scale": scale})
+    inputs = CostInputs(
+        isl_tokens=isl,
+        block_size=16,
+        prompt_blocks=isl // 16,
+        overlap_blocks=[overlap],
+        prefill_tokens=[loads.get("prefill_tokens", 0)],
+        active_blocks=[loads.get("active_blocks", 0)],
+        shared_blocks=[loads.get("shared_blocks", 0)],
+        active_requests=[loads.get("active_requests", 0)],
+    )
+    return total_costs(kv_terms(inputs, CostParameters.for_stage(config, stage)), None, 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("logged", "isl", "overlap", "scale", "stage"),
+    [
+        (5.188, 34, 0, 1.5, "aggregated"),
+        (5.375, 36, 0, 1.5, "aggregated"),
+        (3.875, 36, 1, 1.5, "aggregated"),
+        (4.125, 44, 0, 1.5, "prefill"),
+        (2.250, 40, 1, 1.5, "prefill"),
+        (3.750, 40, 0, 1.5, "prefill"),
+        (2.000, 44, 0, 1.5, "decode"),
+    ],
+)
+def test_log_lines_of_the_0_9_guide(
+    logged: float, isl: int, overlap: int, scale: float, stage: Stage
+) -> None:
+    assert f"{formula(isl, overlap, scale=scale, stage=stage):.3f}" == f"{logged:.3f}"
+
+
+def test_worked_table_of_the_0_9_guide() -> None:
+    # 160 tokens are 10 blocks; the table gives decode blocks in all, so without the new ones.
+    table = {"w1": (2, 10, 18.0), "w2": (5, 5, 10.0), "w3": (8, 9, 11.0)}
+    fleet = router(*(worker(i + 1, name) for i, name in enumerate(table)))
+    for i, (cached, _, _) in enumerate(table.values()):
+        apply_all(fleet, stored(i + 1, cached))
+    asked = request(160)
+    plan = fleet.plan(asked)
+    assert plan.decode is not None
+    prefill = {row.worker.name: row.prefill_blocks or 0.0 for row in plan.decode.rows()}
+    assert prefill == {"w1": 8.0, "w2": 5.0, "w3": 2.0}
+    expected = {name: prefill[name] + decode for name, (_, decode, _) in table.items()}
+    assert expected == {name: total for name, (_, _, total) in table.items()}
+    # The same through the router: the prompt's own ten blocks count alike everywhere.
+    for i, (_, decode, _) in enumerate(table.values()):
+        apply_all(fleet, active(i + 1, f"busy{i}", blocks=decode))
+    assert costs(fleet, asked) == {name: total + 10 for name, (_, _, total) in table.items()}
+    assert fleet.plan(asked).final.worker is not None
+    assert fleet.plan(asked).final.worker.name == "w2"  # type: ignore[union-attr]
+
+
+def test_observed_costs_of_an_aggregated_pool() -> None:
+    """1.6.1, observed: X and Y are 40 tokens, Z is 64 and starts with X's first 32."""
+    x, y, z = request(40, "x"), request(40, "y", seed=7), request(64, "z")
+    fleet = router(worker(1, "a"), worker(2, "b"))
+
+    def row() -> tuple[float, float, float]:
+        return tuple(costs(fleet, one)["a"] for one in (x, y, z))  # type: ignore[return-value]
+
+    def hold(name: str, what: str) -> None:
+        asked = {"x": x, "y": y}[what]
+        booked = fleet.booking(fleet.plan(asked, samples=(0.0, 0.0)).final, asked)
+        apply_all(
+            fleet,
+            type(booked)(name, "aggregated", 1, 0, booked.prefill_tokens, booked.sequence_hashes),
+        )
+
+    assert row() == (4.5, 4.5, 8.0)
+    hold("x1", "x")
+    assert row() == (7.0, 9.0, 10.5)
+    hold("x2", "x")
+    assert row()[:2] == (9.5, 11.5)
+    apply_all(fleet, PrefillDone("x1"), PrefillDone("x2"))
+    assert row() == (4.5, 6.5, 8.0)
+    hold("y1", "y")
+    apply_all(fleet, PrefillDone("y1"))
+    assert row() == (6.5, 6.5, 10.0)
+    apply_all(fleet, Freed("x1"), Freed("x2"), Freed("y1"))
+    assert row() == (4.5, 4.5, 8.0)
+    apply_all(fleet, stored(1, 1))
+    assert row()[:2] == (3.5, 4.5)
+    booked = fleet.booking(fleet.plan(x).final, x)
+    assert booked.worker_id == 1
+    assert booked.prefill_tokens == 24
+    apply_all(fleet, booked)
+    assert row()[:2] == (5.0, 8.0)
+    assert costs(fleet, x)["b"] == 4.5
+
+
+def test_observed_without_kv_reuse() -> None:
+    x, y = request(40, "x"), request(40, "y", seed=7)
+    fleet = router(worker(1, "a"), router_assume_kv_reuse=False)
+    for name in ("x1", "x2"):
+        booked = fleet.booking(fleet.plan(x).final, x)
+        apply_all(fleet, type(booked)(name, "aggregated", 1, 0, 0, (), booked.anonymous_blocks))
+    assert (costs(fleet, x)["a"], costs(fleet, y)["a"]) == (8.5, 8.5)
+
+
+def test_observed_costs_of_a_disaggregated_pool() -> None:
+    x, y = request(40, "x"), request(72, "y")
+    fleet = router(*(worker(i, role=r) for i, r in enumerate(("prefill", "decode"), start=1)))
+    assert costs(fleet, x, "prefill") == {"w1": 2.5}
+    assert costs(fleet, y, "prefill") == {"w1": 4.5}
+    assert costs(fleet, x) == {"w2": 2.0}
+    assert costs(fleet, y) == {"w2": 4.0}
+    plan = fleet.plan(x)
+    assert plan.prefill is not None
+    booked = fleet.booking(plan.prefill, x)
+    apply_all(fleet, booked)
+    assert (booked.prefill_tokens, booked.sequence_hashes, booked.anonymous_blocks) == (40, (), 0)
+    assert costs(fleet, x, "prefill") == {"w1": 5.0}
+    assert costs(fleet, y, "prefill") == {"w1": 7.0}
+    assert costs(fleet, x) == {"w2": 2.0}
+    apply_all(fleet, Freed("x"))
+    apply_all(fleet, fleet.booking(fleet.plan(x).final, x))
+    # Decode blocks are not shared: the same prompt counts again.
+    assert costs(fleet, x) == {"w2": 4.0}
+    assert costs(fleet, y) == {"w2": 6.0}
+    apply_all(fleet, Freed("x"), stored(1, 2))
+    assert costs(fleet, x, "prefill") == {"w1": 0.5}
+    plan = fleet.plan(x)
+    assert plan.prefill is not None
+    apply_all(fleet, fleet.booking(plan.prefill, x))
+    assert costs(fleet, x, "prefill") == {"w1": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("cost", "weights", "observed"),
+    [
+        (15, [0.85], 7.5155989),
+        (30, [0.85], 15.0311979),
+        (2, [0.85], 1.0021),
+        (2, [1.0], 0.9338),
+        (2, [0.85, 0.5], 0.8345),
+        (6.25, [0.85, 0.5], 2.6079),
+    ],
+)
+def test_observed_preference_multipliers(
+    cost: float, weights: list[float], observed: float
+) -> None:
+    assert cost * preference_multiplier(weights) == pytest.approx(observed, abs=6e-5)
+
+
+@pytest.mark.parametrize(
+    ("weight", "multiplier"),
+    [(0.1, 0.9051), (0.5, 0.6299), (0.85, 0.5010), (1.0, 0.4669), (1e9, 0.3679), (0.0, 1.0)],
+)
+def test_multiplier_table(weight: float, multiplier: float) -> None:
+    assert preference_multiplier([weight]) == pytest.approx(multiplier, abs=6e-5)
+
+
+def test_a_preference_has_no_effect_at_cost_zero_and_none_on_a_pinned_request() -> None:
+    fleet = router(worker(1, taints=frozenset({"gold"})), worker(2))
+    wish = constraints((), {"gold": 1.0})
+    assert set(costs(fleet, request(0, constraints=wish)).values()) == {0.0}
+    assert costs(fleet, request(32, constraints=wish))["w1"] < costs(fleet, request(32))["w1"]
+    from router_core.selection import Pin
+
+    pinned = request(32, constraints=wish, pin_decode=Pin(1))
+    assert costs(fleet, pinned) == {"w1": 4.0}
+
+
+def test_credit_zero_ignores_caches_but_books_what_is_not_cached() -> None:
+    fleet = router(worker(1), worker(2), overlap_score_credit=0.0)
+    apply_all(fleet, stored(1, 4))
+    assert costs(fleet, request(64)) == {"w1": 8.0, "w2": 8.0}
+    plan = fleet.plan(request(64))
+    assert fleet.booking(plan.final, request(64)).prefill_tokens == 0
+
+
+def test_without_prefill_tracking_the_credit_is_taken_from_decode_blocks() -> None:
+    fleet = router(worker(1), worker(2), router_track_prefill_tokens=False)
+    apply_all(fleet, stored(1, 3))
+    assert costs(fleet, request(64)) == {"w1": 1.0, "w2": 4.0}
+
+
+def test_credit_decay_fades_the_credit_of_the_more_loaded() -> None:
+    fleet = router(worker(1), worker(2), overlap_score_credit_decay=1.0)
+    apply_all(fleet, stored(1, 4), active(1, "busy", prefill_tokens=64))
+    # P is 4 blocks above the least loaded, the prompt has 4 blocks: decay 1 / (1 + 4/4).
+    assert costs(fleet, request(64))["w1"] == pytest.approx((64 + 64) / 16 - 4 / 2 + 4)
+
+
+def test_active_request_weight_is_a_term_only_when_it_is_set() -> None:
+    fleet = router(worker(1), worker(2))
+    apply_all(fleet, active(1, "a"), active(1, "b"))
+    assert [t.name for t in fleet.plan(request(16)).final.terms] == [
+        "prefill_blocks",
+        "decode_blocks",
+    ]
+    apply_all(fleet, ConfigSet({"decode_active_request_weight": 3.0}))
+    assert costs(fleet, request(16)) == {"w1": 8.0, "w2": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "costs_seen", "predicted"),
+    [
+        (0.5, [4.5, 6.5, 10.5], (0.607, 0.311, 0.082)),
+        (1.0, [0.0, 0.5, 1.0], (0.506, 0.307, 0.186)),
+    ],
+)
+def test_softmax_is_range_normalised(
+    temperature: float, costs_seen: list[float], predicted: tuple[float, ...]
+) -> None:
+    chances = probabilities(costs_seen, temperature)
+    assert chances == pytest.approx(predicted, abs=1e-3)
+    draws = Counter(pick(costs_seen, temperature, i / 10_000) for i in range(10_000))
+    for index, chance in enumerate(chances):
+        assert draws[index] / 10_000 == pytest.approx(chance, abs=2e-3)
+
+
+def test_exact_ties_are_uniform() -> None:
+    draws = Counter(pick([2.0, 1.0, 1.0, 3.0, 1.0], 0.0, i / 300) for i in range(300))
+    assert draws == {1: 100, 2: 100, 4: 100}
+
+
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=12),
+    st.sampled_from([0.0, 0.1, 0.5, 2.0]),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_pick_is_always_a_likely_candidate(
+    values: list[float], temperature: float, sample: float
+) -> None:
+    chances = probabilities(values, temperature)
+    assert math.isclose(math.fsum(chances), 1.0, rel_tol=1e-9)
+    assert chances[pick(values, temperature, sample)] > 0
+
+
+@given(
+    st.integers(1, 4000),
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(0, 50_000), st.integers(0, 5_000)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.floats(0, 4),
+    st.floats(0, 3),
+)
+def test_columns_equal_the_formula_written_out(
+    isl: int, rows: list[tuple[int, int, int]], scale: float, credit: float
+) -> None:
+    config = preset("dynamo-1.6").with_values(
+        {"prefill_load_scale": scale, "overlap_score_credit": credit}
+    )
+    blocks = isl // 16
+    overlap = [min(o, blocks) for o, _, _ in rows]
+    inputs = CostInputs(
+        isl,
+        16,
+        blocks,
+        overlap,
+        [p for _, p, _ in rows],
+        [d for _, _, d in rows],
+        None,
+        [0] * len(rows),
+    )
+    terms = kv_terms(inputs, CostParameters.for_stage(config, "aggregated"))
+    for (_, p, d), o, cost in zip(rows, overlap, total_costs(terms, None, len(rows)), strict=True):
+        expected = scale * max(0.0, (p + isl) / 16 - credit * o) + d + blocks
+        assert cost == pytest.approx(expected, rel=1e-12)

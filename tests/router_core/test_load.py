@@ -1,0 +1,152 @@
+"""Active sequences: sharing, release, decay, expiry, and a model that counts the slow way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router_core.changes import Booked, Expired, Freed, OutputBlock, PrefillDone
+from tests.router_core.fleet import active, apply_all, request, router, worker
+
+
+def blocks(made: object, worker_id: int = 1) -> int:
+    slot = made.registry.slot(worker_id, 0)  # type: ignore[attr-defined]
+    return made.load.decode_blocks[slot]  # type: ignore[attr-defined, no-any-return]
+
+
+def held(name: str, hashes: tuple[int, ...], tokens: int = 0) -> Booked:
+    return Booked(name, "aggregated", 1, 0, tokens, hashes)
+
+
+def test_shared_prompt_blocks_count_once_until_the_last_holder_leaves() -> None:
+    made = router(worker(1))
+    apply_all(made, held("a", (1, 2, 3)), held("b", (1, 2, 4, 5)))
+    assert blocks(made) == 5
+    apply_all(made, Freed("a"))
+    assert blocks(made) == 4
+    apply_all(made, Freed("b"))
+    assert blocks(made) == 0
+    assert made.load.shared_blocks([1, 2], -1) == {}
+
+
+def test_duplicate_bookings_and_unknown_requests_change_nothing() -> None:
+    made = router(worker(1))
+    apply_all(made, held("a", (1, 2), 32))
+    before = made.snapshot()
+    assert made.apply(held("a", (1, 2), 32), 1.0).code == "duplicate_request"
+    assert made.apply(OutputBlock("nobody"), 1.0).code == "unknown_request"
+    assert made.apply(OutputBlock("a", 1.5), 1.0).code == "invalid"
+    assert made.apply(active(9, "x"), 1.0).code == "unknown_worker"
+    apply_all(made, Freed("nobody"), PrefillDone("nobody"))
+    assert made.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shared", "outputs", "fraction", "expected"),
+    [
+        # Observed: 4 prompt blocks (2 of them shared with b, which holds 2 more), 2 output blocks.
+        (4, 2, 2, 0.5, 2 + 2 + (2 + 2) * 0.5),
+        (4, 2, 2, 0.0, 2 + 2),
+        (1, 0, 1, 0.25, 0.5),
+    ],
+)
+def test_output_blocks_decay_with_the_requests_exclusive_blocks(
+    prompt: int, shared: int, outputs: int, fraction: float, expected: float
+) -> None:
+    made = router(worker(1))
+    apply_all(made, held("a", tuple(range(prompt))))
+    if shared:
+        apply_all(made, held("b", (*range(shared), 100, 101)))
+    apply_all(made, *[OutputBlock("a", fraction)] * outputs)
+    assert blocks(made) == int(expected + 0.5)
+    apply_all(made, Freed("a"), Freed("b"))
+    assert blocks(made) == 0
+
+
+def test_stale_bookings_expire_and_progress_keeps_them() -> None:
+    made = router(worker(1), active_request_expiry_secs=300.0)
+    made.apply(held("old", (1, 2), 32), 0.0)
+    made.apply(held("alive", (3,), 16), 0.0)
+    made.apply(OutputBlock("alive"), 200.0)
+    made.apply(Expired(), 300.0)
+    assert len(made.load) == 2
+    made.apply(Expired(), 300.1)
+    assert [b.request_id for b in made.load] == ["alive"]
+    made.apply(Expired(), 1000.0)
+    assert (len(made.load), blocks(made), made.load.prefill_tokens) == (0, 0, [0])
+
+
+def test_both_hops_of_a_request_are_booked_and_freed_apart() -> None:
+    made = router(worker(1, role="prefill"), worker(2, role="decode"))
+    asked = request(40)
+    plan = made.plan(asked)
+    assert plan.prefill is not None
+    assert plan.decode is not None
+    apply_all(made, made.booking(plan.prefill, asked), made.booking(plan.decode, asked))
+    assert made.load.prefill_tokens == [40, 0]
+    assert made.load.decode_blocks == [0, 2]
+    apply_all(made, Freed(asked.id, "prefill"))
+    assert (made.load.prefill_tokens, made.load.decode_blocks) == ([0, 0], [0, 2])
+    apply_all(made, Freed(asked.id))
+    assert (made.load.requests, len(made.load)) == ([0, 0], 0)
+
+
+@dataclass
+class Naive:
+    """Every booking as it is; the counts are taken by walking over all of them."""
+
+    bookings: dict[str, tuple[int, tuple[int, ...], int]] = field(default_factory=dict)
+
+    def blocks(self, slot: int) -> int:
+        return len({h for s, hashes, _ in self.bookings.values() if s == slot for h in hashes})
+
+    def tokens(self, slot: int) -> int:
+        return sum(t for s, _, t in self.bookings.values() if s == slot)
+
+    def shared(self, slot: int, hashes: tuple[int, ...]) -> int:
+        mine = {h for s, held, _ in self.bookings.values() if s == slot for h in held}
+        depth = 0
+        while depth < len(hashes) and hashes[depth] in mine:
+            depth += 1
+        return depth
+
+
+PATHS = [tuple(range(n)) for n in range(6)] + [(0, 1, *range(50, 50 + n)) for n in range(4)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["book", "free", "done"]),
+            st.integers(0, 5),
+            st.integers(0, 2),
+            st.sampled_from(PATHS),
+            st.integers(0, 99),
+        ),
+        max_size=40,
+    )
+)
+def test_load_equals_the_naive_count(
+    steps: list[tuple[str, int, int, tuple[int, ...], int]],
+) -> None:
+    made, naive = router(*(worker(i) for i in (1, 2, 3))), Naive()
+    for what, who, slot, path, tokens in steps:
+        name = f"r{who}"
+        if what == "book":
+            if made.apply(Booked(name, "aggregated", slot + 1, 0, tokens, path), 0.0).ok:
+                naive.bookings[name] = (slot, path, tokens)
+        elif what == "free":
+            made.apply(Freed(name), 0.0)
+            naive.bookings.pop(name, None)
+        else:
+            made.apply(PrefillDone(name), 0.0)
+            if name in naive.bookings:
+                naive.bookings[name] = (*naive.bookings[name][:2], 0)
+        assert made.load.decode_blocks == [naive.blocks(s) for s in range(3)]
+        assert made.load.prefill_tokens == [naive.tokens(s) for s in range(3)]
+        for asked in PATHS:
+            found = made.load.shared_blocks(asked, 0b111)
+            assert [found.get(s, 0) for s in range(3)] == [naive.shared(s, asked) for s in range(3)]

@@ -1,0 +1,193 @@
+"""State is what the changes made it: a snapshot at any point plus the rest gives the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router_core import changes as c
+from router_core.config import PRESETS, preset
+from router_core.errors import ConfigError, SnapshotError
+from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core.router import Router
+from router_core.selection import Pin
+from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
+
+IDS = st.integers(1, 4)
+NAMES = st.sampled_from(["r1", "r2", "r3", "r4", "r5"])
+SIGNAL = st.sampled_from([None, 10, 60])
+FRACTION = st.sampled_from([None, 0.5])
+ROLES = st.sampled_from(["aggregated", "prefill", "decode"])
+
+
+@st.composite
+def change(draw: st.DrawFn) -> c.Change:
+    who = draw(IDS)
+    rank = draw(st.integers(0, 1))
+    made: list[c.Change] = [
+        c.WorkerUpserted(
+            worker(
+                who,
+                role=draw(ROLES),
+                zone=draw(st.sampled_from([None, "a", "b"])),
+                data_parallel_size=draw(st.integers(1, 2)),
+                total_kv_blocks=draw(st.sampled_from([None, 50])),
+            )
+        ),
+        c.WorkerLost(who),
+        c.WorkerAvailability(who, draw(st.sampled_from([None, "refused"]))),
+        stored(who, draw(st.integers(1, 6)), draw(st.integers(0, 2)), rank),
+        c.KvEvent(who, rank, BlocksRemoved(stored(1, 6, 0).event.block_hashes[2:3])),  # type: ignore[union-attr]
+        c.KvEvent(who, rank, Cleared()),
+        c.IndexMarked(who, rank, draw(st.sampled_from(["current", "gapped", "absent"])), 2),
+        c.Booked(
+            draw(NAMES),
+            draw(st.sampled_from(c.STAGES)),
+            who,
+            rank,
+            draw(st.integers(0, 99)),
+            request(draw(st.integers(0, 99))).sequence_hashes,
+            draw(st.integers(0, 3)),
+        ),
+        c.PrefillDone(draw(NAMES)),
+        c.OutputBlock(draw(NAMES), draw(st.sampled_from([None, 0.0, 0.5]))),
+        c.Freed(draw(NAMES), draw(st.sampled_from([None, *c.STAGES]))),
+        c.LoadReported(
+            who, rank, draw(st.sampled_from([None, 10, 60])), None, draw(st.sampled_from([None, 7]))
+        ),
+        c.ThresholdsSet(
+            MODEL, {"active_decode_blocks_threshold": draw(st.sampled_from([None, 0.5]))}
+        ),
+        c.ConfigSet({"prefill_load_scale": draw(st.sampled_from([1.0, 2.0]))}),
+        c.Expired(),
+    ]
+    return draw(st.sampled_from(made))
+
+
+def answers(made: Router) -> list[Any]:
+    """What the router says now to a few requests."""
+    said = []
+    for asked in (request(96), request(40, seed=1), request(40, pin_decode=Pin(1))):
+        plan = made.plan(asked, samples=(0.3, 0.6), detail=True)
+        said += [d.to_dict() for d in (plan.prefill, plan.decode) if d is not None]
+    return said
+
+
+@settings(max_examples=60)
+@given(st.lists(change(), max_size=30), st.data())
+def test_state_after_all_changes_is_a_snapshot_plus_the_rest(
+    steps: list[c.Change], data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(steps)))
+    straight = Router()
+    resumed = Router()
+    for number, step in enumerate(steps):
+        if number == cut:
+            resumed = Router.restore(json.loads(json.dumps(straight.snapshot())))
+        now = float(number * 40)
+        first = straight.apply(step, now)
+        if number >= cut:
+            assert resumed.apply(step, now) == first
+        straight.sweep(3)
+    if cut == len(steps):
+        resumed = Router.restore(json.loads(json.dumps(straight.snapshot())))
+    assert answers(resumed) == answers(straight)
+    one, other = straight.snapshot(), resumed.snapshot()
+    for part in ("config", "registry", "load", "busy", "rotation", "freshness"):
+        assert one[part] == other[part], part
+
+
+def test_a_lost_worker_is_no_candidate_at_once_and_its_slot_comes_back_swept() -> None:
+    made = router(worker(1), worker(2))
+    apply_all(made, stored(1, 6), active(1, "x", blocks=3), c.WorkerLost(1))
+    assert {w.name for w in made.plan(request(96)).final.workers} == {"w2"}
+    assert len(made.load) == 0
+    apply_all(made, c.WorkerUpserted(worker(3)))
+    assert made.registry.slot(3, 0) == 2
+    while made.sweep(1):
+        pass
+    apply_all(made, c.WorkerUpserted(worker(4)))
+    assert made.registry.slot(4, 0) == 0
+    assert {row.worker.name: row.overlap_blocks for row in made.plan(request(96)).final.rows()} == {
+        "w2": 0,
+        "w3": 0,
+        "w4": 0,
+    }
+
+
+def test_events_for_strangers_and_for_unknown_parents_are_refused_with_a_reason() -> None:
+    made = router(worker(1))
+    assert made.apply(stored(9, 1), 0.0).code == "unknown_worker"
+    assert made.apply(stored(1, 1, dp_rank=5), 0.0).code == "unknown_worker"
+    event = stored(1, 2).event
+    assert isinstance(event, BlocksStored)
+    orphan = BlocksStored(12345, event.block_hashes, event.local_hashes)
+    refused = made.apply(c.KvEvent(1, 0, orphan), 0.0)
+    assert (refused.ok, refused.code) == (False, "unknown_parent")
+    assert "12345" in refused.message
+
+
+def test_two_workers_cannot_share_a_name() -> None:
+    made = router(worker(1, "same"))
+    before = made.snapshot()
+    refused = made.apply(c.WorkerUpserted(worker(2, "same")), 0.0)
+    assert (refused.code, "'same'" in refused.message) == ("invalid", True)
+    assert made.snapshot() == before
+
+
+def test_fewer_ranks_drop_slots_and_their_load() -> None:
+    made = router(worker(1, data_parallel_size=2))
+    apply_all(made, active(1, "x", dp_rank=1, blocks=4), c.WorkerUpserted(worker(1)))
+    assert len(made.load) == 0
+    assert [ref.dp_rank for ref in made.plan(request(16)).final.refs] == [0]
+
+
+def test_missing_roles_are_named() -> None:
+    assert "no worker is registered for model 'tiny'" in router().plan(request(16)).final.summary()
+    only_prefill = router(worker(1, role="prefill")).plan(request(16)).final
+    assert "no decode worker is registered" in only_prefill.summary()
+    alone = router(worker(1, role="decode", can_prefill=False)).plan(request(16)).final
+    assert (alone.outcome, "no prefill worker of 'tiny' is registered" in alone.summary()) == (
+        "no_workers",
+        True,
+    )
+    assert router(worker(1, role="decode")).plan(request(16)).ok
+
+
+def test_the_last_prefill_worker_that_stops_answering_leaves_decode_alone() -> None:
+    made = router(worker(1, role="prefill"), worker(2, role="decode"))
+    apply_all(made, c.WorkerAvailability(1, "connection refused"))
+    plan = made.plan(request(16))
+    assert plan.prefill is None
+    assert plan.final.stage == "aggregated"
+    assert plan.ok
+
+
+def test_snapshots_of_another_kind_are_refused() -> None:
+    with pytest.raises(SnapshotError, match="schema"):
+        Router.restore({"schema": 99})
+    broken = router(worker(1)).snapshot()
+    del broken["load"]
+    with pytest.raises(SnapshotError, match="load"):
+        Router.restore(broken)
+
+
+def test_presets_and_bounds() -> None:
+    assert preset("dynamo-0.9").overload_status_code == 503
+    assert preset("dynamo-0.9").router_queue_threshold == 4.0
+    assert preset("dynamo-1.6").overload_status_code == 529
+    assert preset("dynamo-1.6").router_queue_threshold is None
+    with pytest.raises(ConfigError, match=r"dynamo-0\.9"):
+        preset("dynamo-2")
+    for name in PRESETS:
+        for bad in (
+            {"router_temperature": -1.0},
+            {"overlap_score_credit": float("inf")},
+            {"nope": 1},
+        ):
+            with pytest.raises(ConfigError, match=next(iter(bad))):
+                preset(name).with_values(bad)

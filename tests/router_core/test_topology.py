@@ -1,0 +1,418 @@
+"""Prefill to decode: the reference's cases, the proposal's table, and the capacity guard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router_core.changes import LoadReported, ThresholdsSet, WorkerAvailability, WorkerLost
+from router_core.errors import AllWorkersBusy, NoEligibleWorker, PolicyUnderivable, WorkerError
+from router_core.selection import Pin
+from router_core.taints import canonical_taint, constraints
+from router_core.topology import RouterPolicy, derive, policy_conflict
+from router_core.workers import ModelRuntimeConfig, Role, Worker
+from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
+
+ZONE_A = canonical_taint("zone", "a")
+
+
+def names(decision: Any) -> set[str]:
+    return {one.name for one in decision.workers}
+
+
+def unchecked(worker_id: int, **runtime: Any) -> Worker:
+    """A card that somebody wrote past validation, as seen in the wild."""
+    config = ModelRuntimeConfig(**runtime, validate=False)
+    return Worker(worker_id, f"x{worker_id}", MODEL, Role.PREFILL, runtime_config=config)
+
+
+# -- derivation ----------------------------------------------------------------------------
+
+
+def test_unknown_worker_is_unconstrained_unless_a_sibling_requires() -> None:
+    relaxed = worker(1, role="prefill", zone="a")
+    strict = worker(2, "strict", role="prefill", zone="a", policy="required")
+    assert derive(None, [relaxed], None).constraints == ()
+    with pytest.raises(PolicyUnderivable, match="strict"):
+        derive(None, [relaxed, strict], None)
+
+
+def test_worker_without_policy_is_unconstrained_even_if_siblings_require() -> None:
+    strict = worker(2, role="prefill", zone="a", policy="required")
+    assert derive(worker(1, role="prefill", zone="a"), [strict], None).constraints == ()
+
+
+@pytest.mark.parametrize(
+    ("runtime", "said"),
+    [
+        ({"kv_transfer_domain": "zone", "kv_transfer_enforcement": "required"}, "topology_domains"),
+        ({"topology_domains": {"zone": "a"}, "kv_transfer_domain": "zone"}, "without"),
+        (
+            {
+                "topology_domains": {"zone": "a"},
+                "kv_transfer_domain": "zone",
+                "kv_transfer_enforcement": "preferred",
+            },
+            "kv_transfer_preferred_weight is missing",
+        ),
+    ],
+)
+def test_underivable_policies_name_worker_and_domain(runtime: dict[str, Any], said: str) -> None:
+    with pytest.raises(PolicyUnderivable) as error:
+        derive(unchecked(1, **runtime), [], None)
+    assert said in str(error.value)
+    assert "x1" in str(error.value)
+    assert "'zone'" in str(error.value)
+
+
+def test_required_and_preferred_carry_taint_weight_and_origin() -> None:
+    (required,) = derive(
+        worker(1, role="prefill", zone="a", policy="required"), [], None
+    ).constraints
+    assert (required.taint, required.kind, required.weight) == (ZONE_A, "required", None)
+    assert required.origin == "kv-transfer policy of worker w1"
+    (preferred,) = derive(
+        worker(1, role="prefill", zone="a", policy="preferred", weight=0.85), [], None
+    ).constraints
+    assert (preferred.taint, preferred.kind, preferred.weight) == (ZONE_A, "preferred", 0.85)
+
+
+def test_merge_keeps_the_request_and_overwrites_its_weight_for_the_policys_taint() -> None:
+    own = constraints(["gold"], {ZONE_A: -5.0, "rack": 0.5})
+    derived = derive(worker(1, role="prefill", zone="a", policy="preferred", weight=0.85), [], None)
+    merged = own.merged(derived.constraints)
+    assert [item.taint for item in merged.required] == ["gold"]
+    assert {item.taint: item.weight for item in merged.preferred} == {ZONE_A: 0.85, "rack": 0.5}
+    assert {item.taint: item.origin for item in merged.preferred}["rack"] == "request"
+
+
+# -- observed fleet ------------------------------------------------------------------------
+
+
+def observed_fleet(**settings: Any) -> Any:
+    """The fleet of the observations: prefill pA pR pZ pN, decode dA dB dN."""
+    return router(
+        worker(1, "pA", "prefill", zone="a", policy="preferred", weight=0.85),
+        worker(2, "pR", "prefill", zone="a", policy="required"),
+        worker(3, "pZ", "prefill", zone="z", policy="required"),
+        worker(4, "pN", "prefill"),
+        worker(5, "dA", "decode", zone="a"),
+        worker(6, "dB", "decode", zone="b"),
+        worker(7, "dN", "decode"),
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("prefill", "wish", "decode", "cost"),
+    [
+        (1, {}, {"dA"}, 1.0021),
+        (1, {"dynamo.topology/zone=b": 1.0}, {"dB"}, 0.9338),
+        (1, {ZONE_A: -5.0}, {"dA"}, 1.0021),
+        (2, {}, {"dA"}, 2.0),
+        (4, {}, {"dA", "dB", "dN"}, 2.0),
+    ],
+)
+def test_observed_edges(
+    prefill: int, wish: dict[str, float], decode: set[str], cost: float
+) -> None:
+    asked = request(40, pin_prefill=Pin(prefill), constraints=constraints((), wish))
+    plan = observed_fleet(decode_capacity_guard=False).plan(asked)
+    assert plan.decode is not None
+    lowest = min(plan.decode.costs)
+    best = {
+        w.name for w, c in zip(plan.decode.workers, plan.decode.costs, strict=True) if c == lowest
+    }
+    assert best == decode
+    assert lowest == pytest.approx(cost, abs=6e-5)
+
+
+def test_required_without_decode_in_the_domain_is_refused_before_dispatch() -> None:
+    plan = observed_fleet(decode_capacity_guard=False).plan(request(40, pin_prefill=Pin(3)))
+    assert plan.prefill is not None
+    assert plan.prefill.winner is not None
+    assert plan.refusal is plan.decode
+    assert plan.decode is not None
+    assert plan.decode.outcome == "no_eligible_worker"
+    with pytest.raises(NoEligibleWorker, match="0/3 workers eligible: 3 missing taint"):
+        plan.decode.require()
+
+
+@pytest.mark.parametrize(
+    ("pin_prefill", "pin_decode", "required", "outcome"),
+    [
+        (2, 6, (), "pinned_ineligible"),
+        (1, 6, (), "selected"),
+        (4, 7, (), "selected"),
+        (1, None, ("dynamo.topology/zone=b",), "pinned_ineligible"),
+        (99, None, (), "pinned_ineligible"),
+    ],
+)
+def test_pins(
+    pin_prefill: int, pin_decode: int | None, required: tuple[str, ...], outcome: str
+) -> None:
+    asked = request(
+        40,
+        pin_prefill=Pin(pin_prefill),
+        pin_decode=None if pin_decode is None else Pin(pin_decode),
+        constraints=constraints(required),
+    )
+    assert observed_fleet(decode_capacity_guard=False).plan(asked).final.outcome == outcome
+
+
+# -- the proposal's "Runtime routing" table, under the router's own policy --------------------
+
+
+def policy_fleet(enforcement: str, *workers: Worker, **settings: Any) -> Any:
+    settings |= {"kv_transfer_domain": "zone", "kv_transfer_enforcement": enforcement}
+    return router(*workers, **settings)
+
+
+def two_zones(*, decode_in_a: bool) -> list[Worker]:
+    fleet = [worker(1, "pA", "prefill", zone="a"), worker(3, "dB", "decode", zone="b")]
+    if decode_in_a:
+        fleet.append(worker(2, "dA", "decode", zone="a"))
+    return fleet
+
+
+def test_row_1_no_same_domain_decode() -> None:
+    refused = policy_fleet("required", *two_zones(decode_in_a=False)).plan(request(40))
+    assert refused.final.outcome == "no_eligible_worker"
+    crossing = policy_fleet("fallback", *two_zones(decode_in_a=False)).plan(request(40))
+    assert crossing.ok
+    assert crossing.relaxed
+    assert "fallback policy crosses" in crossing.final.notes[-1]
+    local = policy_fleet("fallback", *two_zones(decode_in_a=True)).plan(request(40))
+    assert local.final.worker is not None
+    assert (local.final.worker.name, local.relaxed) == ("dA", False)
+
+
+def test_row_2_workers_that_lack_the_level() -> None:
+    bare = worker(4, "dN", "decode")
+    for enforcement in ("required", "fallback"):
+        plan = policy_fleet(enforcement, *two_zones(decode_in_a=True), bare).plan(request(40))
+        assert names(plan.final) == {"dA"}
+    crossing = policy_fleet("fallback", *two_zones(decode_in_a=False), bare).plan(request(40))
+    assert names(crossing.final) == {"dB", "dN"}
+    unlabelled = worker(5, "pN", "prefill")
+    strict = policy_fleet("required", *two_zones(decode_in_a=True), unlabelled)
+    apply_all(strict, stored(5, 2))
+    plan = strict.plan(request(40), detail=True)
+    assert plan.prefill is not None
+    assert names(plan.prefill) == {"pA"}
+    (rejection,) = (
+        r for step in plan.prefill.funnel for r in step.rejected if r.worker.name == "pN"
+    )
+    assert rejection.reason.code == "missing_domain"
+
+
+def test_row_3_level_unset_is_no_filtering() -> None:
+    plan = router(*two_zones(decode_in_a=True)).plan(request(40))
+    assert names(plan.final) == {"dA", "dB"}
+    assert plan.implied == ()
+
+
+@pytest.mark.parametrize("enforcement", ["required", "fallback"])
+def test_row_4_prefill_prefers_domains_with_decode(enforcement: str) -> None:
+    fleet = policy_fleet(
+        enforcement, *two_zones(decode_in_a=False), worker(6, "pB", "prefill", zone="b")
+    )
+    apply_all(fleet, stored(1, 2))
+    plan = fleet.plan(request(40), detail=True)
+    assert plan.prefill is not None
+    assert plan.prefill.worker is not None
+    assert plan.prefill.worker.name == "pB"
+    assert plan.ok
+    assert not plan.relaxed
+    off = policy_fleet(
+        enforcement,
+        *two_zones(decode_in_a=False),
+        worker(6, "pB", "prefill", zone="b"),
+        decode_capacity_guard=False,
+    )
+    apply_all(off, stored(1, 2))
+    assert off.plan(request(40)).prefill.worker.name == "pA"
+
+
+def test_a_workers_own_policy_wins_and_the_conflict_is_named() -> None:
+    own = worker(1, "pA", "prefill", zone="a", policy="preferred", weight=0.3)
+    policy = RouterPolicy("zone", "required")
+    (item,) = derive(own, [], policy).constraints
+    assert (item.kind, item.weight) == ("preferred", 0.3)
+    assert "preferred 0.3 zone" in (policy_conflict(own, policy) or "")
+    assert policy_conflict(own, RouterPolicy("zone", "preferred", 0.3)) is None
+    assert policy_conflict(worker(2, role="prefill", zone="a"), policy) is None
+
+
+# -- the guard -----------------------------------------------------------------------------
+
+
+def guarded(**settings: Any) -> Any:
+    return router(
+        worker(1, "pA", "prefill", zone="a", policy="required"),
+        worker(2, "pB", "prefill", zone="b", policy="required"),
+        worker(3, "dA", "decode", zone="a", total_kv_blocks=100),
+        worker(4, "dB", "decode", zone="b", total_kv_blocks=100),
+        **settings,
+    )
+
+
+def test_guard_moves_a_request_away_from_a_zone_that_lost_its_decode_workers() -> None:
+    fleet = guarded()
+    apply_all(fleet, stored(1, 2))
+    assert fleet.plan(request(40)).final.worker.name == "dA"
+    apply_all(fleet, WorkerLost(3))
+    plan = fleet.plan(request(40), detail=True)
+    assert (plan.prefill.worker.name, plan.final.worker.name) == ("pB", "dB")
+    step = next(step for step in plan.prefill.funnel if step.filter == "decode_capacity")
+    assert (step.entered, step.left) == (2, 1)
+    assert step.rejected[0].reason.message == "zone a has no eligible decode worker"
+
+
+@pytest.mark.parametrize("how", ["lost", "unavailable", "busy"])
+def test_guard_counts_only_decode_workers_that_could_take_the_request(how: str) -> None:
+    fleet = guarded(active_decode_blocks_threshold=0.5)
+    apply_all(fleet, stored(1, 2))
+    if how == "lost":
+        apply_all(fleet, WorkerLost(3))
+    elif how == "unavailable":
+        apply_all(fleet, WorkerAvailability(3, "connection refused"))
+    else:
+        apply_all(fleet, LoadReported(3, 0, kv_used_blocks=51))
+    assert fleet.plan(request(40)).prefill.worker.name == "pB"
+
+
+def test_guard_refuses_before_dispatch_when_no_domain_has_capacity() -> None:
+    fleet = guarded()
+    apply_all(fleet, WorkerLost(3), WorkerLost(4))
+    # Another decode worker is there, but in no domain that has prefill.
+    assert fleet.apply(_upsert(worker(9, "dZ", "decode", zone="z")), 1.0).ok
+    plan = fleet.plan(request(40), detail=True)
+    assert plan.prefill.winner is None
+    assert plan.decode is None
+    assert plan.prefill.outcome == "no_eligible_worker"
+    assert "no decode capacity (zone a has no eligible decode worker)" in plan.prefill.summary()
+
+
+def test_guard_says_busy_when_only_busy_decode_workers_are_left() -> None:
+    fleet = guarded()
+    apply_all(
+        fleet,
+        ThresholdsSet(MODEL, {"active_decode_blocks_threshold": 0.5}),
+        LoadReported(3, 0, kv_used_blocks=51),
+        LoadReported(4, 0, kv_used_blocks=51),
+    )
+    plan = fleet.plan(request(40))
+    assert plan.prefill.outcome == "all_busy"
+    with pytest.raises(AllWorkersBusy):
+        plan.prefill.require()
+
+
+def test_guard_never_acts_for_preferred() -> None:
+    fleet = router(
+        worker(1, "pA", "prefill", zone="a", policy="preferred", weight=0.85),
+        worker(2, "pB", "prefill", zone="b", policy="preferred", weight=0.85),
+        worker(4, "dB", "decode", zone="b"),
+    )
+    apply_all(fleet, stored(1, 2))
+    plan = fleet.plan(request(40))
+    assert plan.prefill is not None
+    assert plan.prefill.worker is not None
+    assert plan.prefill.worker.name == "pA"
+    assert "decode_capacity" not in {step.filter for step in plan.prefill.funnel}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["prefill", "decode"]),
+            st.sampled_from([None, "a", "b"]),
+            st.integers(0, 5),
+        ),
+        min_size=2,
+        max_size=8,
+    ),
+    st.integers(16, 120),
+    st.booleans(),
+)
+def test_without_a_policy_topology_changes_nothing(
+    shape: list[tuple[str, str | None, int]], tokens: int, guard: bool
+) -> None:
+    """Decisions with topology metadata but no policy equal those of a router without any."""
+    with_topology = router(decode_capacity_guard=guard)
+    without = router(decode_capacity_guard=False)
+    for i, (role, zone, load) in enumerate(shape, start=1):
+        for fleet, where in ((with_topology, zone), (without, None)):
+            apply_all(fleet, _upsert(worker(i, role=role, zone=where)))
+            apply_all(fleet, stored(i, load), active(i, f"b{i}", stage="decode", blocks=load))
+    ours, theirs = (f.plan(request(tokens)) for f in (with_topology, without))
+    for one, other in ((ours.prefill, theirs.prefill), (ours.decode, theirs.decode)):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert _essence(one) == _essence(other)
+
+
+def _essence(decision: Any) -> Any:
+    funnel = [(step.filter, step.entered, step.left) for step in decision.funnel]
+    return decision.outcome, decision.ref, list(decision.costs), funnel
+
+
+def _upsert(one: Worker) -> Any:
+    from router_core.changes import WorkerUpserted
+
+    return WorkerUpserted(one)
+
+
+# -- registration --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("runtime", "said"),
+    [
+        ({"topology_domains": {"zone": ""}}, "value of topology domain 'zone'"),
+        ({"topology_domains": {"zone": " a"}}, "white space"),
+        ({"topology_domains": {"zo=ne": "a"}}, "topology domain"),
+        ({"topology_domains": {"zone": "a=b"}}, "'a=b'"),
+        ({"kv_transfer_domain": "zone"}, "must reference a key in topology_domains"),
+        ({"kv_transfer_enforcement": "required"}, "requires kv_transfer_domain"),
+        (
+            {
+                "topology_domains": {"zone": "a"},
+                "kv_transfer_domain": "zone",
+                "kv_transfer_enforcement": "sometimes",
+            },
+            "must be 'required' or 'preferred', got 'sometimes'",
+        ),
+        ({"total_kv_blocks": -1}, "total_kv_blocks"),
+        ({"data_parallel_size": 0}, "data_parallel_size"),
+    ],
+)
+def test_registration_refuses(runtime: dict[str, Any], said: str) -> None:
+    with pytest.raises(WorkerError) as error:
+        ModelRuntimeConfig(**runtime)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("weight", [None, 1.5, -0.1, float("nan"), float("inf")])
+def test_registration_refuses_weights(weight: float | None) -> None:
+    with pytest.raises(WorkerError, match="kv_transfer_preferred_weight"):
+        worker(1, zone="a", policy="preferred", weight=weight)
+    if weight is not None:
+        with pytest.raises(WorkerError, match="only allowed when"):
+            worker(1, zone="a", policy="required", weight=weight)
+
+
+def test_canonical_taints_are_rebuilt_and_forged_ones_dropped() -> None:
+    config = ModelRuntimeConfig(
+        taints=frozenset({"dynamo.topology/zone=fake", "gold"}),
+        topology_domains={"zone": "us-east-1a", "rack": "rack-22"},
+    )
+    assert config.taints == {
+        "gold",
+        "dynamo.topology/zone=us-east-1a",
+        "dynamo.topology/rack=rack-22",
+    }
+    assert ModelRuntimeConfig.from_dict(config.to_dict()) == config
