@@ -88,6 +88,9 @@ class EngineConfig:
         True, "A decode engine prefills a request that arrives without a hand-off."
     )
     host: str = _option("127.0.0.1", "Address to listen on.")
+    advertise_host: str = _option(
+        "", "Address that others reach this engine at; empty = the one it listens on."
+    )
     port: int = _option(0, "HTTP port; 0 picks a free one.", minimum=0, maximum=65535)
 
     block_size: int = _option(16, "Tokens in a KV block.", minimum=1, maximum=4096)
@@ -209,6 +212,10 @@ class EngineConfig:
         if self.replay and not self.kv_events:
             object.__setattr__(self, "replay", "")  # nothing to replay without a stream
 
+    def reachable(self, host: str) -> str:
+        """What others connect to when we listen on `host`, which may be a wildcard."""
+        return self.advertise_host or _WILDCARDS.get(host, host)
+
     @property
     def context_length(self) -> int:
         """Longest prompt plus output in tokens, never more than the KV blocks hold."""
@@ -258,6 +265,7 @@ class Option:
         return cast(object, value)
 
 
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
 _BOOLEANS = {"true": True, "1": True, "on": True, "yes": True}
 _BOOLEANS |= {"false": False, "0": False, "off": False, "no": False}
 

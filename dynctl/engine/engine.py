@@ -107,6 +107,11 @@ class Engine:
         """Requests running or waiting, and hand-offs not pulled yet."""
         return sum(rank.active_requests for rank in self.ranks) + len(self.held)
 
+    @property
+    def reachable_host(self) -> str:
+        """The host of this engine's URL and hand-offs."""
+        return self.config.reachable(self.config.host)
+
     def choose_rank(self, wanted: int | None) -> Rank:
         """The rank asked for, else the one with the fewest requests (lowest number on a tie)."""
         if wanted is not None:
@@ -121,7 +126,9 @@ class Engine:
             tokens=list(asked.prompt),
             max_tokens=asked.max_tokens,
             finish_as=asked.finish_as,
-            plan=OutputPlan(self._vocabulary, asked.prompt, self.config.seed),
+            plan=OutputPlan(
+                self._vocabulary, asked.prompt, self.config.seed, follows_text=not asked.chat
+            ),
             root=root_hash(asked.lora, asked.cache_salt),
             lora=asked.lora,
             load_kv=partial(self.puller.pull, remote) if remote is not None else None,
@@ -163,6 +170,7 @@ class Engine:
     def info(self) -> dict[str, Any]:
         """The body of GET /engine/info."""
         config = self.config
+        bootstrap = {"host": self.reachable_host, "port": self.port}
         return {
             "name": config.name,
             "engine_id": self.engine_id,
@@ -184,9 +192,7 @@ class Engine:
                 }
                 for publisher in self._publishers
             ],
-            "bootstrap": (
-                {"host": config.host, "port": self.port} if config.role == "prefill" else None
-            ),
+            "bootstrap": bootstrap if config.role == "prefill" else None,
         }
 
     def load(self) -> dict[str, Any]:

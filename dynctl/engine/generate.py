@@ -126,8 +126,9 @@ class _Run:
 
     async def _hand_over(self) -> None:
         request, asked, engine = self.request, self.asked, self.engine
-        if request.table is None:
+        if not request.keep_kv or request.table is None:
             return
+        self.rank.scheduler.detach(request)
         room = asked.room
         # A client may repeat its request id, so the hand-off's has a suffix (as vLLM's does).
         key = room if room is not None else f"{request.id}-{secrets.token_hex(4)}"
@@ -142,7 +143,7 @@ class _Run:
             "remote_engine_id": engine.engine_id,
             "remote_request_id": key,
             "remote_block_ids": list(request.table.blocks),
-            "remote_host": engine.config.host,
+            "remote_host": engine.reachable_host,
             "remote_port": engine.port,
             "tp_size": 1,
             "remote_dp_rank": self.rank.dp_rank,

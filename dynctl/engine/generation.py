@@ -40,18 +40,31 @@ class Vocabulary:
 
 
 class OutputPlan:
-    """Token `i` of the answer and the text it adds, made on demand."""
+    """Token `i` of the answer and the text it adds, made on demand.
 
-    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], seed: int) -> None:
+    A chat's answer starts at a word; a completion (`follows_text`) with the blank before it.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        prompt: Sequence[int],
+        seed: int,
+        *,
+        follows_text: bool = False,
+    ) -> None:
         self._vocabulary = vocabulary
         self._key = xxh3_64_intdigest(Struct(f"<{len(prompt)}I").pack(*prompt), seed)
         self._tokens: list[tuple[int, str]] = []
         self._words = 0
+        self._follows_text = follows_text
 
     def __getitem__(self, index: int) -> tuple[int, str]:
         while index >= len(self._tokens):
             draw = xxh3_64_intdigest(_PAIR.pack(self._key, self._words))
-            self._tokens += self._vocabulary.word(draw, first=not self._words)
+            self._tokens += self._vocabulary.word(
+                draw, first=not (self._words or self._follows_text)
+            )
             self._words += 1
         return self._tokens[index]
 

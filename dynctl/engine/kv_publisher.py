@@ -167,15 +167,14 @@ def bind_publishers(
     """
     if not config.kv_events:
         return []
-    ranks = config.data_parallel_size
     pubs: list[_Bound[zmq.Socket[bytes]]] = []
     replays: list[_Bound[zmq.asyncio.Socket]] = []
     try:
         pubs = _bind_all(
             lambda: _socket(context.socket(zmq.PUB), _SEND_QUEUE),
             config.kv_events,
-            ranks,
             "kv-events",
+            config,
         )
         if config.replay:
             # An answer is at most the whole buffer and its end marker: nothing may be dropped.
@@ -183,8 +182,8 @@ def bind_publishers(
             replays = _bind_all(
                 lambda: _socket(zmq.asyncio.Socket(context, zmq.ROUTER), queue),
                 config.replay,
-                ranks,
                 "replay",
+                config,
             )
     except EngineConfigError:
         for bound in pubs:
@@ -218,7 +217,7 @@ def _socket(socket: _AnySocket, queue: int) -> _AnySocket:
 
 
 def _bind_all(
-    make: Callable[[], _AnySocket], endpoint: str, ranks: int, flag: str
+    make: Callable[[], _AnySocket], endpoint: str, flag: str, config: EngineConfig
 ) -> list[_Bound[_AnySocket]]:
     host, port = split_endpoint(endpoint, flag=flag)
     attempts = _BIND_ATTEMPTS if port == 0 else 1
@@ -226,9 +225,11 @@ def _bind_all(
         attempts -= 1
         bound: list[_Bound[_AnySocket]] = []
         base = port
-        for rank in range(ranks):
+        for rank in range(config.data_parallel_size):
             socket = make()
             try:
+                if ":" in host:
+                    socket.set(zmq.IPV6, 1)
                 socket.bind(f"tcp://{host}:{base + rank if base else '*'}")
             except zmq.ZMQError as error:
                 socket.close(linger=0)
@@ -242,7 +243,8 @@ def _bind_all(
                 ) from None
             actual = socket.get_string(zmq.LAST_ENDPOINT)
             base = base or split_endpoint(actual)[1]
-            bound.append(_Bound(socket, actual))
+            port_bound = split_endpoint(actual)[1]
+            bound.append(_Bound(socket, f"tcp://{config.reachable(host)}:{port_bound}"))
         else:
             return bound
 

@@ -67,8 +67,9 @@ def extend_hashes(
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks one request holds, in order; the first `cached` of them are findable."""
+    """The blocks one request holds in `owner`, in order; the first `cached` are findable."""
 
+    owner: "PrefixCache"
     blocks: list[int] = field(default_factory=list)
     cached: int = 0
 
@@ -127,7 +128,7 @@ class PrefixCache:
             return None
         for block in hits:
             self._hold(block)
-        table = BlockTable(hits, len(hits))
+        table = BlockTable(self, hits, len(hits))
         self._append_new(table, size - len(hits))
         return table
 
@@ -176,7 +177,12 @@ class PrefixCache:
             )
 
     def release(self, table: BlockTable) -> None:
-        """Let go of all blocks of `table`; cached ones stay findable until they are evicted."""
+        """Let go of all blocks of `table`; cached ones stay findable until they are evicted.
+
+        A table of another cache (the one before a restart) has nothing here to let go of.
+        """
+        if table.owner is not self:
+            return
         for block in reversed(table.blocks):
             self._drop(block)
         table.blocks.clear()

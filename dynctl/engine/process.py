@@ -29,7 +29,7 @@ class RunningEngine:
 
     @property
     def url(self) -> str:
-        host = self.engine.config.host
+        host = self.engine.reachable_host
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{self.engine.port}"
 

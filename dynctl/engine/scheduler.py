@@ -136,6 +136,12 @@ class RankScheduler:
         request.table = None
         request.notify()
 
+    def detach(self, request: EngineRequest) -> None:
+        """Stop a request early (a stop string) without freeing its blocks."""
+        with contextlib.suppress(ValueError):
+            self.running.remove(request)
+        request.ended = True
+
     def end_all(self, error: Exception) -> None:
         for request in [*self.running, *self.waiting]:
             self.end(request, error)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -10,9 +9,8 @@ import pytest
 
 from dynctl.engine.config import EngineConfig
 from dynctl.engine.process import RunningEngine, start_engine
-from dynctl.tokenization import ModelTokenizer, load_tokenizer
+from dynctl.tokenization import DEMO_MODEL_DIR, ModelTokenizer, load_tokenizer
 
-MODEL_DIR = Path(__file__).parents[2] / "captures" / "tiny-model"
 FAST = 1e6
 
 StartEngine = Callable[..., Awaitable[RunningEngine]]
@@ -20,7 +18,7 @@ StartEngine = Callable[..., Awaitable[RunningEngine]]
 
 @pytest.fixture(scope="session")
 def tokenizer() -> ModelTokenizer:
-    return load_tokenizer(MODEL_DIR)
+    return load_tokenizer(DEMO_MODEL_DIR)
 
 
 @pytest.fixture

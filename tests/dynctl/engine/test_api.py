@@ -85,12 +85,18 @@ async def test_the_next_turn_finds_the_last_answer_in_the_cache(
 ) -> None:
     engine = await start()
     prompt = "a question that is long enough to fill a block or two of tokens"
-    answer = await complete(http, engine, prompt, max_tokens=64)
+    answer = await complete(http, engine, prompt, max_tokens=100)
     spoken = prompt + answer["choices"][0]["text"]
     turn = await complete(http, engine, spoken + " and then", max_tokens=1)
-    whole_blocks = (len(tokenizer.encode(spoken)) - 1) // 16 * 16
-    assert whole_blocks > 64
-    assert cached_tokens(turn) == whole_blocks
+    # The last token was never computed, so its block is not stored.
+    assert cached_tokens(turn) == (len(tokenizer.encode(spoken)) - 1) // 16 * 16
+
+    message = {"role": "user", "content": "tell me of the river and the stone"}
+    body: dict = {"model": "demo", "messages": [message], "max_tokens": 100}
+    _, said = await post(http, engine, "/v1/chat/completions", body)
+    body["messages"] += [said["choices"][0]["message"], message]
+    _, next_turn = await post(http, engine, "/v1/chat/completions", body)
+    assert cached_tokens(next_turn) == (said["usage"]["total_tokens"] - 1) // 16 * 16
 
 
 async def test_every_engine_gives_the_same_answer(start: StartEngine, http) -> None:
@@ -128,6 +134,10 @@ async def test_stop_strings_cut_the_text(start: StartEngine, http) -> None:
     async with http.post(engine.url + "/v1/completions", json=body) as streamed:
         *chunks, _done = await events_of(streamed)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
+    assert "kv_transfer_params" not in answer
+    await idle(http, engine)  # a request that stops early gives its blocks back, once
+    assert await load_of(http, engine, "kv_used_blocks") == (0,)
+    await complete(http, engine, PROMPT, max_tokens=60)
 
 
 async def test_a_stop_string_that_never_comes_changes_nothing(start: StartEngine, http) -> None:
@@ -356,3 +366,15 @@ async def test_taints_are_replaced_and_topology_kept(start: StartEngine, http) -
     status, answer = await post(http, engine, path, {"taints": "x"})
     assert status == 500
     assert answer["message"].endswith("'taints' must be a JSON array of strings")
+
+
+async def test_others_are_told_an_address_they_can_connect_to(start: StartEngine, http) -> None:
+    engine = await start(host="0.0.0.0", kv_events="tcp://*:0", role="prefill")
+    assert engine.url.startswith("http://127.0.0.1:")
+    info = await get(http, engine, "/engine/info")
+    assert info["kv_events"][0]["endpoint"].startswith("tcp://127.0.0.1:")
+    assert info["bootstrap"] == {"host": "127.0.0.1", "port": engine.engine.port}
+    named = await start(host="0.0.0.0", advertise_host="localhost", kv_events="tcp://*:0")
+    assert named.url.startswith("http://localhost:")
+    info = await get(http, named, "/engine/info")
+    assert info["kv_events"][0]["endpoint"].startswith("tcp://localhost:")

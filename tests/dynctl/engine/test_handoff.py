@@ -75,6 +75,17 @@ async def test_a_second_pull_finds_nothing(start: StartEngine, http) -> None:
     assert await used(http, two) == 0
 
 
+async def test_a_stop_string_does_not_lose_the_hand_off(start: StartEngine, http) -> None:
+    one, two = await start(role="prefill"), await start(role="decode", can_prefill=False)
+    text = (await complete(http, await start(), PROMPT, max_tokens=30))["choices"][0]["text"]
+    answer = await complete(
+        http, one, PROMPT, max_tokens=30, stop=text[:3], kv_transfer_params=TO_DECODE
+    )
+    assert answer["choices"][0]["text"] == ""
+    await complete(http, two, PROMPT, max_tokens=2, kv_transfer_params=answer["kv_transfer_params"])
+    await idle(http, one)
+
+
 @pytest.mark.parametrize("loss", ["restart", "gone"])
 async def test_lost_kv_is_recomputed_or_fails(start: StartEngine, http, loss: str) -> None:
     one = await start(role="prefill")

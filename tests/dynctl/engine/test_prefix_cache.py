@@ -147,6 +147,15 @@ def test_adapters_and_salts_do_not_share_blocks() -> None:
     assert len({extend_hashes([], [1] * BLOCK, BLOCK, root)[0] for root in roots}) == 4
 
 
+def test_a_table_of_the_cache_before_a_restart_frees_nothing_here() -> None:
+    old, new = PrefixCache(4, BLOCK), PrefixCache(4, BLOCK)
+    before, now = old.acquire([], 2), new.acquire([], 2)
+    assert before is not None
+    assert now is not None
+    new.release(before)
+    assert new.held_blocks == 2
+
+
 def test_clear_is_announced() -> None:
     cache = PrefixCache(2, BLOCK)
     assert cache.clear()

@@ -11,8 +11,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.dynctl.engine.conftest import MODEL_DIR
-
 ROOT = Path(__file__).parents[3]
 Spawn = Callable[..., Awaitable[asyncio.subprocess.Process]]
 
@@ -61,8 +59,7 @@ export DYN_TOPOLOGY_ENABLED=true
 export DYN_TOPOLOGY_MOUNT_PATH={topology}
 export DYN_KV_TRANSFER_DOMAIN=zone
 export DYN_KV_TRANSFER_ENFORCEMENT=required
-exec {sys.executable} -m dynctl.engine --port 0 --name prefill-a0 --role prefill \
-    --model-path {MODEL_DIR}
+exec {sys.executable} -m dynctl.engine --port 0 --name prefill-a0 --role prefill
 """
     process = await asyncio.create_subprocess_exec(
         "/bin/sh",
@@ -97,7 +94,7 @@ exec {sys.executable} -m dynctl.engine --port 0 --name prefill-a0 --role prefill
 
 
 async def test_sigterm_finishes_running_streams_and_refuses_new_ones(spawn: Spawn) -> None:
-    process = await spawn("--model-path", str(MODEL_DIR), "--decode-itl-ms", "20")
+    process = await spawn("--decode-itl-ms", "20")
     record = await ready(process)
     url = record["url"] + "/v1/completions"
     body = {"model": "demo", "prompt": "hello", "max_tokens": 40, "stream": True}
@@ -119,7 +116,7 @@ async def test_sigterm_finishes_running_streams_and_refuses_new_ones(spawn: Spaw
 
 
 async def test_sigint_leaves_at_once(spawn: Spawn) -> None:
-    process = await spawn("--model-path", str(MODEL_DIR))
+    process = await spawn()
     await ready(process)
     process.send_signal(signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), 30)
@@ -173,9 +170,9 @@ async def test_a_bad_option_exits_2_and_is_named(
 
 
 async def test_a_port_in_use_exits_2_and_is_named(spawn: Spawn) -> None:
-    first = await spawn("--model-path", str(MODEL_DIR))
+    first = await spawn()
     port = (await ready(first))["url"].rpartition(":")[2]
-    second = await spawn("--model-path", str(MODEL_DIR), "--port", port)
+    second = await spawn("--port", port)
     _, err = await asyncio.wait_for(second.communicate(), 30)
     assert second.returncode == 2
     assert f"--port {port}: Address already in use" in err.decode()
