@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +167,21 @@ class ModelTokenizer:
     ) -> list[int]:
         """As :meth:`encode_chat`; a long text is encoded in a thread, which releases the GIL.
 
-        Rendering stays on the event loop: it holds the GIL anyway.
+        Rendering stays on the event loop (it holds the GIL anyway), unless this template was
+        heavy before: then all of it moves to the thread, where it is at least preempted.
         """
-        text = self.render_chat(
+        render = partial(
+            self.render_chat,
             messages,
             tools=tools,
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             template_kwargs=template_kwargs,
         )
+        if any(template.heavy for template in self._templates.values()):
+            text = await asyncio.to_thread(render)
+        else:
+            text = render()
         if len(text) < THREAD_CHARS:
             return self.encode(text, field="messages")
         return await asyncio.to_thread(self.encode, text, field="messages")

@@ -11,6 +11,7 @@ search in a string of ``string_chars``, sorting ``nodes`` items), and a render m
 at between steps, never inside one.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -55,9 +56,12 @@ _SHALLOW = frozenset(
         "round safe select selectattr"
     ).split()
 )
+_WIDENING = frozenset(("indent", "join", "replace", "tojson"))
 # What compiled code adds to the arguments of a call inside a loop or a block.
 _HIDDEN = ("_loop_vars", "_block_vars")
 _NUMBER = re.compile(r"\d+")
+_PERCENT_SPEC = re.compile(r"%[^a-zA-Z%]*")
+_BRACE_FIELD = re.compile(r"\{[^{}]*\}")
 _NESTED_FIELD = re.compile(r"\{[^{}]*\{")
 
 
@@ -167,7 +171,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         }
 
         def strftime_now(fmt: str) -> str:
-            budget.get().string(_format_width(fmt) + 64 * len(fmt))
+            budget.get().string(_percent_width(fmt) + 64 * len(fmt))
             return now().strftime(fmt)
 
         self.globals = {
@@ -232,7 +236,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             else:
                 _check_repeat(budget, left, right)
         elif operator == "%" and isinstance(left, str):
-            budget.string(len(left) + _format_width(left) + budget.weigh(right))
+            inner = budget.weigh(right) * (1 + left.count("%"))
+            budget.string(len(left) + _percent_width(left) + inner)
         elif operator == "+" and isinstance(left, str) and isinstance(right, str):
             budget.string(len(left) + len(right))
         result = super().call_binop(context, operator, left, right)
@@ -263,15 +268,14 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             size = args[0] if args else 8
             budget.string(len(owner) + owner.count("\t") * (size if isinstance(size, int) else 8))
         elif name in ("format", "format_map"):
-            if _NESTED_FIELD.search(owner):
-                raise SecurityError(f"str.{name}() with a field inside a field")
             inner = sum(budget.weigh(value) for value in args)
-            budget.string(len(owner) + _format_width(owner) + inner * (1 + owner.count("{")))
+            budget.string(len(owner) + _brace_width(owner) + inner * (1 + owner.count("{")))
 
     def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         # jinja2 passes context, environment or evaluation context first, if the filter asks.
         skip = 1 if hasattr(function, "jinja_pass_arg") else 0
         shallow = name in _SHALLOW
+        signature = inspect.signature(function)
 
         @wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
@@ -282,20 +286,22 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             for argument in rest:
                 budget.width(argument)
             weight = 0 if shallow else budget.weigh(value)
-            if name == "replace" and isinstance(value, str):
-                old = rest[0] if rest else ""
-                _check_replace(budget, value, old, rest[1] if len(rest) > 1 else "")
+            # By name, since the template may name its arguments in any order.
+            given = signature.bind(*args, **kwargs).arguments if name in _WIDENING else {}
+            if name == "replace":
+                _check_replace(budget, str(value), str(given["old"]), str(given["new"]))
             elif name == "join":
-                args = (*args[:skip], _check_join(budget, value, *rest[:1]), *args[skip + 1 :])
+                items = _check_join(budget, value, given.get("d", ""))
+                args = (*args[:skip], items, *args[skip + 1 :])
             elif name == "format" and isinstance(value, str):
                 inner = sum(budget.weigh(argument) for argument in rest)
-                budget.string(len(value) + _format_width(value) + inner * (1 + value.count("%")))
+                budget.string(len(value) + _percent_width(value) + inner * (1 + value.count("%")))
             elif name == "indent" and isinstance(value, str):
-                width = rest[0] if rest else 4
+                width = given.get("width", 4)
                 each = width if isinstance(width, int) else len(str(width))
                 budget.string(len(value) + each * (1 + value.count("\n")))
             elif name == "tojson":
-                indent = kwargs.get("indent", rest[0] if rest else None)
+                indent = given.get("indent")
                 each = 2 + (indent if isinstance(indent, int) else len(str(indent or "")))
                 budget.string(weight * each * 2)
             result = function(*args, **kwargs)
@@ -347,11 +353,24 @@ def _bits(value: object) -> int:
     return value.bit_length() if isinstance(value, int) else 1
 
 
-def _format_width(fmt: str) -> int:
-    """An upper bound of the padding that the numbers in a format string can ask for."""
-    if "*" in fmt and "%" in fmt:
+def _percent_width(fmt: str) -> int:
+    """An upper bound of the padding that a ``%`` format can ask for."""
+    # Keys may hold parentheses of their own, so with keys every number counts as a width.
+    specs = [fmt] if "%(" in fmt else _PERCENT_SPEC.findall(fmt)
+    if any("*" in spec for spec in specs):
         raise SecurityError("a format width taken from an argument")
-    numbers = _NUMBER.findall(fmt)
+    return _width_of(specs)
+
+
+def _brace_width(fmt: str) -> int:
+    """The same for ``str.format``."""
+    if _NESTED_FIELD.search(fmt.replace("{{", "")):
+        raise SecurityError("str.format() with a field inside a field")
+    return _width_of(_BRACE_FIELD.findall(fmt))
+
+
+def _width_of(specs: Iterable[str]) -> int:
+    numbers = [digits for spec in specs for digits in _NUMBER.findall(spec)]
     if any(len(digits) > 5 for digits in numbers):
         raise WorkLimitError("a format width above 99999")
     return sum(map(int, numbers))
@@ -369,6 +388,7 @@ def _check_repeat(budget: Any, left: Any, right: Any) -> None:
 
 def _check_replace(budget: Any, text: str, old: Any, new: Any) -> None:
     if isinstance(old, str) and isinstance(new, str):
+        # An empty old stands between any two characters: count("") is len + 1.
         budget.string(len(text) + text.count(old) * len(new))
 
 

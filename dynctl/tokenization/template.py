@@ -20,6 +20,8 @@ from dynctl.tokenization.errors import (
 from dynctl.tokenization.sandbox import ChatEnvironment, RejectedByTemplate
 
 Message = Mapping[str, Any]
+# A render of this many operations takes about 20 ms.
+_HEAVY_OPERATIONS = 20_000
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -32,7 +34,8 @@ class ChatTemplate:
 
     ``origin`` is what errors call it (a file name). ``variables`` are offered to every render
     (``bos_token`` and the like). ``now`` answers ``strftime_now``, ``clock`` the time limit.
-    Raises :class:`TemplateError` if the source does not compile.
+    Raises :class:`TemplateError` if the source does not compile. ``heavy`` turns true once a
+    render was so much work that the next should not run on an event loop.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class ChatTemplate:
         self.source = source
         self.origin = origin
         self.limits = limits or RenderLimits()
+        self.heavy = False
         self._variables = dict(variables or {})
         self._clock = clock
         self._budget = BudgetHolder()
@@ -100,8 +104,9 @@ class ChatTemplate:
         }
         chunks: list[str] = []
         length = 0
+        budget = Budget(self.limits, self._clock)
         try:
-            with self._budget.use(Budget(self.limits, self._clock)):
+            with self._budget.use(budget):
                 for chunk in self._template.generate(variables):
                     length += len(chunk)
                     if length > self.limits.output_chars:
@@ -123,6 +128,8 @@ class ChatTemplate:
             ) from error
         except (ArithmeticError, AssertionError, LookupError, RuntimeError) as error:
             raise TemplateError(f"{self.origin}: {type(error).__name__}") from error
+        finally:
+            self.heavy = self.heavy or budget.operations > _HEAVY_OPERATIONS
         return "".join(chunks)
 
     def _prepared(self, index: int, message: Message) -> dict[str, Any]:

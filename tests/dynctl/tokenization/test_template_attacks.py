@@ -1,10 +1,19 @@
 """Templates from strangers: what they reach for, and what they must not get."""
 
 import itertools
+import shutil
+import threading
 
 import pytest
 
-from dynctl.tokenization import ChatTemplate, PromptError, RenderLimits, TemplateError
+from dynctl.tokenization import (
+    DEMO_MODEL_DIR,
+    ChatTemplate,
+    PromptError,
+    RenderLimits,
+    TemplateError,
+    load_tokenizer,
+)
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -121,6 +130,10 @@ def test_a_filter_off_the_list_is_refused_by_name(name):
         ("{{ strftime_now('%1000000000d') }}", "width"),
         ("{{ ('\t' * 9000).expandtabs(9000) }}", "string longer"),
         ("{{ ('x' * 100000) | replace('x', 'y' * 100000) }}", "string longer"),
+        ("{{ ('x' * 100000) | replace(new='y' * 100000, old='x') }}", "string longer"),
+        ("{{ range(90000) | join(attribute='real', d='x' * 10000) }}", "string longer"),
+        ("{{ '%(a(b)c)1000000000s' % {'a(b)c': 1} }}", "width"),
+        ("{{ ('ab' * 1000000) | replace('', 'x' * 100) }}", "string longer"),
         ("{{ ('x' * 100000).replace('x', 'y' * 100000) }}", "string longer"),
         ("{{ ('x' * 10000).join('y' * 10000) }}", "string longer"),
         ("{{ range(90000) | join('x' * 10000) }}", "string longer"),
@@ -192,3 +205,35 @@ def test_one_render_leaves_the_next_its_whole_budget():
     )
     first = template.render(MESSAGES)
     assert [template.render(MESSAGES) for _ in range(5)] == [first] * 5
+
+
+async def test_a_heavy_template_leaves_the_event_loop(tmp_path, monkeypatch):
+    shutil.copytree(DEMO_MODEL_DIR, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for i in range(30000) %}{% set x = i %}{% endfor %}done"
+    )
+    tokenizer = load_tokenizer(tmp_path)
+    rendered_on: list[int] = []
+    render = tokenizer.render_chat
+
+    def observed(*args, **kwargs):
+        rendered_on.append(threading.get_ident())
+        return render(*args, **kwargs)
+
+    monkeypatch.setattr(tokenizer, "render_chat", observed)
+    first = await tokenizer.encode_chat_async(MESSAGES)
+    assert await tokenizer.encode_chat_async(MESSAGES) == first
+    here = threading.get_ident()
+    assert [ident == here for ident in rendered_on] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ '1234567: %s' % 'x' }}", "1234567: x"),
+        ("{{ '1234567: %05d' | format(7) }}", "1234567: 00007"),
+        ("{{ '1234567: {:>3}{{}}'.format(7) }}", "1234567:   7{}"),
+    ],
+)
+def test_a_number_that_is_no_width_is_text(source, text):
+    assert render(source) == text
