@@ -43,13 +43,15 @@ class Stored(msgspec.Struct):
     blocks: list[Block]
 
 
-def build(degree: int, *, staggered: bool) -> tuple[PrefixIndex, float, int]:
+def build(
+    documents: list[list[int]], degree: int, *, staggered: bool
+) -> tuple[PrefixIndex, float, int]:
     """The index, events a second, and the bytes it takes."""
     gc.collect()
     before = resident_bytes()
     index = PrefixIndex()
     spent = count = 0
-    for worker, parent, names, local in workload.events(degree, staggered=staggered):
+    for worker, parent, names, local in workload.events(documents, degree, staggered=staggered):
         # Fresh objects, as a decoder makes them: sharing must be the index's own doing.
         names, local = [n + 0 for n in names], [n | 0 for n in local]
         start = time.perf_counter_ns()
@@ -60,12 +62,12 @@ def build(degree: int, *, staggered: bool) -> tuple[PrefixIndex, float, int]:
     return index, count / spent * 1e9, resident_bytes() - before
 
 
-def ingest_json(degree: int) -> float:
+def ingest_json(documents: list[list[int]], degree: int) -> float:
     """Events a second from JSON bytes."""
     decode = msgspec.json.Decoder(Stored).decode
     index = PrefixIndex()
     spent = count = 0
-    for worker, parent, names, local in itertools.islice(workload.events(degree), 8000):
+    for worker, parent, names, local in workload.events(documents, degree):
         blocks = [
             {"block_hash": name, "tokens_hash": value}
             for name, value in zip(names, local, strict=True)
@@ -87,13 +89,13 @@ def ingest_json(degree: int) -> float:
 def run(peer: Peer | None, degree: int, *, staggered: bool, turns: int = 7) -> list[Row]:
     """Rows of one workload."""
     name = f"{degree} holders{', staggered' if staggered else ''}"
-    index, events, memory = build(degree, staggered=staggered)
+    documents = workload.documents(degree)
+    index, events, memory = build(documents, degree, staggered=staggered)
     entries = index.entry_count
     rows: list[Row] = []
     theirs = peer.ask("build", degree=degree, staggered=staggered) if peer else {}
     if theirs:
         assert theirs["entries"] == entries
-    documents = workload.documents(degree)
     for blocks, aim in LENGTHS.items():
         prompts = [sequence_hashes(document[:blocks]) for document in documents]
         if peer:
@@ -120,7 +122,7 @@ def run(peer: Peer | None, degree: int, *, staggered: bool, turns: int = 7) -> l
     peer_events = theirs.get("events_per_s")
     rows.append(row(f"{name}: ingest", "events/s", events, peer_events, "0.7x", better="higher"))
     if not staggered:
-        from_json = ingest_json(degree)
+        from_json = ingest_json(documents, degree)
         rows.append(
             row(f"{name}: ingest from JSON", "events/s", from_json, peer_events, better="higher")
         )

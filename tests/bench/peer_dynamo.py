@@ -49,10 +49,11 @@ class Side:
         self.tree = None
         gc.collect()
         tree = RadixTree()
+        self.documents = workload.documents(degree)
         before = resident_bytes()
         spent = count = entries = 0
         for number, (worker, parent, names, local) in enumerate(
-            workload.events(degree, staggered=staggered)
+            workload.events(self.documents, degree, staggered=staggered)
         ):
             blocks = [
                 {"block_hash": name, "tokens_hash": value} for name, value in zip(names, local)
@@ -67,7 +68,6 @@ class Side:
         gc.collect()
         memory = resident_bytes() - before
         self.tree = tree
-        self.documents = workload.documents(degree)
         return {"events_per_s": count / spent * 1e9, "bytes": memory, "entries": entries}
 
     def find(self, blocks, inner):

@@ -40,9 +40,9 @@ def engine_name(local: int) -> int:
     return local ^ 0x9E3779B97F4A7C15
 
 
-def events(degree: int, *, staggered: bool = False) -> Iterator[Event]:
-    """Stored events of `EVENT` blocks, in the order in which a fleet would send them."""
-    for number, document in enumerate(documents(degree)):
+def events(texts: list[list[int]], degree: int, *, staggered: bool = False) -> Iterator[Event]:
+    """Stored events of `EVENT` blocks that lay the documents ``texts`` on their holders."""
+    for number, document in enumerate(texts):
         for worker, depth in holders(number, degree, staggered=staggered):
             for at in range(0, depth, EVENT):
                 local = document[at : at + EVENT]

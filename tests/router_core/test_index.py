@@ -139,6 +139,35 @@ def test_a_hash_conflict_on_one_worker_is_refused_from_there() -> None:
     assert depths(index) == {0: 3}
 
 
+def test_one_event_cannot_give_one_name_to_two_blocks() -> None:
+    for names, stored_before in (([101, 101], []), ([777, 777], NAMES[:1])):
+        index = PrefixIndex()
+        if stored_before:
+            index.store(1, None, stored_before, LOCAL[:1])
+        result = index.store(0, None, names, LOCAL[:2])
+        assert (result.stored, result.known) == (1, 0)
+        assert result.refused is not None
+        assert result.refused.code == Fault.HASH_CONFLICT
+        assert depths(index)[0] == 1
+
+
+def test_a_removed_only_child_is_replaced_not_kept_as_a_branch() -> None:
+    index = PrefixIndex()
+    index.store(0, None, [1], [1])
+    for turn in range(20):
+        index.store(0, 1, [10 + turn], [10 + turn])
+        index.remove(0, [10 + turn])
+    assert not index._children.branches
+
+
+def test_columns_may_be_any_sequence() -> None:
+    index = PrefixIndex()
+    assert index.store(0, None, tuple(NAMES), tuple(LOCAL)) == StoreResult(6, 0)
+    assert index.store(1, None, tuple(NAMES), tuple(LOCAL)) == StoreResult(6, 0)
+    assert not index._children.branches
+    assert depths(index) == {0: 6, 1: 6}
+
+
 def test_the_last_name_for_a_block_counts() -> None:
     index = stored(0)
     assert index.store(0, None, [201], LOCAL[:1]) == StoreResult(0, 1)
