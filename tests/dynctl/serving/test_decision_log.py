@@ -1,0 +1,240 @@
+"""Golden log lines: the 0.9 guide's own, and those captured from Dynamo 1.6.1."""
+
+import io
+import json
+import logging
+
+import pytest
+
+from dynctl.serving.decision_log import REFUSALS_A_SECOND, DecisionLog, lines
+from dynctl.serving.log_format import TextFormatter, configure_logging
+from router_core.decision import Decision
+from router_core.taints import constraints
+from router_core.workers import ModelRuntimeConfig, Role, Worker
+from tests.dynctl.serving.fleets import request, router, store, worker
+
+A, B = 7587893399646425890, 7587893399646425892
+P0, P1, D = 7587893399646425930, 7587893399646425934, 7587893399646425936
+
+
+def written(decision: Decision | None, *, tree_size: int = 0, old: bool = True) -> list[str]:
+    assert decision is not None
+    return lines(decision, every=True, old=old, tree_size=lambda ref: tree_size)
+
+
+def test_seed_aggregated_cold_start_34_tokens():
+    made = router(worker(A), worker(B), prefill_load_scale=1.5)
+    plan = made.plan(request(range(34)), samples=(0.9, 0.0))
+    assert written(plan.decode) == [
+        f"Formula for worker_id={A} dp_rank=0 with 0 cached blocks: 5.188 = 1.5 * prefill_blocks"
+        " + decode_blocks = 1.5 * 2.125 + 2.000",
+        f"Formula for worker_id={B} dp_rank=0 with 0 cached blocks: 5.188 = 1.5 * prefill_blocks"
+        " + decode_blocks = 1.5 * 2.125 + 2.000",
+        f"Selected worker: worker_id={B} dp_rank=0, logit: 5.188, cached blocks: 0, tree size: 0,"
+        " total blocks: 75379",
+    ]
+
+
+def test_seed_aggregated_second_request_36_tokens_one_block_cached():
+    made = router(worker(A), worker(B), prefill_load_scale=1.5)
+    store(made, B, range(16))
+    plan = made.plan(request(range(36)))
+    assert written(plan.decode, tree_size=8) == [
+        f"Formula for worker_id={A} dp_rank=0 with 0 cached blocks: 5.375 = 1.5 * prefill_blocks"
+        " + decode_blocks = 1.5 * 2.250 + 2.000",
+        f"Formula for worker_id={B} dp_rank=0 with 1 cached blocks: 3.875 = 1.5 * prefill_blocks"
+        " + decode_blocks = 1.5 * 1.250 + 2.000",
+        f"Selected worker: worker_id={B} dp_rank=0, logit: 3.875, cached blocks: 1, tree size: 8,"
+        " total blocks: 75379",
+    ]
+
+
+def test_seed_disaggregated_44_tokens():
+    made = router(
+        worker(P0, "prefill"),
+        worker(P1, "prefill"),
+        worker(D, "decode"),
+        prefill_load_scale=1.5,
+    )
+    plan = made.plan(request(range(44)))
+    assert written(plan.prefill) == [
+        f"Formula for worker_id={P0} dp_rank=0 with 0 cached blocks: 4.125 = 1.5 * prefill_blocks"
+        " + decode_blocks = 1.5 * 2.750 + 0.000",
+        f"Formula for worker_id={P1} dp_rank=0 with 0 cached blocks: 4.125 = 1.5 * prefill_blocks"
+        " + decode_blocks = 1.5 * 2.750 + 0.000",
+        f"Selected worker: worker_id={P0} dp_rank=0, logit: 4.125, cached blocks: 0, tree size: 0,"
+        " total blocks: 75379",
+    ]
+    assert written(plan.decode, tree_size=9) == [
+        f"Formula for worker_id={D} dp_rank=0 with 0 cached blocks: 2.000 = 0.0 * prefill_blocks"
+        " + decode_blocks = 0.0 * 2.750 + 2.000",
+        f"Selected worker: worker_id={D} dp_rank=0, logit: 2.000, cached blocks: 0, tree size: 0,"
+        " total blocks: 75379",
+    ]
+
+
+def test_seed_disaggregated_40_tokens_one_block_cached():
+    made = router(
+        worker(P0, "prefill"),
+        worker(P1, "prefill"),
+        worker(D, "decode"),
+        prefill_load_scale=1.5,
+    )
+    store(made, P0, range(16))
+    plan = made.plan(request(range(40)))
+    assert written(plan.prefill, tree_size=2) == [
+        f"Formula for worker_id={P0} dp_rank=0 with 1 cached blocks: 2.250 = 1.5 * prefill_blocks"
+        " + decode_blocks = 1.5 * 1.500 + 0.000",
+        f"Formula for worker_id={P1} dp_rank=0 with 0 cached blocks: 3.750 = 1.5 * prefill_blocks"
+        " + decode_blocks = 1.5 * 2.500 + 0.000",
+        f"Selected worker: worker_id={P0} dp_rank=0, logit: 2.250, cached blocks: 1, tree size: 2,"
+        " total blocks: 75379",
+    ]
+
+
+def test_1_6_lines_as_captured():
+    """log-fe-disagg-required.txt, the request of 113 tokens (see captures of Dynamo 1.6.1)."""
+    prefill, decode = 2324035517153284967, 2324035517153284965
+    made = router(worker(prefill, "prefill", total=128), worker(decode, "decode", total=128))
+    request_id = "899b8ab9-f00b-40e2-8a9a-376de7f54274"
+    plan = made.plan(request(range(113), request_id))
+    assert plan.prefill is not None
+    assert plan.decode is not None
+    assert lines(plan.prefill, every=False, old=False) == [
+        f'Selected worker router_mode="kv" request_id="{request_id}" worker_id={prefill}'
+        " worker_type=prefill dp_rank=0 logit=7.0625 effective_cached_blocks=0.0"
+        " host_pinned_blocks=0 disk_blocks=0 total_kv_blocks=Some(128)"
+    ]
+    assert lines(plan.decode, every=False, old=False) == [
+        f'Selected worker router_mode="kv" request_id="{request_id}" worker_id={decode}'
+        " worker_type=decode dp_rank=0 logit=7.0 host_pinned_blocks=0 disk_blocks=0"
+    ]
+
+
+def test_all_logs_every_candidate_before_the_winner():
+    made = router(worker(1), worker(2), worker(3))
+    plan = made.plan(request())
+    assert [line.split()[0] for line in written(plan.decode, old=False)] == [
+        "Candidate",
+        "Candidate",
+        "Candidate",
+        "Selected",
+    ]
+
+
+def test_other_modes_have_no_formula_under_0_9():
+    made = router(worker(1), worker(2), router_mode="round-robin")
+    found = written(made.plan(request()).decode)
+    assert not [line for line in found if line.startswith("Formula")]
+    assert 'router_mode="round-robin"' in found[-1]
+
+
+def test_what_0_9_did_not_have_is_said_after_its_line():
+    card = ModelRuntimeConfig(taints=frozenset({"gpu=h100"}))
+    made = router(Worker(1, "w", "tiny", Role.AGGREGATED, runtime_config=card))
+    wanted = constraints((), {"gpu=h100": 1.0})
+    line = written(made.plan(request(constraints=wanted)).decode)[0]
+    assert line.endswith("1.0 * 2.125 + 2.000, times 0.4669 for preferred taints")
+
+
+def test_a_weight_that_one_decimal_cannot_say_is_said_whole():
+    made = router(worker(1), prefill_load_scale=0.25)
+    assert (
+        "0.25 * prefill_blocks + decode_blocks = 0.25 * 2.125"
+        in written(made.plan(request()).decode)[0]
+    )
+
+
+@pytest.fixture
+def log():
+    stream = io.StringIO()
+    logger = logging.Logger("dynctl.decisions", logging.INFO)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(TextFormatter())
+    logger.addHandler(handler)
+    return logger, stream
+
+
+def test_off_is_silent_about_winners_and_not_about_refusals(log):
+    logger, stream = log
+    writer = DecisionLog("off", logger=logger)
+    made = router(worker(1))
+    plan = made.plan(request())
+    record = record_of(plan.id)
+    writer.on_hop(plan.final, request(), record)
+    writer.on_decision(plan, request(), record)
+    assert stream.getvalue() == ""
+    refused = made.plan(request(constraints=constraints(["gpu=b200"])))
+    writer.on_decision(refused, request(), record)
+    line = stream.getvalue()
+    assert (
+        " WARN dynctl.decisions{decision=r1 stage=aggregated outcome=no_eligible_worker}:" in line
+    )
+    assert "Refused: 0/1 workers eligible: 1 missing taint gpu=b200" in line
+
+
+def test_winner_writes_one_line_a_hop_with_the_decision_id(log):
+    logger, stream = log
+    writer = DecisionLog("winner", "dynamo-0.9", tree_size=lambda ref: 3, logger=logger)
+    plan = router(worker(1, total=10)).plan(request())
+    writer.on_hop(plan.final, request(), record_of(plan.id))
+    assert stream.getvalue().endswith(
+        "Z  INFO dynctl.decisions{decision=r1}: Selected worker: worker_id=1 dp_rank=0,"
+        " logit: 4.125, cached blocks: 0, tree size: 3, total blocks: 10\n"
+    )
+
+
+def test_a_storm_of_refusals_is_counted_not_written(log):
+    logger, stream = log
+    writer = DecisionLog("off", logger=logger)
+    refusal = router().plan(request()).final
+    for _ in range(REFUSALS_A_SECOND + 30):
+        writer.refusal(refusal, 100.5)
+    assert stream.getvalue().count("Refused:") == REFUSALS_A_SECOND
+    writer.refusal(refusal, 101.0)
+    assert "30 more requests were refused and not logged" in stream.getvalue()
+    assert stream.getvalue().count("Refused:") == REFUSALS_A_SECOND + 1
+
+
+def test_clients_cannot_forge_lines(log):
+    logger, stream = log
+    evil = "x\n2026-11-21T00:00:00Z  INFO dynctl: all is well"
+    made = router(worker(1))
+    DecisionLog("winner", logger=logger).hop(made.plan(request(request_id=evil)).final)
+    DecisionLog("off", logger=logger).refusal(made.plan(request(model=evil)).final, 1.0)
+    found = stream.getvalue()
+    assert found.count("\n") == 2
+    assert "\\n2026" in found or "\\u000a2026" in found
+
+
+def test_json_lines_have_the_same_message_and_the_fields():
+    stream = io.StringIO()
+    logger = logging.getLogger("dynctl")
+    before = list(logger.handlers), logger.level, logger.propagate
+    try:
+        configure_logging("json", "info", stream)
+        plan = router(worker(1)).plan(request())
+        DecisionLog("winner").hop(plan.final)
+        line = json.loads(stream.getvalue())
+    finally:
+        logger.handlers[:], logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
+    assert line["decision"] == "r1"
+    assert line["level"] == "info"
+    assert line["target"] == "dynctl.decisions"
+    assert line["message"].startswith('Selected worker router_mode="kv"')
+
+
+def test_bad_choices_are_named():
+    with pytest.raises(ValueError, match="off, winner, all, got 'some'"):
+        DecisionLog("some")
+    with pytest.raises(ValueError, match="text, json, got 'xml'"):
+        configure_logging("xml")
+    with pytest.raises(ValueError, match="debug, info, warning, error, got 'loud'"):
+        configure_logging("text", "loud")
+
+
+def record_of(decision_id: str):
+    from dynctl.serving.observers import RequestRecord
+
+    return RequestRecord(decision_id, "req", "chat_completions", 0.0, 100.0)

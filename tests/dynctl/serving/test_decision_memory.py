@@ -1,0 +1,235 @@
+"""The decision memory: what is kept whole, what in brief, and that it stays within its bytes."""
+
+import gc
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from dynctl.serving.decision_memory import BriefHop, DecisionMemory, brief, pack
+from dynctl.serving.observers import RequestRecord
+from dynctl.serving.prompts import NOT_MODELLED
+from router_core.counterfactual import flip
+from router_core.taints import constraints
+from tests.dynctl.serving.fleets import request, router, store, worker
+
+ZONES = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "required"}
+
+
+def zoned():
+    made = router(
+        worker(1, "prefill", zone="a", policy=ZONES),
+        worker(2, "prefill", zone="b", policy=ZONES),
+        worker(3, "decode", zone="a"),
+        worker(4, "decode", zone="b"),
+        worker(5, "decode", zone="b"),
+    )
+    store(made, 2, range(32))
+    return made
+
+
+def test_a_brief_plan_keeps_winner_runner_up_terms_and_counts():
+    made = zoned()
+    memory = DecisionMemory(sample_every=2)
+    memory.record(made.plan(request(request_id="sampled")), 1.0)
+    plan = made.plan(request(request_id="second"))
+    memory.record(plan, 2.0)
+    kept = memory.get("second")
+    assert kept is not None
+    assert not kept.whole
+    assert kept.at == 2.0
+    again = kept.plan
+    for before, after in ((plan.prefill, again.prefill), (plan.decode, again.decode)):
+        assert before is not None
+        assert after is not None
+        assert after.ref == before.ref
+        assert after.margin == before.margin
+        assert after.parameters == before.parameters
+        assert after.constraints == before.constraints
+        counts = [(step.filter, step.entered, step.left) for step in before.funnel]
+        assert [(s.filter, s.entered, s.left) for s in after.funnel] == counts
+        row = next(r for r in before.rows() if r.ref == before.ref)
+        assert replace(next(after.rows()), probability=row.probability) == row
+        assert after.replay().ref == before.ref
+    assert again.implied == plan.implied
+
+
+def test_a_brief_hop_of_many_says_what_is_gone():
+    made = router(*(worker(i) for i in range(1, 6)))
+    store(made, 3, range(32))
+    store(made, 4, range(16))
+    hop = brief(made.plan(request()).final)
+    after = hop.expand()
+    assert [w.worker_id for w in after.workers] == [3, 4]
+    assert after.notes == ("kept in brief: 2 of 5 scored candidates",)
+
+
+def test_the_only_candidate_has_no_runner_up():
+    hop = brief(router(worker(1)).plan(request()).final).expand()
+    assert hop.runner_up is None
+    assert hop.margin is None
+    assert hop.notes == ()
+
+
+@pytest.mark.parametrize("mode", ["kv", "round-robin", "random", "least-loaded"])
+def test_every_mode_can_be_kept_either_way(mode):
+    decision = router(worker(1), worker(2), worker(3), router_mode=mode).plan(request()).final
+    assert brief(decision).expand().ref == decision.ref
+    packed = pack(decision)
+    assert packed.to_dict() == decision.to_dict()
+    assert flip(packed) == flip(decision)
+
+
+def test_packed_preferences_survive():
+    made = router(worker(1, zone="a"), worker(2, zone="b"))
+    wanted = constraints((), {"dynamo.topology/zone=b": 0.85})
+    decision = made.plan(request(constraints=wanted)).final
+    assert pack(decision).to_dict() == decision.to_dict()
+    assert brief(decision).expand().costs[0] == min(decision.costs)
+
+
+def test_refusals_and_noted_plans_are_always_whole():
+    made = zoned()
+    memory = DecisionMemory(sample_every=1000)
+    memory.record(made.plan(request(request_id="first")), 0.0)
+    refused = made.plan(request(request_id="no", constraints=constraints(["gpu=b200"])))
+    memory.record(refused, 0.0)
+    plan = made.plan(request(request_id="noted"))
+    assert plan.decode is not None
+    memory.record(replace(plan, decode=replace(plan.decode, notes=("odd",))), 0.0)
+    memory.record(
+        replace(plan, id="ordinary", decode=replace(plan.decode, notes=(NOT_MODELLED,))), 0.0
+    )
+    whole = {kept.id: kept.whole for kept in memory.recent()}
+    assert whole == {"ordinary": False, "noted": True, "no": True, "first": True}
+    kept = memory.get("no")
+    assert kept is not None
+    assert kept.plan.final.summary() == refused.final.summary()
+    assert kept.plan.final.funnel[-1].rejected
+
+
+def test_filters():
+    made = zoned()
+    memory = DecisionMemory()
+    for i in range(4):
+        memory.record(made.plan(request(request_id=f"p{i}")), float(i))
+    bound = constraints(["dynamo.topology/zone=c"])
+    memory.record(made.plan(request(request_id="lost", constraints=bound)), 9.0)
+    memory.record(made.plan(request(request_id="other", model="nope")), 10.0)
+
+    def ids(**filters):
+        return [kept.id for kept in memory.recent(**filters)]
+
+    assert ids() == ["other", "lost", "p3", "p2", "p1", "p0"]
+    assert ids(n=2) == ["other", "lost"]
+    assert ids(outcome="selected") == ["p3", "p2", "p1", "p0"]
+    assert ids(outcome="refused") == ["other", "lost"]
+    assert ids(outcome="no_eligible_worker") == ["lost"]
+    assert ids(model="nope") == ["other"]
+    assert ids(worker="prefill-2") == ids(worker="2") == ["p3", "p2", "p1", "p0"]
+    assert ids(worker="prefill-1") == []
+    assert ids(domain="zone=b") == ids(domain="b") == ["p3", "p2", "p1", "p0"]
+    assert ids(domain="zone=c") == ids(domain="c") == ["lost"]
+    assert ids(domain="rack=b") == []
+
+
+def test_attempts_of_one_request_are_told_apart():
+    made = router(worker(1), worker(2))
+    memory = DecisionMemory()
+    memory.record(made.plan(request()), 1.0)
+    memory.record(made.plan(request(allowed_worker_ids=frozenset({2}))), 2.0)
+    assert [kept.at for kept in memory.attempts("r1")] == [1.0, 2.0]
+    last = memory.get("r1")
+    assert last is not None
+    assert [w.worker_id for w in last.winners()] == [2]
+    assert memory.get("never") is None
+
+
+def test_the_oldest_leave_and_their_ids_with_them():
+    made = router(worker(1), worker(2))
+    memory = DecisionMemory(max_bytes=40_000)
+    for i in range(100):
+        memory.record(made.plan(request(request_id=f"p{i}")), float(i))
+    assert memory.size <= 40_000
+    assert memory.recorded == 100
+    assert memory.evicted == 100 - len(memory)
+    assert memory.get("p0") is None
+    assert memory.get("p99") is not None
+    kept = memory.recent(1000)
+    assert sum(one.size for one in kept) == memory.size
+    assert [one.id for one in kept] == [f"p{99 - i}" for i in range(len(kept))]
+
+
+def test_nothing_is_kept_without_bytes():
+    memory = DecisionMemory(max_bytes=0)
+    memory.record(router(worker(1)).plan(request()), 0.0)
+    assert len(memory) == memory.size == 0
+
+
+def test_a_plan_larger_than_the_memory_leaves_it_empty():
+    memory = DecisionMemory(max_bytes=100)
+    memory.record(router(worker(1)).plan(request()), 0.0)
+    assert len(memory) == memory.size == 0
+
+
+@pytest.mark.parametrize("sample_every", [1, 1_000_000])
+@pytest.mark.parametrize("workers", [2, 64])
+def test_estimated_bytes_cover_the_real_ones(workers, sample_every):
+    made = router(*(worker(i, zone="abc"[i % 3]) for i in range(1, workers + 1)))
+    made.plan(request())
+    memory = DecisionMemory(sample_every=sample_every)
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for i in range(300):
+        memory.record(made.plan(request(request_id=f"request-{i}")), float(i))
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert used <= memory.size <= 2 * used
+
+
+def test_refusals_are_covered_too():
+    made = router(*(worker(i) for i in range(1, 40)))
+    memory = DecisionMemory()
+    wanted = constraints(["gpu=b200"])
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for i in range(100):
+        memory.record(made.plan(request(request_id=f"request-{i}", constraints=wanted)), 0.0)
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert used <= memory.size <= 2 * used
+
+
+def test_it_listens_to_the_service():
+    memory = DecisionMemory()
+    plan = router(worker(1)).plan(request())
+    memory.on_decision(plan, request(), RequestRecord("r1", "q", "chat", 5.0, 1_000.0))
+    kept = memory.get("r1")
+    assert kept is not None
+    assert kept.at == 1_000.0
+
+
+def test_brief_wants_a_winner():
+    with pytest.raises(ValueError, match="has no winner; keep refusals whole"):
+        brief(router().plan(request()).final)
+
+
+def test_bad_bounds_are_named():
+    with pytest.raises(ValueError, match="got -1 and 16"):
+        DecisionMemory(-1)
+
+
+def test_winners_of_both_forms():
+    made = zoned()
+    memory = DecisionMemory(sample_every=2)
+    for i in range(2):
+        memory.record(made.plan(request(request_id=f"p{i}")), 0.0)
+    whole, short = memory.get("p0"), memory.get("p1")
+    assert whole is not None
+    assert short is not None
+    assert isinstance(short.prefill, BriefHop)
+    assert [w.name for w in whole.winners()] == [w.name for w in short.winners()]
