@@ -19,8 +19,10 @@ the 0.9 formula is the same with prefill_load_scale = overlap_score_weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress, repeat
+from operator import add, mul, sub, truediv
 from typing import Any
 
 from router_core.changes import Stage
@@ -96,26 +98,18 @@ class TermColumn:
 def kv_terms(inputs: CostInputs, parameters: CostParameters) -> tuple[TermColumn, ...]:
     """The terms of the formula; a term that cannot count on this hop is left out."""
     terms = []
-    size = inputs.block_size
     credits = _credits(inputs, parameters)
     if parameters.track_prefill_tokens:
-        isl = inputs.isl_tokens
-        blocks: list[float] = [(tokens + isl) / size for tokens in inputs.prefill_tokens]
-        if credits is not None:
-            blocks = [b - c if b > c else 0.0 for b, c in zip(blocks, credits, strict=True)]
+        raw = map(add, inputs.prefill_tokens, repeat(inputs.isl_tokens))
+        blocks = list(map(truediv, raw, repeat(inputs.block_size)))
+        _subtract(blocks, credits)
         terms.append(TermColumn("prefill_blocks", "blocks", parameters.prefill_load_scale, blocks))
     if parameters.track_active_blocks:
-        new = inputs.prompt_blocks
-        decode: list[float]
-        if inputs.shared_blocks is None:
-            decode = [active + new for active in inputs.active_blocks]
-        else:
-            decode = [
-                active + new - shared
-                for active, shared in zip(inputs.active_blocks, inputs.shared_blocks, strict=True)
-            ]
-        if credits is not None and not parameters.track_prefill_tokens:
-            decode = [d - c if d > c else 0.0 for d, c in zip(decode, credits, strict=True)]
+        decode: list[float] = list(map(add, inputs.active_blocks, repeat(inputs.prompt_blocks)))
+        if inputs.shared_blocks is not None:
+            decode = list(map(sub, decode, inputs.shared_blocks))
+        if not parameters.track_prefill_tokens:
+            _subtract(decode, credits)
         terms.append(TermColumn("decode_blocks", "blocks", 1.0, decode))
     if parameters.decode_active_request_weight:
         weight = parameters.decode_active_request_weight
@@ -127,43 +121,40 @@ def total_costs(
     terms: Sequence[TermColumn], multipliers: Sequence[float] | None, count: int
 ) -> list[float]:
     """``multiplier * sum(weight * value)`` for each of ``count`` candidates."""
-    if not terms:
+    costs: list[float] | None = None
+    for term in terms:
+        values: Iterable[float] = term.values
+        if term.weight != 1.0:
+            values = map(mul, values, repeat(term.weight))
+        costs = list(map(float, values)) if costs is None else list(map(add, costs, values))
+    if costs is None:
         return [0.0] * count
-    first = terms[0]
-    if first.weight == 1.0:
-        costs = list(map(float, first.values))
-    else:
-        weight = first.weight
-        costs = [weight * value for value in first.values]
-    for term in terms[1:]:
-        weight = term.weight
-        if weight == 1.0:
-            costs = [c + v for c, v in zip(costs, term.values, strict=True)]
-        else:
-            costs = [c + weight * v for c, v in zip(costs, term.values, strict=True)]
     if multipliers is not None:
-        costs = [c * m for c, m in zip(costs, multipliers, strict=True)]
+        costs = list(map(mul, costs, multipliers))
     return costs
 
 
-def _credits(inputs: CostInputs, parameters: CostParameters) -> list[float] | None:
-    """Blocks credited for cached prefixes; None where nobody has any."""
+def _subtract(blocks: list[float], credits: dict[int, float]) -> None:
+    """Take each position's credit off, never below 0."""
+    for position, credit in credits.items():
+        left = blocks[position] - credit
+        blocks[position] = left if left > 0 else 0.0
+
+
+def _credits(inputs: CostInputs, parameters: CostParameters) -> dict[int, float]:
+    """Position -> blocks credited for its cached prefix, where it has one."""
     credit = parameters.overlap_score_credit
-    if not credit or not any(inputs.overlap_blocks):
-        return None
+    if not credit:
+        return {}
+    overlap = inputs.overlap_blocks
+    cached = compress(range(len(overlap)), overlap)
     decay = parameters.overlap_score_credit_decay
     if decay and parameters.track_prefill_tokens:
-        least = min(inputs.prefill_tokens)
-        per_token = (
-            decay / inputs.block_size / max(1, math.ceil(inputs.isl_tokens / inputs.block_size))
-        )
-        return [
-            credit * overlap / (1.0 + per_token * (tokens - least))
-            for overlap, tokens in zip(inputs.overlap_blocks, inputs.prefill_tokens, strict=True)
-        ]
-    if credit == 1.0:
-        return list(map(float, inputs.overlap_blocks))
-    return [credit * overlap for overlap in inputs.overlap_blocks]
+        size, tokens = inputs.block_size, inputs.prefill_tokens
+        least = min(tokens)
+        per_token = decay / size / max(1, math.ceil(inputs.isl_tokens / size))
+        return {i: credit * overlap[i] / (1.0 + per_token * (tokens[i] - least)) for i in cached}
+    return {i: credit * overlap[i] for i in cached}
 
 
 def probabilities(costs: Sequence[float], temperature: float) -> list[float]:
@@ -175,7 +166,7 @@ def probabilities(costs: Sequence[float], temperature: float) -> list[float]:
     """
     low, high = min(costs), max(costs)
     if temperature <= 0 or low == high:
-        ties = costs.count(low) if isinstance(costs, list) else sum(c == low for c in costs)
+        ties = sum(c == low for c in costs)
         return [1.0 / ties if cost == low else 0.0 for cost in costs]
     scale = -1.0 / ((high - low) * temperature)
     weights = [math.exp((cost - low) * scale) for cost in costs]
