@@ -41,7 +41,7 @@ class Bench:
         self.context = context
         self.now = 100.0
         self.recorder = Recorder()
-        self.publishers = []
+        self.publishers: list[ScriptedPublisher] = []
 
     def publisher(self, **options) -> ScriptedPublisher:
         self.publishers.append(ScriptedPublisher(self.context, **options))

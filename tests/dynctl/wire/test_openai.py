@@ -1,0 +1,321 @@
+"""OpenAI bodies: what routing reads, what passes through, and what each bad input is told."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynctl.wire.errors import RequestError
+from dynctl.wire.nvext import KNOWN_KEYS, strip_for_engine
+from dynctl.wire.openai import (
+    ChatRequest,
+    CompletionRequest,
+    apply_headers,
+    parse_chat_request,
+    parse_completion_request,
+)
+
+HELLO = {"role": "user", "content": "hello"}
+
+
+def chat(**changes):
+    return {"model": "m", "messages": [HELLO]} | changes
+
+
+def completion(**changes):
+    return {"model": "m", "prompt": "hello"} | changes
+
+
+def test_smallest_chat_request():
+    body = chat()
+    request = parse_chat_request(json.dumps(body).encode())
+    assert request == ChatRequest(body=body, model="m", messages=(HELLO,), template_args={})
+    assert request.add_generation_prompt
+    assert request.text_only
+    assert (request.stream, request.n, request.max_tokens) == (False, 1, None)
+
+
+def test_full_chat_request():
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = chat(
+        messages=[
+            {"role": "system", "content": [{"type": "text", "text": "be kind"}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+            HELLO,
+        ],
+        tools=[tool],
+        documents=[{"text": "d"}],
+        chat_template_args={"a": 1, "b": 2},
+        chat_template_kwargs={"b": 2, "enable_thinking": False},
+        add_generation_prompt=False,
+        stream=True,
+        stream_options={"include_usage": True},
+        max_tokens=5,
+        max_completion_tokens=9,
+        n=3,
+        user="u",
+        nvext={"annotations": ["query_instance_id:"]},
+        novel={"kept": [1]},
+    )
+    request = parse_chat_request(body)
+    assert request.body == body
+    assert request.tools == (tool,)
+    assert request.documents == ({"text": "d"},)
+    assert request.template_args == {"a": 1, "b": 2, "enable_thinking": False}
+    assert not request.add_generation_prompt
+    assert request.stream
+    assert request.include_usage
+    assert (request.max_tokens, request.n, request.user) == (9, 3, "u")
+    assert request.text_only
+    assert request.nvext.dry_run
+    passed_on = strip_for_engine(request.body)
+    assert passed_on["novel"] == {"kept": [1]}
+    assert "nvext" not in passed_on
+
+
+def test_null_fields_mean_not_given():
+    names = ("tools", "documents", "chat_template_args", "chat_template_kwargs", "chat_template",
+             "add_generation_prompt", "continue_final_message", "stream", "stream_options",
+             "max_tokens", "max_completion_tokens", "n", "user", "nvext")  # fmt: skip
+    body = chat(**dict.fromkeys(names))
+    bare = parse_chat_request(chat())
+    request = parse_chat_request(body)
+    for name in ChatRequest.__dataclass_fields__.keys() - {"body"}:
+        assert getattr(request, name) == getattr(bare, name), name
+
+
+def test_images_are_seen():
+    parts = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    assert not parse_chat_request(chat(messages=[{"role": "user", "content": parts}])).text_only
+
+
+def test_continuing_a_message_needs_no_generation_prompt():
+    request = parse_chat_request(chat(continue_final_message=True))
+    assert request.continue_final_message
+    assert not request.add_generation_prompt
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("hello", ("hello",)),
+        ("", ("",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+        (["a", [3]], ("a", (3,))),
+    ],
+)
+def test_prompt_forms(prompt, prompts):
+    body = completion(prompt=prompt)
+    request = parse_completion_request(json.dumps(body).encode())
+    assert request == CompletionRequest(body=body, model="m", prompts=prompts)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        (b"", "invalid_json", "the body is not JSON"),
+        (b"{", "invalid_json", "the body is not JSON"),
+        (b"\xff\xfe", "invalid_json", "the body is not JSON"),
+        (b'{"model": NaN}', "invalid_json", "the body is not JSON"),
+        (b'"\\ud800"', "invalid_json", "the body is not JSON"),
+        (b"[" * 100_000, "invalid_json", "the body is nested too deeply"),
+        (b"[]", "wrong_type", "expected an object, got an array"),
+        (b"null", "wrong_type", "expected an object, got null"),
+        ({}, "missing_field", "model: is required"),
+        (chat(model=5), "wrong_type", "model: expected a string, got 5"),
+        (chat(model=""), "out_of_range", "model: expected a model's name, got ''"),
+        (chat(model="m" * 513), "out_of_range", "model: expected at most 512 characters, got 513"),
+        ({"model": "m"}, "missing_field", "messages: is required"),
+        (chat(messages="hi"), "wrong_type", "messages: expected an array, got a string"),
+        (chat(messages=[]), "out_of_range", "messages: expected at least one message"),
+        (chat(messages=["hi"]), "wrong_type", "messages[0]: expected an object, got a string"),
+        (chat(messages=[HELLO, {}]), "missing_field", "messages[1].role: is required"),
+        (
+            chat(messages=[{"role": 1}]),
+            "wrong_type",
+            "messages[0].role: expected a string, got 1",
+        ),
+        (
+            chat(messages=[{"role": "user", "content": 5}]),
+            "wrong_type",
+            "messages[0].content: expected a string or an array of parts, got an integer",
+        ),
+        (
+            chat(messages=[{"role": "user", "content": ["x"]}]),
+            "wrong_type",
+            "messages[0].content[0]: expected an object, got a string",
+        ),
+        (
+            chat(messages=[{"role": "user", "content": [{}]}]),
+            "wrong_type",
+            "messages[0].content[0].type: expected a string, got null",
+        ),
+        (
+            chat(messages=[{"role": "user", "content": [{"type": "text", "text": 1}]}]),
+            "wrong_type",
+            "messages[0].content[0].text: expected a string, got an integer",
+        ),
+        (chat(tools={}), "wrong_type", "tools: expected an array, got an object"),
+        (chat(tools=[1]), "wrong_type", "tools[0]: expected an object, got an integer"),
+        (
+            chat(chat_template_kwargs=[]),
+            "wrong_type",
+            "chat_template_kwargs: expected an object, got an array",
+        ),
+        (
+            chat(chat_template_args={"a": 1}, chat_template_kwargs={"a": 2}),
+            "conflict",
+            "chat_template_kwargs.a: has another value in chat_template_args",
+        ),
+        (
+            chat(add_generation_prompt=True, continue_final_message=True),
+            "conflict",
+            "continue_final_message: cannot be true together with add_generation_prompt",
+        ),
+        (chat(chat_template=1), "wrong_type", "chat_template: expected a string, got 1"),
+        (
+            chat(add_generation_prompt="yes"),
+            "wrong_type",
+            "add_generation_prompt: expected true or false, got 'yes'",
+        ),
+        (chat(stream=1), "wrong_type", "stream: expected true or false, got 1"),
+        (chat(stream_options=True), "wrong_type", "stream_options: expected an object, got true"),
+        (
+            chat(stream_options={"include_usage": 1}),
+            "wrong_type",
+            "stream_options.include_usage: expected true or false, got 1",
+        ),
+        (
+            chat(max_tokens=-1),
+            "out_of_range",
+            "max_tokens: expected an integer from 0 to 4294967295, got -1",
+        ),
+        (
+            chat(max_completion_tokens=1.5),
+            "wrong_type",
+            "max_completion_tokens: expected an integer, got 1.5",
+        ),
+        (chat(n=0), "out_of_range", "n: expected an integer from 1 to 128, got 0"),
+        (chat(user=[]), "wrong_type", "user: expected a string, got an array"),
+        (chat(nvext=1), "wrong_type", "nvext: expected an object, got 1"),
+    ],
+)
+def test_bad_chat_request(body, code, message):
+    with pytest.raises(RequestError) as caught:
+        parse_chat_request(body)
+    assert (caught.value.status, caught.value.code) == (400, code)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (None, "prompt: is required"),
+        (5, "prompt: expected a string, token ids, or an array of either, got an integer"),
+        ({}, "prompt: expected a string, token ids, or an array of either, got an object"),
+        ([], "prompt: expected at least one prompt or token"),
+        ([[]], "prompt[0]: expected at least one token id"),
+        ([1, "a"], "prompt[1]: expected a token id (an integer), got a string"),
+        (["a", 1], "prompt[1]: expected an array, got an integer"),
+        ([1.0], "prompt[0]: expected a token id (an integer), got a number"),
+        ([True], "prompt[0]: expected a token id (an integer), got true"),
+        ([[1], [-1]], "prompt[1][0]: expected a token id from 0 to 4294967295"),
+    ],
+)
+def test_bad_prompt(prompt, message):
+    with pytest.raises(RequestError) as caught:
+        parse_completion_request(completion(prompt=prompt))
+    assert str(caught.value) == message
+
+
+def test_body_over_the_limit():
+    body = json.dumps(chat()).encode()
+    assert parse_chat_request(body, max_bytes=len(body)).model == "m"
+    with pytest.raises(RequestError) as caught:
+        parse_chat_request(body, max_bytes=len(body) - 1)
+    assert (caught.value.status, caught.value.code) == (413, "body_too_large")
+    assert str(len(body)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(messages=[{"role": "user", "content": {"secret": "sesame"}}]),
+        chat(messages="sesame"),
+        chat(messages=[{"role": "user", "content": ["sesame"]}]),
+        chat(tools=["sesame"]),
+        b'{"messages": "sesame',
+    ],
+)
+def test_errors_do_not_repeat_the_prompt(body):
+    with pytest.raises(RequestError) as caught:
+        parse_chat_request(body)
+    assert "sesame" not in str(caught.value)
+
+
+def test_headers():
+    request = apply_headers(
+        parse_chat_request(chat()), {"X-Request-Id": "r1", "X-Worker-Instance-Id": "5"}
+    )
+    assert isinstance(request, ChatRequest)
+    assert (request.request_id, request.nvext.decode_worker_id) == ("r1", 5)
+    assert apply_headers(parse_completion_request(completion()), {}).request_id is None
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(), max_size=8)
+    | st.just("query_instance_id:")
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
+)
+nvexts = st.dictionaries(
+    st.sampled_from(KNOWN_KEYS),
+    anything
+    | st.dictionaries(
+        st.sampled_from(["required_taints", "preferred_taints", "priority", "osl", "ttft_target"]),
+        anything,
+    ),
+)
+NAMES = ("model", "messages", "prompt", "tools", "documents", "chat_template_args", "n", "stream",
+         "chat_template_kwargs", "stream_options", "max_tokens", "user", "nvext")  # fmt: skip
+messages = st.lists(
+    st.dictionaries(st.sampled_from(["role", "content", "type", "text"]), anything), max_size=3
+)
+bodies = st.dictionaries(st.sampled_from(NAMES), anything | nvexts | messages)
+
+
+@given(anything | bodies | bodies.map(lambda body: chat() | completion() | body))
+def test_arbitrary_json_raises_nothing_else(value):
+    for parse in (parse_chat_request, parse_completion_request):
+        with contextlib.suppress(RequestError):
+            parse(json.dumps(value).encode())
+        if isinstance(value, dict):
+            with contextlib.suppress(RequestError):
+                parse(value)
+
+
+@given(st.binary(max_size=40))
+def test_arbitrary_bytes_raise_nothing_else(body):
+    with pytest.raises(RequestError):
+        parse_chat_request(body)
+
+
+@given(bodies.map(lambda body: chat() | body | {"n": 0}))
+def test_error_body_is_json(body):
+    with pytest.raises(RequestError) as caught:
+        parse_chat_request(body)
+    error = caught.value.body()["error"]
+    assert json.loads(json.dumps(error)) == error
+    assert error["message"]
+    assert caught.value.status == 400
