@@ -225,6 +225,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget = self.budget.get()
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):
+            budget.string(len(left) + len(right))
+            return left + right
         budget.spend()
         if operator == "**":
             if _bits(left) * max(1, abs(right) if isinstance(right, int) else 1) > 4096:
@@ -238,8 +241,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "%" and isinstance(left, str):
             inner = budget.weigh(right) * (1 + left.count("%"))
             budget.string(len(left) + _percent_width(left) + inner)
-        elif operator == "+" and isinstance(left, str) and isinstance(right, str):
-            budget.string(len(left) + len(right))
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, list | tuple):
             budget.weigh(result)
@@ -320,7 +321,6 @@ def _printed(context: Context, value: Any) -> str:
     environment = context.environment
     assert isinstance(environment, ChatEnvironment)
     budget = environment.budget.get()
-    budget.spend()
     if not isinstance(value, str):
         budget.weigh(value)
     text = str(value)

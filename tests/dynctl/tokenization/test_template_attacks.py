@@ -156,7 +156,7 @@ def test_a_bomb_is_stopped_by_count(source, limit):
 def test_time_stops_what_the_counters_let_through():
     seconds = itertools.count()
     with pytest.raises(TemplateError, match=r"more than 2\.0 s"):
-        render("{% for i in range(10) %}{{ i }}{% endfor %}", clock=lambda: float(next(seconds)))
+        render("{% for i in range(100) %}{{ i }}{% endfor %}", clock=lambda: float(next(seconds)))
 
 
 def test_a_namespace_does_not_print_what_it_holds():
@@ -201,7 +201,7 @@ def test_errors_do_not_quote_the_prompt():
 
 def test_one_render_leaves_the_next_its_whole_budget():
     template = ChatTemplate(
-        "{% for i in range(50) %}{{ i }}{% endfor %}", limits=RenderLimits(operations=150)
+        "{% for i in range(50) %}{{ i }}{% endfor %}", limits=RenderLimits(operations=170)
     )
     first = template.render(MESSAGES)
     assert [template.render(MESSAGES) for _ in range(5)] == [first] * 5
