@@ -26,6 +26,7 @@ from router_core.index import PrefixIndex
 from tests.bench import prefix_workload as workload
 from tests.bench.harness import Peer, Row, alternate, measure, print_table, resident_bytes, row
 
+INNER = 200
 LENGTHS = {64: "0.7x", 512: "2x", 4096: "7x"}
 
 
@@ -103,14 +104,13 @@ def run(peer: Peer | None, degree: int, *, staggered: bool, turns: int = 7) -> l
                 ours = sorted([slot, n] for slot, n in index.find_matches(prompts[number]).items())
                 assert ours == peer.ask("scores", document=number, blocks=blocks)
         turn: Iterator[list[int]] = itertools.cycle(prompts)
-        inner = 200
 
         def ours_ns(turn: Iterator[list[int]] = turn) -> float:
-            return measure(lambda: index.find_matches(next(turn)), 1, inner=inner)
+            return measure(lambda: index.find_matches(next(turn)), 1, inner=INNER)
 
         def peer_ns(blocks: int = blocks) -> float:
             assert peer is not None
-            return float(peer.ask("find", blocks=blocks, inner=inner))
+            return float(peer.ask("find", blocks=blocks, inner=INNER))
 
         taken = alternate([ours_ns, peer_ns] if peer else [ours_ns], turns)
         their_us = taken[1] / 1000 if peer else None

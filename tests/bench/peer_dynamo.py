@@ -36,7 +36,7 @@ def per_call(fn, inner):
 
 class Side:
     def __init__(self):
-        self.tree = None
+        self.tree = RadixTree()
         self.documents = []
 
     def hash(self, tokens, block_size, inner, seed):
@@ -46,7 +46,6 @@ class Side:
 
     def build(self, degree, staggered):
         """Events a second, JSON bytes in (the binding takes nothing else), and memory taken."""
-        self.tree = None
         gc.collect()
         tree = RadixTree()
         self.documents = workload.documents(degree)
@@ -56,7 +55,8 @@ class Side:
             workload.events(self.documents, degree, staggered=staggered)
         ):
             blocks = [
-                {"block_hash": name, "tokens_hash": value} for name, value in zip(names, local)
+                {"block_hash": name, "tokens_hash": value}
+                for name, value in zip(names, local, strict=True)
             ]
             data = {"stored": {"parent_hash": parent, "blocks": blocks}}
             event = json.dumps({"event_id": number, "dp_rank": 0, "data": data}).encode()

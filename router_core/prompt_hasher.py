@@ -1,0 +1,105 @@
+"""Block hashes of prompts whose beginnings were seen before.
+
+System prompts, documents and conversations come back, longer each time; that is what a prefix
+cache lives on, and so can hashing. `PromptHasher` keeps the hashes of pieces of `PIECE` blocks,
+found by a 128-bit hash over the piece and all before it. A prompt seen before costs little more
+than laying its tokens out as bytes, about a third of hashing it; a new one costs a tenth more.
+"""
+
+from collections.abc import Sequence
+
+from xxhash import xxh3_128_intdigest
+
+from router_core.errors import HashingError
+from router_core.hashing import (
+    TOKEN_BYTES,
+    BlockHashes,
+    BlockMultimodalInfo,
+    hash_blocks,
+    hash_prompt,
+    mixed_seed,
+    sequence_hashes,
+    token_bytes,
+)
+
+PIECE = 32
+"""Blocks that are remembered together."""
+
+_LOW = 2**64 - 1
+_Piece = tuple[list[int], list[int]]
+
+
+class PromptHasher:
+    """`hash_prompt` for one block size, with a bounded memory of what it hashed.
+
+    ``max_blocks``: blocks remembered at most, about 120 bytes each. What was not asked for while
+    half of that was newly learned is forgotten. The results do not depend on the memory.
+    """
+
+    __slots__ = ("_max_pieces", "_recent", "_settled", "block_size")
+
+    def __init__(self, block_size: int, max_blocks: int = 131_072) -> None:
+        if block_size < 1:
+            raise HashingError(f"block size is {block_size}; expected at least 1 token a block")
+        self.block_size = block_size
+        self._max_pieces = max_blocks // PIECE // 2
+        # Two generations: a find in the settled one moves up, and when the recent one is full it
+        # becomes the settled one. This costs a hit nothing, where strict LRU order would.
+        self._recent: dict[int, _Piece] = {}
+        self._settled: dict[int, _Piece] = {}
+
+    def hash_prompt(
+        self,
+        tokens: Sequence[int],
+        *,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
+        is_eagle: bool = False,
+        block_mm_infos: Sequence[BlockMultimodalInfo | None] | None = None,
+    ) -> BlockHashes:
+        """As :func:`router_core.hashing.hash_prompt`."""
+        block_size = self.block_size
+        if is_eagle or block_mm_infos or not self._max_pieces:
+            return hash_prompt(
+                tokens,
+                block_size,
+                lora_name=lora_name,
+                cache_namespace=cache_namespace,
+                is_eagle=is_eagle,
+                block_mm_infos=block_mm_infos,
+            )
+        data = token_bytes(tokens)
+        count = len(tokens) // block_size
+        stride = block_size * TOKEN_BYTES
+        seed = mixed_seed(lora_name, cache_namespace)
+        local: list[int] = []
+        sequence: list[int] = []
+        key = seed
+        parent: int | None = None
+        whole = count - count % PIECE
+        for start in range(0, whole * stride, PIECE * stride):
+            key = xxh3_128_intdigest(data[start : start + PIECE * stride], key & _LOW)
+            piece = self._recent.get(key) or self._settled.get(key)
+            if piece is None:
+                hashes = hash_blocks(data, stride, PIECE, seed, start)
+                piece = hashes, sequence_hashes(hashes, parent)
+            local += piece[0]
+            sequence += piece[1]
+            parent = sequence[-1]
+            if key not in self._recent:
+                self._remember(key, piece)
+        if whole < count:
+            hashes = hash_blocks(data, stride, count - whole, seed, whole * stride)
+            local += hashes
+            sequence += sequence_hashes(hashes, parent)
+        return BlockHashes(block_size, local, sequence)
+
+    @property
+    def remembered_blocks(self) -> int:
+        """Blocks whose hashes are remembered, at most ``max_blocks``."""
+        return PIECE * len(self._recent.keys() | self._settled.keys())
+
+    def _remember(self, key: int, piece: _Piece) -> None:
+        if len(self._recent) >= self._max_pieces:
+            self._settled, self._recent = self._recent, {}
+        self._recent[key] = piece
