@@ -88,6 +88,13 @@ class PrefillDone:
 
 
 @dataclass(frozen=True, slots=True)
+class Progressed:
+    """The request is alive: its booking does not expire for another while."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class OutputBlock:
     """Generation filled one more block.
 
@@ -146,6 +153,7 @@ Change = (
     | IndexMarked
     | Booked
     | PrefillDone
+    | Progressed
     | OutputBlock
     | Freed
     | LoadReported

@@ -118,6 +118,12 @@ class ActiveSequences:
                 changed.append(booking.slot)
         return tuple(changed)
 
+    def touch(self, request_id: str, now: float) -> bool:
+        """The request showed a sign of life; False for an unknown one."""
+        for stage in self._stages.get(request_id, ()):
+            self._bookings[request_id, stage].seen_at = now
+        return request_id in self._stages
+
     def output_block(self, request_id: str, fraction: float | None, now: float) -> int | None:
         """One more generated block; the slot, or None for an unknown request.
 

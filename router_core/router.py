@@ -206,6 +206,9 @@ class Router:
                 return OK
             case c.OutputBlock():
                 return self._output_block(change, now)
+            case c.Progressed():
+                alive = self.load.touch(change.request_id, now)
+                return OK if alive else _unknown_request(change.request_id)
             case c.LoadReported():
                 return self._load_reported(change, now)
             case c.WorkerUpserted():
@@ -524,7 +527,7 @@ class Router:
             return Applied(False, "invalid", f"decay_fraction: expected 0 to 1, got {fraction}")
         slot = self.load.output_block(change.request_id, fraction, now)
         if slot is None:
-            return Applied(False, "unknown_request", f"no active request {change.request_id}")
+            return _unknown_request(change.request_id)
         self.busy.update(slot)
         return OK
 
@@ -561,6 +564,10 @@ class Router:
 
 def _unknown_worker(worker_id: int) -> Applied:
     return Applied(False, "unknown_worker", f"no worker {worker_id} is registered")
+
+
+def _unknown_request(request_id: str) -> Applied:
+    return Applied(False, "unknown_request", f"no active request {request_id}")
 
 
 def _unknown_rank(worker_id: int, dp_rank: int) -> Applied:

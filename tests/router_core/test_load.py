@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_core.changes import Booked, Expired, Freed, OutputBlock, PrefillDone
+from router_core.changes import Booked, Expired, Freed, OutputBlock, PrefillDone, Progressed
 from tests.router_core.fleet import active, apply_all, request, router, worker
 
 
@@ -70,7 +70,9 @@ def test_stale_bookings_expire_and_progress_keeps_them() -> None:
     made = router(worker(1), active_request_expiry_secs=300.0)
     made.apply(held("old", (1, 2), 32), 0.0)
     made.apply(held("alive", (3,), 16), 0.0)
-    made.apply(OutputBlock("alive"), 200.0)
+    assert made.apply(Progressed("alive"), 200.0).ok
+    assert made.load.prefill_tokens == [48]
+    assert made.apply(Progressed("nobody"), 200.0).code == "unknown_request"
     made.apply(Expired(), 300.0)
     assert len(made.load) == 2
     made.apply(Expired(), 300.1)

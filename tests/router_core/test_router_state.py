@@ -54,6 +54,7 @@ def change(draw: st.DrawFn) -> c.Change:
             draw(st.integers(0, 3)),
         ),
         c.PrefillDone(draw(NAMES)),
+        c.Progressed(draw(NAMES)),
         c.OutputBlock(draw(NAMES), draw(st.sampled_from([None, 0.0, 0.5]))),
         c.Freed(draw(NAMES), draw(st.sampled_from([None, *c.STAGES]))),
         c.LoadReported(
