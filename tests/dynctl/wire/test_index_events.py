@@ -1,0 +1,132 @@
+"""What of an engine's batch reaches the index, and the name of what does not."""
+
+from typing import Any
+
+import pytest
+
+from dynctl.wire.index_events import Drop, DropCode, to_index_events
+from dynctl.wire.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core.hashing import local_block_hashes
+
+TOKENS = tuple(range(100, 108))
+
+
+def stored(**changes):
+    fields: dict[str, Any] = {
+        "block_hashes": (11, 12),
+        "parent_block_hash": 10,
+        "token_ids": TOKENS,
+        "block_size": 4,
+    }
+    return BlockStored(**fields | changes)
+
+
+def convert(*events, **options):
+    return to_index_events(EventBatch(0.0, events), 4, **options)
+
+
+def test_order_and_hashes():
+    converted = convert(stored(), BlockRemoved((12,)), AllBlocksCleared(), stored())
+    blocks = BlocksStored(10, (11, 12), local_block_hashes(TOKENS, 4))
+    assert converted.events == (blocks, BlocksRemoved((12,)), Cleared(), blocks)
+    assert converted.drops == ()
+
+
+@pytest.mark.parametrize(
+    ("medium", "tier"),
+    [
+        (None, "device"),
+        ("GPU", "device"),
+        ("gpu", "device"),
+        ("CPU", "host_pinned"),
+        ("DISK", "disk"),
+        ("EXTERNAL", "external"),
+    ],
+)
+def test_medium_becomes_tier(medium, tier):
+    events = convert(stored(medium=medium), BlockRemoved((11,), medium=medium)).events
+    assert [event.tier for event in events if not isinstance(event, Cleared)] == [tier, tier]
+
+
+def test_unknown_medium():
+    converted = convert(stored(medium="TAPE"), BlockRemoved((11,), medium="TAPE"))
+    assert converted.events == ()
+    assert [(drop.code, drop.blocks) for drop in converted.drops] == [
+        (DropCode.UNKNOWN_MEDIUM, 2),
+        (DropCode.UNKNOWN_MEDIUM, 1),
+    ]
+    assert "'TAPE' is unknown, expected one of GPU, CPU" in converted.drops[0].message
+
+
+def test_block_size_mismatch_names_both_and_the_rest_goes_on():
+    converted = convert(stored(block_size=8), stored())
+    assert converted.drops == (Drop(DropCode.BLOCK_SIZE_MISMATCH, 2, 8, 4),)
+    assert "blocks of 8 tokens" in converted.drops[0].message
+    assert "blocks of 4" in converted.drops[0].message
+    assert len(converted.events) == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept", "dropped"), [(7, 1, 1), (4, 1, 1), (3, 0, 2), (0, 0, 2)]
+)
+def test_too_few_tokens_keep_the_whole_blocks(tokens, kept, dropped):
+    converted = convert(stored(token_ids=TOKENS[:tokens]))
+    assert converted.drops == (Drop(DropCode.TOKEN_IDS_TOO_SHORT, dropped, tokens, 8),)
+    assert converted.drops[0].message == f"token_ids too short: need 8, got {tokens}"
+    if kept:
+        assert converted.events == (BlocksStored(10, (11,), local_block_hashes(TOKENS[:4], 4)),)
+    else:
+        assert converted.events == ()
+
+
+def test_surplus_tokens_are_ignored():
+    assert convert(stored(token_ids=(*TOKENS, 1, 2, 3, 4, 5))) == convert(stored())
+
+
+def test_other_attention_groups_are_ignored():
+    converted = convert(stored(group_idx=1), BlockRemoved((11,), group_idx=2), stored(group_idx=0))
+    assert len(converted.events) == 1
+    assert converted.drops == (
+        Drop(DropCode.GROUP_IGNORED, 2, 1, 0),
+        Drop(DropCode.GROUP_IGNORED, 1, 2, 0),
+    )
+
+
+def test_adapters_keep_blocks_apart():
+    named = convert(stored(lora_name="a", lora_id=1)).events
+    numbered = convert(stored(lora_id=1), adapter_names={1: "a"}).events
+    assert named == numbered
+    assert named == (BlocksStored(10, (11, 12), local_block_hashes(TOKENS, 4, lora_name="a")),)
+    unknown = convert(stored(lora_id=2), adapter_names={1: "a"})
+    assert unknown.events == ()
+    assert unknown.drops[0].code == "UNKNOWN_ADAPTER"
+
+
+def test_cache_namespace_and_eagle_are_those_of_the_worker():
+    (event,) = convert(stored(), cache_namespace="tenant").events
+    assert isinstance(event, BlocksStored)
+    assert event.local_hashes == local_block_hashes(TOKENS, 4, cache_namespace="tenant")
+    nine = (*TOKENS, 200)
+    (event,) = convert(stored(token_ids=nine), is_eagle=True).events
+    assert isinstance(event, BlocksStored)
+    assert event.local_hashes == local_block_hashes(nine, 4, is_eagle=True)
+    short = convert(stored(), is_eagle=True)
+    assert short.drops == (Drop(DropCode.TOKEN_IDS_TOO_SHORT, 1, 8, 9),)
+
+
+def test_blocks_keyed_by_more_than_tokens_end_the_run():
+    converted = convert(stored(extra_keys=[None, ["salt"]]))
+    assert converted.events == (BlocksStored(10, (11,), local_block_hashes(TOKENS[:4], 4)),)
+    assert converted.drops == (Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, 1, 1, "none"),)
+    assert convert(stored(extra_keys=[["salt"], None])).events == ()
+    unkeyed = convert(stored(extra_keys=[None, []]))
+    assert unkeyed == convert(stored())
+    adapter = convert(stored(lora_name="a", extra_keys=[["a"], ["a"]]))
+    assert adapter.drops == ()
+
+
+def test_empty_events_vanish():
+    converted = convert(stored(block_hashes=(), token_ids=()), BlockRemoved(()))
+    assert converted.events == ()
+    assert converted.drops == ()
