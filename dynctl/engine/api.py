@@ -185,7 +185,7 @@ class EngineApi:
         except EngineConfigError as error:
             raise ApiError(400, str(error)) from None
         if restart:
-            self._engine.restart_silently()
+            await self._engine.restart_silently()
         return _json(self._engine.faults.as_dict())
 
     async def set_taints(self, request: web.Request) -> web.Response:
@@ -210,8 +210,9 @@ class EngineApi:
         status = self._engine.faults.current.refuse
         if status:
             raise ApiError(status, f"engine {self._engine.config.name} was told to refuse")
-        if self._engine.draining:
-            raise ApiError(503, f"engine {self._engine.config.name} is draining")
+        if self._engine.draining or self._engine.restarting:
+            state = "draining" if self._engine.draining else "restarting"
+            raise ApiError(503, f"engine {self._engine.config.name} is {state}")
 
 
 def _json(value: Any) -> web.Response:

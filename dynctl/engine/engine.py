@@ -63,6 +63,7 @@ class Engine:
         self.engine_id = _new_engine_id(config.name)
         self.port = config.port
         self.draining = False
+        self.restarting = False
         self.faults = FaultState(config.faults)
         self.taints: frozenset[str] = frozenset()
         self.timer = StepTimer(config, self.faults)
@@ -80,13 +81,14 @@ class Engine:
             for rank in range(config.data_parallel_size)
         ]
         self._publishers = publishers
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._replays: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to schedule and to answer replay requests."""
         loops = [rank.scheduler.run() for rank in self.ranks]
         self._tasks = [asyncio.ensure_future(loop) for loop in loops]
-        self._tasks.append(asyncio.ensure_future(serve_replays(self._publishers)))
+        self._replays = asyncio.ensure_future(serve_replays(self._publishers))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -94,6 +96,7 @@ class Engine:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await self._stop_replays()
         self.held.forget_all()
         for rank in self.ranks:
             rank.scheduler.end_all(EngineRestarted("the engine stops"))
@@ -141,15 +144,29 @@ class Engine:
         """Clear the ranks that hold no blocks, announcing it; returns the ranks that do."""
         return [rank.dp_rank for rank in self.ranks if not rank.scheduler.clear_cache()]
 
-    def restart_silently(self) -> None:
+    async def restart_silently(self) -> None:
         """What a crash and a restart at the same addresses look like: requests die, the cache is
-        empty, sequences start at 0 and nobody is told."""
-        self.engine_id = _new_engine_id(self.config.name)
-        self.held.forget_all()
-        for rank in self.ranks:
-            rank.scheduler.reset(EngineRestarted("the engine restarted"))
-            if rank.publisher is not None:
-                rank.publisher.restart()
+        empty, sequences start at 0 and nobody is told. New requests are refused meanwhile."""
+        if self.restarting:
+            return
+        self.restarting = True
+        try:
+            self.engine_id = _new_engine_id(self.config.name)
+            self.held.forget_all()
+            for rank in self.ranks:
+                rank.scheduler.reset(EngineRestarted("the engine restarted"))
+            await self._stop_replays()
+            for publisher in self._publishers:
+                await publisher.restart()
+            self._replays = asyncio.ensure_future(serve_replays(self._publishers))
+        finally:
+            self.restarting = False
+
+    async def _stop_replays(self) -> None:
+        if self._replays is not None:
+            self._replays.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._replays
 
     def runtime_config(self) -> ModelRuntimeConfig:
         """What this engine publishes about itself, with its topology and taints."""

@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import zmq
 import zmq.asyncio
 
-from dynctl.engine.config import EngineConfig, EngineConfigError, split_endpoint
+from dynctl.engine.bound_sockets import BoundSocket, bind_ranks
+from dynctl.engine.config import EngineConfig, EngineConfigError
 from dynctl.engine.faults import FaultState
 from dynctl.engine.prefix_cache import CacheEvent, Removed, Stored
 from dynctl.wire.errors import WireError
@@ -33,7 +33,6 @@ from dynctl.wire.vllm_events import (
 
 MAX_BUFFER_BYTES = 16 * 1024 * 1024
 _SEND_QUEUE = 100_000  # messages a slow subscriber may lag behind, vLLM's default
-_BIND_ATTEMPTS = 20
 
 
 class ReplayBuffer:
@@ -80,15 +79,14 @@ class KvEventPublisher:
     def __init__(
         self,
         dp_rank: int,
-        pub: zmq.Socket[bytes],
-        replay: zmq.asyncio.Socket | None,
-        endpoints: RankEndpoints,
+        pub: BoundSocket[zmq.Socket[bytes]],
+        replay: BoundSocket[zmq.asyncio.Socket] | None,
         config: EngineConfig,
         faults: FaultState,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.dp_rank = dp_rank
-        self.endpoints = endpoints
+        self.endpoints = RankEndpoints(dp_rank, pub.endpoint, replay.endpoint if replay else "")
         self.next_seq = 0
         self.buffer = ReplayBuffer(config.kv_events_buffer_steps)
         self._pub = pub
@@ -112,18 +110,23 @@ class KvEventPublisher:
         self.buffer.append(seq, payload)
         if self._faults.take_dropped_batch() or self._faults.current.stop_publishing:
             return
-        self._pub.send_multipart((self._topic, encode_seq(seq), payload), zmq.NOBLOCK)
+        self._pub.socket.send_multipart((self._topic, encode_seq(seq), payload), zmq.NOBLOCK)
 
-    def restart(self) -> None:
-        """Start again at sequence 0 with nothing to replay, as a new process would."""
+    async def restart(self) -> None:
+        """Start again at sequence 0 with nothing to replay, as a new process would: subscribers
+        see their connections drop and come back. `serve_replay` must not be running."""
+        self.close()
         self.next_seq = 0
         self.buffer.clear()
+        await self._pub.bind_again()
+        if self._replay is not None:
+            await self._replay.bind_again()
 
     async def serve_replay(self) -> None:
         """Answer replay requests for ever; cancel to stop."""
-        replay = self._replay
-        if replay is None:
+        if self._replay is None:
             return
+        replay = self._replay.socket
         while True:
             frames = await replay.recv_multipart()
             # REQ sends an empty delimiter before its request, DEALER may leave it out.
@@ -137,9 +140,9 @@ class KvEventPublisher:
             await replay.send_multipart([*envelope, *END_OF_REPLAY_FRAMES])
 
     def close(self) -> None:
-        self._pub.close(linger=0)
+        self._pub.close()
         if self._replay is not None:
-            self._replay.close(linger=0)
+            self._replay.close()
 
     def _to_wire(self, event: CacheEvent) -> Event:
         if isinstance(event, Stored):
@@ -160,93 +163,34 @@ class KvEventPublisher:
 def bind_publishers(
     config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], faults: FaultState
 ) -> list[KvEventPublisher]:
-    """One publisher a rank; empty when `kv_events` is. Rank N gets the base port + N.
-
-    With port 0 a base is chosen so that all ranks follow each other, because that is how
-    subscribers compute a rank's port. Raises EngineConfigError naming an endpoint in use.
-    """
+    """One publisher a rank; empty when `kv_events` is. Raises EngineConfigError."""
     if not config.kv_events:
         return []
-    pubs: list[_Bound[zmq.Socket[bytes]]] = []
-    replays: list[_Bound[zmq.asyncio.Socket]] = []
+
+    def make_pub() -> zmq.Socket[bytes]:
+        socket = context.socket(zmq.PUB)
+        socket.set_hwm(_SEND_QUEUE)
+        return socket
+
+    def make_replay() -> zmq.asyncio.Socket:
+        socket = zmq.asyncio.Socket(context, zmq.ROUTER)
+        # An answer is at most the whole buffer and its end marker: nothing may be dropped.
+        socket.set_hwm(2 * (config.kv_events_buffer_steps + 1))
+        return socket
+
+    pubs = bind_ranks(make_pub, config.kv_events, "kv-events", config)
+    replays: list[BoundSocket[zmq.asyncio.Socket]] = []
     try:
-        pubs = _bind_all(
-            lambda: _socket(context.socket(zmq.PUB), _SEND_QUEUE),
-            config.kv_events,
-            "kv-events",
-            config,
-        )
         if config.replay:
-            # An answer is at most the whole buffer and its end marker: nothing may be dropped.
-            queue = 2 * (config.kv_events_buffer_steps + 1)
-            replays = _bind_all(
-                lambda: _socket(zmq.asyncio.Socket(context, zmq.ROUTER), queue),
-                config.replay,
-                "replay",
-                config,
-            )
+            replays = bind_ranks(make_replay, config.replay, "replay", config)
     except EngineConfigError:
-        for bound in pubs:
-            bound.socket.close(linger=0)
+        for pub in pubs:
+            pub.close()
         raise
     return [
-        KvEventPublisher(
-            rank,
-            pub.socket,
-            replays[rank].socket if replays else None,
-            RankEndpoints(rank, pub.endpoint, replays[rank].endpoint if replays else ""),
-            config,
-            faults,
-        )
+        KvEventPublisher(rank, pub, replays[rank] if replays else None, config, faults)
         for rank, pub in enumerate(pubs)
     ]
-
-
-_AnySocket = TypeVar("_AnySocket", zmq.Socket[bytes], zmq.asyncio.Socket)
-
-
-@dataclass(frozen=True)
-class _Bound(Generic[_AnySocket]):
-    socket: _AnySocket
-    endpoint: str
-
-
-def _socket(socket: _AnySocket, queue: int) -> _AnySocket:
-    socket.set_hwm(queue)
-    return socket
-
-
-def _bind_all(
-    make: Callable[[], _AnySocket], endpoint: str, flag: str, config: EngineConfig
-) -> list[_Bound[_AnySocket]]:
-    host, port = split_endpoint(endpoint, flag=flag)
-    attempts = _BIND_ATTEMPTS if port == 0 else 1
-    while True:
-        attempts -= 1
-        bound: list[_Bound[_AnySocket]] = []
-        base = port
-        for rank in range(config.data_parallel_size):
-            socket = make()
-            try:
-                if ":" in host:
-                    socket.set(zmq.IPV6, 1)
-                socket.bind(f"tcp://{host}:{base + rank if base else '*'}")
-            except zmq.ZMQError as error:
-                socket.close(linger=0)
-                for other in bound:
-                    other.socket.close(linger=0)
-                if attempts:
-                    break
-                raise EngineConfigError(
-                    f"--{flag} tcp://{host}:{base + rank}: {error.strerror}; "
-                    "choose a free address, or port 0 for any"
-                ) from None
-            actual = socket.get_string(zmq.LAST_ENDPOINT)
-            base = base or split_endpoint(actual)[1]
-            port_bound = split_endpoint(actual)[1]
-            bound.append(_Bound(socket, f"tcp://{config.reachable(host)}:{port_bound}"))
-        else:
-            return bound
 
 
 async def serve_replays(publishers: Sequence[KvEventPublisher]) -> None:
