@@ -13,8 +13,7 @@ are refused by the index until the chain is stored again.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import zmq
 import zmq.asyncio
@@ -45,6 +44,10 @@ _TURN_BYTES: Final = 64 * 1024
 # ZMQ drops the connection at its own limit, so a batch that is merely too big must stay below it to
 # be reported as one.
 _MESSAGE_MARGIN: Final = 4
+_COUNTERS: Final = (
+    *("batches", "gaps", "healed", "lost", "duplicates", "late", "restarts"),
+    *("malformed", "unknown_events", "unknown_fields"),
+)
 _WATCHED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | int(zmq.Event.DISCONNECTED)
 
 
@@ -73,7 +76,9 @@ class ZmqKvEvents:
         self._bounds = bounds
         self._context = context
         self._sequence = EventSequence()
-        self._state = StreamState()
+        self._connected = False
+        self._last_batch_at: float | None = None
+        self._counts = dict.fromkeys(_COUNTERS, 0)
         self._dropped: dict[str, int] = {}
         self._told: set[str] = set()
         self._missing: dict[int, int] = {source.dp_rank: 0}  # batches that each rank's index lacks
@@ -83,11 +88,13 @@ class ZmqKvEvents:
 
     def state(self) -> StreamState:
         """A snapshot of the counters."""
-        return replace(
-            self._state,
+        return StreamState(
+            connected=self._connected,
             last_seq=self._sequence.last_seq,
+            last_batch_at=self._last_batch_at,
             missing=max(self._missing.values()),
             dropped=dict(self._dropped),
+            **self._counts,
         )
 
     async def run(self) -> None:
@@ -97,7 +104,7 @@ class ZmqKvEvents:
             with contextlib.ExitStack() as stack:
                 await self._follow(context, stack)
         finally:
-            self._state = replace(self._state, connected=False)
+            self._connected = False
             if self._context is None:
                 context.term()
 
@@ -144,12 +151,12 @@ class ZmqKvEvents:
         for frames in _drain(changes):
             event = parse_monitor_message(frames)["event"]
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self._state = replace(self._state, connected=True)
+                self._connected = True
                 self._check_due = True
                 self._replay_blocked_until = float("-inf")
                 self._tell(StreamCode.STREAM_CONNECTED, f"connected to {self.endpoint}")
             elif event == zmq.Event.DISCONNECTED:
-                self._state = replace(self._state, connected=False)
+                self._connected = False
                 self._reconnected = True
                 self._tell(
                     StreamCode.STREAM_DISCONNECTED,
@@ -169,7 +176,7 @@ class ZmqKvEvents:
         try:
             _, seq, payload = decode_message(frames)
         except WireError as error:
-            self._count(malformed=1)
+            self._counts["malformed"] += 1
             self._tell_once(StreamCode.MALFORMED_MESSAGE, f"skipped a message: {error}")
             return
         batch, problem = self._read(payload)
@@ -186,13 +193,13 @@ class ZmqKvEvents:
             self._restart(f"sequence went from {self._sequence.last_seq} to {seq}", seq)
             place = Place.NEXT if seq == 0 else Place.GAP
         if place is Place.GAP:
-            self._count(gaps=1)
+            self._counts["gaps"] += 1
             await self._heal(context, self._sequence.expected)
             place = self._sequence.place(seq, digest, ts, reconnected=False)
         if place is Place.DUPLICATE:
-            self._count(duplicates=1)
+            self._counts["duplicates"] += 1
         elif place is Place.LATE:
-            self._count(late=1)
+            self._counts["late"] += 1
         else:
             self._apply(seq, digest, batch, problem, replayed=False)
 
@@ -211,10 +218,11 @@ class ZmqKvEvents:
         if skipped:
             self._lose(first_missing, skipped)
         self._reconnected = False
-        self._count(batches=1, healed=1 if replayed else 0)
-        self._state = replace(self._state, last_batch_at=self._clock())
+        self._counts["batches"] += 1
+        self._counts["healed"] += replayed
+        self._last_batch_at = self._clock()
         if batch is None:
-            self._count(malformed=1)
+            self._counts["malformed"] += 1
             self._tell(
                 StreamCode.MALFORMED_BATCH, f"batch {seq} is unreadable: {problem}", {"seq": seq}
             )
@@ -284,10 +292,14 @@ class ZmqKvEvents:
 
     async def _apply_replay(self, context: zmq.asyncio.Context, start: int) -> None:
         async with contextlib.aclosing(self._ask(context, start)) as answer:
+            turn = size = 0
             async for seq, payload in answer:
                 if seq >= self._sequence.expected:
                     batch, problem = self._read(payload)
                     self._apply(seq, xxh3_64_intdigest(payload), batch, problem, replayed=True)
+                turn, size = turn + 1, size + len(payload)
+                if turn == _TURN_MESSAGES or size >= _TURN_BYTES:
+                    turn = size = 0
                     await asyncio.sleep(0)
 
     def _ask(
@@ -315,7 +327,7 @@ class ZmqKvEvents:
         self._reconnected = False
         ranks = tuple(sorted(self._missing))
         self._missing = dict.fromkeys(ranks, 0)
-        self._count(restarts=1)
+        self._counts["restarts"] += 1
         details: dict[str, int | str] = {"seq": seq}
         if last is not None:
             details["last_seq"] = last
@@ -328,7 +340,7 @@ class ZmqKvEvents:
         )
 
     def _lose(self, first: int, count: int) -> None:
-        self._count(lost=count)
+        self._counts["lost"] += count
         for rank in self._missing:
             self._missing[rank] += count
         self._tell(
@@ -347,19 +359,13 @@ class ZmqKvEvents:
 
     def _count_unknown(self, batch: EventBatch) -> None:
         if batch.unknown_fields:
-            self._count(unknown_fields=batch.unknown_fields)
+            self._counts["unknown_fields"] += batch.unknown_fields
         if batch.unknown_types:
-            self._count(unknown_events=len(batch.unknown_types))
+            self._counts["unknown_events"] += len(batch.unknown_types)
             name = batch.unknown_types[0]
             self._tell_once(
                 StreamCode.UNKNOWN_EVENT, f"events of type {name!r} are skipped", {"type": name}
             )
-
-    def _count(self, **increments: int) -> None:
-        counters: dict[str, Any] = {
-            name: getattr(self._state, name) + by for name, by in increments.items() if by
-        }
-        self._state = replace(self._state, **counters)
 
     def _tell_once(
         self,

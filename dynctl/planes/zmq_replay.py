@@ -1,6 +1,7 @@
 """Ask an engine's replay socket for the batches from a sequence number on."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from typing import Final
 
@@ -33,8 +34,11 @@ async def replay(
 
     ``wait`` bounds the silence before each answer and ``total`` the whole (seconds), ``max_bytes``
     the sum of the batches. Raises ReplayFailed when a bound is passed or an answer makes no sense;
-    what was yielded before is good. Every call has a socket of its own, so that the late answer to
-    one that was given up never mixes into the next.
+    what was yielded before is good. The caller must let the event loop run between batches, since
+    those that have arrived already are given without awaiting.
+
+    Every call has a socket of its own, so that the late answer to one that was given up never
+    mixes into the next.
     """
     socket = context.socket(zmq.DEALER)
     try:
@@ -44,18 +48,21 @@ async def replay(
         socket.connect(endpoint)
         # The empty frame is what a REQ socket would send: vLLM's ROUTER expects it.
         await socket.send_multipart([b"", encode_seq(start)])
+        # Read without awaiting while there is something: an awaited receive costs 20 us more.
+        ready: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + total
         received = 0
         while True:
-            left = min(wait, deadline - loop.time())
-            if left <= 0:
-                raise ReplayFailed(f"no end after {total:g} s")
             try:
-                async with asyncio.timeout(left):
-                    frames = await socket.recv_multipart()
-            except TimeoutError:
-                raise ReplayFailed(f"silent for {left:g} s") from None
+                frames = ready.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                left = min(wait, deadline - loop.time())
+                if left <= 0:
+                    raise ReplayFailed(f"no end after {total:g} s") from None
+                if not await socket.poll(math.ceil(left * 1000)):
+                    raise ReplayFailed(f"silent for {left:g} s") from None
+                continue
             seq, payload = _pair(frames)
             if seq == END_OF_REPLAY or not payload:
                 return
