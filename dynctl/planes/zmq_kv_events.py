@@ -27,7 +27,7 @@ from dynctl.planes.kv_event_source import (
     StreamBounds,
     dialable_endpoint,
 )
-from dynctl.planes.zmq_replay import ReplayFailed, replay
+from dynctl.planes.zmq_replay import ReplayFailed, ReplaySilent, replay
 from dynctl.ports import IndexUpdate, StreamCode, StreamCondition, StreamState, StreamValue
 from dynctl.wire.errors import WireError
 from dynctl.wire.index_events import Drop, DropCode, to_index_events
@@ -137,7 +137,7 @@ class ZmqKvEvents:
             # Read after the messages: a disconnect is always told before the first message of
             # the connection that followed, so none of those passes as the old one's.
             self._watch_connection(changes)
-            if self.replay is not None and (self._check_due or not ready):
+            if self._connected and (self._check_due or not ready):
                 self._check_due = False
                 await self._check_identity(context)
             for frames in received:
@@ -269,12 +269,13 @@ class ZmqKvEvents:
             if verify and not await self._same_process(context, start):
                 start = 0
             await self._apply_replay(context, start)
+            self._told.discard(StreamCode.REPLAY_UNAVAILABLE)
         except ReplayFailed as error:
             self._replay_blocked_until = self._clock() + self._bounds.replay_pause
-            self._tell(
+            self._tell_once(
                 StreamCode.REPLAY_UNAVAILABLE,
-                f"replay from {self.replay} failed: {error}; not asked again for "
-                f"{self._bounds.replay_pause:g} s",
+                f"replay from {self.replay} failed: {error}; asked again after "
+                f"{self._bounds.replay_pause:g} s at the earliest",
                 {"start": start},
             )
 
@@ -291,16 +292,35 @@ class ZmqKvEvents:
         return False
 
     async def _apply_replay(self, context: zmq.asyncio.Context, start: int) -> None:
+        """Apply the answer from ``start``. vLLM's ROUTER drops what exceeds its queue of 1000, in
+        the middle or at the end, so as long as asking brings something it is asked on."""
+        while True:
+            before = self._sequence.last_seq
+            try:
+                if await self._apply_answer(context, start):
+                    return
+            except ReplaySilent:
+                if self._sequence.last_seq == before:
+                    raise
+            start = self._sequence.expected
+
+    async def _apply_answer(self, context: zmq.asyncio.Context, start: int) -> bool:
+        """Whether the answer had no hole inside; one at its beginning is the engine's memory's
+        end and is lost."""
+        applied = turn = size = 0
         async with contextlib.aclosing(self._ask(context, start)) as answer:
-            turn = size = 0
             async for seq, payload in answer:
+                if applied and seq > self._sequence.expected:
+                    return False
                 if seq >= self._sequence.expected:
                     batch, problem = self._read(payload)
                     self._apply(seq, xxh3_64_intdigest(payload), batch, problem, replayed=True)
+                    applied += 1
                 turn, size = turn + 1, size + len(payload)
                 if turn == _TURN_MESSAGES or size >= _TURN_BYTES:
                     turn = size = 0
                     await asyncio.sleep(0)
+        return True
 
     def _ask(
         self, context: zmq.asyncio.Context, start: int

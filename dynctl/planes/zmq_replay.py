@@ -11,12 +11,16 @@ import zmq.asyncio
 from dynctl.wire.errors import WireError
 from dynctl.wire.vllm_events import END_OF_REPLAY, decode_seq, encode_seq
 
-# Room for whole answers: a ROUTER drops what does not fit, which would look like a hole.
-_QUEUE: Final = 0
+# Messages; room for most whole answers, since an engine's ROUTER drops what its peer cannot take.
+_QUEUE: Final = 100_000
 
 
 class ReplayFailed(Exception):
     """A replay socket did not answer as it should; the message says how."""
+
+
+class ReplaySilent(ReplayFailed):
+    """Nothing came for too long: a dead socket, or one that dropped the rest of its answer."""
 
 
 async def replay(
@@ -59,9 +63,9 @@ async def replay(
             except zmq.Again:
                 left = min(wait, deadline - loop.time())
                 if left <= 0:
-                    raise ReplayFailed(f"no end after {total:g} s") from None
+                    raise ReplaySilent(f"no end after {total:g} s") from None
                 if not await socket.poll(math.ceil(left * 1000)):
-                    raise ReplayFailed(f"silent for {left:g} s") from None
+                    raise ReplaySilent(f"silent for {left:g} s") from None
                 continue
             seq, payload = _pair(frames)
             if seq == END_OF_REPLAY or not payload:

@@ -476,6 +476,33 @@ async def test_replay_answer_is_bounded(bench):
     assert 0 < len(bench.recorder.seqs) < 50
 
 
+async def test_replay_that_drops_the_end_of_its_answers_is_asked_on(bench):
+    publisher = bench.publisher(replay=True)
+    publisher.capacity = 4
+    for seq in range(10):
+        publisher.keep(seq, batch(seq))
+    bounds = StreamBounds(replay_wait=0.05, idle_check=600.0)
+    follower = bench.follower(publisher, bounds=bounds)
+    async with running(follower.run()):
+        await bench.recorder.until_seq(9)
+    assert bench.recorder.seqs == list(range(10))
+    assert publisher.asked[:3] == [0, 4, 8]
+    assert follower.state().lost == 0
+
+
+async def test_replay_with_a_hole_inside_is_asked_again(bench):
+    publisher = bench.publisher(replay=True)
+    publisher.holes = {3, 4, 8}
+    for seq in range(10):
+        publisher.keep(seq, batch(seq))
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await bench.recorder.until_seq(9)
+    assert bench.recorder.seqs == list(range(10))
+    assert publisher.asked == [0, 3]
+    assert follower.state().lost == 0
+
+
 async def test_wrong_block_size_is_told_once_with_both_sizes(bench):
     publisher = bench.publisher()
     follower = bench.follower(publisher, block_size=16)

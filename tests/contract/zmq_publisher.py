@@ -63,6 +63,8 @@ class ScriptedPublisher:
         self.asked: list[int] = []
         self.silent = silent
         self.garbled = False
+        self.capacity: int | None = None  # messages of an answer; the rest is dropped, as by vLLM
+        self.holes: set[int] = set()  # batches that the next answers leave out, each once
         self.router: zmq.asyncio.Socket | None = None
         self.replay_endpoint: str | None = None
         self._server: asyncio.Task[None] | None = None
@@ -100,12 +102,14 @@ class ScriptedPublisher:
             if self.garbled:
                 await self.router.send_multipart([client, empty, b"what?", b"?"])
                 continue
-            for seq in sorted(self.kept):
-                if seq >= start:
-                    await self.router.send_multipart(
-                        [client, empty, encode_seq(seq), self.kept[seq]]
-                    )
-            await self.router.send_multipart([client, empty, *END_OF_REPLAY_FRAMES])
+            answer = [
+                (encode_seq(seq), self.kept[seq])
+                for seq in sorted(self.kept)
+                if seq >= start and seq not in self.holes
+            ]
+            self.holes -= {seq for seq in self.holes if seq >= start}
+            for frames in [*answer, END_OF_REPLAY_FRAMES][: self.capacity]:
+                await self.router.send_multipart([client, empty, *frames])
 
     async def die(self) -> None:
         """As a killed process: the sockets go away at once."""
