@@ -1,0 +1,1 @@
+"""One file a command (or group): parse, call, emit. No rendering, no client library here."""

@@ -1,0 +1,86 @@
+"""`dynctl config show`: every router setting, its value and where that came from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dynctl.commands.router_flags import split_preset, with_router_flags
+from dynctl.options import GlobalOptions
+
+
+@with_router_flags
+def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) -> int:
+    """Show every router setting: value, source, bounds, flag and environment variable.
+
+    Without a source it is what `serve frontend` would use here, with the same flags; with
+    --frontend (or --view) it is what that router uses.
+    """
+    from dynctl.connect import connect
+    from dynctl.errors import UsageProblem
+    from dynctl.views.render import emit, talk
+
+    if options.frontend or options.view is not None or options.demo:
+        if router_flags:
+            raise UsageProblem(
+                f"{next(iter(router_flags))} describes a frontend to be started; "
+                "leave it out to see what a running one uses"
+            )
+        source = connect(options)
+        report = _remote(source.title, source.config())
+    else:
+        report = _local(router_flags)
+    for warning in report.warnings:
+        talk(f"warning: {warning}")
+    emit(report, options)
+    return 0
+
+
+def _local(router_flags: Mapping[str, str | bool]) -> Any:
+    import os
+
+    from dynctl.settings import resolve
+    from dynctl.views.results import ConfigReport
+
+    flags, preset = split_preset(router_flags)
+    resolved = resolve(flags, os.environ, preset_name=preset)
+    values = {name: getattr(resolved.config, name) for name in resolved.sources}
+    return ConfigReport(
+        source="flags, environment and preset of this command",
+        preset=resolved.preset,
+        settings=_rows(values, resolved.sources, resolved.preset),
+        warnings=list(resolved.warnings),
+    )
+
+
+def _remote(title: str, document: Mapping[str, Any]) -> Any:
+    from dynctl.views.results import ConfigReport
+
+    settings = document.get("settings", {})
+    if isinstance(settings, list):
+        settings = {row["name"]: row for row in settings}
+    values = {name: row["value"] for name, row in settings.items()}
+    sources = {name: row.get("source", "unknown") for name, row in settings.items()}
+    preset = document.get("preset")
+    return ConfigReport(title, preset, _rows(values, sources, preset))
+
+
+def _rows(values: Mapping[str, Any], sources: Mapping[str, str], preset: str | None) -> list[Any]:
+    from dynctl.settings import bounds
+    from dynctl.views.results import SettingRow
+    from router_core.config import PRESETS, SETTINGS
+
+    defaults = PRESETS.get(preset or "", {})
+    return [
+        SettingRow(
+            name=name,
+            value=values[name],
+            source=sources[name],
+            default=defaults.get(name, setting.default),
+            bounds=bounds(setting),
+            flag=setting.flags[0],
+            env=setting.env[0],
+            help=setting.help,
+            built=setting.built,
+        )
+        for name, setting in SETTINGS.items()
+        if name in values
+    ]

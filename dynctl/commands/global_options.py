@@ -1,0 +1,144 @@
+"""The global options: one table, accepted before and after the command's name, as in kubectl.
+
+``--view a.json route hi`` and ``route hi --view a.json`` mean the same. Where both say something,
+the one nearer to the end of the line wins; repeatable options add up.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynctl.options import GlobalOptions, OutputFormat
+
+PANEL = "Global options"
+
+
+_ANNOTATIONS: dict[str, Any] = {
+    "frontend": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--frontend",
+            metavar="URL",
+            help="Ask a running dynctl frontend or router (repeatable: replicas). "
+            "Default: $DYNCTL_FRONTEND, then http://127.0.0.1:8000.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "view": Annotated[
+        Path | None,
+        typer.Option(
+            "--view",
+            metavar="FILE",
+            help="Work offline on a view saved with --save-view.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "demo": Annotated[
+        bool | None,
+        typer.Option(
+            "--demo",
+            help="Work on the embedded demo fleet; nothing needs to run.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "output": Annotated[
+        OutputFormat | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FORMAT",
+            help="table, wide, json, jsonl, yaml or name. [default: table]",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "timeout": Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=0.001,
+            max=86400,
+            help="Give up after this long. [default: 10]",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "token": Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            metavar="TOKEN",
+            help="Bearer token; $DYNCTL_TOKEN keeps it out of the process list.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "no_color": Annotated[
+        bool | None,
+        typer.Option("--no-color", help="Plain text on a terminal too.", rich_help_panel=PANEL),
+    ],
+    "debug": Annotated[
+        bool | None,
+        typer.Option(
+            "--debug", help="Show the traceback behind an error.", rich_help_panel=PANEL
+        ),
+    ],
+}
+_PREFIX = "global_"
+
+
+def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the global options; it receives them as its first argument, ``options``."""
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+
+    @functools.wraps(function)
+    def command(**arguments: Any) -> Any:
+        context: typer.Context = arguments.pop("context")
+        merged = _merge(context, arguments)
+        values = {key: value for key, value in merged.items() if key in _ANNOTATIONS}
+        return function(GlobalOptions(**values), **arguments)
+
+    return _with_signature(command, own)
+
+
+def group_callback(help: str) -> Callable[..., Any]:
+    """The callback of a group of commands: takes the global options, does nothing else."""
+
+    def callback(**arguments: Any) -> None:
+        _merge(arguments.pop("context"), arguments)
+
+    callback.__doc__ = help
+    return _with_signature(callback, [])
+
+
+def _merge(context: typer.Context, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Take the global options out of ``arguments`` and lay them over those given further left."""
+    merged: dict[str, Any] = dict(context.obj) if isinstance(context.obj, dict) else {}
+    for item in fields(GlobalOptions):
+        value = arguments.pop(_PREFIX + item.name)
+        if item.name == "frontend":
+            value = (*merged.get("frontend", ()), *value) if value else None
+        if value is not None:
+            merged[item.name] = value
+    context.obj = merged
+    return merged
+
+
+def _with_signature(
+    function: Callable[..., Any], own: list[inspect.Parameter]
+) -> Callable[..., Any]:
+    """Typer reads a command's options from its signature: make one that has the global ones."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
+    parameters += [parameter.replace(kind=keyword) for parameter in own]
+    parameters += [
+        inspect.Parameter(_PREFIX + name, keyword, default=None, annotation=annotation)
+        for name, annotation in _ANNOTATIONS.items()
+    ]
+    signature = inspect.Signature(parameters)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in parameters}
+    return function

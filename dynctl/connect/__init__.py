@@ -1,0 +1,128 @@
+"""From what the person named to something that answers: the one place that chooses a source.
+
+Exactly one of ``--demo``, ``--view`` and ``--frontend`` (repeatable: replicas of one service).
+None given: ``$DYNCTL_FRONTEND``, then ``http://127.0.0.1:8000`` if it answers as ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dynctl.errors import DynctlError, Unreachable, UsageProblem
+from dynctl.options import GlobalOptions
+
+if TYPE_CHECKING:
+    from dynctl.connect.query import RouteQuery
+    from dynctl.wire.route_result import RouteResult
+    from dynctl.wire.worker_rows import WorkerRow
+
+DEFAULT_FRONTEND = "http://127.0.0.1:8000"
+FRONTEND_VARIABLE = "DYNCTL_FRONTEND"
+TOKEN_VARIABLE = "DYNCTL_TOKEN"  # noqa: S105  the name of a variable
+#: How long the default address gets to answer when nobody asked for it.
+GUESS_TIMEOUT = 1.0
+
+WAYS = """give one source:
+--demo                             the embedded demo fleet, nothing needs to run
+--view FILE                        a view saved with `dynctl route PROMPT --save-view FILE`
+--frontend http://HOST:PORT        a running frontend; start one with
+                                   `dynctl serve frontend --worker http://HOST:PORT`"""
+
+
+class Source(Protocol):
+    """Where answers come from: a frontend, or a view of one."""
+
+    title: str
+
+    def route(self, query: RouteQuery) -> RouteResult: ...
+
+    def workers(self) -> list[WorkerRow]: ...
+
+    def thresholds(self) -> dict[str, dict[str, float | int | None]]: ...
+
+    def set_thresholds(
+        self, model: str, values: Mapping[str, float | int | None]
+    ) -> dict[str, float | int | None]: ...
+
+    def judged(
+        self, model: str, values: Mapping[str, float | int | None]
+    ) -> list[WorkerRow]: ...
+
+    def config(self) -> dict[str, Any]: ...
+
+    def decision(self, decision_id: str) -> RouteResult: ...
+
+    def save(self) -> bytes: ...
+
+
+def connect(options: GlobalOptions) -> Source:
+    """The source that the options name; raises UsageProblem or Unreachable."""
+    given = _given(options)
+    if len(given) > 1:
+        raise UsageProblem(
+            f"{' and '.join(given)}: two sources were given, expected one", WAYS
+        )
+    if options.demo:
+        from dynctl.connect.demo_view import demo_source
+
+        return demo_source()
+    if options.view is not None:
+        from dynctl.connect.view_source import open_view
+
+        return open_view(options.view)
+    return _frontend(options)
+
+
+def peer_versions(options: GlobalOptions) -> list[tuple[str, str | None, str | None]]:
+    """``(url, version, why not)`` of the named frontends, or of the default one if it is there."""
+    from dynctl.connect.frontend_source import FrontendSource
+
+    named = frontends(options)
+    timeout = options.timeout if named else min(options.timeout, GUESS_TIMEOUT)
+    answers: list[tuple[str, str | None, str | None]] = []
+    for url in named or (DEFAULT_FRONTEND,):
+        source = FrontendSource(url, token(options), timeout)
+        try:
+            answers.append((source.url, source.version(), None))
+        except DynctlError as error:
+            if named:
+                answers.append((source.url, None, error.message))
+    return answers
+
+
+def frontends(options: GlobalOptions) -> tuple[str, ...]:
+    """The frontends that were named: by option, else by environment."""
+    if options.frontend:
+        return options.frontend
+    return tuple(filter(None, (u.strip() for u in os.environ.get(FRONTEND_VARIABLE, "").split(","))))
+
+
+def token(options: GlobalOptions) -> str | None:
+    return options.token or os.environ.get(TOKEN_VARIABLE) or None
+
+
+def _given(options: GlobalOptions) -> list[str]:
+    named = {
+        "--demo": options.demo,
+        "--view": options.view is not None,
+        "--frontend": bool(options.frontend),
+    }
+    return [flag for flag, given in named.items() if given]
+
+
+def _frontend(options: GlobalOptions) -> Source:
+    from dynctl.connect.frontend_source import FrontendSource
+    from dynctl.connect.replicas import Replicas
+
+    urls = frontends(options)
+    if not urls:
+        source = FrontendSource(DEFAULT_FRONTEND, token(options), options.timeout)
+        if not source.answers_as_ours(min(options.timeout, GUESS_TIMEOUT)):
+            raise Unreachable(
+                f"no source was named, and no dynctl frontend answers at {DEFAULT_FRONTEND}", WAYS
+            )
+        return source
+    sources = [FrontendSource(url, token(options), options.timeout) for url in urls]
+    return sources[0] if len(sources) == 1 else Replicas(sources)

@@ -1,0 +1,58 @@
+"""Busy thresholds tried out on the numbers that a frontend tells, without setting them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dynctl.errors import UsageProblem
+from dynctl.wire.worker_rows import WorkerRow, worker_rows
+from router_core.changes import Booked, LoadReported, ThresholdsSet, WorkerUpserted
+from router_core.router import Router
+from router_core.workers import ModelRuntimeConfig, Role, Worker
+
+
+def judged_rows(
+    rows: Sequence[WorkerRow],
+    model: str,
+    present: Mapping[str, float | int | None],
+    values: Mapping[str, float | int | None],
+) -> list[WorkerRow]:
+    """The workers of ``model`` as they would be with ``values`` over the ``present`` thresholds.
+
+    A router of our own is given the same cards and loads and judges them: the rule is written
+    once, in the core. Raises UsageProblem for a threshold out of bounds.
+    """
+    router = Router()
+    for row in rows:
+        if row.model != model:
+            continue
+        card = replace(ModelRuntimeConfig.from_dict(row.runtime_config), validate=False)
+        worker = Worker(
+            row.worker_id, row.name, row.model, Role(row.role), row.block_size, card
+        )
+        router.apply(WorkerUpserted(worker), 0.0)
+        for rank in row.ranks:
+            key = (row.worker_id, rank.dp_rank)
+            booked = Booked(
+                f"{row.worker_id}.{rank.dp_rank}",
+                "aggregated",
+                *key,
+                prefill_tokens=rank.active_prefill_tokens,
+                anonymous_blocks=int(rank.active_decode_blocks),
+            )
+            router.apply(booked, 0.0)
+            told = rank.reported
+            router.apply(
+                LoadReported(
+                    *key,
+                    told.active_decode_blocks,
+                    told.kv_used_blocks,
+                    told.active_prefill_tokens,
+                ),
+                0.0,
+            )
+    applied = router.apply(ThresholdsSet(model, {**present, **values}), 0.0)
+    if not applied.ok:
+        raise UsageProblem(applied.message, "dynctl config show -o wide lists the bounds")
+    return worker_rows(router, 0.0)

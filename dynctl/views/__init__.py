@@ -1,0 +1,1 @@
+"""What people see: columns, screens, and the one writer to stdout."""

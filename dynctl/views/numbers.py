@@ -1,0 +1,51 @@
+"""Numbers as people read them; raw values go to JSON."""
+
+
+def blocks(value: float | None) -> str:
+    """Three decimals, as the router's own logs have them."""
+    return "-" if value is None else f"{value:,.3f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands separators."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def amount(value: float | None) -> str:
+    """As short as exact: 17, 0.85, 10,240."""
+    if value is None:
+        return "-"
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:,.6g}"
+
+
+def age(seconds: float | None) -> str:
+    """How long ago; coarser the older."""
+    if seconds is None:
+        return "never"
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 worker``, ``2,048 workers``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def middle(text: str, width: int) -> str:
+    """``text`` in at most ``width`` characters; what is left out is in the middle.
+
+    Names of pods are told apart by their ends, so both ends stay.
+    """
+    if len(text) <= width:
+        return text
+    if width <= 4:
+        return text[:width]
+    head = (width - 2) // 2
+    return f"{text[:head]}..{text[len(text) - (width - 2 - head) :]}"

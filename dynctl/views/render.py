@@ -1,0 +1,48 @@
+"""The only writer to stdout: one result in, one of six formats out.
+
+Tables are for people (and fit their terminal); the others carry raw values. Off a terminal a list
+is as wide as it needs to be, so that a pipe never sees a shortened name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dynctl.options import GlobalOptions, OutputFormat
+from dynctl.views import screens
+from dynctl.views.canvas import Canvas
+
+
+def emit(
+    result: Any, options: GlobalOptions, *, screen: Callable[[Any, Canvas], str] | None = None
+) -> None:
+    """Write ``result`` as the options ask; ``screen`` draws it instead of its usual table."""
+    output = options.output
+    if output is OutputFormat.JSON:
+        text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
+    elif output is OutputFormat.JSONL:
+        text = "".join(msgspec.json.encode(i).decode() + "\n" for i in screens.items(result))
+    elif output is OutputFormat.YAML:
+        text = _yaml(result)
+    elif output is OutputFormat.NAME:
+        text = "".join(name + "\n" for name in screens.names(result))
+    else:
+        draw = screen or screens.draw
+        text = draw(result, Canvas.of(options))
+    sys.stdout.write(text)
+
+
+def talk(message: str) -> None:
+    """A line for the person, on stderr: never part of the answer."""
+    sys.stderr.write(message + "\n")
+
+
+def _yaml(result: Any) -> str:
+    import yaml
+
+    plain = msgspec.to_builtins(result)
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))

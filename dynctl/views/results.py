@@ -1,0 +1,116 @@
+"""One typed value a command: what every output format renders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dynctl.wire.worker_rows import WorkerRow
+
+SCHEMA = 1
+
+
+class PeerVersion(msgspec.Struct, frozen=True):
+    """A frontend that was asked for its version. ``error`` says why it did not tell."""
+
+    url: str
+    version: str | None = None
+    error: str | None = None
+
+
+class Versions(msgspec.Struct, frozen=True):
+    client: str
+    python: str
+    peers: list[PeerVersion] = []
+    kind: str = "Versions"
+    schema: int = SCHEMA
+
+
+class WorkerList(msgspec.Struct, frozen=True):
+    """The workers of a router. ``source`` says whose they are."""
+
+    source: str
+    workers: list[WorkerRow] = []
+    kind: str = "WorkerList"
+    schema: int = SCHEMA
+
+
+class WorkerDetail(msgspec.Struct, frozen=True):
+    source: str
+    worker: WorkerRow
+    kind: str = "Worker"
+    schema: int = SCHEMA
+
+
+class ModelThresholds(msgspec.Struct, frozen=True):
+    """Busy thresholds of one model; None is off. ``busy`` of ``ranks`` ranks are over one."""
+
+    model: str
+    active_decode_blocks_threshold: float | None = None
+    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold_frac: float | None = None
+
+
+class ThresholdList(msgspec.Struct, frozen=True):
+    source: str
+    thresholds: list[ModelThresholds] = []
+    kind: str = "ThresholdList"
+    schema: int = SCHEMA
+
+
+class RankEffect(msgspec.Struct, frozen=True):
+    """What a threshold change does to one rank. ``reasons``: what it is over afterwards."""
+
+    worker: str
+    worker_id: int
+    dp_rank: int
+    before: bool
+    after: bool
+    worker_busy: bool
+    reasons: list[str] = []
+
+
+class ThresholdChange(msgspec.Struct, frozen=True):
+    """Before and after. ``applied`` is False for a dry run."""
+
+    source: str
+    before: ModelThresholds
+    after: ModelThresholds
+    applied: bool
+    ranks: list[RankEffect] = []
+    kind: str = "ThresholdChange"
+    schema: int = SCHEMA
+
+
+class SettingRow(msgspec.Struct, frozen=True):
+    """One setting: its value, where that came from, what it may be and how it is set."""
+
+    name: str
+    value: Any
+    source: str
+    default: Any
+    bounds: str
+    flag: str
+    env: str
+    help: str
+    built: bool = True
+
+
+class ConfigReport(msgspec.Struct, frozen=True):
+    source: str
+    preset: str | None
+    settings: list[SettingRow]
+    warnings: list[str] = []
+    kind: str = "RouterConfig"
+    schema: int = SCHEMA
+
+
+def versions(peers: Sequence[tuple[str, str | None, str | None]]) -> Versions:
+    """This client's version, and ``(url, version, error)`` of each peer."""
+    import platform
+
+    from dynctl import version
+
+    return Versions(version(), platform.python_version(), [PeerVersion(*peer) for peer in peers])

@@ -1,0 +1,62 @@
+"""Which screen shows which result, and what its items and names are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dynctl.views import tables
+from dynctl.views.canvas import Canvas
+from dynctl.views.results import (
+    ConfigReport,
+    ThresholdChange,
+    ThresholdList,
+    Versions,
+    WorkerDetail,
+    WorkerList,
+)
+from dynctl.wire.route_result import RouteResult
+
+_SCREENS: dict[type, Any] = {
+    RouteResult: tables.route_short,
+    WorkerList: tables.worker_list,
+    WorkerDetail: tables.worker_detail,
+    ThresholdList: tables.threshold_list,
+    ThresholdChange: tables.threshold_change,
+    ConfigReport: tables.config_report,
+    Versions: tables.versions,
+}
+
+
+def draw(result: Any, canvas: Canvas) -> str:
+    """The table of a result."""
+    return str(_SCREENS[type(result)](result, canvas))
+
+
+def items(result: Any) -> Iterable[Any]:
+    """What a line of jsonl holds: each item of a list, else the whole result."""
+    if isinstance(result, WorkerList):
+        return result.workers
+    if isinstance(result, ThresholdList):
+        return result.thresholds
+    if isinstance(result, ConfigReport):
+        return result.settings
+    return [result]
+
+
+def names(result: Any) -> list[str]:
+    """What ``-o name`` prints, one a line."""
+    if isinstance(result, RouteResult):
+        refs = (result.winner.prefill, result.winner.decode)
+        return [ref.worker for ref in refs if ref is not None]
+    if isinstance(result, WorkerList):
+        return [worker.name for worker in result.workers]
+    if isinstance(result, WorkerDetail):
+        return [result.worker.name]
+    if isinstance(result, ThresholdList):
+        return [one.model for one in result.thresholds]
+    if isinstance(result, ThresholdChange):
+        return [result.after.model]
+    if isinstance(result, ConfigReport):
+        return [setting.name for setting in result.settings]
+    return [result.client] if isinstance(result, Versions) else []
