@@ -18,6 +18,7 @@ from dynctl.engine.openai_request import (
     check_model,
     decode_body,
     kind_of,
+    off_loop_if_long,
     prompt_tokens,
 )
 from dynctl.engine.pull import serve_pull
@@ -117,17 +118,19 @@ class EngineApi:
         return _json({"object": "list", "data": cards})
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        body = decode_body(await request.read())
-        check_model(body, self._engine.config, required=False)
-        if "messages" in body.plain:
-            tokens = chat_tokens(body, self._engine.tokenizer)
-        else:
-            prompt = body.text("prompt")
-            if prompt is None:
-                raise body.fail("prompt", "a string (or messages, a list of chat messages)")
-            tokens = prompt_tokens(prompt, self._engine.tokenizer)
+        tokens = await off_loop_if_long(await request.read(), self._tokenize)
         limit = self._engine.config.context_length
         return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+
+    def _tokenize(self, raw: bytes) -> list[int]:
+        body = decode_body(raw)
+        check_model(body, self._engine.config, required=False)
+        if "messages" in body.plain:
+            return chat_tokens(body, self._engine.tokenizer)
+        prompt = body.text("prompt")
+        if prompt is None:
+            raise body.fail("prompt", "a string (or messages, a list of chat messages)")
+        return prompt_tokens(prompt, self._engine.tokenizer)
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = decode_body(await request.read())

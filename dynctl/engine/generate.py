@@ -3,15 +3,22 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from dynctl.engine.engine import Engine, EngineRestarted, Rank
 from dynctl.engine.handoff import HeldKv
-from dynctl.engine.openai_request import ApiError, Generate, decode_body, parse_generate
+from dynctl.engine.openai_request import (
+    ApiError,
+    Generate,
+    decode_body,
+    off_loop_if_long,
+    parse_generate,
+)
 from dynctl.engine.responses import (
     DONE,
     ChunkWriter,
@@ -22,9 +29,6 @@ from dynctl.engine.responses import (
 )
 from dynctl.engine.scheduler import EngineRequest, KvLost, RankBusy
 
-# Larger bodies are tokenized off the event loop, so that one long prompt does not stop every
-# other stream for the milliseconds that it takes.
-_INLINE_BODY_BYTES = 32 * 1024
 _MAX_REQUEST_ID = 128
 
 
@@ -35,10 +39,7 @@ class EngineWentAway(Exception):
 async def generate(engine: Engine, http: web.Request, *, chat: bool) -> web.StreamResponse:
     """Serve one chat or text completion."""
     raw = await http.read()
-    if len(raw) <= _INLINE_BODY_BYTES:
-        asked = _parse(engine, http, raw, chat)
-    else:
-        asked = await asyncio.to_thread(_parse, engine, http, raw, chat)
+    asked = await off_loop_if_long(raw, partial(_parse, engine, http.headers, chat))
     prefix = "chatcmpl" if chat else "cmpl"
     given_id = http.headers.get("X-Request-Id", "")[:_MAX_REQUEST_ID]
     if not given_id.isascii() or not given_id.isprintable():
@@ -62,10 +63,8 @@ async def generate(engine: Engine, http: web.Request, *, chat: bool) -> web.Stre
         run.finish()
 
 
-def _parse(engine: Engine, http: web.Request, raw: bytes, chat: bool) -> Generate:
-    return parse_generate(
-        decode_body(raw), http.headers, engine.config, engine.tokenizer, chat=chat
-    )
+def _parse(engine: Engine, headers: Mapping[str, str], chat: bool, raw: bytes) -> Generate:
+    return parse_generate(decode_body(raw), headers, engine.config, engine.tokenizer, chat=chat)
 
 
 @dataclass

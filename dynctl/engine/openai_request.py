@@ -4,9 +4,10 @@ Unknown fields are ignored, as real engines do. Every refusal is an ApiError tha
 shows what kind of value came and says what was expected; prompt text never appears in it.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -17,7 +18,9 @@ from dynctl.tokenization import ModelTokenizer, PromptError, TemplateError
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+_INLINE_BODY_BYTES = 32 * 1024
 _U32 = 0xFFFF_FFFF
+_Parsed = TypeVar("_Parsed")
 _TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=_U32)]]
 
 
@@ -115,6 +118,14 @@ class Fields:
         if tokens is None:
             raise self.fail(name, "a list of token ids, whole numbers 0..4294967295")
         return tokens
+
+
+async def off_loop_if_long(raw: bytes, parse: Callable[[bytes], _Parsed]) -> _Parsed:
+    """`parse(raw)`, in a thread for a long body: tokenizing it inline would stop every other
+    stream for the milliseconds that it takes."""
+    if len(raw) <= _INLINE_BODY_BYTES:
+        return parse(raw)
+    return await asyncio.to_thread(parse, raw)
 
 
 def decode_body(raw: bytes) -> Fields:

@@ -68,8 +68,11 @@ class EngineRequest:
 
     @property
     def prefilling_tokens(self) -> int:
-        """Prompt tokens still to be computed; 0 once the first token is out."""
-        return 0 if self.produced else max(0, self.prompt_tokens - self.computed)
+        """Prompt tokens still to be computed here: 0 once the first token is out, and 0 while
+        another engine's KV is awaited."""
+        if self.produced or self.load_kv is not None or self.loading is not None:
+            return 0
+        return max(0, self.prompt_tokens - self.computed)
 
     async def news(self) -> None:
         """Wait until more was produced or the request ended."""

@@ -220,6 +220,21 @@ async def test_a_wrong_completion_names_its_field(
     assert says in error["message"]
 
 
+async def test_long_bodies_are_read_like_short_ones(
+    start: StartEngine, http, tokenizer: ModelTokenizer
+) -> None:
+    engine = await start(max_model_len=65536, total_blocks=4096)
+    text = "the stone and the river " * 2000
+    assert len(text) > 32 * 1024
+    tokens = tokenizer.encode_prompt(text)
+    _, answer = await post(http, engine, "/tokenize", {"prompt": text})
+    assert answer["tokens"] == tokens
+    done = await complete(http, engine, text, max_tokens=1)
+    assert done["usage"]["prompt_tokens"] == len(tokens)
+    status, refused = await post(http, engine, "/tokenize", {"prompt": text, "model": "nope"})
+    assert (status, refused["error"]["param"]) == (404, "model")
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [

@@ -154,6 +154,8 @@ async def test_sglang_bootstrap_room(start: StartEngine, http, decode_first: boo
     first = asyncio.ensure_future(send(order[0]))
     await eventually(partial(used, http, order[0]))  # then it waits for the other
     assert not first.done()
+    if decode_first:  # a prompt whose KV comes from elsewhere is no prefill work here
+        assert await load_of(http, two, "active_prefill_tokens", "running") == (0, 1)
     second = await send(order[1])
     answers = {id(order[0]): await first, id(order[1]): second}
     assert answers[id(one)]["usage"]["completion_tokens"] == 1
