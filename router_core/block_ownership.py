@@ -104,10 +104,16 @@ class BlockOwnership:
         # of one piece (held by the same slots; no name in use), and is then done in bulk.
         held = [*map(self._owners.get, blocks)]
         known = held.index(None) if None in held else good
+        end = good
+        if held.count(None) != good - known:
+            # A known block below a new one: only where a worker claims that a prompt starts with
+            # a block whose hash is that of a longer prefix. The rest is stored as its own event.
+            end = next(n for n in range(known, good) if held[n] is not None)
+            del blocks[end:]
         fresh = done = 0
         if known:
             done, fresh = self._store_known(slot, parent, block_hashes, local, blocks, held[:known])
-        if done == known < good:
+        if done == known < end:
             above = blocks[known - 1] if known else parent
             added = self._store_new(slot, above, block_hashes, local, blocks, known)
             done += added
@@ -119,6 +125,9 @@ class BlockOwnership:
                 self._roots.setdefault(slot, set()).add(blocks[0])
         if done == total:
             return StoreResult(fresh, done - fresh)
+        if done == end < good:
+            rest = self.store(slot, block_hashes[end - 1], block_hashes[end:], local_hashes[end:])
+            return StoreResult(fresh + rest.stored, done - fresh + rest.known, rest.refused)
         return refused_store(
             Fault.NOT_A_HASH if done == good else Fault.HASH_CONFLICT,
             block_hashes[done],
@@ -198,6 +207,7 @@ class BlockOwnership:
                 above = mask
         if parent is not None and done and only_child.get(parent) != local[0]:
             self._children.link(parent, local[0], owners)
+        # Linked already, unless the child was first stored as the start of a prompt (see `store`).
         if [*map(only_child.get, blocks[: done - 1])] != local[1:done]:
             for at in range(1, done):
                 self._children.link(blocks[at - 1], local[at], owners)

@@ -160,6 +160,30 @@ def test_a_removed_only_child_is_replaced_not_kept_as_a_branch() -> None:
     assert not index._children.branches
 
 
+@pytest.mark.parametrize("steps", [[(None, 2)], [(None, 1), (101, 1)]])
+@pytest.mark.parametrize("others_hold_the_first", [False, True])
+def test_a_prompt_that_claims_to_start_with_a_longer_prefix(
+    steps: list[tuple[int | None, int]], others_hold_the_first: bool
+) -> None:
+    """A hostile local hash disturbs no other worker, and every slot can still be emptied."""
+    index = PrefixIndex()
+    index.store(0, None, [900], [PROMPT[1]])
+    if others_hold_the_first:
+        index.store(2, None, NAMES[:1], LOCAL[:1])
+    at = 0
+    for parent, count in steps:
+        event = NAMES[at : at + count], LOCAL[at : at + count]
+        assert index.store(1, parent, *event) == StoreResult(count, 0)
+        at += count
+    assert index.store(1, NAMES[1], NAMES[2:], LOCAL[2:]) == StoreResult(4, 0)
+    assert index.find_matches(PROMPT).get(1) == 6
+    assert index.block_count(0) == 1
+    for slot in (0, 1, 2):
+        index.begin_drop(slot)
+    assert index.sweep(1000) == 0
+    assert (index.entry_count, index.node_count) == (0, 0)
+
+
 def test_columns_may_be_any_sequence() -> None:
     index = PrefixIndex()
     assert index.store(0, None, tuple(NAMES), tuple(LOCAL)) == StoreResult(6, 0)
