@@ -92,13 +92,18 @@ class _Run:
             await request.news()
             if request.error is not None:
                 raise self._failure(request.error)
+            limit = self.engine.faults.current.die_mid_stream_after
             texts = []
             while self.shown < request.produced and not self._stops.stopped:
                 piece = self._stops.feed(request.plan.text(self.shown))
                 self.shown += 1
                 if piece:
                     texts.append(piece)
-                self._die_if_told()
+                if limit and self.shown >= limit:
+                    if texts:
+                        yield texts
+                    await asyncio.sleep(0)  # what was written leaves before the cut
+                    raise EngineWentAway
             ended = request.ended or self._stops.stopped
             if ended and not self._stops.stopped and (rest := self._stops.rest()):
                 texts.append(rest)
@@ -147,11 +152,6 @@ class _Run:
             "tp_size": 1,
             "remote_dp_rank": self.rank.dp_rank,
         }
-
-    def _die_if_told(self) -> None:
-        limit = self.engine.faults.current.die_mid_stream_after
-        if limit and self.shown >= limit:
-            raise EngineWentAway
 
     def _failure(self, error: Exception) -> Exception:
         if isinstance(error, EngineRestarted):

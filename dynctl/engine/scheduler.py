@@ -277,11 +277,10 @@ class RankScheduler:
 
     def _computed(self, request: EngineRequest, table: BlockTable, count: int) -> None:
         request.computed += count
-        size = self._config.block_size
-        extend_hashes(request.hashes, request.tokens, size, request.root)
-        self.cache.commit(
-            table, request.hashes, request.tokens, request.computed // size, request.lora
-        )
+        full = request.computed // self._config.block_size
+        if full > table.cached:
+            extend_hashes(request.hashes, request.tokens, self._config.block_size, request.root)
+            self.cache.commit(table, request.hashes, request.tokens, full, request.lora)
         if request.computed < len(request.tokens):
             return
         request.tokens.append(request.plan.token(request.produced))

@@ -33,7 +33,7 @@ async def test_refuse_hits_inference_and_health_but_not_control(start: StartEngi
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_die_mid_stream_cuts_the_connection(start: StartEngine, http, stream: bool) -> None:
-    engine = await start(faults=Faults(die_mid_stream_after=3), speedup_ratio=10.0)
+    engine = await start(faults=Faults(die_mid_stream_after=3))
     received = bytearray()
 
     async def read() -> None:
@@ -45,7 +45,7 @@ async def test_die_mid_stream_cuts_the_connection(start: StartEngine, http, stre
     with pytest.raises(CUT):
         await read()
     assert b"[DONE]" not in received
-    assert b"finish_reason" in received if stream else received == b""
+    assert received.count(b"data: ") == (3 if stream else 0)
     load = await get(http, engine, "/load")
     assert load["running"] == load["kv_used_blocks"] == 0
 
