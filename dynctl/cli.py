@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from dynctl.commands import config, route, serve, thresholds, version, why, workers
+from dynctl.commands import config, demo, route, serve, thresholds, version, why, workers
 from dynctl.commands.global_options import group_callback, with_globals
 from dynctl.commands.help import PlainCommand, PlainGroup
 from dynctl.errors import DynctlError, ExitCode, exit_code_of
@@ -22,6 +22,7 @@ Exit codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 unreachable, 
 
 #: Every command, in the order of the help page: name (a group's name, a space, its command).
 COMMANDS: tuple[tuple[str, Any], ...] = (
+    ("demo", demo.demo),
     ("serve frontend", serve.frontend),
     ("serve router", serve.router),
     ("serve engine", serve.engine),

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
+import msgspec
 
 from dynctl.demo.fleet import DemoError, DemoFleet
 from dynctl.wire.route_result import RouteResult, decode_route_result
+
+if TYPE_CHECKING:
+    import httpx
 
 MODEL = "demo"
 QUESTION = (
@@ -26,27 +28,43 @@ FOLLOW_UP = QUESTION + " Then say it again for a reader who has never operated a
 _SETTLE_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class DemoStep(msgspec.Struct, frozen=True):
     """One chapter: what is done, what the client got, and the decision behind it.
 
     ``status`` and ``answer`` are the HTTP status and the text (or the refusal's message).
     """
 
+    number: int
     title: str
     doing: str
     status: int
     answer: str
     route: RouteResult
     seconds: float
+    kind: str = "DemoStep"
 
 
-def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[Step]:
+class DemoEnd(msgspec.Struct, frozen=True):
+    """How the demo ended. ``kept``: the fleet stays up at ``url`` until it is interrupted."""
+
+    url: str
+    engines: list[str]
+    steps: int
+    seconds: float
+    kept: bool = False
+    kind: str = "DemoEnd"
+
+
+def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[DemoStep]:
     """Run the story against a running fleet; raises DemoError when a step did not come out."""
+    # Not at the top: the screens import this room for its values, and most commands need no HTTP.
+    import httpx
+
     with httpx.Client(base_url=fleet.url, timeout=timeout) as client:
         _await_workers(client, ready=len(fleet.engines))
         first = _ask(
             client,
+            1,
             "A request in two hops",
             "Prefill is chosen by cache and load; its zone then binds decode (policy: required).",
             QUESTION,
@@ -58,6 +76,7 @@ def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[Step]:
         _await_cached(client, served.worker)
         yield _ask(
             client,
+            2,
             "The same beginning again",
             f"{served.worker} now has the prefix in its KV cache and said so by KV events.",
             FOLLOW_UP,
@@ -69,6 +88,7 @@ def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[Step]:
         _await_workers(client, ready=len(fleet.engines) - len(lost))
         yield _ask(
             client,
+            3,
             f"{zone} loses its decode workers",
             f"Killed {' and '.join(lost)}. The cache is still in {zone}, but nobody there could "
             "decode: the decode-capacity guard moves the request.",
@@ -76,6 +96,7 @@ def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[Step]:
         )
         yield _ask(
             client,
+            4,
             f"A request bound to {zone}",
             f"It requires dynamo.topology/zone={zone}: refused before any work is dispatched.",
             FOLLOW_UP,
@@ -84,8 +105,13 @@ def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[Step]:
 
 
 def _ask(
-    client: httpx.Client, title: str, doing: str, text: str, required: list[str] | None = None
-) -> Step:
+    client: httpx.Client,
+    number: int,
+    title: str,
+    doing: str,
+    text: str,
+    required: list[str] | None = None,
+) -> DemoStep:
     body: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": text}],
@@ -108,10 +134,10 @@ def _ask(
     if found.status_code != 200:
         raise DemoError(f"{title}: decision {decision} is not kept: {found.text[:200]}")
     route = decode_route_result(found.content)
-    return Step(title, doing, response.status_code, answer, route, seconds)
+    return DemoStep(number, title, doing, response.status_code, answer, route, seconds)
 
 
-def _zone_of(step: Step) -> str:
+def _zone_of(step: DemoStep) -> str:
     hop = step.route.decode
     winner = step.route.winner.decode
     if hop is None or winner is None:

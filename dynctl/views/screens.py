@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dynctl.views import tables
+from dynctl.demo.story import DemoEnd, DemoStep
+from dynctl.views import story, tables
 from dynctl.views.canvas import Canvas
 from dynctl.views.results import (
     ConfigReport,
@@ -25,6 +26,8 @@ _SCREENS: dict[type, Any] = {
     ThresholdChange: tables.threshold_change,
     ConfigReport: tables.config_report,
     Versions: tables.versions,
+    DemoStep: story.demo_step,
+    DemoEnd: story.demo_end,
 }
 
 
