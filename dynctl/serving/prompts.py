@@ -72,7 +72,7 @@ class PromptTokenizers:
         return self._by_model.get(model, self._default)
 
     async def tokenize(self, model: str, prompt: Prompt) -> PromptTokens:
-        """The prompt's tokens. Raises PromptError or TemplateError for what no engine could take."""
+        """The prompt's tokens. Raises PromptError or TemplateError: nobody could take it."""
         if prompt.token_ids is not None:
             return PromptTokens(prompt.token_ids, len(prompt.token_ids), "client")
         tokenizer = self.of(model)

@@ -12,10 +12,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from dynctl.serving import conditions as codes
 from dynctl.serving.conditions import Conditions
 from dynctl.serving.observers import RequestRecord, ServiceObserver
-from dynctl.serving.prompts import NOT_MODELLED, Prompt, PromptTokenizers, PromptTokens
+from dynctl.serving.prompts import (
+    NOT_MODELLED,
+    Prompt,
+    PromptTokenizers,
+    PromptTokens,
+    estimate_tokens,
+)
+from dynctl.wire.worker_rows import worker_rows
 from router_core.changes import (
     Applied,
     Booked,
@@ -26,6 +35,7 @@ from router_core.changes import (
     KvEvent,
     OutputBlock,
     PrefillDone,
+    Progressed,
     Stage,
     WorkerAvailability,
     WorkerLost,
@@ -51,6 +61,7 @@ class Prepared:
     request: RoutingRequest
     tokens: PromptTokens
     tokenize_s: float = 0.0
+    note: str | None = None
 
 
 class RoutingService:
@@ -85,6 +96,8 @@ class RoutingService:
         self.started_at = clock()
         self._default_block_size = default_block_size
         self._block_sizes: dict[str, int] = {}
+        self._context_lengths: dict[str, int | None] = {}
+        self._mismatched: set[str] = set()
         self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
         self._count = 0
 
@@ -105,6 +118,10 @@ class RoutingService:
         """Tokens a block of the model's workers."""
         return self._block_sizes.get(model, self._default_block_size)
 
+    def context_length(self, model: str) -> int | None:
+        """The longest prompt plus output, in tokens, that some worker of the model takes."""
+        return self._context_lengths.get(model)
+
     async def prepare(
         self,
         model: str,
@@ -117,10 +134,18 @@ class RoutingService:
         allowed_worker_ids: frozenset[int] | None = None,
         cache_namespace: str | None = None,
         lora_name: str | None = None,
+        not_modelled: str | None = None,
     ) -> Prepared:
-        """Tokenize and hash. Raises PromptError, TemplateError or HashingError (a client's 4xx)."""
+        """Tokenize and hash. Raises PromptError, TemplateError or HashingError (a client's 4xx).
+
+        ``not_modelled`` says why a prompt's tokens cannot be known here (images, a template of
+        the request's own): it is routed by load, and every decision of it says so.
+        """
         started = self.clock()
-        tokens = await self.tokenizers.tokenize(model, prompt)
+        if not_modelled is None:
+            tokens = await self.tokenizers.tokenize(model, prompt)
+        else:
+            tokens = PromptTokens(None, estimate_tokens(prompt), "estimate")
         tokenize_s = self.clock() - started
         size = self.block_size(model)
         hashes: list[int] = []
@@ -141,7 +166,8 @@ class RoutingService:
             allowed_worker_ids=allowed_worker_ids,
             overlap_modelled=tokens.ids is not None,
         )
-        return Prepared(request, tokens, tokenize_s)
+        note = None if tokens.ids is not None else not_modelled or NOT_MODELLED
+        return Prepared(request, tokens, tokenize_s, note)
 
     # -- deciding and booking --------------------------------------------------------------
 
@@ -152,18 +178,24 @@ class RoutingService:
         detail: bool = False,
         view: RoutingView | None = None,
         samples: tuple[float, float] | None = None,
+        note: str | None = None,
     ) -> RoutingPlan:
         """Decide every hop; books nothing. ``detail`` spells out every rejection (dry runs)."""
         drawn = samples or (self.sample(), self.sample())
         plan = self.router.plan(request, samples=drawn, view=view, detail=detail)
-        return plan if request.overlap_modelled else _noted(plan)
+        return plan if request.overlap_modelled else _noted(plan, note or NOT_MODELLED)
 
     def continue_plan(
-        self, request: RoutingRequest, prefill: Decision, *, detail: bool = False
+        self,
+        request: RoutingRequest,
+        prefill: Decision,
+        *,
+        detail: bool = False,
+        note: str | None = None,
     ) -> RoutingPlan:
         """Decide the decode hop again, now that prefill is done."""
         plan = self.router.continue_plan(request, prefill, sample=self.sample(), detail=detail)
-        return plan if request.overlap_modelled else _noted(plan)
+        return plan if request.overlap_modelled else _noted(plan, note or NOT_MODELLED)
 
     def book(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> Applied:
         """Give the hop to its winner; from now on it counts as that worker's load."""
@@ -207,7 +239,7 @@ class RoutingService:
     def expire(self) -> None:
         """Forget bookings without progress, except those whose streams this process holds."""
         for request_id in self.held:
-            self.apply(PrefillDone(request_id))
+            self.apply(Progressed(request_id))
         self.apply(Expired())
 
     def set_condition(self, code: str, subject: str, message: str) -> None:
@@ -256,48 +288,12 @@ class RoutingService:
 
     def workers(self) -> list[dict[str, Any]]:
         """One plain row a worker, with its ranks' load, cache and freshness."""
-        return [self.worker_row(worker) for worker in self.router.registry]
+        plain: list[dict[str, Any]] = msgspec.to_builtins(worker_rows(self.router, self.clock()))
+        return plain
 
     def worker_row(self, worker: Worker) -> dict[str, Any]:
-        """``index`` per rank is ``current``, ``gapped`` or ``absent``; ages are seconds or None."""
-        reason = self.router.registry.unavailable_reason(worker.worker_id)
-        slots = self.router.registry.slots(worker.worker_id)
-        busy = self.router.busy
-        return {
-            **worker.to_dict(),
-            "id": str(worker.worker_id),
-            "status": "ready" if reason is None else "unavailable",
-            "reason": reason,
-            "busy": all(busy.busy_ranks >> slot & 1 for slot in slots),
-            "domains": dict(worker.domains),
-            "routed_by": "cache and load" if worker.kv_events else "load only",
-            "ranks": [
-                self._rank_row(rank, slot) for rank, slot in zip(worker.ranks, slots, strict=True)
-            ],
-        }
-
-    def _rank_row(self, rank: int, slot: int) -> dict[str, Any]:
-        router, now = self.router, self.clock()
-        fresh = router.freshness[slot]
-        reported = router.busy.reported[slot]
-        return {
-            "dp_rank": rank,
-            "active_requests": router.load.requests[slot],
-            "active_prefill_tokens": router.load.prefill_tokens[slot],
-            "active_decode_blocks": router.load.decode_blocks[slot],
-            "reported": {
-                "active_decode_blocks": reported.active_decode_blocks,
-                "kv_used_blocks": reported.kv_used_blocks,
-                "active_prefill_tokens": reported.active_prefill_tokens,
-            },
-            "cached_blocks": router.index.block_count(slot),
-            "busy": bool(router.busy.busy_ranks >> slot & 1),
-            "busy_reasons": [reason.message for reason in router.busy.reasons(slot)],
-            "index": fresh.index_state,
-            "index_age_s": None if fresh.index_at is None else now - fresh.index_at,
-            "load_age_s": None if fresh.load_at is None else now - fresh.load_at,
-            "gaps": fresh.gaps,
-        }
+        """The row of one worker (:mod:`dynctl.wire.worker_rows`)."""
+        return next(row for row in self.workers() if row["worker_id"] == worker.worker_id)
 
     def configure(self, values: Mapping[str, Any]) -> Applied:
         return self.apply(ConfigSet(values))
@@ -307,12 +303,14 @@ class RoutingService:
     def _fleet_changed(self) -> None:
         """Block sizes by model, and the conditions that follow from who is there."""
         self._block_sizes = {}
+        lengths: dict[str, list[int | None]] = {}
         mismatched = {}
         try:
             policy = RouterPolicy.of(self.router.config)
         except ConfigError:
             policy = None
         for worker in self.router.registry:
+            lengths.setdefault(worker.model, []).append(worker.runtime_config.context_length)
             size = self._block_sizes.setdefault(worker.model, worker.block_size)
             if size != worker.block_size:
                 mismatched[worker.name] = (
@@ -320,7 +318,16 @@ class RoutingService:
                     f"{worker.model} have {size}; its cache cannot be matched: give all the same"
                 )
             self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
-            self._hold(codes.BLOCK_SIZE_MISMATCH, worker.name, mismatched.get(worker.name))
+        self._context_lengths = {
+            model: None if None in told else max(n for n in told if n is not None)
+            for model, told in lengths.items()
+        }
+        # An engine's event stream reports this code too; only what was found here is cleared here.
+        for name in self._mismatched - set(mismatched):
+            self.clear_condition(codes.BLOCK_SIZE_MISMATCH, name)
+        for name, message in mismatched.items():
+            self.set_condition(codes.BLOCK_SIZE_MISMATCH, name, message)
+        self._mismatched = set(mismatched)
 
     def _hold(self, code: str, subject: str, message: str | None) -> None:
         if message is None:
@@ -329,13 +336,13 @@ class RoutingService:
             self.set_condition(code, subject, message)
 
 
-def _noted(plan: RoutingPlan) -> RoutingPlan:
-    def note(decision: Decision | None) -> Decision | None:
-        if decision is None or NOT_MODELLED in decision.notes:
+def _noted(plan: RoutingPlan, note: str) -> RoutingPlan:
+    def noted(decision: Decision | None) -> Decision | None:
+        if decision is None or note in decision.notes:
             return decision
-        return replace(decision, notes=(*decision.notes, NOT_MODELLED))
+        return replace(decision, notes=(*decision.notes, note))
 
-    return replace(plan, prefill=note(plan.prefill), decode=note(plan.decode))
+    return replace(plan, prefill=noted(plan.prefill), decode=noted(plan.decode))
 
 
 def excluding(

@@ -1,61 +1,163 @@
-"""Small fleets and plans for the tests of the serving room."""
+"""A frontend before engines of ours, all in this process, for tests of the serving room."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from router_core.changes import KvEvent, WorkerUpserted
-from router_core.config import RouterConfig
-from router_core.events import BlocksStored
-from router_core.hashing import hash_prompt
-from router_core.router import Router
-from router_core.selection import RoutingRequest
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+import aiohttp
+import msgspec
 
-MODEL = "tiny"
+from dynctl.engine.config import EngineConfig
+from dynctl.engine.process import RunningEngine, start_engine
+from dynctl.serving.config import FrontendConfig, HealthConfig, Limits
+from dynctl.serving.frontend import Frontend
+from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
+
+TOKENIZER = load_tokenizer(DEMO_MODEL_DIR)
+QUICK_HEALTH = HealthConfig(interval_s=0.1, timeout_s=1.0)
+WORDS = "the quick brown fox jumps over the lazy dog near the river bank at dawn "
 
 
-def worker(
-    worker_id: int,
-    role: str = "aggregated",
+class Site:
+    """A running frontend and the engines behind it."""
+
+    def __init__(self, frontend: Frontend, client: aiohttp.ClientSession) -> None:
+        self.frontend = frontend
+        self.client = client
+        self.engines: dict[str, RunningEngine] = {}
+
+    @property
+    def service(self):
+        return self.frontend.service
+
+    def url(self, path: str) -> str:
+        return self.frontend.url + path
+
+    async def post(self, path: str, body: Any, **kwargs: Any) -> tuple[int, Any, Any]:
+        async with self.client.post(self.url(path), json=body, **kwargs) as answer:
+            raw = await answer.read()
+            return answer.status, _decoded(raw), answer.headers
+
+    async def get(self, path: str, **kwargs: Any) -> tuple[int, Any]:
+        async with self.client.get(self.url(path), **kwargs) as answer:
+            return answer.status, _decoded(await answer.read())
+
+    async def chat(self, text: str = "hello", **fields: Any) -> tuple[int, Any, Any]:
+        return await self.post("/v1/chat/completions", chat_body(text, **fields))
+
+    async def stream(self, text: str = "hello", **fields: Any) -> tuple[int, list[Any], Any]:
+        """Status, the events of the stream decoded ([DONE] as it is), the headers."""
+        body = chat_body(text, stream=True, **fields)
+        async with self.client.post(self.url("/v1/chat/completions"), json=body) as answer:
+            raw = await answer.read()
+            if answer.status != 200:
+                return answer.status, [_decoded(raw)], answer.headers
+            return answer.status, events_of(raw), answer.headers
+
+    def load(self) -> dict[str, tuple[int, int, int]]:
+        """Worker name -> active requests, prefill tokens, decode blocks over its ranks."""
+        found = {}
+        load = self.service.router.load
+        for worker in self.service.router.registry:
+            slots = self.service.router.registry.slots(worker.worker_id)
+            found[worker.name] = (
+                sum(load.requests[s] for s in slots),
+                sum(load.prefill_tokens[s] for s in slots),
+                sum(load.decode_blocks[s] for s in slots),
+            )
+        return found
+
+    async def idle(self) -> None:
+        """Until no request is booked any more."""
+        await until(lambda: all(row == (0, 0, 0) for row in self.load().values()))
+
+
+@asynccontextmanager
+async def site(
+    engines: list[dict[str, Any]],
     *,
-    name: str | None = None,
-    zone: str | None = None,
-    model: str = MODEL,
-    total: int | None = 75379,
-    policy: Mapping[str, Any] | None = None,
-) -> Worker:
-    domains = {} if zone is None else {"zone": zone}
-    return Worker(
-        worker_id,
-        name or f"{role}-{worker_id}",
-        model,
-        Role(role),
-        runtime_config=ModelRuntimeConfig(
-            total_kv_blocks=total,
-            max_num_batched_tokens=8192,
-            topology_domains=domains,
-            **(policy or {}),
-        ),
+    specs: dict[str, str] | None = None,
+    config: FrontendConfig | None = None,
+    **settings: Any,
+) -> AsyncIterator[Site]:
+    """Start engines (their settings), and a frontend that knows them.
+
+    ``specs``: engine name -> what is appended to its worker spec.
+    """
+    async with AsyncExitStack() as stack:
+        started: dict[str, RunningEngine] = {}
+        for given in engines:
+            engine = await start_engine(EngineConfig(**{**QUICK_ENGINE, **given}), TOKENIZER)
+            stack.push_async_callback(engine.close)
+            started[given["name"]] = engine
+        workers = tuple(
+            f"{engine.url},name={name}{(specs or {}).get(name, '')}"
+            for name, engine in started.items()
+        )
+        values = {
+            "port": 0,
+            "workers": workers,
+            "model_path": DEMO_MODEL_DIR,
+            "health": QUICK_HEALTH,
+            "limits": Limits(drain_s=2.0),
+            **settings,
+        }
+        frontend = Frontend(config or FrontendConfig(**values))
+        await frontend.start()
+        stack.push_async_callback(frontend.close)
+        client = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20))
+        )
+        found = Site(frontend, client)
+        found.engines = started
+        yield found
+
+
+QUICK_ENGINE: dict[str, Any] = {"speedup_ratio": 50.0, "default_output_tokens": 8}
+
+
+def chat_body(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def zone(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "topology_domains": {"zone": name},
+        "kv_transfer_domain": "zone",
+        "kv_transfer_enforcement": "required",
+        **more,
+    }
+
+
+def events_of(raw: bytes) -> list[Any]:
+    """The data of a stream's events."""
+    found: list[Any] = []
+    for event in raw.split(b"\n\n"):
+        if event.startswith(b"data: "):
+            data = event[len(b"data: ") :]
+            found.append("[DONE]" if data == b"[DONE]" else msgspec.json.decode(data))
+    return found
+
+
+def text_of(events: list[Any]) -> str:
+    """The text that a chat stream made."""
+    return "".join(
+        event["choices"][0]["delta"].get("content") or ""
+        for event in events
+        if isinstance(event, dict) and event.get("choices")
     )
 
 
-def router(*workers: Worker, **settings: Any) -> Router:
-    made = Router(RouterConfig().with_values(settings))
-    for one in workers:
-        assert made.apply(WorkerUpserted(one), 0.0).ok
-    return made
+async def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait for a state that other tasks bring about."""
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
-def request(
-    tokens: Sequence[int] = range(34), request_id: str = "r1", **fields: Any
-) -> RoutingRequest:
-    hashes = hash_prompt(tokens, 16).sequence
-    return RoutingRequest(request_id, fields.pop("model", MODEL), len(tokens), 16, hashes, **fields)
-
-
-def store(made: Router, worker_id: int, tokens: Sequence[int]) -> None:
-    """The worker caches the complete blocks of ``tokens``."""
-    hashed = hash_prompt(tokens, 16)
-    event = BlocksStored(None, hashed.sequence, hashed.local)
-    applied = made.apply(KvEvent(worker_id, 0, event), 0.0)
-    assert applied.ok, applied
+def _decoded(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return raw

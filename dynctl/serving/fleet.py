@@ -1,0 +1,384 @@
+"""The fleet: engines by spec, what each says about itself, its health and its event streams."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from dynctl.planes.kv_event_source import KvEventSource
+from dynctl.ports import StreamCode, StreamCondition
+from dynctl.runtime import IndexRuntime
+from dynctl.serving import conditions as codes
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engine_facts import (
+    EngineFacts,
+    bootstrap_address,
+    build_worker,
+    event_sources,
+    facts_from_info,
+    facts_from_models,
+)
+from dynctl.serving.service import RoutingService
+from dynctl.serving.upstream import Upstream, UpstreamFailure
+from dynctl.serving.worker_spec import WorkerSpec, WorkerSpecError
+from router_core.changes import KvEvent, LoadReported
+from router_core.events import Cleared
+from router_core.workers import Worker
+
+_log = logging.getLogger(__name__)
+
+WAITING = "waiting for its first health probe"
+#: What a stream tells when things are right again, and the conditions that ends.
+_HEALS = {
+    str(StreamCode.INDEX_CURRENT): (str(StreamCode.EVENTS_LOST),),
+    str(StreamCode.STREAM_CONNECTED): (str(StreamCode.STREAM_DISCONNECTED),),
+}
+
+
+@dataclass(slots=True)
+class Member:
+    """One engine of the fleet. ``source``: ``command line``, ``file`` or ``api``.
+
+    ``worker`` is None while its model is not known; ``problem`` says why it is not routable.
+    """
+
+    spec: WorkerSpec
+    source: str
+    facts: EngineFacts = field(default_factory=EngineFacts)
+    worker: Worker | None = None
+    bootstrap: tuple[str, int] | None = None
+    tokenize: bool | None = None
+    problem: str | None = WAITING
+    failures: int = 0
+    probed: bool = False
+    restarts_seen: int = 0
+    probe_now: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class FleetFull(Exception):
+    """No room for another worker."""
+
+
+class Fleet:
+    """Registers engines with the service, probes them, and follows their KV events."""
+
+    def __init__(self, service: RoutingService, upstream: Upstream, config: FrontendConfig) -> None:
+        self._service = service
+        self._upstream = upstream
+        self._config = config
+        self._members: dict[str, Member] = {}
+        self._by_id: dict[int, Member] = {}
+        self.index = IndexRuntime(
+            service.apply, service.router.sweep, self._on_stream_condition, service.clock
+        )
+        service.tokenizers.engine = self.tokenize
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(tuple(self._members.values()))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def get(self, name: str) -> Member | None:
+        return self._members.get(name)
+
+    def by_id(self, worker_id: int) -> Member | None:
+        return self._by_id.get(worker_id)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Plain rows for ``GET /v1/workers``: every engine, registered or not."""
+        known = {row["worker_id"]: row for row in self._service.workers()}
+        return [self._row(member, known.get(member.spec.worker_id)) for member in self]
+
+    def row(self, member: Member) -> dict[str, Any]:
+        return next(row for row in self.rows() if row["name"] == member.spec.name)
+
+    def _row(self, member: Member, known: dict[str, Any] | None) -> dict[str, Any]:
+        spec = member.spec
+        common = {"id": str(spec.worker_id), "source": member.source, "endpoint": spec.url}
+        if known is None:
+            return {
+                "name": spec.name,
+                "worker_id": spec.worker_id,
+                "model": spec.model or "",
+                "role": spec.role.value if spec.role else "",
+                "status": "unknown",
+                "reason": member.problem,
+                "ranks": [],
+                **common,
+            }
+        states = self.index.states(spec.worker_id)
+        for rank in known["ranks"]:
+            state = states.get(rank["dp_rank"])
+            rank["events"] = None if state is None else msgspec.to_builtins(state)
+        return {**known, **common}
+
+    # -- joining and leaving ---------------------------------------------------------------
+
+    async def add(self, spec: WorkerSpec, source: str) -> Member:
+        """Take an engine into the fleet, or replace the one of that name. Returns after its first
+        probe; raises WorkerSpecError (a bad combination) or FleetFull."""
+        old = self._members.get(spec.name)
+        if old is not None and old.spec == spec:
+            return old
+        if old is None and len(self._members) >= self._config.limits.workers:
+            raise FleetFull(f"the fleet has {len(self._members)} workers, the limit")
+        clash = self._by_id.get(spec.worker_id)
+        if clash is not None and clash.spec.name != spec.name:
+            raise WorkerSpecError(f"worker {spec.name}: its id is that of {clash.spec.name}")
+        if old is not None:
+            await self.remove(spec.name)
+        member = Member(spec, source)
+        self._members[spec.name] = member
+        self._by_id[spec.worker_id] = member
+        await self._probe(member)
+        if self._members.get(spec.name) is member:
+            member.task = asyncio.create_task(self._watch(member), name=f"health {spec.name}")
+        return member
+
+    async def remove(self, name: str) -> bool:
+        """Forget an engine; requests that it serves now run on."""
+        member = self._members.pop(name, None)
+        if member is None:
+            return False
+        self._by_id.pop(member.spec.worker_id, None)
+        if member.task is not None:
+            member.task.cancel()
+            await asyncio.gather(member.task, return_exceptions=True)
+        self.index.unfollow(member.spec.worker_id)
+        if member.worker is not None:
+            self._service.remove_worker(member.spec.worker_id)
+            self.index.request_sweep()
+        self._service.conditions.forget(name)
+        return True
+
+    async def close(self) -> None:
+        """Stop probing and following; the registry keeps what it knows."""
+        tasks = [member.task for member in self._members.values() if member.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.index.close()
+
+    # -- health ----------------------------------------------------------------------------
+
+    def report_failure(self, worker_id: int, failure: UpstreamFailure) -> None:
+        """A request found the engine failing: nobody listens ejects, the rest is probed now."""
+        member = self._by_id.get(worker_id)
+        if member is None:
+            return
+        if failure.kind == "refused":
+            self._eject(member, str(failure), gone=True)
+        elif failure.kind in ("connect", "reset", "timeout"):
+            member.probe_now.set()
+
+    async def _watch(self, member: Member) -> None:
+        interval = self._config.health.interval_s
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(member.probe_now.wait(), interval)
+            member.probe_now.clear()
+            try:
+                await self._probe(member)
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                _log.exception("probing %s failed; probing again", member.spec.name)
+
+    async def _probe(self, member: Member) -> None:
+        health = self._config.health
+        try:
+            status, _ = await self._upstream.get(member.spec.url + health.path, health.timeout_s)
+        except UpstreamFailure as failure:
+            member.failures += 1
+            gone = failure.kind == "refused"
+            if gone or member.failures >= health.failures or not member.probed:
+                self._eject(member, str(failure), gone=gone)
+            return
+        # An engine without a health endpoint answers 404: it is there.
+        if status >= 400 and status not in (404, 405):
+            member.failures += 1
+            if member.failures >= health.failures or not member.probed:
+                self._eject(member, f"{health.path} answered {status}", gone=False)
+            return
+        member.failures = 0
+        if member.problem is not None:
+            await self._join(member)
+        else:
+            await self._read_load(member)
+
+    def _eject(self, member: Member, reason: str, *, gone: bool) -> None:
+        first = member.problem is None
+        member.problem = reason
+        name = member.spec.name
+        if member.worker is None:
+            self._service.set_condition(codes.WORKER_UNREACHABLE, name, reason)
+            return
+        if first:
+            _log.warning("worker %s is not routed to: %s", name, reason)
+            streams = self.index.states(member.spec.worker_id).values()
+            member.restarts_seen = sum(state.restarts for state in streams)
+        self._service.set_available(member.spec.worker_id, reason)
+        self._service.set_condition(codes.WORKER_UNREACHABLE, name, reason)
+        if gone and first:
+            # Nobody listens on its port: the process went, and its cache with it.
+            self._clear_index(member)
+
+    async def _join(self, member: Member) -> None:
+        """The engine answers: learn about it, register it, follow its events."""
+        spec, first = member.spec, member.worker is None
+        facts = await self._learn(member)
+        try:
+            worker = build_worker(
+                spec, facts, model=self._config.model_name, block_size=self._config.block_size
+            )
+            sources = event_sources(spec, facts, worker)
+            use_events = self._service.router.config.use_kv_events
+            if not use_events:
+                sources, worker = [], replace(worker, kv_events=False)
+        except WorkerSpecError as error:
+            member.problem = str(error)
+            self._service.set_condition(codes.WORKER_REJECTED, spec.name, str(error))
+            return
+        if self._members.get(spec.name) is not member:
+            return  # removed while we asked
+        restarted = facts.engine_id != member.facts.engine_id
+        changed = worker != member.worker
+        if changed:
+            applied = self._service.upsert_worker(worker)
+            if not applied.ok:
+                member.problem = applied.message
+                self._service.set_condition(codes.WORKER_REJECTED, spec.name, applied.message)
+                return
+        moved = facts.kv_events != member.facts.kv_events
+        member.facts, member.worker, member.problem = facts, worker, None
+        member.bootstrap = bootstrap_address(spec, facts)
+        streams = self.index.states(spec.worker_id)
+        noticed = sum(state.restarts for state in streams.values()) > member.restarts_seen
+        if first or changed or moved or restarted or not noticed:
+            self._follow(member, sources)
+        self._service.clear_condition(codes.WORKER_UNREACHABLE, spec.name)
+        self._service.clear_condition(codes.WORKER_REJECTED, spec.name)
+        self._service.set_available(spec.worker_id, None)
+        how = "first contact" if first else "back"
+        _log.info("worker %s (%s, %s): %s", spec.name, worker.role.value, worker.model, how)
+        if not member.probed:
+            member.probed = True
+        await self._read_load(member)
+
+    def _follow(self, member: Member, sources: list[KvEventSource]) -> None:
+        """Follow the engine's events from the start, on an EMPTY index: whatever process answers
+        now, what is not (re)played is not believed."""
+        self.index.unfollow(member.spec.worker_id)
+        self._clear_index(member)
+        for source in sources:
+            self.index.follow(source)
+
+    def _clear_index(self, member: Member) -> None:
+        if member.worker is None:
+            return
+        for rank in member.worker.ranks:
+            self._service.apply(KvEvent(member.worker.worker_id, rank, Cleared()))
+
+    async def _learn(self, member: Member) -> EngineFacts:
+        """Ask the engine about itself, as far as it tells."""
+        url, wait = member.spec.url, self._config.health.timeout_s
+        info = await self._ask(f"{url}/engine/info", wait)
+        if info is not None and info.get("simulated") is True:
+            return facts_from_info(info, member.spec.host)
+        models = await self._ask(f"{url}/v1/models", wait)
+        return facts_from_models(models) if models is not None else EngineFacts()
+
+    async def _read_load(self, member: Member) -> None:
+        """Simulated engines tell their load; others are known by what was booked."""
+        worker = member.worker
+        if worker is None or member.facts.engine_id is None:
+            return
+        load = await self._ask(f"{member.spec.url}/load", self._config.health.timeout_s)
+        rows = load.get("ranks") if load is not None else None
+        for row in rows if isinstance(rows, list) else ():
+            change = load_report(worker.worker_id, row)
+            if change is not None and member.worker is worker:
+                self._service.apply(change)
+
+    async def _ask(self, url: str, timeout_s: float) -> dict[str, Any] | None:
+        try:
+            status, body = await self._upstream.get(url, timeout_s)
+            answer = msgspec.json.decode(body) if status == 200 else None
+        except (UpstreamFailure, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        return answer if isinstance(answer, dict) else None
+
+    # -- event streams ---------------------------------------------------------------------
+
+    def _on_stream_condition(self, told: StreamCondition) -> None:
+        member = self._by_id.get(told.worker_id)
+        if member is None:
+            return
+        name = member.spec.name
+        for over in _HEALS.get(told.code, ()):
+            self._service.clear_condition(over, name)
+        if told.code in _HEALS:
+            return
+        self._service.set_condition(str(told.code), name, told.message)
+
+    # -- tokenizing ------------------------------------------------------------------------
+
+    async def tokenize(self, model: str, prompt: Any) -> list[int] | None:
+        """Ask an engine of the model for a prompt's tokens; None where none offers it."""
+        for member in self:
+            worker = member.worker
+            if worker is None or worker.model != model or member.problem is not None:
+                continue
+            if member.tokenize is False:
+                continue
+            tokens = await self.tokenize_at(member, prompt.to_tokenize_body(model))
+            if tokens is not None:
+                return tokens
+        return None
+
+    async def tokenize_at(self, member: Member, body: Mapping[str, Any]) -> list[int] | None:
+        """One engine's ``POST /tokenize``; remembers that an engine has none."""
+        try:
+            status, raw = await self._upstream.post(
+                f"{member.spec.url}/tokenize", body, self._config.health.timeout_s
+            )
+            if status in (404, 405, 501):
+                member.tokenize = False
+                return None
+            answer = msgspec.json.decode(raw) if status == 200 else None
+        except (UpstreamFailure, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(tokens, list) or not all(type(t) is int and t >= 0 for t in tokens):
+            return None
+        member.tokenize = True
+        return tokens
+
+
+def load_report(worker_id: int, row: object) -> LoadReported | None:
+    """A rank's own numbers from ``GET /load``; None for a row that is not one."""
+    if not isinstance(row, dict):
+        return None
+
+    def count(key: str) -> int | None:
+        value = row.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    rank = count("dp_rank")
+    if rank is None:
+        return None
+    return LoadReported(
+        worker_id,
+        rank,
+        active_decode_blocks=count("active_decode_blocks"),
+        kv_used_blocks=count("kv_used_blocks"),
+        active_prefill_tokens=count("active_prefill_tokens"),
+    )

@@ -1,0 +1,376 @@
+"""The way of one request: decide, book, dispatch; again on another engine while nothing was sent
+to the client.
+
+Selecting and booking happen without an await in between, so that two requests cannot both see an
+engine as idle. Whatever happens, the caller ends with ``RoutingService.free``.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+
+from dynctl.serving.config import Limits
+from dynctl.serving.fleet import Fleet
+from dynctl.serving.handoff import (
+    bootstrap_body,
+    bootstrap_room,
+    decode_body,
+    kv_transfer_params,
+    prefill_body,
+)
+from dynctl.serving.observers import RequestRecord
+from dynctl.serving.service import RoutingService, excluding
+from dynctl.serving.upstream import Upstream, UpstreamFailure, failure_of
+from router_core.changes import Stage
+from router_core.decision import Decision, RoutingPlan
+from router_core.selection import RoutingRequest
+from router_core.workers import Role, Worker
+
+RANK_HEADER: Final = "x-data-parallel-rank"
+#: Between a first hop that is done and a decode hop that is decided again.
+_ERROR_EVENT: Final = (b'data: {"error"', b'data:{"error"')
+
+
+@dataclass(slots=True)
+class Call:
+    """One client request on its way. ``body`` is what engines may see; ``raw`` the same as bytes.
+
+    ``path`` is that of the engine's endpoint. ``note`` goes on every decision of a request whose
+    overlap is not modelled.
+    """
+
+    request: RoutingRequest
+    path: str
+    body: Mapping[str, Any]
+    raw: bytes
+    stream: bool
+    headers: dict[str, str]
+    record: RequestRecord
+    note: str | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """An engine's answer that began. ``head`` is the first piece of a stream, or the whole body.
+
+    ``companion`` is the prefill half of a bootstrap pair, which may still run.
+    """
+
+    response: aiohttp.ClientResponse
+    head: bytes
+    plan: RoutingPlan
+    companion: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        """Cut both connections, so that engines stop what nobody wants any more."""
+        self.response.close()
+        if self.companion is not None:
+            self.companion.cancel()
+
+
+class Refused(Exception):
+    """No worker for the request; ``plan`` says why."""
+
+    def __init__(self, plan: RoutingPlan) -> None:
+        super().__init__(plan.final.summary())
+        self.plan = plan
+
+
+class GaveUp(Exception):
+    """Every engine that was tried failed; ``failure`` is the last one's."""
+
+    def __init__(self, failure: UpstreamFailure, plan: RoutingPlan) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        self.plan = plan
+
+
+class _HopFailed(Exception):
+    def __init__(self, failure: UpstreamFailure, worker: Worker, stage: Stage) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        self.worker = worker
+        self.stage = stage
+
+
+class _DecodeGone(Exception):
+    """Prefill is done, and no decode worker is left for it."""
+
+    def __init__(self, plan: RoutingPlan) -> None:
+        super().__init__(plan.final.summary())
+        self.plan = plan
+
+
+@dataclass(slots=True)
+class _Tries:
+    """What was tried of one request. ``failed``: worker ids ruled out from now on."""
+
+    failed: set[int] = field(default_factory=set)
+    count: int = 0
+    crossed: bool = False
+    second_chance: bool = False
+    last: UpstreamFailure | None = None
+
+
+class RequestFlow:
+    """Takes requests to engines."""
+
+    def __init__(
+        self, service: RoutingService, fleet: Fleet, upstream: Upstream, limits: Limits
+    ) -> None:
+        self._service = service
+        self._fleet = fleet
+        self._upstream = upstream
+        self._limits = limits
+
+    async def start(self, call: Call) -> Answer:
+        """Up to the first output of an engine. Raises Refused or GaveUp.
+
+        The caller frees the request's bookings, however this ends.
+        """
+        tries = _Tries()
+        service = self._service
+        while True:
+            request = excluding(call.request, tries.failed, service.router.registry)
+            plan = service.plan(request, note=call.note)
+            if not plan.ok:
+                if self._may_try_again(tries):
+                    continue
+                raise self._refused(plan, request, call, tries)
+            try:
+                if plan.prefill is None:
+                    return await self._aggregated(call, request, plan)
+                address = self._bootstrap(plan.prefill)
+                if address is not None:
+                    return await self._bootstrapped(call, request, plan, address)
+                return await self._prefill_then_decode(call, request, plan, tries)
+            except _HopFailed as error:
+                service.free(call.request.id)
+                self._note(call, tries, error)
+                if not error.failure.retryable or tries.count >= self._limits.attempts:
+                    service.decided(plan, request, call.record)
+                    raise GaveUp(error.failure, plan) from error
+            except _DecodeGone as error:
+                service.free(call.request.id)
+                if tries.crossed:
+                    raise self._refused(error.plan, request, call, tries) from error
+                tries.crossed = True
+                tries.failed |= self._same_domain(error.plan)
+
+    def report(self, plan: RoutingPlan, failure: UpstreamFailure) -> None:
+        """The engine that answers failed in the middle of its answer."""
+        ref = plan.final.ref
+        if ref is not None:
+            self._fleet.report_failure(ref.worker_id, failure)
+
+    # -- the three ways --------------------------------------------------------------------
+
+    async def _aggregated(self, call: Call, request: RoutingRequest, plan: RoutingPlan) -> Answer:
+        decision = plan.final
+        self._service.book(decision, request, call.record)
+        self._service.decided(plan, request, call.record)
+        response, head = await self._dispatch(call, decision, call.raw)
+        return Answer(response, head, plan)
+
+    async def _prefill_then_decode(
+        self, call: Call, request: RoutingRequest, plan: RoutingPlan, tries: _Tries
+    ) -> Answer:
+        """vLLM's way: prefill answers where the blocks lie, decode pulls them."""
+        service, prefill = self._service, plan.prefill
+        if prefill is None:
+            raise ValueError(f"plan {plan.id} has no prefill hop")
+        service.book(prefill, request, call.record)
+        body = await self._prefill(call, prefill)
+        service.free(request.id, "prefill")
+        call.record.prefill_done_at = service.clock()
+        while True:
+            # The fleet may have changed while prefill ran, so decode is decided only now.
+            plan = service.continue_plan(request, prefill, note=call.note)
+            decode = plan.decode
+            if decode is None or decode.winner is None:
+                raise _DecodeGone(plan)
+            service.book(decode, request, call.record)
+            service.decided(plan, request, call.record)
+            try:
+                response, head = await self._dispatch(call, decode, body)
+            except _HopFailed as error:
+                service.free(request.id, "decode")
+                if error.failure.sent or tries.count + 1 >= self._limits.attempts:
+                    raise
+                # Nothing reached the engine, so the blocks still wait to be pulled.
+                self._note(call, tries, error)
+                request = excluding(request, tries.failed, service.router.registry)
+                continue
+            return Answer(response, head, plan)
+
+    async def _prefill(self, call: Call, decision: Decision) -> bytes:
+        """Run the prefill hop; the body of the decode request."""
+        worker = _winner(decision)
+        response = await self._open(call, decision, prefill_body(call.body))
+        try:
+            answer = await self._upstream.read(response, self._limits.prefill_answer_bytes)
+            return decode_body(call.body, kv_transfer_params(answer))
+        except UpstreamFailure as failure:
+            raise _HopFailed(failure, worker, "prefill") from failure
+        except ValueError as error:
+            unreadable = UpstreamFailure("protocol", f"{worker.name}: {error}")
+            raise _HopFailed(unreadable, worker, "prefill") from error
+        finally:
+            response.release()
+
+    async def _bootstrapped(
+        self, call: Call, request: RoutingRequest, plan: RoutingPlan, address: tuple[str, int]
+    ) -> Answer:
+        """SGLang's way: both engines get the request at once and meet in a room."""
+        service, prefill, decode = self._service, plan.prefill, plan.decode
+        if prefill is None or decode is None or prefill.ref is None:
+            raise ValueError(f"plan {plan.id} lacks a hop")
+        service.book(prefill, request, call.record)
+        service.book(decode, request, call.record)
+        service.decided(plan, request, call.record)
+        config = _winner(prefill).runtime_config
+        rank = prefill.ref.dp_rank - config.data_parallel_start_rank
+        room = bootstrap_room(service.sample(), config.data_parallel_size, rank)
+        body = bootstrap_body(call.body, address, room)
+        companion = asyncio.create_task(self._bootstrap_prefill(call, prefill, body))
+        companion.add_done_callback(_looked_at)
+        answering = asyncio.create_task(self._dispatch(call, decode, body))
+        try:
+            await asyncio.wait((companion, answering), return_when=asyncio.FIRST_COMPLETED)
+            if companion.done() and companion.exception() is not None:
+                await companion  # raises: decode would wait for blocks that never come
+            response, head = await answering
+        except BaseException:
+            for task in (companion, answering):
+                task.cancel()
+            done = await asyncio.gather(companion, answering, return_exceptions=True)
+            if isinstance(done[1], tuple):
+                done[1][0].close()
+            raise
+        return Answer(response, head, plan, companion)
+
+    async def _bootstrap_prefill(self, call: Call, decision: Decision, body: bytes) -> None:
+        worker = _winner(decision)
+        response = await self._open(call, decision, body)
+        try:
+            await self._upstream.read(response, self._limits.prefill_answer_bytes)
+        except UpstreamFailure as failure:
+            raise _HopFailed(failure, worker, "prefill") from failure
+        finally:
+            response.close()
+            self._service.free(call.request.id, "prefill")
+        call.record.prefill_done_at = self._service.clock()
+
+    # -- dispatching -----------------------------------------------------------------------
+
+    async def _open(self, call: Call, decision: Decision, body: bytes) -> aiohttp.ClientResponse:
+        worker, ref = _winner(decision), decision.require()
+        headers = call.headers
+        config = worker.runtime_config
+        if config.data_parallel_size > 1:
+            rank = ref.dp_rank - config.data_parallel_start_rank
+            headers = {**headers, RANK_HEADER: str(rank)}
+        if call.record.dispatched_at is None:
+            call.record.dispatched_at = self._service.clock()
+        try:
+            return await self._upstream.open(f"{worker.endpoint}{call.path}", body, headers)
+        except UpstreamFailure as failure:
+            raise _HopFailed(failure, worker, decision.stage) from failure
+
+    async def _dispatch(
+        self, call: Call, decision: Decision, body: bytes
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """Send to the hop's winner and wait for its first output; raises _HopFailed."""
+        worker = _winner(decision)
+        response = await self._open(call, decision, body)
+        try:
+            if not call.stream:
+                head = await self._upstream.read(response, self._limits.unary_answer_bytes)
+            else:
+                head = await self._first_output(response)
+        except BaseException as error:
+            response.close()
+            if isinstance(error, UpstreamFailure):
+                raise _HopFailed(error, worker, decision.stage) from error
+            raise
+        return response, head
+
+    async def _first_output(self, response: aiohttp.ClientResponse) -> bytes:
+        try:
+            head = await response.content.readany()
+            # An engine that fails before its first token says so in the first event.
+            while head.startswith(_ERROR_EVENT) and b"\n\n" not in head:
+                more = await response.content.readany()
+                if not more:
+                    break
+                head += more
+        except Exception as error:
+            raise failure_of(str(response.url), error) from error
+        if not head:
+            raise UpstreamFailure("reset", f"{response.url.origin()} ended without any output")
+        if head.startswith(_ERROR_EVENT):
+            event = head.split(b"\n\n", 1)[0].partition(b":")[2].strip()
+            raise UpstreamFailure(
+                "status", f"{response.url.origin()} failed", status=500, body=event
+            )
+        return head
+
+    def _bootstrap(self, prefill: Decision) -> tuple[str, int] | None:
+        member = self._fleet.by_id(prefill.require().worker_id)
+        return None if member is None else member.bootstrap
+
+    # -- trying again ----------------------------------------------------------------------
+
+    def _note(self, call: Call, tries: _Tries, error: _HopFailed) -> None:
+        tries.count += 1
+        tries.last = error.failure
+        tries.failed.add(error.worker.worker_id)
+        call.record.attempts.append((error.worker.name, error.stage, str(error.failure)))
+        self._fleet.report_failure(error.worker.worker_id, error.failure)
+
+    def _may_try_again(self, tries: _Tries) -> bool:
+        """Nobody else is there: a connection that broke is worth one more try on the same engine
+        (a kept-alive connection may meet the engine's close)."""
+        broken = tries.last is not None and tries.last.kind == "reset"
+        if tries.second_chance or not broken or tries.count >= self._limits.attempts:
+            return False
+        tries.second_chance = True
+        tries.failed.clear()
+        return True
+
+    def _refused(
+        self, plan: RoutingPlan, request: RoutingRequest, call: Call, tries: _Tries
+    ) -> Exception:
+        self._service.decided(plan, request, call.record)
+        # The engine's own answer says more than that nobody else is left.
+        if tries.last is not None and tries.last.kind == "status":
+            return GaveUp(tries.last, plan)
+        return Refused(plan)
+
+    def _same_domain(self, plan: RoutingPlan) -> set[int]:
+        """Prefill workers that imply what the decode hop could not satisfy."""
+        prefill = plan.prefill.worker if plan.prefill is not None else None
+        if prefill is None:
+            return set()
+        taints = {item.taint for item in plan.implied if item.kind == "required"}
+        return {prefill.worker_id} | {
+            worker.worker_id
+            for worker in self._service.router.registry
+            if worker.role is Role.PREFILL and taints & worker.runtime_config.taints
+        }
+
+
+def _looked_at(task: asyncio.Task[None]) -> None:
+    """Once decode answers, nobody waits for the prefill half any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _winner(decision: Decision) -> Worker:
+    worker = decision.worker
+    if worker is None:
+        raise ValueError(f"decision {decision.id} has no winner")
+    return worker

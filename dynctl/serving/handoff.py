@@ -1,0 +1,66 @@
+"""The messages of a prefill to decode hand-off, as vLLM and SGLang engines expect them."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+_PULL: Final = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+#: Fields that ask for more than the one token that a prefill hop makes.
+_DROPPED: Final = ("stream_options", "min_tokens", "best_of", "n")
+
+
+def prefill_body(body: Mapping[str, Any]) -> bytes:
+    """vLLM's prefill request: one token, no stream, and the blocks kept for a puller."""
+    plain = {key: value for key, value in body.items() if key not in _DROPPED}
+    plain["stream"] = False
+    plain["max_tokens"] = 1
+    plain["max_completion_tokens"] = 1
+    plain["kv_transfer_params"] = _PULL
+    return msgspec.json.encode(plain)
+
+
+def decode_body(body: Mapping[str, Any], kv_transfer_params: Mapping[str, Any] | None) -> bytes:
+    """vLLM's decode request: the client's own, and where its blocks lie."""
+    if kv_transfer_params is None:
+        return msgspec.json.encode(body)
+    return msgspec.json.encode({**body, "kv_transfer_params": kv_transfer_params})
+
+
+def kv_transfer_params(answer: bytes) -> Mapping[str, Any] | None:
+    """What a prefill engine answered for the puller; None where it says nothing.
+
+    Raises ValueError for an answer that is no JSON object.
+    """
+    try:
+        found = msgspec.json.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ValueError("the prefill answer is not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError("the prefill answer is not a JSON object")
+    params = found.get("kv_transfer_params")
+    return params if isinstance(params, dict) else None
+
+
+def bootstrap_room(sample: float, dp_size: int, dp_rank: int) -> int:
+    """A room number below 2^53 (JSON-safe) that names the prefill rank: ``room % dp_size``.
+
+    ``sample``: a random number in [0, 1).
+    """
+    room = int(sample * (2**53 - dp_size))
+    return room - room % dp_size + dp_rank
+
+
+def bootstrap_body(body: Mapping[str, Any], address: tuple[str, int], room: int) -> bytes:
+    """SGLang's request, the same for both engines."""
+    host, port = address
+    return msgspec.json.encode(
+        {**body, "bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
+    )

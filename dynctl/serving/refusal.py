@@ -1,0 +1,202 @@
+"""Refusals that explain themselves: which filter emptied the set, and what would admit."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from router_core.config import RouterConfig
+from router_core.decision import Decision, FunnelStep, Rejection, RoutingPlan
+from router_core.registry import WorkerRegistry
+from router_core.selection import Pin, RoutingRequest
+
+#: Rejected ranks that a refusal lists; the counts tell of the rest.
+MAX_REJECTIONS = 16
+
+
+@dataclass(eq=False)
+class HttpError(Exception):
+    """An answer other than success. ``details`` is what dynctl adds beside OpenAI's fields."""
+
+    status: int
+    message: str
+    type: str
+    code: str | int
+    param: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def body(self) -> bytes:
+        error: dict[str, Any] = {"message": self.message, "type": self.type, "code": self.code}
+        if self.param is not None:
+            error["param"] = self.param
+        if self.details:
+            error["dynctl"] = dict(self.details)
+        return msgspec.json.encode({"error": error})
+
+
+def refusal(
+    plan: RoutingPlan,
+    config: RouterConfig,
+    *,
+    attempts: Sequence[tuple[str, str, str]] = (),
+    probe_interval_s: float = 2.0,
+) -> HttpError:
+    """The answer for a plan without a winner on some hop."""
+    decision = plan.refusal
+    if decision is None:
+        raise ValueError(f"plan {plan.id} is no refusal")
+    status, kind = _status(decision, config)
+    step = decision.emptied_by()
+    wait = _retry_after(decision, step, probe_interval_s)
+    details: dict[str, Any] = {
+        "decision": plan.id,
+        "stage": decision.stage,
+        "outcome": decision.outcome,
+        "filter": step.filter if step is not None else None,
+        "funnel": [
+            {"filter": one.filter, "entered": one.entered, "left": one.left}
+            for one in decision.funnel
+        ],
+        "constraints": [
+            {"taint": item.taint, "kind": item.kind, "weight": item.weight, "origin": item.origin}
+            for item in decision.constraints.items
+        ],
+        "rejected": _rejected(step),
+        "nearest": _nearest(step),
+        "what_would_admit": _what_would_admit(decision, step),
+        "retry_after_s": wait,
+    }
+    if decision.notes:
+        details["notes"] = list(decision.notes)
+    if attempts:
+        details["attempts"] = attempts_of(attempts)
+    headers = {} if wait is None else {"retry-after": str(wait)}
+    where = f"{decision.stage}: " if plan.prefill is not None else ""
+    return HttpError(
+        status, where + decision.summary(), kind, status, details=details, headers=headers
+    )
+
+
+def attempts_of(attempts: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
+    """The dispatches that failed, as JSON."""
+    return [{"worker": w, "stage": stage, "problem": problem} for w, stage, problem in attempts]
+
+
+def unknown_pin(request: RoutingRequest, registry: WorkerRegistry) -> HttpError | None:
+    """A 400 for a pin on a worker or rank that is not registered, None where all are there."""
+    for field_name, pin in (
+        ("nvext.prefill_worker_id", request.pin_prefill),
+        ("nvext.decode_worker_id", request.pin_decode),
+    ):
+        if pin is not None and not _registered(pin, registry):
+            rank = "" if pin.dp_rank is None else f" with rank {pin.dp_rank}"
+            known = ", ".join(f"{w.name} ({w.worker_id})" for w in list(registry)[:8])
+            return HttpError(
+                400,
+                f"{field_name}: no worker {pin.worker_id}{rank} is registered; "
+                f"known: {known or 'none'}",
+                "invalid_request_error",
+                "unknown_worker",
+                param=field_name,
+            )
+    return None
+
+
+def _registered(pin: Pin, registry: WorkerRegistry) -> bool:
+    if pin.dp_rank is None:
+        return registry.get(pin.worker_id) is not None
+    return registry.slot(pin.worker_id, pin.dp_rank) is not None
+
+
+def _status(decision: Decision, config: RouterConfig) -> tuple[int, str]:
+    if decision.outcome == "all_busy":
+        return config.overload_status_code, "overloaded"
+    return 503, "service_unavailable"
+
+
+def _rejected(step: FunnelStep | None) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    return [_rejection(one) for one in step.rejected[:MAX_REJECTIONS]]
+
+
+def _rejection(one: Rejection) -> dict[str, Any]:
+    return {
+        "worker": one.worker.name,
+        "worker_id": one.worker.worker_id,
+        "dp_rank": one.dp_rank,
+        "domains": dict(one.worker.domains),
+        "code": one.reason.code,
+        "value": one.reason.value,
+        "limit": one.reason.limit,
+        "message": one.reason.message,
+    }
+
+
+def _closest(step: FunnelStep | None) -> Rejection | None:
+    """The rank that would need the least: for numbers, the smallest ratio over its limit."""
+    if step is None or not step.rejected:
+        return None
+
+    def over(one: Rejection) -> float:
+        value, limit = one.reason.value, one.reason.limit
+        if isinstance(value, (int, float)) and isinstance(limit, (int, float)):
+            return value / limit if limit else math.inf
+        return math.inf
+
+    return min(step.rejected, key=over)
+
+
+def _nearest(step: FunnelStep | None) -> dict[str, Any] | None:
+    closest = _closest(step)
+    return None if closest is None else _rejection(closest)
+
+
+def _what_would_admit(decision: Decision, step: FunnelStep | None) -> str | None:
+    closest = _closest(step)
+    if step is None or step.filter in ("model", "role") or closest is None:
+        role = "prefill or aggregated" if decision.stage == "aggregated" else decision.stage
+        return f"a {role} worker for {decision.model}"
+    name, reason = closest.worker.name, closest.reason
+    match reason.code:
+        case "busy":
+            return (
+                f"{name} below its limit ({reason.message}), or a higher threshold "
+                "(POST /busy_threshold)"
+            )
+        case "missing_taint":
+            return f"a {decision.stage} worker with the taint {reason.limit}"
+        case "missing_domain":
+            return (
+                f"topology domain {reason.limit!r} published by a {decision.stage} worker, or the "
+                "fallback policy"
+            )
+        case "no_decode_capacity":
+            return (
+                f"an eligible decode worker in {reason.limit} {reason.value}, or in the domain of "
+                "another prefill worker"
+            )
+        case "policy_underivable":
+            return f"a KV-transfer policy of {name} that can be applied: {reason.message}"
+        case "unavailable":
+            return f"{name} answering again ({reason.message})"
+        case "not_allowed":
+            return f"the request without its pin or its allowed set ({reason.message})"
+    return reason.message
+
+
+def _retry_after(
+    decision: Decision, step: FunnelStep | None, probe_interval_s: float
+) -> int | None:
+    """Whole seconds, where something is known to change by itself."""
+    if decision.outcome == "all_busy":
+        return 1
+    if step is not None and step.filter == "available":
+        return max(1, math.ceil(probe_interval_s))
+    return None
