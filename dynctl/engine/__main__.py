@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from dynctl.engine.config import OPTIONS, EngineConfigError, Option, build_config
 from dynctl.engine.process import run_engine
-from dynctl.topology.environment import TopologyEnvironmentError, read_worker_environment
+from dynctl.worker_environment import TopologyEnvironmentError, read_worker_environment
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -186,7 +186,7 @@ class EngineConfig:
     faults: Faults = field(default_factory=Faults)
 
     # What the worker publishes about its place; no flags, since it comes from the worker
-    # environment contract (dynctl.topology.environment) under ModelRuntimeConfig's names.
+    # environment contract (dynctl.worker_environment) under ModelRuntimeConfig's names.
     topology_domains: Mapping[str, str] = field(default_factory=dict)
     kv_transfer_domain: str | None = None
     kv_transfer_enforcement: str | None = None

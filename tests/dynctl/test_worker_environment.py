@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.topology.environment import (
+from dynctl.worker_environment import (
     DEFAULT_MOUNT_PATH,
     TopologyConfig,
     TopologyEnvironmentError,
