@@ -12,7 +12,7 @@ from router_core.block_ownership import BlockOwnership
 from router_core.errors import SnapshotError
 from router_core.events import BlocksStored
 from router_core.hashing import chain
-from router_core.worker_sets import NO_OVERLAPS, Overlaps
+from router_core.worker_sets import Overlaps, match_prefix
 
 DUMP_SCHEMA = 1
 
@@ -35,34 +35,7 @@ class PrefixIndex(BlockOwnership):
         hold the last, otherwise about log2(blocks) more per distinct depth.
         """
         live = self._live if candidates is None else self._live & candidates
-        total = len(sequence_hashes)
-        if not total or not live:
-            return NO_OVERLAPS
-        owners = self._owners.get
-        first = owners(sequence_hashes[0], 0) & live
-        if not first:
-            return NO_OVERLAPS
-        last = owners(sequence_hashes[-1], 0) & live
-        if last == first:
-            return Overlaps(((total, first),))
-        levels = [(total, last)] if last else []
-        # Intervals of blocks within which the set of holders shrinks; the deepest on top. Sets only
-        # shrink, so an interval with equal ends holds no change and is not looked into.
-        intervals = [(0, first, total - 1, last)]
-        while intervals:
-            low, at_low, high, at_high = intervals.pop()
-            while high - low > 1:
-                middle = (low + high) >> 1
-                held = owners(sequence_hashes[middle], 0) & live
-                if held == at_low:
-                    low = middle
-                elif held == at_high:
-                    high = middle
-                else:
-                    intervals.append((low, at_low, middle, held))
-                    low, at_low = middle, held
-            levels.append((high, at_low & ~at_high))
-        return Overlaps(tuple(levels))
+        return match_prefix(self._owners, sequence_hashes, live)
 
     # ---- losing a worker
 

@@ -13,9 +13,7 @@ from typing import Any
 
 from router_core.changes import Stage
 from router_core.errors import SnapshotError
-from router_core.registry import slots_in
-
-Levels = list[tuple[int, int]]
+from router_core.worker_sets import match_prefix
 
 
 @dataclass(slots=True)
@@ -72,10 +70,7 @@ class ActiveSequences:
 
     def shared_blocks(self, sequence_hashes: Sequence[int], candidates: int) -> dict[int, int]:
         """slot -> leading blocks of the prompt that running requests already hold there (> 0)."""
-        shared: dict[int, int] = {}
-        for depth, mask in match_levels(self._holders, sequence_hashes, candidates):
-            shared.update(dict.fromkeys(slots_in(mask), depth))
-        return shared
+        return dict(match_prefix(self._holders, sequence_hashes, candidates).items())
 
     # -- changes ---------------------------------------------------------------------------
 
@@ -271,39 +266,3 @@ class ActiveSequences:
     def _round(self, slot: int) -> None:
         # Half a block counts as a block, as in Dynamo.
         self.decode_blocks[slot] = int(self._whole[slot] + self._adjusted[slot] + 0.5)
-
-
-def match_levels(table: dict[int, int], hashes: Sequence[int], candidates: int) -> Levels:
-    """How deep each slot follows a chain of hashes, where masks only shrink with depth.
-
-    Returns ``(depth, mask)`` pairs: the slots in ``mask`` hold exactly the first ``depth`` hashes
-    (depth >= 1). Looks up O(drops * log n) of the n hashes.
-    """
-    if not hashes or not table:
-        return []
-    first = table.get(hashes[0], 0) & candidates
-    if not first:
-        return []
-    end = len(hashes) - 1
-    levels: Levels = []
-    # Each entry is a stretch whose ends are known; equal masks mean that nobody drops inside.
-    stack = [(0, first, end, table.get(hashes[end], 0) & first)]
-    while stack:
-        low, low_mask, high, high_mask = stack.pop()
-        if high == end and high_mask:
-            levels.append((end + 1, high_mask))
-        while low_mask != high_mask:
-            if high - low == 1:
-                levels.append((high, low_mask & ~high_mask))
-                break
-            middle = (low + high) // 2
-            middle_mask = table.get(hashes[middle], 0) & low_mask
-            if middle_mask != high_mask:
-                if middle_mask == low_mask:
-                    low = middle
-                    continue
-                stack.append((low, low_mask, middle, middle_mask))
-                low, low_mask = middle, middle_mask
-            else:
-                high, high_mask = middle, middle_mask
-    return levels

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from router_core.errors import WorkerError
+from router_core.worker_sets import slots_of
 from router_core.workers import Role, Worker, WorkerWithDpRank
 
 
@@ -134,7 +135,7 @@ class WorkerRegistry:
         if known is None:
             if len(self._candidates) >= 64:
                 self._candidates.clear()
-            slots = slots_in(mask)
+            slots = slots_of(mask)
             refs = tuple(self.ref(slot) for slot in slots)
             known = self._candidates[mask] = CandidateSet(
                 slots,
@@ -294,20 +295,6 @@ class WorkerRegistry:
             _drop_bit(self._taints, taint, keep)
         for domain in worker.domains:
             _drop_bit(self._domains, domain, keep)
-
-
-def slots_in(mask: int) -> tuple[int, ...]:
-    """The positions of the set bits of ``mask``, ascending."""
-    if mask < 0:
-        raise ValueError(f"a mask of slots is not negative, got {mask}")
-    if mask.bit_count() < 16:
-        found = []
-        while mask:
-            low = mask & -mask
-            found.append(low.bit_length() - 1)
-            mask ^= low
-        return tuple(found)
-    return tuple(i for i, digit in enumerate(bin(mask)[:1:-1]) if digit == "1")
 
 
 def gather(column: Sequence[Any], slots: Sequence[int]) -> list[Any]:

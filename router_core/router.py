@@ -1,4 +1,4 @@
-"""The router: its state, the one place where changes take effect, and the two-hop plan.
+"""The router: its state, and the one place where changes take effect.
 
 ``select`` and ``plan`` read; ``apply`` writes. Nothing here knows the time: callers pass ``now``
 in seconds of any one monotonic clock, and ``sample`` where chance is wanted.
@@ -7,33 +7,23 @@ in seconds of any one monotonic clock, and ``sample`` where chance is wanted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from router_core import changes as c
+from router_core import planning
 from router_core.busy import BusyTracker, Thresholds
 from router_core.changes import OK, Applied, Booked, Change, Stage
 from router_core.config import RouterConfig
 from router_core.decision import Decision, RoutingPlan
-from router_core.errors import ConfigError, PolicyUnderivable, SnapshotError, WorkerError
+from router_core.errors import ConfigError, SnapshotError, WorkerError
 from router_core.events import DEVICE, BlocksRemoved, BlocksStored
 from router_core.index import PrefixIndex
 from router_core.load import ActiveSequences
-from router_core.policies import FILTERS, PROFILES
 from router_core.registry import WorkerRegistry
-from router_core.selection import (
-    Pin,
-    RoutingRequest,
-    RoutingView,
-    SelectionContext,
-    WhatIf,
-    eligible,
-    role_mask,
-    select,
-)
-from router_core.taints import RoutingConstraints
-from router_core.topology import Derived, RouterPolicy, TransferGroups, derive
-from router_core.workers import Role, Worker
+from router_core.selection import RoutingRequest, RoutingView, WhatIf
+from router_core.topology import TransferGroupsCache
+from router_core.workers import Worker
 
 SNAPSHOT_SCHEMA = 1
 
@@ -68,7 +58,7 @@ class Router:
         self.rotation: dict[tuple[str, Stage], int] = {}
         self.freshness: dict[int, Freshness] = {}
         self._draining: list[int] = []
-        self._groups: tuple[int, RouterPolicy | None, TransferGroups] | None = None
+        self._groups = TransferGroupsCache()
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -81,19 +71,19 @@ class Router:
         if config is not self.config and Thresholds.of(config) != self.busy.default:
             busy = self._busy_under(Thresholds.of(config))
         return RoutingView(
-            self.registry, self.index, self.load, busy, config, self.rotation, what_if
+            self.registry,
+            self.index,
+            self.load,
+            busy,
+            config,
+            self.rotation,
+            self._groups,
+            what_if,
         )
 
     def stages(self, model: str) -> tuple[Stage, ...]:
-        """The hops that a request of ``model`` takes now: prefill and decode, or aggregated."""
-        reachable = ~self.registry.unavailable
-        prefill = role_mask(self.registry, model, Role.PREFILL) & reachable
-        decode = role_mask(self.registry, model, Role.DECODE)
-        if prefill and decode:
-            return ("prefill", "decode")
-        if prefill and not role_mask(self.registry, model, Role.AGGREGATED):
-            return ("prefill", "decode")
-        return ("aggregated",)
+        """The hops that a request of ``model`` takes now (:func:`planning.stages`)."""
+        return planning.stages(self.view(), model)
 
     def plan(
         self,
@@ -103,17 +93,8 @@ class Router:
         view: RoutingView | None = None,
         detail: bool = False,
     ) -> RoutingPlan:
-        """Decide every hop of a request without booking any.
-
-        ``required`` is checked here, before anything is dispatched: a plan that cannot place the
-        decode hop is a refusal although its prefill hop has a winner.
-        """
-        view = view or self.view()
-        if self.stages(request.model) == ("aggregated",):
-            decision = self._select(view, request, "aggregated", sample=samples[0], detail=detail)
-            return RoutingPlan(request.id, request.model, None, self._explained(decision, request))
-        prefill = self._select_prefill(view, request, samples[0], detail)
-        return self.continue_plan(request, prefill, sample=samples[1], view=view, detail=detail)
+        """Decide every hop without booking any (:func:`planning.plan`)."""
+        return planning.plan(view or self.view(), request, samples=samples, detail=detail)
 
     def continue_plan(
         self,
@@ -124,49 +105,16 @@ class Router:
         view: RoutingView | None = None,
         detail: bool = False,
     ) -> RoutingPlan:
-        """The plan that follows from a prefill decision; decides the decode hop again.
-
-        Also what `serve` calls between the hops, when prefill is done and the fleet may have
-        changed.
-        """
-        view = view or self.view()
-        plan = RoutingPlan(request.id, request.model, prefill, None)
-        if prefill.winner is None:
-            return plan
-        try:
-            derived = self._derive(view, request.model, prefill.worker)
-        except PolicyUnderivable as error:
-            refused = replace(
-                prefill, outcome="policy_underivable", winner=None, message=str(error)
-            )
-            return replace(plan, prefill=refused)
-        merged = request.constraints.merged(derived.constraints)
-        decode = self._select(
-            view, request, "decode", constraints=merged, sample=sample, detail=detail
+        """Decide the decode hop (again) for a prefill decision (:func:`planning.continue_plan`)."""
+        return planning.continue_plan(
+            view or self.view(), request, prefill, sample=sample, detail=detail
         )
-        relaxed = False
-        if decode.outcome == "no_eligible_worker" and derived.relaxable:
-            wanted = ", ".join(item.taint for item in derived.constraints)
-            free = self._select(view, request, "decode", sample=sample, detail=detail)
-            note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
-            if free.winner is not None:
-                decode, relaxed = replace(free, notes=(*free.notes, note)), True
-        decode = self._explained(decode, request)
-        return replace(plan, decode=decode, implied=derived.constraints, relaxed=relaxed)
 
     def decode_by_prefill(
         self, request: RoutingRequest, plan: RoutingPlan, *, view: RoutingView | None = None
     ) -> Iterator[RoutingPlan]:
-        """The plan for each prefill rank that could have been chosen: tied, or any above T = 0."""
-        prefill = plan.prefill
-        if prefill is None or prefill.winner is None:
-            return
-        positions = prefill.tied
-        if prefill.temperature > 0:
-            positions = tuple(i for i, p in enumerate(prefill.probabilities()) if p > 0)
-        for position in positions:
-            chosen = replace(prefill, winner=position)
-            yield self.continue_plan(request, chosen, view=view)
+        """The plan for each prefill rank that could have been chosen."""
+        return planning.decode_by_prefill(view or self.view(), request, plan)
 
     # -- bookings --------------------------------------------------------------------------
 
@@ -295,139 +243,7 @@ class Router:
             raise SnapshotError(f"snapshot cannot be restored: {error!r}") from error
         return router
 
-    # -- inside: deciding ------------------------------------------------------------------
-
-    def _select(
-        self,
-        view: RoutingView,
-        request: RoutingRequest,
-        stage: Stage,
-        *,
-        constraints: RoutingConstraints | None = None,
-        sample: float,
-        detail: bool,
-        capacity_mask: int | None = None,
-    ) -> Decision:
-        context = self._context(view, request, stage, constraints, capacity_mask)
-        return select(
-            view, context, PROFILES[view.config.router_mode], sample=sample, detail=detail
-        )
-
-    def _context(
-        self,
-        view: RoutingView,
-        request: RoutingRequest,
-        stage: Stage,
-        constraints: RoutingConstraints | None = None,
-        capacity_mask: int | None = None,
-    ) -> SelectionContext:
-        registry = view.registry
-        pin: Pin | None
-        if stage == "prefill":
-            roles, pin = registry.role(Role.PREFILL), request.pin_prefill
-        elif stage == "decode":
-            roles, pin = registry.role(Role.DECODE), request.pin_decode
-        else:
-            alone = registry.role(Role.DECODE) & registry.can_prefill
-            roles = registry.role(Role.AGGREGATED) | alone
-            pin = request.pin_decode or request.pin_prefill
-        policy = RouterPolicy.of(view.config)
-        required = stage == "prefill" and policy is not None and policy.enforcement == "required"
-        return SelectionContext(
-            request=request,
-            stage=stage,
-            role_mask=roles,
-            constraints=request.constraints if constraints is None else constraints,
-            pin=pin,
-            capacity_mask=capacity_mask,
-            domain=policy.domain if required and policy is not None else None,
-        )
-
-    def _select_prefill(
-        self, view: RoutingView, request: RoutingRequest, sample: float, detail: bool
-    ) -> Decision:
-        capacity, crossing = self._capacity(view, request)
-        decision = self._select(
-            view, request, "prefill", sample=sample, detail=detail, capacity_mask=capacity
-        )
-        emptied = decision.emptied_by()
-        if emptied is None or emptied.filter != "decode_capacity":
-            return self._explained(decision, request)
-        if crossing:
-            # fallback: nobody has capacity in the domain, so its workers may cross it.
-            free = self._select(
-                view, request, "prefill", sample=sample, detail=detail, capacity_mask=crossing
-            )
-            skipped = "no domain has an eligible decode worker; the fallback policy may cross"
-            funnel = tuple(
-                replace(step, skipped=skipped) if step.filter == "decode_capacity" else step
-                for step in free.funnel
-            )
-            return self._explained(replace(free, funnel=funnel), request)
-        if self._only_busy(view, request):
-            decision = replace(decision, outcome="all_busy")
-        return self._explained(decision, request)
-
-    def _capacity(self, view: RoutingView, request: RoutingRequest) -> tuple[int | None, int]:
-        """Prefill slots that the decode-capacity guard admits, and those that may cross.
-
-        None where the guard is off or no hard policy is in force: then routing is exactly what it
-        is without topology.
-        """
-        if not view.config.decode_capacity_guard:
-            return None, 0
-        groups = self._transfer_groups(view)
-        if not groups.groups and not groups.underivable:
-            return None, 0
-        decode = eligible(view, self._context(view, request, "decode"), FILTERS)
-        mask = groups.free
-        crossing = 0
-        for group in groups.groups:
-            if view.registry.taint(group.taint) & decode:
-                mask |= group.mask
-            elif group.relaxable and decode:
-                crossing |= group.mask
-        return mask, crossing
-
-    def _only_busy(self, view: RoutingView, request: RoutingRequest) -> bool:
-        """Whether some transfer domain would have a decode worker if none was busy."""
-        filters = tuple(one for one in FILTERS if one.name != "busy")
-        decode = eligible(view, self._context(view, request, "decode"), filters)
-        groups = self._transfer_groups(view).groups
-        return any(view.registry.taint(group.taint) & decode for group in groups)
-
-    def _transfer_groups(self, view: RoutingView) -> TransferGroups:
-        policy = RouterPolicy.of(view.config)
-        known = self._groups
-        if known is None or known[0] != self.registry.version or known[1] != policy:
-            groups = TransferGroups.of(self.registry, policy)
-            known = self._groups = (self.registry.version, policy, groups)
-        return known[2]
-
-    def _derive(self, view: RoutingView, model: str, worker: Worker | None) -> Derived:
-        siblings = (w for w in self.registry if w.model == model and w.role is Role.PREFILL)
-        return derive(worker, siblings, RouterPolicy.of(view.config))
-
-    def _explained(self, decision: Decision, request: RoutingRequest) -> Decision:
-        """Messages for refusals whose reason is a role that is not there at all."""
-        if decision.winner is not None or decision.message:
-            return decision
-        message = self._missing_role(decision, request)
-        return decision if message is None else replace(decision, message=message)
-
-    def _missing_role(self, decision: Decision, request: RoutingRequest) -> str | None:
-        model = request.model
-        if not self.registry.model(model):
-            return f"no worker is registered for model {model!r}"
-        roles = {worker.role for worker in self.registry if worker.model == model}
-        if decision.stage != "aggregated":
-            missing = Role.DECODE not in roles
-            return f"no decode worker is registered for model {model!r}" if missing else None
-        last = decision.emptied_by()
-        if Role.DECODE not in roles or last is None or last.filter != "role":
-            return None
-        gone = "answers" if Role.PREFILL in roles else "is registered"
-        return f"no prefill worker of {model!r} {gone}, and its decode workers cannot prefill"
+    # -- inside ----------------------------------------------------------------------------
 
     def _busy_under(self, default: Thresholds) -> BusyTracker:
         """The busy masks under other default thresholds, beside the live ones."""
@@ -436,8 +252,6 @@ class Router:
         tracker.grow(self.registry.capacity)
         tracker.load_dump({**self.busy.dump(), "thresholds": {}})
         return tracker
-
-    # -- inside: changing ------------------------------------------------------------------
 
     def _upsert(self, worker: Worker) -> Applied:
         try:

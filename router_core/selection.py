@@ -20,6 +20,7 @@ from router_core.index import PrefixIndex
 from router_core.load import ActiveSequences
 from router_core.registry import CandidateSet, WorkerRegistry, gather
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, preference_multiplier
+from router_core.topology import TransferGroupsCache
 from router_core.workers import Role
 
 #: Rejections that a refusal on the request path spells out for one filter; a dry run has all.
@@ -78,6 +79,7 @@ class RoutingView:
     busy: BusyTracker
     config: RouterConfig
     rotation: Mapping[tuple[str, Stage], int]
+    groups: TransferGroupsCache
     what_if: WhatIf | None = None
 
 

@@ -193,3 +193,17 @@ class TransferGroups:
                 masks[key] = masks.get(key, 0) | mask
         groups = tuple(TransferGroup(taint, mask, soft) for (taint, soft), mask in masks.items())
         return cls(groups, free, underivable)
+
+
+class TransferGroupsCache:
+    """The groups of the present fleet and policy, worked out again when either changes."""
+
+    def __init__(self) -> None:
+        self._known: tuple[int, RouterPolicy | None, TransferGroups] | None = None
+
+    def of(self, registry: WorkerRegistry, policy: RouterPolicy | None) -> TransferGroups:
+        known = self._known
+        if known is None or known[0] != registry.version or known[1] != policy:
+            groups = TransferGroups.of(registry, policy)
+            known = self._known = (registry.version, policy, groups)
+        return known[2]

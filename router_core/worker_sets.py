@@ -5,16 +5,22 @@ The worker registry gives every (worker, data-parallel rank) a small integer **s
 workers, and a mask of 1,024 workers is one object of 160 bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
-def slots_of(mask: int) -> Iterator[int]:
-    """The slots in ``mask``, ascending."""
+def slots_of(mask: int) -> tuple[int, ...]:
+    """The slots in ``mask``, ascending; raises ValueError for a negative (endless) one."""
+    if mask < 0:
+        raise ValueError(f"a mask of slots is not negative, got {mask}")
+    if mask.bit_count() >= 16:
+        return tuple(slot for slot, digit in enumerate(bin(mask)[:1:-1]) if digit == "1")
+    found = []
     while mask:
         lowest = mask & -mask
-        yield lowest.bit_length() - 1
+        found.append(lowest.bit_length() - 1)
         mask ^= lowest
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +73,40 @@ class Overlaps:
 
 
 NO_OVERLAPS = Overlaps(())
+
+
+def match_prefix(holders: Mapping[int, int], hashes: Sequence[int], candidates: int) -> Overlaps:
+    """How many leading ``hashes`` each candidate slot holds.
+
+    ``holders``: hash -> mask of the slots that hold it, where a slot that holds a hash of a chain
+    holds every one before it, so that masks only shrink with depth. Cost: two look-ups if all who
+    hold the first hash hold the last, otherwise about log2(hashes) more per distinct depth.
+    """
+    total = len(hashes)
+    if not total or not candidates:
+        return NO_OVERLAPS
+    find = holders.get
+    first = find(hashes[0], 0) & candidates
+    if not first:
+        return NO_OVERLAPS
+    last = find(hashes[-1], 0) & candidates
+    if last == first:
+        return Overlaps(((total, first),))
+    levels = [(total, last)] if last else []
+    # Intervals of the chain within which the set of holders shrinks; the deepest on top. Sets only
+    # shrink, so an interval with equal ends holds no change and is not looked into.
+    intervals = [(0, first, total - 1, last)]
+    while intervals:
+        low, at_low, high, at_high = intervals.pop()
+        while high - low > 1:
+            middle = (low + high) >> 1
+            held = find(hashes[middle], 0) & candidates
+            if held == at_low:
+                low = middle
+            elif held == at_high:
+                high = middle
+            else:
+                intervals.append((low, at_low, middle, held))
+                low, at_low = middle, held
+        levels.append((high, at_low & ~at_high))
+    return Overlaps(tuple(levels))

@@ -1,0 +1,240 @@
+"""From a request to the plan of its hops: which hops there are, prefill, what it implies, decode.
+
+Everything here reads a RoutingView and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from router_core.changes import Stage
+from router_core.decision import Decision, RoutingPlan
+from router_core.errors import PolicyUnderivable
+from router_core.policies import FILTERS, PROFILES
+from router_core.selection import (
+    Pin,
+    RoutingRequest,
+    RoutingView,
+    SelectionContext,
+    eligible,
+    role_mask,
+    select,
+)
+from router_core.taints import RoutingConstraints
+from router_core.topology import Derived, RouterPolicy, TransferGroups, derive
+from router_core.workers import Role, Worker
+
+
+def stages(view: RoutingView, model: str) -> tuple[Stage, ...]:
+    """The hops that a request of ``model`` takes now: prefill and decode, or aggregated.
+
+    Disaggregated as soon as a prefill worker answers, unless only aggregated workers could decode.
+    """
+    registry = view.registry
+    prefill = role_mask(registry, model, Role.PREFILL) & ~registry.unavailable
+    decode = role_mask(registry, model, Role.DECODE)
+    if prefill and (decode or not role_mask(registry, model, Role.AGGREGATED)):
+        return ("prefill", "decode")
+    return ("aggregated",)
+
+
+def plan(
+    view: RoutingView,
+    request: RoutingRequest,
+    *,
+    samples: tuple[float, float] = (0.0, 0.0),
+    detail: bool = False,
+) -> RoutingPlan:
+    """Decide every hop of a request without booking any.
+
+    ``required`` is checked here, before anything is dispatched: a plan that cannot place the
+    decode hop is a refusal although its prefill hop has a winner.
+    """
+    if stages(view, request.model) == ("aggregated",):
+        decision = _select(view, request, "aggregated", sample=samples[0], detail=detail)
+        return RoutingPlan(request.id, request.model, None, _explained(view, decision))
+    prefill = _select_prefill(view, request, samples[0], detail)
+    return continue_plan(view, request, prefill, sample=samples[1], detail=detail)
+
+
+def continue_plan(
+    view: RoutingView,
+    request: RoutingRequest,
+    prefill: Decision,
+    *,
+    sample: float = 0.0,
+    detail: bool = False,
+) -> RoutingPlan:
+    """The plan that follows from a prefill decision; decides the decode hop again.
+
+    Also what a frontend asks between the hops, when prefill is done and the fleet may have
+    changed.
+    """
+    begun = RoutingPlan(request.id, request.model, prefill, None)
+    if prefill.winner is None:
+        return begun
+    try:
+        derived = _derive(view, request.model, prefill.worker)
+    except PolicyUnderivable as error:
+        refused = replace(prefill, outcome="policy_underivable", winner=None, message=str(error))
+        return replace(begun, prefill=refused)
+    merged = request.constraints.merged(derived.constraints)
+    decode = _select(view, request, "decode", constraints=merged, sample=sample, detail=detail)
+    relaxed = False
+    if decode.outcome == "no_eligible_worker" and derived.relaxable:
+        free = _select(view, request, "decode", sample=sample, detail=detail)
+        if free.winner is not None:
+            wanted = ", ".join(item.taint for item in derived.constraints)
+            note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
+            decode, relaxed = replace(free, notes=(*free.notes, note)), True
+    decode = _explained(view, decode)
+    return replace(begun, decode=decode, implied=derived.constraints, relaxed=relaxed)
+
+
+def decode_by_prefill(
+    view: RoutingView, request: RoutingRequest, made: RoutingPlan
+) -> Iterator[RoutingPlan]:
+    """The plan for each prefill rank that could have been chosen: tied, or any above T = 0."""
+    prefill = made.prefill
+    if prefill is None or prefill.winner is None:
+        return
+    positions = prefill.tied
+    if prefill.temperature > 0:
+        positions = tuple(i for i, p in enumerate(prefill.probabilities()) if p > 0)
+    for position in positions:
+        yield continue_plan(view, request, replace(prefill, winner=position))
+
+
+# -- inside --------------------------------------------------------------------------------
+
+
+def _select(
+    view: RoutingView,
+    request: RoutingRequest,
+    stage: Stage,
+    *,
+    constraints: RoutingConstraints | None = None,
+    sample: float,
+    detail: bool,
+    capacity_mask: int | None = None,
+) -> Decision:
+    context = _context(view, request, stage, constraints, capacity_mask)
+    return select(view, context, PROFILES[view.config.router_mode], sample=sample, detail=detail)
+
+
+def _context(
+    view: RoutingView,
+    request: RoutingRequest,
+    stage: Stage,
+    constraints: RoutingConstraints | None = None,
+    capacity_mask: int | None = None,
+) -> SelectionContext:
+    registry = view.registry
+    pin: Pin | None
+    if stage == "prefill":
+        roles, pin = registry.role(Role.PREFILL), request.pin_prefill
+    elif stage == "decode":
+        roles, pin = registry.role(Role.DECODE), request.pin_decode
+    else:
+        alone = registry.role(Role.DECODE) & registry.can_prefill
+        roles = registry.role(Role.AGGREGATED) | alone
+        pin = request.pin_decode or request.pin_prefill
+    policy = RouterPolicy.of(view.config)
+    required = stage == "prefill" and policy is not None and policy.enforcement == "required"
+    return SelectionContext(
+        request=request,
+        stage=stage,
+        role_mask=roles,
+        constraints=request.constraints if constraints is None else constraints,
+        pin=pin,
+        capacity_mask=capacity_mask,
+        domain=policy.domain if required and policy is not None else None,
+    )
+
+
+def _select_prefill(
+    view: RoutingView, request: RoutingRequest, sample: float, detail: bool
+) -> Decision:
+    capacity, crossing = _capacity(view, request)
+    decision = _select(
+        view, request, "prefill", sample=sample, detail=detail, capacity_mask=capacity
+    )
+    emptied = decision.emptied_by()
+    if emptied is None or emptied.filter != "decode_capacity":
+        return _explained(view, decision)
+    if crossing:
+        # fallback: nobody has capacity in the domain, so its workers may cross it.
+        free = _select(
+            view, request, "prefill", sample=sample, detail=detail, capacity_mask=crossing
+        )
+        skipped = "no domain has an eligible decode worker; the fallback policy may cross"
+        funnel = tuple(
+            replace(step, skipped=skipped) if step.filter == "decode_capacity" else step
+            for step in free.funnel
+        )
+        return _explained(view, replace(free, funnel=funnel))
+    if _only_busy(view, request):
+        decision = replace(decision, outcome="all_busy")
+    return _explained(view, decision)
+
+
+def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, int]:
+    """Prefill slots that the decode-capacity guard admits, and those that may cross.
+
+    None where the guard is off or no hard policy is in force: then routing is exactly what it is
+    without topology.
+    """
+    if not view.config.decode_capacity_guard:
+        return None, 0
+    groups = _groups(view)
+    if not groups.groups and not groups.underivable:
+        return None, 0
+    decode = eligible(view, _context(view, request, "decode"), FILTERS)
+    mask = groups.free
+    crossing = 0
+    for group in groups.groups:
+        if view.registry.taint(group.taint) & decode:
+            mask |= group.mask
+        elif group.relaxable and decode:
+            crossing |= group.mask
+    return mask, crossing
+
+
+def _only_busy(view: RoutingView, request: RoutingRequest) -> bool:
+    """Whether some transfer domain would have a decode worker if none was busy."""
+    filters = tuple(one for one in FILTERS if one.name != "busy")
+    decode = eligible(view, _context(view, request, "decode"), filters)
+    return any(view.registry.taint(group.taint) & decode for group in _groups(view).groups)
+
+
+def _groups(view: RoutingView) -> TransferGroups:
+    return view.groups.of(view.registry, RouterPolicy.of(view.config))
+
+
+def _derive(view: RoutingView, model: str, worker: Worker | None) -> Derived:
+    siblings = (w for w in view.registry if w.model == model and w.role is Role.PREFILL)
+    return derive(worker, siblings, RouterPolicy.of(view.config))
+
+
+def _explained(view: RoutingView, decision: Decision) -> Decision:
+    """The decision with a message where a whole role is missing."""
+    if decision.winner is not None or decision.message:
+        return decision
+    message = _missing_role(view, decision)
+    return decision if message is None else replace(decision, message=message)
+
+
+def _missing_role(view: RoutingView, decision: Decision) -> str | None:
+    model = decision.model
+    if not view.registry.model(model):
+        return f"no worker is registered for model {model!r}"
+    roles = {worker.role for worker in view.registry if worker.model == model}
+    if decision.stage != "aggregated":
+        missing = Role.DECODE not in roles
+        return f"no decode worker is registered for model {model!r}" if missing else None
+    last = decision.emptied_by()
+    if Role.DECODE not in roles or last is None or last.filter != "role":
+        return None
+    gone = "answers" if Role.PREFILL in roles else "is registered"
+    return f"no prefill worker of {model!r} {gone}, and its decode workers cannot prefill"
