@@ -1,11 +1,11 @@
 """The endpoints about the fleet and routing: models, health, workers, and dry runs."""
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
+from dynctl.serving.auth import guarded
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.fleet import Fleet, FleetFull
 from dynctl.serving.http_answers import (
@@ -13,15 +13,12 @@ from dynctl.serving.http_answers import (
     json_answer,
     not_found,
     read_json_object,
-    require_token,
 )
 from dynctl.serving.inference import DECISION_HEADER, Inference
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from dynctl.serving.worker_spec import WorkerSpecError, worker_spec
 from router_core.workers import Role
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ControlApi:
@@ -38,10 +35,9 @@ class ControlApi:
         self._fleet = fleet
         self._inference = inference
         self._config = config
-        #: A router process has no engines of its own to list models for.
-        self.ready_hint = "start an engine and add it: --worker URL, or POST /v1/workers"
 
     def routes(self) -> list[web.RouteDef]:
+        token = self._config.api_token
         return [
             web.get("/v1/models", self.models),
             web.get("/v1/models/{model:.+}/ready", self.model_ready),
@@ -50,10 +46,10 @@ class ControlApi:
             web.get("/live", self.live),
             web.get("/ready", self.ready),
             web.get("/v1/workers", self.workers),
-            web.post("/v1/workers", self.add_worker),
+            web.post("/v1/workers", guarded(self.add_worker, token)),
             web.get("/v1/workers/{worker}", self.worker),
-            web.delete("/v1/workers/{worker:.+}", self.remove_worker),
-            web.post("/v1/route", self.route),
+            web.delete("/v1/workers/{worker:.+}", guarded(self.remove_worker, token)),
+            web.post("/v1/route", guarded(self.route, token)),
         ]
 
     # -- models ----------------------------------------------------------------------------
@@ -147,7 +143,7 @@ class ControlApi:
         ready = any(row["ready"] for row in rows) and not self._inference.draining
         body: dict[str, Any] = {"ready": ready, "models": rows}
         if not rows:
-            body["reason"] = f"no worker is registered; {self.ready_hint}"
+            body["reason"] = "no worker is registered; give --worker URL, or POST /v1/workers"
         return json_answer(body, 200 if ready else 503)
 
     # -- workers ---------------------------------------------------------------------------
@@ -160,7 +156,7 @@ class ControlApi:
         return json_answer(next(row for row in self._fleet.rows() if row["name"] == name))
 
     async def add_worker(self, http: web.Request) -> web.Response:
-        self._writable(http)
+        self._writable()
         body = await read_json_object(http)
         try:
             spec = worker_spec(body, where="worker")
@@ -172,7 +168,7 @@ class ControlApi:
         return json_answer(self._fleet.row(member), 201)
 
     async def remove_worker(self, http: web.Request) -> web.Response:
-        self._writable(http)
+        self._writable()
         name = self._member_name(http)
         await self._fleet.remove(name)
         return json_answer({"removed": name})
@@ -187,8 +183,7 @@ class ControlApi:
             raise not_found(f"no worker {text[:200]!r}; workers: {known}")
         return worker.name
 
-    def _writable(self, http: web.Request) -> None:
-        require_token(http, self._config.api_token)
+    def _writable(self) -> None:
         if not self._config.admin_api:
             raise HttpError(
                 403,
@@ -201,7 +196,6 @@ class ControlApi:
 
     async def route(self, http: web.Request) -> web.Response:
         """A dry run: where the request in the body would go, and why. Books nothing."""
-        require_token(http, self._config.api_token)
         body = await read_json_object(http, self._config.limits.body_bytes)
         result = await self._inference.explain(body, preset=self._config.preset)
         answer = json_answer(result)

@@ -135,7 +135,9 @@ class RequestFlow:
         service = self._service
         while True:
             request = excluding(call.request, tries.failed, service.router.registry)
+            began = service.clock()
             plan = service.plan(request, note=call.note)
+            call.record.route_s += service.clock() - began
             if not plan.ok:
                 if self._may_try_again(tries):
                     continue

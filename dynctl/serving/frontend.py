@@ -3,23 +3,31 @@
 import asyncio
 import contextlib
 import logging
+import random
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
 import uvloop
 from aiohttp import web
 
+from dynctl.errors import UsageProblem
 from dynctl.serving import conditions as codes
+from dynctl.serving.admin import Admin
+from dynctl.serving.auth import checked_token
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.control_api import ControlApi
+from dynctl.serving.decision_log import DecisionLog
+from dynctl.serving.decision_memory import DecisionMemory
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.flow import RequestFlow
 from dynctl.serving.http_answers import error_answer
 from dynctl.serving.inference import Inference
+from dynctl.serving.log_format import configure_logging
+from dynctl.serving.metrics import Metrics
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
@@ -28,6 +36,7 @@ from dynctl.serving.upstream import Upstream
 from dynctl.serving.worker_spec import WorkerSpec, parse_worker_spec
 from dynctl.serving.workers_file import WorkersFile
 from dynctl.tokenization import load_tokenizer
+from router_core.workers import WorkerWithDpRank
 
 _log = logging.getLogger(__name__)
 
@@ -35,41 +44,65 @@ _BACKLOG = 1024
 _EXPIRY_S = 15.0
 _CHECK_S = 10.0
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Routes = Callable[["Frontend"], Iterable[web.RouteDef]]
 
 
-class StartError(Exception):
+class StartError(UsageProblem):
     """The frontend cannot start; the message says what to change."""
 
 
 class Frontend:
     """A frontend that can be started and stopped on a running event loop.
 
+    ``inference`` False leaves the OpenAI endpoints out: a router for other frontends.
     ``extra_routes`` add endpoints; they are called once, when the application is built.
-    Raises WorkerSpecError, WorkersFileError, TokenizationError or StartError where the
-    configuration cannot be used.
+    Raises WorkerSpecError, TokenizationError or StartError where the configuration cannot be used.
     """
 
-    def __init__(self, config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> None:
+    def __init__(
+        self,
+        config: FrontendConfig,
+        *,
+        inference: bool = True,
+        extra_routes: Iterable[Routes] = (),
+    ) -> None:
         self.config = config
         self._specs = _specs(config.workers)
-        tokenizer = None
-        if config.model_path is not None:
-            tokenizer = load_tokenizer(config.model_path)
-        self.service = RoutingService(
-            config.router,
-            PromptTokenizers(tokenizer),
-            default_block_size=config.block_size,
+        try:
+            checked_token(config.api_token)
+        except ValueError as error:
+            raise StartError(str(error)) from None
+        tokenizer = None if config.model_path is None else load_tokenizer(config.model_path)
+        service = self.service = RoutingService(
+            config.router, PromptTokenizers(tokenizer), default_block_size=config.block_size
         )
         self.upstream = Upstream(config.limits)
-        self.fleet = Fleet(self.service, self.upstream, config)
-        self.flow = RequestFlow(self.service, self.fleet, self.upstream, config.limits)
-        self.inference = Inference(self.service, self.flow, config)
-        self.control = ControlApi(self.service, self.fleet, self.inference, config)
+        self.fleet = Fleet(service, self.upstream, config)
+        self.flow = RequestFlow(service, self.fleet, self.upstream, config.limits)
+        self.inference = Inference(service, self.flow, config)
+        self.control = ControlApi(service, self.fleet, self.inference, config)
+        self.memory = DecisionMemory(config.decision_memory_bytes)
+        self.metrics = Metrics(service, router_id=random.getrandbits(64), memory=self.memory)
+        self.admin = Admin(
+            service,
+            self.memory,
+            token=config.api_token,
+            preset=config.preset,
+            sources=config.origins,
+            enabled=config.admin_api,
+        )
+        service.observers += [
+            self.metrics,
+            self.memory,
+            DecisionLog(config.log_decisions, config.preset, tree_size=self._cached_blocks),
+        ]
+        self._serves_inference = inference
         self._extra_routes = tuple(extra_routes)
         self._tasks: list[asyncio.Task[None]] = []
-        self._runner: web.AppRunner | None = None
+        self._runners: list[web.AppRunner] = []
         self.port = config.port
+        self.system_port = config.system_port
 
     @property
     def url(self) -> str:
@@ -79,29 +112,26 @@ class Frontend:
     # -- life ------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen, then learn the fleet; returns when every engine was probed once."""
-        listener = _listen(self.config.host, self.config.port)
+        """Learn the fleet, then listen; returns when every engine was probed once."""
+        config = self.config
+        listener = _listen(config.host, config.port)
         self.port = listener.getsockname()[1]
         try:
             self.upstream.start()
             self.fleet.index.start()
             await self._join()
-            self._runner = web.AppRunner(
-                self.build_app(),
-                access_log=None,
-                handler_cancellation=True,
-                shutdown_timeout=1.0,
-                max_field_size=self.config.limits.header_bytes,
-                max_line_size=self.config.limits.header_bytes,
-            )
-            await self._runner.setup()
-            await web.SockSite(self._runner, listener, backlog=_BACKLOG).start()
+            await self._serve(self.build_app(), listener)
+            if config.system_port is not None:
+                system = _listen(config.system_host, config.system_port)
+                self.system_port = system.getsockname()[1]
+                await self._serve(self._system_app(), system)
         except BaseException:
             listener.close()
             await self.close()
             raise
         self._spawn(self._expire_often(), "expiry")
         self._spawn(self._check_tokenizers(), "tokenizer check")
+        self._spawn(self.metrics.watch_event_loop(), "event loop canary")
 
     async def drain(self) -> None:
         """Refuse new requests and wait until the running ones end, or the drain timeout."""
@@ -117,28 +147,29 @@ class Frontend:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
         await self.fleet.close()
         await self.upstream.close()
 
     def build_app(self) -> web.Application:
         """The application: inference, control endpoints, and what others registered."""
-        app = web.Application(client_max_size=self.config.limits.body_bytes)
-        routes: list[web.RouteDef] = [
-            web.post("/v1/chat/completions", self.inference.chat_completions),
-            web.post("/v1/completions", self.inference.completions),
-        ]
-        controls = self.control.routes()
-        for more in self._extra_routes:
-            controls += more(self)
-        for route in controls:
-            routes.append(
-                web.RouteDef(route.method, route.path, answering(route.handler), route.kwargs)
+        app = web.Application(
+            client_max_size=self.config.limits.body_bytes, middlewares=[answer_errors]
+        )
+        if self._serves_inference:
+            app.add_routes(
+                [
+                    web.post("/v1/chat/completions", self.inference.chat_completions),
+                    web.post("/v1/completions", self.inference.completions),
+                ]
             )
-        app.add_routes(routes)
-        app.router.add_route("*", "/{path:.*}", _unknown_path)
+        app.add_routes(self.control.routes())
+        app.router.add_get("/metrics", self.metrics.handle)
+        app.add_routes(self.admin.routes())
+        for more in self._extra_routes:
+            app.add_routes(more(self))
         return app
 
     # -- inside ----------------------------------------------------------------------------
@@ -153,7 +184,34 @@ class Frontend:
             await file.load()
             self._spawn(file.run(), "workers file")
 
-    def _spawn(self, work: Any, name: str) -> None:
+    async def _serve(self, app: web.Application, listener: socket.socket) -> None:
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            # A client that hangs up must stop its engine at once.
+            handler_cancellation=True,
+            shutdown_timeout=1.0,
+            max_field_size=self.config.limits.header_bytes,
+            max_line_size=self.config.limits.header_bytes,
+        )
+        await runner.setup()
+        self._runners.append(runner)
+        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+
+    def _system_app(self) -> web.Application:
+        """Health and metrics on a port of their own, which need not be open to clients."""
+        app = web.Application(middlewares=[answer_errors])
+        app.router.add_get("/health", self.control.health)
+        app.router.add_get("/live", self.control.live)
+        app.router.add_get("/ready", self.control.ready)
+        app.router.add_get("/metrics", self.metrics.handle)
+        return app
+
+    def _cached_blocks(self, ref: WorkerWithDpRank) -> int:
+        slot = self.service.router.registry.slot(*ref)
+        return 0 if slot is None else self.service.router.index.block_count(slot)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
 
     async def _expire_often(self) -> None:
@@ -206,40 +264,46 @@ class Frontend:
                 self.service.set_condition(codes.NO_TOKENIZER, model, NOT_MODELLED)
 
 
-def answering(
-    handler: Any,
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """A control handler whose errors are JSON: HttpError as it says, the rest a logged 500."""
-
-    async def answer(http: web.Request) -> web.StreamResponse:
-        try:
-            result: web.StreamResponse = await handler(http)
-            return result
-        except HttpError as error:
-            return error_answer(error)
-        except web.HTTPRequestEntityTooLarge:
-            return error_answer(
-                HttpError(413, "the body is too large", "invalid_request_error", "body_too_large")
-            )
-        except (web.HTTPException, asyncio.CancelledError, ConnectionError):
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors as JSON: HttpError as it says, the server's own by status, the rest a logged 500."""
+    try:
+        return await handler(request)
+    except HttpError as error:
+        return error_answer(error)
+    except web.HTTPException as error:
+        if error.status < 400:
             raise
-        except Exception:
-            _log.exception("%s %s failed", http.method, http.path)
-            return error_answer(
-                HttpError(500, "internal error; the log has it", "internal_error", 500)
-            )
+        message = f"{request.method} {request.path[:200]}: {error.reason.lower()}"
+        kind = "not_found_error" if error.status == 404 else "invalid_request_error"
+        answer = error_answer(HttpError(error.status, message, kind, error.status))
+        if "allow" in error.headers:
+            answer.headers["allow"] = error.headers["allow"]
+        return answer
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path)
+        return error_answer(HttpError(500, "internal error; the log has it", "internal_error", 500))
 
-    return answer
+
+def run_frontend(config: FrontendConfig) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :class:`Frontend`."""
+    return run(lambda: Frontend(config), config)
 
 
-def run_frontend(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. Blocks."""
-    return uvloop.run(serve(config, extra_routes))
+def run(build: Callable[[], Frontend], config: FrontendConfig) -> int:
+    """Run what ``build`` makes until it is told to stop; the exit code. Blocks."""
+    try:
+        configure_logging(config.log_format, config.log_level)
+    except ValueError as error:
+        raise StartError(str(error)) from None
+    return uvloop.run(serve(build))
 
 
-async def serve(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> int:
-    """As :func:`run_frontend`, on a running event loop."""
-    frontend = Frontend(config, extra_routes)
+async def serve(build: Callable[[], Frontend]) -> int:
+    """As :func:`run`, on a running event loop."""
+    frontend = build()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -247,7 +311,7 @@ async def serve(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> 
     await frontend.start()
     try:
         frontend.log_start()
-        if config.announce:
+        if frontend.config.announce:
             record = {"frontend": frontend.url, "url": frontend.url, "port": frontend.port}
             sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
             sys.stdout.flush()
@@ -257,14 +321,6 @@ async def serve(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> 
     finally:
         await frontend.close()
     return 0
-
-
-async def _unknown_path(http: web.Request) -> web.Response:
-    return error_answer(
-        HttpError(
-            404, f"no route {http.method} {http.path[:200]}", "not_found_error", "unknown_route"
-        )
-    )
 
 
 def _specs(texts: Iterable[str]) -> list[WorkerSpec]:

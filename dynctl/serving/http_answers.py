@@ -1,6 +1,5 @@
 """JSON answers of the control endpoints, and bodies read with a bound and a name for each error."""
 
-import hmac
 from typing import Any
 
 import msgspec
@@ -52,19 +51,3 @@ async def read_json_object(http: web.Request, limit: int = CONTROL_BODY_BYTES) -
     if not isinstance(body, dict):
         raise bad_request("the body is not a JSON object", code="wrong_type")
     return body
-
-
-def require_token(http: web.Request, token: str | None) -> None:
-    """Raises HttpError 401 unless the request bears the token; no token configured, no check."""
-    if token is None:
-        return
-    kind, _, given = http.headers.get("authorization", "").partition(" ")
-    same = hmac.compare_digest(given.strip().encode(), token.encode())
-    if kind.lower() != "bearer" or not same:
-        raise HttpError(
-            401,
-            "this endpoint needs the API token: send Authorization: Bearer TOKEN",
-            "authentication_error",
-            "unauthorized",
-            headers={"www-authenticate": "Bearer"},
-        )

@@ -232,6 +232,8 @@ class Inference:
         record.model, record.stream = parsed.model, parsed.stream
         if parsed.request_id is not None:
             record.request_id = parsed.request_id
+        for observer in self._service.observers:
+            observer.on_received(record)
         return parsed, raw
 
     async def _prepare(

@@ -48,6 +48,9 @@ class ServiceObserver:
     Dry runs are not reported: they change nothing.
     """
 
+    def on_received(self, record: RequestRecord) -> None:
+        """A request was read and is for a model; not told of requests that cannot be read."""
+
     def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
         """A hop was decided and its winner booked."""
 

@@ -26,7 +26,7 @@ _MAX_BYTES = 4 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
-class WorkersFileError(ValueError):
+class WorkersFileError(WorkerSpecError):
     """A workers file that cannot be used; names the file, the entry and what was expected."""
 
 

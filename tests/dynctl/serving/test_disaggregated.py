@@ -1,5 +1,7 @@
 """Prefill and decode on different engines: vLLM's hand-off, SGLang's, and topology."""
 
+from typing import Any
+
 from tests.dynctl.serving.fleets import WORDS, site, text_of, zone
 
 IDS = {"extra_fields": ["worker_id", "timing"]}
@@ -44,7 +46,7 @@ async def test_a_disaggregated_stream():
 
 
 async def test_bootstrap_engines_get_both_halves_at_once():
-    engines = [
+    engines: list[dict[str, Any]] = [
         {"name": "p0", "role": "prefill", "data_parallel_size": 2},
         {"name": "d0", "role": "decode"},
     ]
