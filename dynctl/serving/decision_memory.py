@@ -15,7 +15,6 @@ from math import inf
 from typing import Any, NamedTuple
 
 from dynctl.serving.observers import RequestRecord, ServiceObserver
-from dynctl.serving.prompts import NOT_MODELLED
 from router_core.changes import Stage
 from router_core.cost import CostInputs, CostParameters, TermColumn
 from router_core.decision import Decision, FunnelStep, RoutingPlan
@@ -345,8 +344,8 @@ def _remember(plan: RoutingPlan, at: float, *, sampled: bool) -> Remembered:
             continue
         if hop.winner is None:
             outcome, whole = hop.outcome, True
-        # A note that every decision of the process carries makes none of them special.
-        elif hop.notes and hop.notes != (NOT_MODELLED,):
+        # The note that overlap is not modelled comes with every decision of such a prompt.
+        elif len(hop.notes) > (not hop.overlap_modelled):
             whole = True
     size = _PLAN + 2 * len(plan.id) + len(plan.model) + _CONSTRAINT * len(plan.implied)
     measure, keep = (_whole_size, pack) if whole else (_brief_size, brief)

@@ -11,7 +11,7 @@ from dynctl.serving.log_format import TextFormatter, configure_logging
 from router_core.decision import Decision
 from router_core.taints import constraints
 from router_core.workers import ModelRuntimeConfig, Role, Worker
-from tests.dynctl.serving.fleets import request, router, store, worker
+from tests.dynctl.serving.routed import request, router, store, worker
 
 A, B = 7587893399646425890, 7587893399646425892
 P0, P1, D = 7587893399646425930, 7587893399646425934, 7587893399646425936

@@ -11,7 +11,7 @@ from dynctl.serving.observers import RequestRecord
 from dynctl.serving.prompts import NOT_MODELLED
 from router_core.counterfactual import flip
 from router_core.taints import constraints
-from tests.dynctl.serving.fleets import request, router, store, worker
+from tests.dynctl.serving.routed import request, router, store, worker
 
 ZONES = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "required"}
 
@@ -97,9 +97,8 @@ def test_refusals_and_noted_plans_are_always_whole():
     plan = made.plan(request(request_id="noted"))
     assert plan.decode is not None
     memory.record(replace(plan, decode=replace(plan.decode, notes=("odd",))), 0.0)
-    memory.record(
-        replace(plan, id="ordinary", decode=replace(plan.decode, notes=(NOT_MODELLED,))), 0.0
-    )
+    unknown = replace(plan.decode, notes=(NOT_MODELLED,), overlap_modelled=False)
+    memory.record(replace(plan, id="ordinary", decode=unknown), 0.0)
     whole = {kept.id: kept.whole for kept in memory.recent()}
     assert whole == {"ordinary": False, "noted": True, "no": True, "first": True}
     kept = memory.get("no")

@@ -22,7 +22,7 @@ from router_core.events import BlocksStored, Cleared
 from router_core.hashing import hash_prompt
 from router_core.taints import constraints
 from router_core.workers import ModelRuntimeConfig, Role, Worker
-from tests.dynctl.serving.fleets import request, worker
+from tests.dynctl.serving.routed import request, worker
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 #: In Dynamo 1.6.1, but without a sample in the captures (it appears with the first rejection).
@@ -421,7 +421,11 @@ async def test_the_canary_counts():
     metrics = Metrics(service(), router_id=7)
     task = asyncio.create_task(metrics.watch_event_loop())
     try:
-        while not scraped(metrics)["dynamo_frontend_event_loop_delay_seconds_count", ()]:
+        for _ in range(500):
             await asyncio.sleep(0.01)
+            if scraped(metrics)["dynamo_frontend_event_loop_delay_seconds_count", ()]:
+                break
+        else:
+            pytest.fail("the canary did not count within 5 s")
     finally:
         task.cancel()
