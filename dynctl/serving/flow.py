@@ -110,9 +110,10 @@ class _Tries:
 
     failed: set[int] = field(default_factory=set)
     count: int = 0
-    crossed: bool = False
     second_chance: bool = False
     last: UpstreamFailure | None = None
+    #: A plan whose prefill ran while its decode workers went; it was tried once more elsewhere.
+    stranded: RoutingPlan | None = None
 
 
 class RequestFlow:
@@ -157,9 +158,10 @@ class RequestFlow:
                     raise GaveUp(error.failure, plan) from error
             except _DecodeGone as error:
                 service.free(call.request.id)
-                if tries.crossed:
+                again = tries.stranded is None
+                tries.stranded = error.plan
+                if not again:
                     raise self._refused(error.plan, request, call, tries) from error
-                tries.crossed = True
                 tries.failed |= self._same_domain(error.plan)
 
     def report(self, plan: RoutingPlan, failure: UpstreamFailure) -> None:
@@ -329,7 +331,8 @@ class RequestFlow:
     def _note(self, call: Call, tries: _Tries, error: _HopFailed) -> None:
         tries.count += 1
         tries.last = error.failure
-        tries.failed.add(error.worker.worker_id)
+        if error.failure.kind != "refused":  # that one is ejected, which says more
+            tries.failed.add(error.worker.worker_id)
         call.record.attempts.append((error.worker.name, error.stage, str(error.failure)))
         self._fleet.report_failure(error.worker.worker_id, error.failure)
 
@@ -346,9 +349,10 @@ class RequestFlow:
     def _refused(
         self, plan: RoutingPlan, request: RoutingRequest, call: Call, tries: _Tries
     ) -> Exception:
+        """What to say when nobody is left: the cause, not that the tried ones were ruled out."""
+        plan = tries.stranded or plan
         self._service.decided(plan, request, call.record)
-        # The engine's own answer says more than that nobody else is left.
-        if tries.last is not None and tries.last.kind == "status":
+        if tries.last is not None and tries.failed and tries.stranded is None:
             return GaveUp(tries.last, plan)
         return Refused(plan)
 

@@ -1,0 +1,272 @@
+"""Engines that refuse, die, hang or come back; clients that leave. Load always returns to zero."""
+
+import asyncio
+import random
+
+import aiohttp
+import pytest
+
+from dynctl.engine.config import EngineConfig
+from dynctl.engine.process import start_engine
+from router_core.changes import Booked
+from tests.dynctl.serving.fleets import (
+    QUICK_ENGINE,
+    SLOW_HEALTH,
+    TOKENIZER,
+    WORDS,
+    chat_body,
+    site,
+    text_of,
+    until,
+    zone,
+)
+
+TWO = [{"name": "a0"}, {"name": "a1"}]
+IDS = {"extra_fields": ["worker_id"]}
+
+
+def set_fault(fleet, name, **faults):
+    fleet.engines[name].engine.faults.update(faults)
+
+
+def unavailable(fleet, name):
+    registry = fleet.service.router.registry
+    worker = registry.by_name(name)
+    return None if worker is None else registry.unavailable_reason(worker.worker_id)
+
+
+async def test_an_engine_that_is_gone_is_ejected_by_the_first_request_and_another_answers():
+    async with site(TWO, health=SLOW_HEALTH) as fleet:
+        await fleet.engines["a0"].close()
+        await fleet.engines["a1"].close()
+        engine = await start_engine(EngineConfig(**QUICK_ENGINE, name="a2"), TOKENIZER)
+        try:
+            await fleet.post("/v1/workers", {"url": engine.url, "name": "a2"})
+            for _ in range(4):
+                status, body, _ = await fleet.chat(max_tokens=2, nvext=IDS)
+                assert status == 200, body
+            gone = [unavailable(fleet, n) for n in ("a0", "a1")]
+            assert any(gone)
+            assert all("refused the connection" in reason for reason in gone if reason)
+        finally:
+            await engine.close()
+
+
+async def test_when_no_engine_is_left_the_refusal_says_who_failed_and_how():
+    async with site(TWO) as fleet:
+        for engine in fleet.engines.values():
+            await engine.close()
+        status, body, headers = await fleet.chat()
+        assert status == 503
+        told = body["error"]["dynctl"]
+        assert told["filter"] == "available"
+        assert {row["worker"] for row in told["rejected"]} == {"a0", "a1"}
+        assert "refused the connection" in told["rejected"][0]["message"]
+        assert "answering again" in told["what_would_admit"]
+        assert int(headers["retry-after"]) >= 1
+        await fleet.idle()
+
+
+async def test_an_error_before_the_first_token_is_retried_elsewhere():
+    async with site(TWO) as fleet:
+        set_fault(fleet, "a0", refuse=500)
+        set_fault(fleet, "a1", refuse=0)
+        for _ in range(6):
+            status, events, _ = await fleet.stream(max_tokens=3)
+            assert status == 200
+            assert events[-1] == "[DONE]"
+        await fleet.idle()
+
+
+async def test_the_engines_own_words_come_back_when_all_of_them_fail():
+    async with site(TWO, health=SLOW_HEALTH) as fleet:
+        for name in fleet.engines:
+            set_fault(fleet, name, refuse=503)
+        status, body, _ = await fleet.chat()
+        assert status == 503
+        assert "told to refuse" in body["error"]["message"]
+        assert {row["worker"] for row in body["error"]["dynctl"]["attempts"]} == {"a0", "a1"}
+        await fleet.idle()
+
+
+async def test_a_clients_mistake_is_answered_by_the_engine_and_not_retried():
+    async with site(TWO) as fleet:
+        status, body, _ = await fleet.chat(stop=5)
+        assert status == 400
+        assert len(body["error"]["dynctl"]["attempts"]) == 1
+        assert "stop" in body["error"]["message"]
+        assert (await fleet.chat())[0] == 200
+        assert unavailable(fleet, "a0") is None
+        await fleet.idle()
+
+
+async def test_a_stream_that_breaks_ends_with_an_error_event():
+    async with site([{"name": "a0"}]) as fleet:
+        set_fault(fleet, "a0", die_mid_stream_after=3)
+        status, events, _ = await fleet.stream(max_tokens=20)
+        assert status == 200
+        assert text_of(events)  # what came before the break was passed on
+        assert events[-1]["error"]["type"] == "upstream_error"
+        await fleet.idle()
+
+
+async def test_a_client_that_leaves_stops_the_engine():
+    async with site([{"name": "a0", "speedup_ratio": 1.0, "decode_itl_ms": 50.0}]) as fleet:
+        body = chat_body("hi", stream=True, max_tokens=500)
+        async with fleet.client.post(fleet.url("/v1/chat/completions"), json=body) as answer:
+            await answer.content.readany()
+            assert fleet.load()["a0"][0] == 1
+            assert fleet.engines["a0"].engine.active_requests == 1
+        await fleet.idle()
+        await until(lambda: fleet.engines["a0"].engine.active_requests == 0)
+
+
+async def test_a_client_that_leaves_before_the_first_token_stops_the_engine():
+    async with site([{"name": "a0", "speedup_ratio": 1.0, "prefill_tokens_per_s": 2.0}]) as fleet:
+        body = chat_body(WORDS, stream=True)
+        with pytest.raises(TimeoutError):
+            await fleet.client.post(
+                fleet.url("/v1/chat/completions"),
+                json=body,
+                timeout=aiohttp.ClientTimeout(total=0.3),
+            )
+        await fleet.idle()
+        await until(lambda: fleet.engines["a0"].engine.active_requests == 0)
+
+
+async def test_an_engine_that_comes_back_starts_with_an_empty_index():
+    async with site([{"name": "a0"}]) as fleet:
+        router = fleet.service.router
+        await fleet.chat(WORDS * 8)
+        slot = router.registry.slots(router.registry.by_name("a0").worker_id)[0]
+        await until(lambda: router.index.block_count(slot) > 0)
+        old = fleet.engines["a0"]
+        port = old.engine.port
+        await old.close()
+        await until(lambda: unavailable(fleet, "a0") is not None)
+        assert router.index.block_count(slot) == 0  # its process is gone, and its cache with it
+        again = await start_engine(EngineConfig(**QUICK_ENGINE, name="a0", port=port), TOKENIZER)
+        try:
+            await until(lambda: unavailable(fleet, "a0") is None)
+            assert router.index.block_count(slot) == 0
+            status, _, _ = await fleet.chat(WORDS * 8)
+            assert status == 200
+            await until(lambda: router.index.block_count(slot) > 0)
+        finally:
+            await again.close()
+
+
+async def test_decode_workers_that_go_between_the_hops_move_the_pair_to_the_other_zone():
+    engines = [
+        {"name": f"{role}-{z}0", "role": role, **zone(f"zone-{z}")}
+        for z in "ab"
+        for role in ("prefill", "decode")
+    ]
+    # Zone a's prefill is slow, so that its decode worker can go while it runs.
+    async with site(engines, health=SLOW_HEALTH) as fleet:
+        set_fault(fleet, "prefill-a0", slow_factor=400.0)
+        registry = fleet.service.router.registry
+        pinned = registry.by_name("prefill-a0").worker_id
+        # Only the first choice goes to zone a: zone b looks loaded until then.
+        busy = registry.by_name("prefill-b0").worker_id
+        fleet.service.apply(Booked("other", "prefill", busy, 0, prefill_tokens=10_000))
+        sent = asyncio.create_task(fleet.chat(WORDS * 8, max_tokens=3, nvext=IDS))
+        await until(lambda: fleet.engines["prefill-a0"].engine.active_requests == 1)
+        await fleet.frontend.fleet.remove("decode-a0")
+        fleet.service.free("other")
+        status, body, _ = await sent
+        assert status == 200, body
+        chosen = body["nvext"]["worker_id"]
+        assert chosen["prefill_worker_id"] != pinned
+        assert registry.get(chosen["decode_worker_id"]).name == "decode-b0"
+        await fleet.idle()
+
+
+async def test_without_a_prefill_worker_decode_answers_alone_where_it_can():
+    engines = [{"name": "p0", "role": "prefill"}, {"name": "d0", "role": "decode"}]
+    async with site(engines) as fleet:
+        assert (await fleet.chat())[0] == 200
+        await fleet.engines["p0"].close()
+        status, body, _ = await fleet.chat(nvext=IDS)
+        assert status == 200, body
+        registry = fleet.service.router.registry
+        assert registry.get(body["nvext"]["worker_id"]["decode_worker_id"]).name == "d0"
+        await fleet.idle()
+
+
+async def test_without_a_prefill_worker_the_missing_role_is_named():
+    engines = [
+        {"name": "p0", "role": "prefill"},
+        {"name": "d0", "role": "decode", "can_prefill": False},
+    ]
+    async with site(engines) as fleet:
+        await fleet.engines["p0"].close()
+        await fleet.chat()
+        status, body, _ = await fleet.chat()
+        assert status == 503
+        assert "no prefill worker" in body["error"]["message"]
+        _, ready = await fleet.get("/v1/models/demo/ready")
+        assert ready["ready"] is False
+        assert "prefill" in ready["reason"]
+        await fleet.idle()
+
+
+@pytest.mark.parametrize("kind", ["aggregated", "disaggregated", "bootstrap"])
+async def test_load_returns_to_zero_after_any_mix_of_failures(kind):
+    if kind == "aggregated":
+        engines = [{"name": f"a{i}"} for i in range(3)]
+        specs = {}
+    else:
+        engines = [{"name": f"{r[0]}{i}", "role": r} for i in "01" for r in ("prefill", "decode")]
+        specs = {}
+    chance = random.Random(7)
+    async with site(engines, specs=specs) as fleet:
+        if kind == "bootstrap":
+            for name in ("p0", "p1"):
+                address = fleet.engines[name].url.removeprefix("http://")
+                await fleet.frontend.fleet.remove(name)
+                body = {"url": f"http://{address}", "name": name, "bootstrap": address}
+                assert (await fleet.post("/v1/workers", body))[0] == 201
+        seen = set()
+
+        async def one(i):
+            text = f"{i} " + WORDS * chance.randint(1, 6)
+            fields = {"max_tokens": chance.randint(1, 12), "stream": chance.random() < 0.7}
+            wait = chance.choice([0.02, 0.1, 5.0])
+            timeout = aiohttp.ClientTimeout(total=wait)
+            try:
+                async with fleet.client.post(
+                    fleet.url("/v1/chat/completions"),
+                    json=chat_body(text, **fields),
+                    timeout=timeout,
+                ) as answer:
+                    await answer.read()
+                    seen.add(answer.status)
+            except TimeoutError:
+                seen.add("left")
+
+        async def trouble():
+            for _ in range(12):
+                name = chance.choice(list(fleet.engines))
+                set_fault(fleet, name, **chance.choice(FAULTS))
+                await asyncio.sleep(0.03)
+                set_fault(fleet, name, slow_factor=1.0, refuse=0, die_mid_stream_after=0)
+
+        async def requests():
+            for wave in range(6):
+                await asyncio.gather(*(one(20 * wave + i) for i in range(20)))
+
+        await asyncio.gather(requests(), trouble())
+        assert 200 in seen
+        await fleet.idle()
+        assert not fleet.service.held
+        assert fleet.frontend.inference.in_flight == 0
+        assert len(fleet.service.router.load) == 0
+
+
+FAULTS = [
+    {"refuse": 500},
+    {"refuse": 503},
+    {"die_mid_stream_after": 2},
+    {"slow_factor": 20.0},
+]
