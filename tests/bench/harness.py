@@ -5,11 +5,13 @@ Medians over rounds; ours and the peer's rounds alternate, so that a slow minute
 hits both.
 """
 
+import argparse
 import gc
 import json
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -148,6 +150,28 @@ class Peer:
         if not line:
             raise RuntimeError(f"the peer process ended while asked for {op!r}")
         return json.loads(line)
+
+
+def bench_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark takes."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peer-python", help="a Python that has ai-dynamo-runtime installed")
+    parser.add_argument(
+        "--smoke", action="store_true", help="the smallest run that touches everything"
+    )
+    return parser
+
+
+@contextmanager
+def peer_or_none(python: str | None, script: str) -> Iterator[Peer | None]:
+    """The peer that runs ``script`` (beside this file), or None when no Python was given."""
+    if python is None:
+        yield None
+        return
+    with Peer(python, Path(__file__).with_name(script)) as peer:
+        yield peer
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:

@@ -1,0 +1,202 @@
+"""From a prompt's tokens to a Decision, beside Dynamo's SelectionService in its own process.
+
+    python -m tests.bench.bench_decision [--peer-python PATH] [--smoke]
+
+The fleet has 16 workers and prompts of 512 tokens, then 1,024 workers and 8,192. Four documents of
+half a prompt's length are cached by eight workers each; every prompt is a document and as much new
+text, never the same twice; as many requests as workers are booked. The peer learns the caches from
+KV events over ZMQ, as it would from engines, and both are asked beforehand what is cached where.
+
+Ours is hashing the list of tokens, then `Router.plan`, with and without memory of hashed prompts.
+The peer is called as its Python binding offers it: a coroutine that takes a dict with the list.
+"""
+
+import itertools
+import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import zmq
+
+from router_core.changes import KvEvent, WorkerUpserted
+from router_core.config import RouterConfig
+from router_core.events import BlocksStored
+from router_core.hashing import BlockHashes, hash_prompt
+from router_core.hashing import local_block_hashes as local_hashes
+from router_core.prompt_hasher import PromptHasher
+from router_core.router import Router
+from router_core.selection import RoutingRequest
+from router_core.workers import ModelRuntimeConfig, Worker
+from tests.bench import decision_workload as workload
+from tests.bench.harness import (
+    Peer,
+    Row,
+    alternate,
+    bench_parser,
+    measure,
+    peer_or_none,
+    print_table,
+    row,
+)
+
+SIZES = ((16, 512, "4x", 100), (1024, 8192, "2.5x", 20))
+_BLOCK = workload.BLOCK
+
+
+def engine_names(tokens: list[int]) -> list[int]:
+    """What engines call the blocks: the same in all of them."""
+    return [value ^ 0x9E3779B97F4A7C15 for value in hash_prompt(tokens, _BLOCK).sequence]
+
+
+def build(workers: int, tokens: int) -> Router:
+    """Our router with the workload's fleet, caches and load."""
+    router = Router(RouterConfig())
+    for number in range(workers):
+        card = ModelRuntimeConfig(
+            total_kv_blocks=workload.TOTAL_KV_BLOCKS,
+            max_num_batched_tokens=workload.MAX_BATCHED_TOKENS,
+        )
+        worker = Worker(number + 1, f"w{number}", workload.MODEL, runtime_config=card)
+        assert router.apply(WorkerUpserted(worker), 0.0).ok
+    for number, text in enumerate(workload.documents(tokens)):
+        stored = BlocksStored(None, engine_names(text), local_hashes(text, _BLOCK))
+        for holder in workload.holders(number, workers):
+            assert router.apply(KvEvent(holder + 1, 0, stored), 0.0).ok
+    for number, prompt in enumerate(workload.prompts(tokens, workers, 1)):
+        request = request_of(prompt, hash_prompt(prompt, _BLOCK).sequence, f"booked-{number}")
+        plan = router.plan(request, samples=(number / workers, 0.0))
+        assert plan.decode is not None
+        assert router.apply(router.booking(plan.decode, request), 0.0).ok
+    return router
+
+
+def request_of(prompt: list[int], hashes: list[int], name: str) -> RoutingRequest:
+    return RoutingRequest(name, workload.MODEL, len(prompt), _BLOCK, hashes)
+
+
+class Publishers:
+    """ZMQ sockets of the workers that cache something, and a silent one for all the others."""
+
+    def __init__(self, workers: int, tokens: int) -> None:
+        self._texts = workload.documents(tokens)
+        self._held = {n: held for n in range(workers) if (held := workload.held(n, workers))}
+        self._context = zmq.Context()
+        self._sockets = {n: self._context.socket(zmq.PUB) for n in (*self._held, -1)}
+        self.endpoints = {
+            str(n): f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+            for n, socket in self._sockets.items()
+        }
+        self._sequence = 0
+
+    def publish(self) -> None:
+        """Say once what every holder has; a subscriber that is not there yet misses it."""
+        for number, held in self._held.items():
+            events = [
+                ["BlockStored", engine_names(text), None, text, _BLOCK, None]
+                for text in (self._texts[document] for document in held)
+            ]
+            batch = msgspec.msgpack.encode([0.0, events, 0])
+            sequence = self._sequence.to_bytes(8, "big")
+            self._sockets[number].send_multipart([b"", sequence, batch])
+        self._sequence += 1
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def teach(peer: Peer, workers: int, tokens: int) -> Publishers:
+    """Build the peer's fleet, and see that it knows of every cache what ours knows."""
+    publishers = Publishers(workers, tokens)
+    silent = publishers.endpoints["-1"]
+    peer.ask(
+        "build", workers=workers, tokens=tokens, publishers=publishers.endpoints, silent=silent
+    )
+    blocks = tokens // 2 // _BLOCK
+    expected = {
+        str(number): {str(holder + 1): blocks for holder in workload.holders(number, workers)}
+        for number in range(workload.DOCUMENTS)
+    }
+    for _ in range(100):
+        publishers.publish()
+        time.sleep(0.1)
+        if peer.ask("overlaps") == expected:
+            break
+    else:
+        raise RuntimeError("the peer did not take the published KV events within 10 s")
+    peer.ask("book", count=workers, seed=1)
+    return publishers
+
+
+def decisions(
+    router: Router, hashing: Callable[[list[int]], BlockHashes], tokens: int, inner: int, seed: int
+) -> float:
+    """Nanoseconds a decision, prompts new each time."""
+    prompts = iter(workload.prompts(tokens, 2 * inner, seed))
+
+    def decide() -> None:
+        prompt = next(prompts)
+        plan = router.plan(request_of(prompt, hashing(prompt).sequence, "r"), samples=(0.5, 0.5))
+        assert plan.decode is not None
+
+    return measure(decide, 1, inner=inner)
+
+
+def splits(router: Router, tokens: int) -> tuple[float, float]:
+    """Nanoseconds of hashing one prompt, and of planning it when hashed."""
+    (prompt,) = workload.prompts(tokens, 1, 7)
+    hashes = hash_prompt(prompt, _BLOCK).sequence
+    request = request_of(prompt, hashes, "r")
+    hashing = measure(partial(hash_prompt, prompt, _BLOCK), 5, inner=20)
+    planning = measure(partial(router.plan, request, samples=(0.5, 0.5)), 5, inner=20)
+    return hashing, planning
+
+
+def run(
+    peer: Peer | None, workers: int, tokens: int, aim: str, inner: int, turns: int
+) -> list[Row]:
+    """Rows of one fleet and prompt length."""
+    router = build(workers, tokens)
+    found = router.index.find_matches(
+        hash_prompt(workload.prompts(tokens, 1, 3)[0], _BLOCK).sequence
+    )
+    assert {depth for _, depth in found.items()} == {tokens // 2 // _BLOCK}
+    publishers = teach(peer, workers, tokens) if peer is not None else None
+    seeds = itertools.count(100)
+    plain = partial(hash_prompt, block_size=_BLOCK)
+    remembering = PromptHasher(_BLOCK).hash_prompt
+    sides: list[Callable[[], float]] = [
+        lambda: decisions(router, plain, tokens, inner, next(seeds)),
+        lambda: decisions(router, remembering, tokens, inner, next(seeds)),
+    ]
+    if peer is not None:
+        sides.append(lambda: float(peer.ask("select", inner=inner, seed=next(seeds))))
+    try:
+        taken = [value / 1000 for value in alternate(sides, turns)]
+    finally:
+        if publishers is not None:
+            publishers.close()
+    hashing, planning = (value / 1000 for value in splits(router, tokens))
+    name = f"{workers:,} workers, {tokens:,} tokens"
+    theirs = taken[2] if peer is not None else None
+    return [
+        row(f"{name}: tokens -> Decision", "us", taken[0], theirs, aim),
+        row(f"{name}: same, half the prompt seen before", "us", taken[1], theirs, aim),
+        row(f"{name}: of which hashing", "us", hashing),
+        row(f"{name}: of which plan (match, cost, pick)", "us", planning),
+    ]
+
+
+def main() -> None:
+    parser = bench_parser(__doc__)
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for workers, tokens, aim, inner in SIZES:
+        inner, turns = (2, 1) if arguments.smoke else (inner, 9)
+        with peer_or_none(arguments.peer_python, "peer_select.py") as peer:
+            rows += run(peer, workers, tokens, aim, inner, turns)
+    print_table("decision", rows)
+
+
+if __name__ == "__main__":
+    main()
