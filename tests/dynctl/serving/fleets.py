@@ -1,7 +1,7 @@
 """A frontend before engines of ours, all in this process, for tests of the serving room."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -77,7 +77,7 @@ class Site:
 
 @asynccontextmanager
 async def site(
-    engines: list[dict[str, Any]],
+    engines: Sequence[Mapping[str, Any]],
     *,
     specs: dict[str, str] | None = None,
     config: FrontendConfig | None = None,
@@ -85,7 +85,7 @@ async def site(
 ) -> AsyncIterator[Site]:
     """Start engines (their settings), and a frontend that knows them.
 
-    ``specs``: engine name -> what is appended to its worker spec.
+    ``specs``: engine name -> what is appended to its worker spec; ``{address}`` is its own.
     """
     async with AsyncExitStack() as stack:
         started: dict[str, RunningEngine] = {}
@@ -94,7 +94,7 @@ async def site(
             stack.push_async_callback(engine.close)
             started[given["name"]] = engine
         workers = tuple(
-            f"{engine.url},name={name}{(specs or {}).get(name, '')}"
+            f"{engine.url},name={name}" + _filled((specs or {}).get(name, ""), engine)
             for name, engine in started.items()
         )
         values = {
@@ -117,6 +117,10 @@ async def site(
 
 
 QUICK_ENGINE: dict[str, Any] = {"speedup_ratio": 50.0, "default_output_tokens": 8}
+
+
+def _filled(spec: str, engine: RunningEngine) -> str:
+    return spec.replace("{address}", engine.url.removeprefix("http://"))
 
 
 def chat_body(text: str, **fields: Any) -> dict[str, Any]:

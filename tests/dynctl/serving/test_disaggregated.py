@@ -50,14 +50,7 @@ async def test_bootstrap_engines_get_both_halves_at_once():
         {"name": "p0", "role": "prefill", "data_parallel_size": 2},
         {"name": "d0", "role": "decode"},
     ]
-    async with site(engines) as fleet:
-        url = fleet.engines["p0"].url
-        port = url.rpartition(":")[2]
-        await fleet.frontend.fleet.remove("p0")
-        status, _, _ = await fleet.post(
-            "/v1/workers", {"url": url, "name": "p0", "bootstrap": f"127.0.0.1:{port}"}
-        )
-        assert status == 201
+    async with site(engines, specs={"p0": ",bootstrap={address}"}) as fleet:
         for i in range(4):
             status, events, _ = await fleet.stream(f"{i} {WORDS * 4}", max_tokens=5)
             assert status == 200, events

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import aiohttp
 import pytest
@@ -195,7 +196,7 @@ async def test_without_a_prefill_worker_decode_answers_alone_where_it_can():
 
 
 async def test_without_a_prefill_worker_the_missing_role_is_named():
-    engines = [
+    engines: list[dict[str, Any]] = [
         {"name": "p0", "role": "prefill"},
         {"name": "d0", "role": "decode", "can_prefill": False},
     ]
@@ -213,21 +214,15 @@ async def test_without_a_prefill_worker_the_missing_role_is_named():
 
 @pytest.mark.parametrize("kind", ["aggregated", "disaggregated", "bootstrap"])
 async def test_load_returns_to_zero_after_any_mix_of_failures(kind):
-    if kind == "aggregated":
-        engines = [{"name": f"a{i}"} for i in range(3)]
-        specs = {}
-    else:
+    engines: list[dict[str, Any]] = [{"name": f"a{i}"} for i in range(3)]
+    specs = {}
+    if kind != "aggregated":
         engines = [{"name": f"{r[0]}{i}", "role": r} for i in "01" for r in ("prefill", "decode")]
-        specs = {}
+    if kind == "bootstrap":
+        specs = dict.fromkeys(("p0", "p1"), ",bootstrap={address}")
     chance = random.Random(7)
     async with site(engines, specs=specs) as fleet:
-        if kind == "bootstrap":
-            for name in ("p0", "p1"):
-                address = fleet.engines[name].url.removeprefix("http://")
-                await fleet.frontend.fleet.remove(name)
-                body = {"url": f"http://{address}", "name": name, "bootstrap": address}
-                assert (await fleet.post("/v1/workers", body))[0] == 201
-        seen = set()
+        seen: set[int | str] = set()
 
         async def one(i):
             text = f"{i} " + WORDS * chance.randint(1, 6)
@@ -264,7 +259,7 @@ async def test_load_returns_to_zero_after_any_mix_of_failures(kind):
         assert len(fleet.service.router.load) == 0
 
 
-FAULTS = [
+FAULTS: list[dict[str, Any]] = [
     {"refuse": 500},
     {"refuse": 503},
     {"die_mid_stream_after": 2},

@@ -1,0 +1,207 @@
+"""nvext and headers: dry runs, pins, constraints, salts, extra fields; what engines get to see."""
+
+from typing import Any
+
+import pytest
+
+from router_core.config import RouterConfig
+from tests.dynctl.serving.fleets import WORDS, chat_body, events_of, site, zone
+
+IDS = {"extra_fields": ["worker_id", "timing"]}
+TWO = [{"name": "a0"}, {"name": "a1"}]
+ZONES = [
+    {"name": f"{role}-{z}0", "role": role, **zone(f"zone-{z}")}
+    for z in "ab"
+    for role in ("prefill", "decode")
+]
+
+
+def id_of(fleet, name):
+    return fleet.service.router.registry.by_name(name).worker_id
+
+
+async def test_a_dry_run_names_both_hops_and_books_nothing():
+    async with site(ZONES) as fleet:
+        dry = {"annotations": ["query_instance_id:"]}
+        status, body, headers = await fleet.chat(WORDS, nvext=dry)
+        assert status == 200
+        assert body["choices"][0]["finish_reason"] is None
+        assert body["choices"][0]["message"]["content"] is None
+        found = body["nvext"]["worker_id"]
+        assert set(found) == {
+            "prefill_worker_id",
+            "prefill_dp_rank",
+            "decode_worker_id",
+            "decode_dp_rank",
+        }
+        assert len(body["nvext"]["token_ids"]) > 10
+        assert headers["x-dynctl-decision"]
+        assert all(row == (0, 0, 0) for row in fleet.load().values())
+        assert sum(e.engine.active_requests for e in fleet.engines.values()) == 0
+
+        status, events, _ = await fleet.stream(WORDS, nvext=dry)
+        assert (status, len(events), events[-1]) == (200, 2, "[DONE]")
+        assert events[0]["nvext"]["token_ids"]
+
+
+async def test_without_the_colon_the_request_runs():
+    async with site(TWO) as fleet:
+        _, body, _ = await fleet.chat(nvext={"annotations": ["query_instance_id"]}, max_tokens=2)
+        assert body["usage"]["completion_tokens"] == 2
+
+
+async def test_pins_in_the_body_and_in_headers():
+    async with site(ZONES) as fleet:
+        pins = {
+            "prefill_worker_id": id_of(fleet, "prefill-b0"),
+            "decode_worker_id": id_of(fleet, "decode-b0"),
+        }
+        for _ in range(3):
+            _, body, _ = await fleet.chat(nvext={**pins, **IDS})
+            assert body["nvext"]["worker_id"]["prefill_worker_id"] == pins["prefill_worker_id"]
+            assert body["nvext"]["worker_id"]["decode_worker_id"] == pins["decode_worker_id"]
+        headers = {"x-prefill-instance-id": str(id_of(fleet, "prefill-a0"))}
+        _, body, _ = await fleet.post(
+            "/v1/chat/completions", chat_body("hi", nvext=IDS), headers=headers
+        )
+        assert body["nvext"]["worker_id"]["decode_worker_id"] == id_of(fleet, "decode-a0")
+
+
+async def test_a_pin_against_the_policy_is_refused_with_both_values():
+    # Without the capacity guard, which would refuse the prefill hop already.
+    async with site(ZONES, router=RouterConfig(decode_capacity_guard=False)) as fleet:
+        pins = {
+            "prefill_worker_id": id_of(fleet, "prefill-a0"),
+            "decode_worker_id": id_of(fleet, "decode-b0"),
+        }
+        status, body, _ = await fleet.chat(nvext=pins)
+        assert status == 503
+        told = body["error"]["dynctl"]
+        assert told["outcome"] == "pinned_ineligible"
+        assert told["rejected"][0]["limit"] == "dynamo.topology/zone=zone-a"
+        assert told["rejected"][0]["value"] == "zone-b"
+        assert told["constraints"][0]["origin"] == "kv-transfer policy of worker prefill-a0"
+
+
+@pytest.mark.parametrize("field", ["decode_worker_id", "prefill_worker_id", "backend_instance_id"])
+async def test_a_pin_on_nobody_is_a_400(field):
+    async with site(TWO) as fleet:
+        status, body, _ = await fleet.chat(nvext={field: 12345})
+        assert status == 400
+        assert "12345" in body["error"]["message"]
+        assert body["error"]["code"] == "unknown_worker"
+
+
+async def test_required_taints_choose_the_zone():
+    async with site(ZONES) as fleet:
+        taint = "dynamo.topology/zone=zone-b"
+        nvext: dict[str, Any] = {"routing_constraints": {"required_taints": [taint]}, **IDS}
+        for _ in range(3):
+            status, body, _ = await fleet.chat(nvext=nvext)
+            assert status == 200
+            assert body["nvext"]["worker_id"]["decode_worker_id"] == id_of(fleet, "decode-b0")
+        nvext = {"routing_constraints": {"required_taints": [taint[:-1] + "z"]}, **IDS}
+        status, body, _ = await fleet.chat(nvext=nvext)
+        assert status == 503
+        told = body["error"]["dynctl"]
+        assert told["filter"] == "taints"
+        assert told["what_would_admit"].endswith("with the taint dynamo.topology/zone=zone-z")
+        assert {row["worker"] for row in told["rejected"]} == {"prefill-a0", "prefill-b0"}
+
+
+async def test_streams_carry_workers_first_and_timing_before_done():
+    async with site(TWO) as fleet:
+        status, events, _ = await fleet.stream(max_tokens=4, nvext=IDS)
+        assert status == 200
+        assert events[0]["nvext"]["worker_id"]["decode_worker_id"] in {
+            id_of(fleet, "a0"),
+            id_of(fleet, "a1"),
+        }
+        assert events[-1] == "[DONE]"
+        timing = events[-2]["nvext"]["timing"]
+        assert timing["total_time_ms"] >= timing["ttft_ms"] > 0
+        assert len([e for e in events if isinstance(e, dict) and "nvext" in e]) == 2
+
+
+async def test_salts_keep_prefixes_apart():
+    async with site(TWO) as fleet:
+        prompt = WORDS * 8
+        await fleet.chat(prompt)
+        router = fleet.service.router
+        dry = {"annotations": ["query_instance_id:"]}
+        async with fleet.client.post(
+            fleet.url("/v1/route"), json=chat_body(prompt, nvext=dry)
+        ) as answer:
+            plain = await answer.json()
+        async with fleet.client.post(
+            fleet.url("/v1/route"), json=chat_body(prompt, nvext={"cache_salt": "tenant-1"})
+        ) as answer:
+            salted = await answer.json()
+        assert max(c["overlap_blocks"] for c in plain["decode"]["candidates"]) > 3
+        assert max(c["overlap_blocks"] for c in salted["decode"]["candidates"]) == 0
+        assert len(router.load) == 0
+
+
+async def test_engines_never_see_nvext_nor_our_token(engine_log):
+    seen, url = engine_log
+    async with site([], workers=(f"{url},name=e,model=m",), api_token="secret-1") as fleet:
+        messages = [{"role": "user", "content": "x"}]
+        body: dict[str, Any] = {"model": "m", "messages": messages, "vendor_field": [1]}
+        body |= {"nvext": {"extra_fields": [], "cache_salt": "s"}}
+        headers = {"authorization": "Bearer secret-1", "traceparent": "00-1-2-01"}
+        status, _, _ = await fleet.post("/v1/chat/completions", body, headers=headers)
+        assert status == 200
+        got, got_headers = seen[-1]
+        assert got["vendor_field"] == [1]  # unknown fields reach the engine
+        assert "nvext" not in got
+        assert got["cache_salt"] == "s"
+        assert "authorization" not in got_headers
+        assert got_headers["traceparent"] == "00-1-2-01"
+        headers = {"authorization": "Bearer for-the-engine"}
+        await fleet.post("/v1/chat/completions", body, headers=headers)
+        assert seen[-1][1]["authorization"] == "Bearer for-the-engine"
+
+
+async def test_data_parallel_ranks_are_handed_on(engine_log):
+    seen, url = engine_log
+    async with site([], workers=(f"{url},name=e,model=m,dp=4",)) as fleet:
+        nvext = {"decode_worker_id": id_of(fleet, "e"), "dp_rank": 2}
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "nvext": nvext}
+        assert (await fleet.post("/v1/chat/completions", body))[0] == 200
+        assert seen[-1][1]["x-data-parallel-rank"] == "2"
+        nvext["dp_rank"] = 9
+        status, refused, _ = await fleet.post("/v1/chat/completions", body)
+        assert status == 400
+        assert "rank 9" in refused["error"]["message"]
+
+
+async def test_an_unknown_nvext_key_lists_the_known_ones():
+    async with site(TWO) as fleet:
+        status, body, _ = await fleet.chat(nvext={"decode_worker": 1})
+        assert status == 400
+        assert "decode_worker_id" in body["error"]["message"]
+        assert body["error"]["param"] == "nvext.decode_worker"
+
+
+@pytest.fixture
+async def engine_log():
+    """A plain OpenAI server that notes what it gets: ([(body, headers)], its url)."""
+    from aiohttp import web
+    from aiohttp.test_utils import TestServer
+
+    seen: list[tuple[Any, dict[str, str]]] = []
+
+    async def chat(request: web.Request) -> web.Response:
+        seen.append((await request.json(), {k.lower(): v for k, v in request.headers.items()}))
+        return web.json_response({"choices": [{"message": {"content": "ok"}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    server = TestServer(app)
+    await server.start_server()
+    yield seen, str(server.make_url("")).rstrip("/")
+    await server.close()
+
+
+def test_the_test_reads_events_as_clients_do():
+    assert events_of(b'data: {"a":1}\n\ndata: [DONE]\n\n') == [{"a": 1}, "[DONE]"]

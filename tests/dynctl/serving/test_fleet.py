@@ -1,0 +1,223 @@
+"""The fleet: workers that join, change and leave; files; tokenizers; what is said about it all."""
+
+import pytest
+
+from dynctl.engine.config import EngineConfig
+from dynctl.engine.process import start_engine
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.frontend import Frontend, StartError
+from dynctl.serving.worker_spec import WorkerSpecError
+from dynctl.tokenization import DEMO_MODEL_DIR
+from router_core.config import RouterConfig
+from router_core.topology import RouterPolicy
+from tests.dynctl.serving.fleets import (
+    QUICK_ENGINE,
+    TOKENIZER,
+    WORDS,
+    chat_body,
+    site,
+    until,
+    zone,
+)
+
+IDS = {"extra_fields": ["worker_id"]}
+NOTE = "cache overlap not modelled: no tokenizer"
+
+
+def condition(fleet, code, subject):
+    return fleet.service.conditions.get(code, subject)
+
+
+async def test_workers_join_and_leave_over_http():
+    async with site([{"name": "a0"}]) as fleet:
+        engine = await start_engine(EngineConfig(**QUICK_ENGINE, name="late"), TOKENIZER)
+        try:
+            body = {"url": engine.url, "name": "late", "zone": "zone-b"}
+            status, row, _ = await fleet.post("/v1/workers", body)
+            assert status == 201
+            assert (row["name"], row["status"], row["domains"]) == (
+                "late",
+                "ready",
+                {"zone": "zone-b"},
+            )
+            assert row["source"] == "api"
+            async with fleet.client.delete(fleet.url("/v1/workers/a0")) as answer:
+                assert await answer.json() == {"removed": "a0"}
+            assert (await fleet.chat())[0] == 200
+            assert [row["name"] for row in (await fleet.get("/v1/workers"))[1]["workers"]] == [
+                "late"
+            ]
+            status, error = await fleet.get("/v1/workers/a0")
+            assert status == 404
+            assert "workers: late" in error["error"]["message"]
+            status, error, _ = await fleet.post("/v1/workers", {"url": "nowhere"})
+            assert status == 400
+            assert "expected http://HOST:PORT" in error["error"]["message"]
+        finally:
+            await engine.close()
+
+
+async def test_an_engine_that_is_not_up_yet_joins_when_it_answers():
+    engine = await start_engine(EngineConfig(**QUICK_ENGINE, name="x"), TOKENIZER)
+    port = engine.engine.port
+    await engine.close()
+    async with site([], workers=(f"http://127.0.0.1:{port},name=x",)) as fleet:
+        rows = (await fleet.get("/v1/workers"))[1]["workers"]
+        assert (rows[0]["status"], rows[0]["name"]) == ("unknown", "x")
+        assert "refused the connection" in rows[0]["reason"]
+        assert condition(fleet, "WORKER_UNREACHABLE", "x")
+        engine = await start_engine(EngineConfig(**QUICK_ENGINE, name="x", port=port), TOKENIZER)
+        try:
+            await until(lambda: fleet.service.models() == ("demo",))
+            await until(lambda: condition(fleet, "WORKER_UNREACHABLE", "x") is None)
+            assert (await fleet.chat())[0] == 200
+        finally:
+            await engine.close()
+
+
+async def test_the_workers_file_is_read_again_and_a_bad_one_keeps_the_fleet(tmp_path):
+    async with site([{"name": "a0"}, {"name": "a1"}]) as engines:
+        one, two = (engines.engines[name].url for name in ("a0", "a1"))
+        path = tmp_path / "workers.yaml"
+        path.write_text(f"workers: [{{url: '{one}', name: f0}}]")
+        async with site([], workers_file=path, workers_file_poll_s=0.02) as fleet:
+            assert [m.spec.name for m in fleet.frontend.fleet] == ["f0"]
+            path.write_text(f"workers: [{{url: '{two}', name: f1, zone: b}}]")
+            await until(lambda: [m.spec.name for m in fleet.frontend.fleet] == ["f1"])
+            path.write_text("workers: [{url: 7}]")
+            await until(lambda: condition(fleet, "WORKERS_FILE_INVALID", str(path)) is not None)
+            assert [m.spec.name for m in fleet.frontend.fleet] == ["f1"]
+            assert (await fleet.chat())[0] == 200
+            path.write_text(f"workers: [{{url: '{two}', name: f1, zone: c}}]")
+            await until(lambda: condition(fleet, "WORKERS_FILE_INVALID", str(path)) is None)
+            worker = fleet.service.router.registry.by_name("f1")
+            assert worker.domains == {"zone": "c"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "error"),
+    [
+        (("http://x:1,name=a", "http://x:2,name=a"), StartError),
+        (("nothing",), WorkerSpecError),
+    ],
+)
+def test_a_bad_command_line_is_an_error_at_once(workers, error):
+    with pytest.raises(error):
+        Frontend(FrontendConfig(workers=workers))
+
+
+async def test_a_port_in_use_is_named():
+    async with site([]) as fleet:
+        again = Frontend(FrontendConfig(port=fleet.frontend.port))
+        with pytest.raises(StartError, match=f":{fleet.frontend.port}: Address already in use"):
+            await again.start()
+
+
+async def test_without_a_tokenizer_the_engines_own_is_asked():
+    async with site([{"name": "a0"}], model_path=None) as fleet:
+        _, result, _ = await fleet.post("/v1/route", chat_body(WORDS))
+        ours = len(TOKENIZER.encode_chat(chat_body(WORDS)["messages"]))
+        assert result["tokens"] == ours
+        assert result["decode"]["overlap_modelled"] is True
+        assert result["assumptions"] == []
+
+
+async def test_without_any_tokenizer_every_decision_says_so(plain_engine):
+    workers = (f"{plain_engine},name=e,model=m",)
+    async with site([], workers=workers, model_path=None) as fleet:
+        body = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
+        assert (await fleet.post("/v1/chat/completions", body))[0] == 200
+        _, result, _ = await fleet.post("/v1/route", body)
+        assert result["assumptions"] == [NOTE]
+        assert result["decode"]["overlap_modelled"] is False
+        assert NOTE in result["decode"]["notes"]
+        assert result["tokens"] == 100  # four characters a token, for load alone
+        fleet.frontend.log_start()
+        assert condition(fleet, "NO_TOKENIZER", "m")
+
+
+async def test_prompts_with_images_are_routed_by_load_and_say_so():
+    async with site([{"name": "a0"}]) as fleet:
+        parts = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+        body = {"model": "demo", "messages": [{"role": "user", "content": parts}]}
+        _, result, _ = await fleet.post("/v1/route", body)
+        assert result["decode"]["overlap_modelled"] is False
+        assert result["assumptions"] == [
+            "cache overlap not modelled: the prompt holds more than text"
+        ]
+
+
+async def test_another_tokenizer_than_the_engines_is_a_named_warning(tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in DEMO_MODEL_DIR.iterdir():
+        text = file.read_text()
+        if file.name == "chat_template.jinja":
+            text = "changed " + text
+        (other / file.name).write_text(text)
+    async with site([{"name": "a0"}], model_path=other) as fleet:
+        await until(lambda: condition(fleet, "TOKENIZER_DIFFERS", "demo") is not None)
+        assert "messages" in condition(fleet, "TOKENIZER_DIFFERS", "demo").message
+    async with site([{"name": "a0"}]) as fleet:
+        await fleet.chat()
+        assert condition(fleet, "TOKENIZER_DIFFERS", "demo") is None
+
+
+async def test_both_policies_present_and_different_is_a_condition():
+    router = RouterConfig(kv_transfer_domain="rack")
+    engines = [{"name": "p0", "role": "prefill", **zone("zone-a")}]
+    async with site(engines, router=router) as fleet:
+        assert RouterPolicy.of(fleet.service.router.config) is not None
+        told = condition(fleet, "POLICY_CONFLICT", "p0")
+        assert "the worker's policy is used" in told.message
+        _, health = await fleet.get("/health")
+        assert [c["code"] for c in health["conditions"]] == ["POLICY_CONFLICT"]
+
+
+async def test_block_sizes_that_differ_are_a_condition():
+    async with site([{"name": "a0"}, {"name": "a1", "block_size": 32}]) as fleet:
+        assert "32" in condition(fleet, "BLOCK_SIZE_MISMATCH", "a1").message
+        await fleet.frontend.fleet.remove("a0")
+        assert condition(fleet, "BLOCK_SIZE_MISMATCH", "a1") is None
+
+
+async def test_a_worker_without_events_is_routed_by_load_and_says_so():
+    async with site([{"name": "a0"}], specs={"a0": ",kv-events=off"}) as fleet:
+        rows = (await fleet.get("/v1/workers"))[1]["workers"]
+        assert rows[0]["kv_events"] is False
+        assert rows[0]["routed_by"] == "load only"
+        assert rows[0]["ranks"][0]["index"] == "absent"
+
+
+async def test_lost_events_show_and_a_silent_restart_empties_the_index():
+    async with site([{"name": "a0", "replay": ""}]) as fleet:
+        engine = fleet.engines["a0"].engine
+        router = fleet.service.router
+        slot = router.registry.slots(router.registry.by_name("a0").worker_id)[0]
+        await fleet.chat("first " + WORDS * 4)
+        await until(lambda: router.index.block_count(slot) > 0)
+        engine.faults.update({"drop_events": 1})
+        await fleet.chat("second " + WORDS * 4)
+        await fleet.chat("third " + WORDS * 4)
+        await until(lambda: router.freshness[slot].index_state == "gapped")
+        assert condition(fleet, "EVENTS_LOST", "a0")
+        await engine.restart_silently()
+        await fleet.chat("fourth " + WORDS * 4)
+        await until(lambda: condition(fleet, "ENGINE_RESTARTED", "a0") is not None)
+
+
+@pytest.fixture
+async def plain_engine():
+    """An OpenAI server with nothing but chat."""
+    from aiohttp import web
+    from aiohttp.test_utils import TestServer
+
+    async def chat(request: web.Request) -> web.Response:
+        return web.json_response({"choices": [{"message": {"content": "ok"}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    server = TestServer(app)
+    await server.start_server()
+    yield str(server.make_url("")).rstrip("/")
+    await server.close()

@@ -1,0 +1,134 @@
+"""Bad requests and refusals: a status, a field, and what would help."""
+
+import json
+
+import pytest
+
+from dynctl.serving.config import Limits
+from router_core.changes import Booked
+from router_core.config import RouterConfig, preset
+from tests.dynctl.serving.fleets import WORDS, chat_body, site
+
+ONE = [{"name": "a0"}]
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "param", "says"),
+    [
+        (b"{", 400, None, "not JSON"),
+        (b"[1]", 400, None, "an object"),
+        (b"{}", 400, "model", "required"),
+        (b'{"model": "demo"}', 400, "messages", "required"),
+        (b'{"model": 3, "messages": []}', 400, "model", "a string"),
+        (b'{"model": "demo", "messages": [{"content": "x"}]}', 400, "messages[0].role", "required"),
+        (b'{"model": "nope", "messages": [{"role": "user"}]}', 404, "model", "models: demo"),
+        (
+            json.dumps(
+                chat_body("x", nvext={"routing_constraints": {"required_taints": "zone-a"}})
+            ).encode(),
+            400,
+            "nvext.routing_constraints.required_taints",
+            "an array",
+        ),
+    ],
+)
+async def test_bad_requests_name_the_field(raw, status, param, says):
+    async with site(ONE) as fleet:
+        async with fleet.client.post(fleet.url("/v1/chat/completions"), data=raw) as answer:
+            body = await answer.json()
+            assert answer.status == status, body
+            assert answer.headers["x-dynctl-decision"]
+        assert body["error"].get("param") == param
+        assert says in body["error"]["message"]
+
+
+async def test_a_body_over_the_limit():
+    async with site(ONE, limits=Limits(body_bytes=2000)) as fleet:
+        status, body, _ = await fleet.chat("x" * 3000)
+        assert status == 413
+        assert "2000" in body["error"]["message"]
+
+
+async def test_a_prompt_that_no_engine_can_hold():
+    async with site([{"name": "a0", "max_model_len": 64}]) as fleet:
+        status, body, _ = await fleet.chat(WORDS * 20)
+        assert status == 400
+        assert body["error"]["code"] == "context_length_exceeded"
+        assert "64" in body["error"]["message"]
+        assert body["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(("name", "status"), [("dynamo-1.6", 529), ("dynamo-0.9", 503)])
+async def test_all_busy(name, status):
+    config = preset(name).with_values({"active_prefill_tokens_threshold": 100})
+    async with site([{"name": "a0"}, {"name": "a1"}], router=config) as fleet:
+        for worker, tokens in (("a0", 500), ("a1", 300)):
+            found = fleet.service.router.registry.by_name(worker)
+            fleet.service.apply(
+                Booked(f"r-{worker}", "aggregated", found.worker_id, 0, prefill_tokens=tokens)
+            )
+        got, body, headers = await fleet.chat()
+        assert got == status
+        assert body["error"]["type"] == "overloaded"
+        told = body["error"]["dynctl"]
+        assert (told["outcome"], told["filter"]) == ("all_busy", "busy")
+        assert told["nearest"]["worker"] == "a1"
+        assert (told["nearest"]["value"], told["nearest"]["limit"]) == (300, 100)
+        assert "/busy_threshold" in told["what_would_admit"]
+        assert headers["retry-after"] == "1"
+        assert headers["x-dynctl-decision"] == told["decision"]
+
+
+async def test_no_worker_at_all():
+    async with site([]) as fleet:
+        status, body, _ = await fleet.chat()
+        assert status == 404
+        assert "none yet" in body["error"]["message"]
+        assert (await fleet.get("/ready"))[0] == 503
+
+
+async def test_unknown_routes_and_methods_are_json():
+    async with site(ONE) as fleet:
+        status, body = await fleet.get("/debug")
+        assert (status, body["error"]["type"]) == (404, "not_found_error")
+        status, body = await fleet.get("/v1/chat/completions")
+        assert status == 405
+        assert body["error"]["code"] == 405
+
+
+async def test_a_defect_is_a_500_with_an_id_and_no_traceback(monkeypatch):
+    async with site(ONE) as fleet:
+
+        def broken(*args, **kwargs):
+            raise RuntimeError("the secret inside")
+
+        monkeypatch.setattr(fleet.service.router, "plan", broken)
+        status, body, headers = await fleet.chat()
+        assert status == 500
+        assert headers["x-dynctl-decision"] in body["error"]["message"]
+        assert "secret" not in json.dumps(body)
+        assert fleet.frontend.inference.in_flight == 0
+
+
+async def test_too_many_requests_in_flight():
+    async with site(ONE, limits=Limits(in_flight=0), router=RouterConfig()) as fleet:
+        status, body, _ = await fleet.chat()
+        assert status == 529
+        assert body["error"]["code"] == "too_many_requests_in_flight"
+
+
+async def test_a_token_guards_writes_and_routing_details():
+    async with site(ONE, api_token="t0k") as fleet:
+        for method, path in (
+            ("POST", "/v1/route"),
+            ("POST", "/v1/workers"),
+            ("DELETE", "/v1/workers/a0"),
+            ("GET", "/v1/decisions"),
+        ):
+            async with fleet.client.request(method, fleet.url(path), json={}) as answer:
+                assert answer.status == 401, path
+        headers = {"authorization": "Bearer t0k"}
+        status, body, _ = await fleet.post("/v1/route", chat_body("x"), headers=headers)
+        assert (status, body["kind"]) == (200, "RouteResult")
+        assert (await fleet.chat())[0] == 200  # inference takes no token of ours
+        assert (await fleet.get("/v1/workers"))[0] == 200
