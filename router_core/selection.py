@@ -7,7 +7,7 @@ know (a dry run, a refusal). Nothing here changes state.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -150,20 +150,24 @@ def select(
     """
     request, stage = context.request, context.stage
     mask = view.registry.alive
-    funnel = []
+    funnel: list[FunnelStep] = []
+    taken: list[tuple[Filter, int]] = []
     for one in profile.filters:
         passing = one.mask(view, context)
         if passing is None:
             continue
         left = mask & passing
-        rejected: tuple[Rejection, ...] = ()
-        if left != mask and (detail or not left):
-            limit = None if detail else MAX_REFUSAL_REASONS
-            rejected = _rejections(one, mask & ~left, view, context, limit)
-        funnel.append(FunnelStep(one.name, mask.bit_count(), left.bit_count(), rejected))
+        taken.append((one, mask & ~left))
+        funnel.append(FunnelStep(one.name, mask.bit_count(), left.bit_count()))
         mask = left
         if not mask:
             break
+    if detail or not mask:
+        limit = None if detail else MAX_REFUSAL_REASONS
+        funnel = [
+            replace(step, rejected=_rejections(one, gone, view, context, limit)) if gone else step
+            for step, (one, gone) in zip(funnel, taken, strict=True)
+        ]
     parameters = CostParameters.for_stage(view.config, stage)
     common: dict[str, Any] = {
         "id": request.id,

@@ -134,7 +134,8 @@ class DecisionResult(msgspec.Struct, frozen=True):
     message: str | None = None
     flip: FlipRow | None = None
     preference: PreferenceRow | None = None
-    freshness: FreshnessRow = FreshnessRow()
+    #: None where nobody kept how old the data was (a decision of the past).
+    freshness: FreshnessRow | None = None
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -238,7 +239,7 @@ def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -
             preferred.smallest_weight,
             preferred.verdict,
         ),
-        freshness=freshness or FreshnessRow(),
+        freshness=freshness,
     )
 
 
