@@ -1,5 +1,6 @@
 """`dynctl demo`: a two-zone fleet of real processes, four requests, every decision explained."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -43,19 +44,24 @@ def demo(
                     steps += 1
                     emit(step, options)
             seconds = time.monotonic() - started
-            emit(DemoEnd(fleet.url, sorted(fleet.engines), steps, seconds, keep), options)
+            end = DemoEnd(fleet.url, sorted(fleet.engines), steps, seconds, keep)
             if keep:
-                _until_interrupted()
+                _until_interrupted(lambda: emit(end, options))
+            else:
+                emit(end, options)
     except DemoError as error:
         raise DynctlError(f"the demo fleet: {error}") from None
     return ExitCode.YES
 
 
-def _until_interrupted() -> None:
+def _until_interrupted(announce: Callable[[], None]) -> None:
+    """Wait for Ctrl-C, which from the announcement on is the normal end and no interruption."""
     import signal
 
-    # Ctrl-C is the normal end of a kept fleet, not an interruption of it.
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    signal.sigwait(ends)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+    try:
+        announce()
+        signal.sigwait(ends)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
