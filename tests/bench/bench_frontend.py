@@ -1,0 +1,191 @@
+"""A frontend before plain engines, beside a bare aiohttp proxy, sglang-router and vllm-router.
+
+    python -m tests.bench.bench_frontend [--sglang-python PATH] [--vllm-python PATH] [--smoke]
+
+Four engines that cost nothing answer with 32 events, each a write of its own; prompts of about 140
+and 2,000 tokens, no two equal; 1, 16, 64 and 256 streams, each sending its next request when the
+last is answered. The frontend's process tree has one core, load generator and engines share the
+other. All contestants run all the time and are measured one after the other, round by round;
+medians of the rounds. CPU is user and system time of the process tree per finished request.
+
+*Paced* means that the engines write an event every 2 ms, so that no contestant saves work by
+passing on several events at once; the offered load is then the same for all that keep up.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from statistics import median
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench import sse_upstream
+from tests.bench.contestants import (
+    LOAD_CORE,
+    Contestant,
+    commands,
+    with_core,
+)
+from tests.bench.harness import Row, bench_parser, print_table, row
+from tests.bench.load_generator import Measured, Prompts, load
+
+ENGINES = 4
+PACE_S = 0.002
+ALONE = "load and engines alone"
+BY_LOAD, TOKENIZING = "dynctl, routed by load", "dynctl, tokenizing"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One load: prompt length in tokens, concurrent streams, and whether engines are paced."""
+
+    tokens: int
+    streams: int
+    paced: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.tokens:,} tokens, {self.streams} streams{', paced' if self.paced else ''}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the rounds: requests a second, CPU us a request, ms to the first event."""
+
+    rate: float
+    cpu_us: float
+    first_p50_ms: float
+    first_p99_ms: float
+
+
+CASES = [Case(tokens, streams) for tokens in (140, 2000) for streams in (1, 16, 64, 256)]
+CASES += [Case(140, 64, paced=True)]
+Results = dict[Case, dict[str, Result]]
+
+
+async def measure_all(
+    cases: Sequence[Case],
+    rounds: int,
+    seconds: float,
+    sglang: str | None,
+    vllm: str | None,
+) -> Results:
+    """Run every contestant on every case."""
+    pacer = sse_upstream.Pacer()
+    engines = await sse_upstream.serve(pacer, ENGINES)
+    urls = [f"http://127.0.0.1:{sse_upstream.port_of(engine)}" for engine in engines]
+    prompts = {tokens: Prompts(tokens) for tokens in {case.tokens for case in cases}}
+    taken: dict[Case, dict[str, list[Measured]]] = {}
+    with ExitStack() as stack:
+        running = []
+        for command in commands(urls, sglang, vllm):
+            contestant = Contestant(command)
+            # Starting blocks, and the frontend asks our engines meanwhile.
+            await asyncio.to_thread(contestant.__enter__)
+            stack.callback(contestant.close)
+            running.append(contestant)
+        for case in cases:
+            pacer.pace_s = PACE_S if case.paced else 0.0
+            of_case: dict[str, list[Measured]] = taken.setdefault(case, {})
+            for _ in range(rounds):
+                alone = await load(
+                    sse_upstream.port_of(engines[0]), prompts[case.tokens], case.streams, seconds
+                )
+                of_case.setdefault(ALONE, []).append(alone)
+                for contestant in running:
+                    measured = await load(
+                        contestant.port,
+                        prompts[case.tokens],
+                        case.streams,
+                        seconds,
+                        cpu=contestant.cpu_s,
+                    )
+                    of_case.setdefault(contestant.name, []).append(measured)
+    for engine in engines:
+        engine.close()
+    return {
+        case: {name: summary(windows) for name, windows in of_case.items()}
+        for case, of_case in taken.items()
+    }
+
+
+def summary(windows: Sequence[Measured]) -> Result:
+    return Result(
+        rate=median(window.rate for window in windows),
+        cpu_us=median(window.cpu_us for window in windows),
+        first_p50_ms=median(window.quantile(0.5) for window in windows),
+        first_p99_ms=median(window.quantile(0.99) for window in windows),
+    )
+
+
+def show(results: Results) -> None:
+    """Every contestant's numbers, a section a case; then one JSON line."""
+    table = Table(title="frontend before plain engines", title_justify="left")
+    for column in ("load", "frontend"):
+        table.add_column(column)
+    for column in ("req/s", "CPU us/req", "first p50 ms", "first p99 ms"):
+        table.add_column(column, justify="right")
+    for case, by_name in results.items():
+        for number, (name, result) in enumerate(by_name.items()):
+            table.add_row(
+                str(case) if number == 0 else "",
+                name,
+                f"{result.rate:,.0f}",
+                "-" if name == ALONE else f"{result.cpu_us:,.0f}",
+                f"{result.first_p50_ms:,.2f}",
+                f"{result.first_p99_ms:,.2f}",
+                end_section=number == len(by_name) - 1,
+            )
+    Console(width=110).print(table)
+    plain = [
+        {"load": str(case), "frontend": name, **asdict(result)}
+        for case, by_name in results.items()
+        for name, result in by_name.items()
+    ]
+    print(json.dumps({"frontends": plain}))
+
+
+def rows_of(results: Results) -> list[Row]:
+    """What the aims speak of: the loads with 64 streams."""
+    rows: list[Row] = []
+    for case, by_name in results.items():
+        if case.streams != 64:
+            continue
+        ours = by_name[BY_LOAD]
+        for peer, cpu_aim in (("sglang-router", "1.3x its"), ("vllm-router", "below")):
+            theirs = by_name.get(peer)
+            if theirs is None:
+                continue
+            name = f"{case}: {peer}"
+            rows.append(row(f"{name}, CPU", "us/req", ours.cpu_us, theirs.cpu_us, cpu_aim))
+            if not case.paced:
+                rows.append(row(name, "req/s", ours.rate, theirs.rate, "more", better="higher"))
+        bare, tokenizing = by_name["bare aiohttp proxy"], by_name[TOKENIZING]
+        rows.append(row(f"{case}: bare proxy, CPU", "us/req", ours.cpu_us, bare.cpu_us))
+        rows.append(row(f"{case}: tokenizing on top", "us/req", tokenizing.cpu_us - ours.cpu_us))
+    return rows
+
+
+def main() -> None:
+    parser = bench_parser(__doc__)
+    parser.add_argument("--sglang-python", help="a Python that has sglang-router installed")
+    parser.add_argument("--vllm-python", help="a Python that has vllm-router installed")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.8, help="of one measurement")
+    arguments = parser.parse_args()
+    cases, rounds, seconds = CASES, arguments.rounds, arguments.seconds
+    if arguments.smoke:
+        cases, rounds, seconds = [Case(140, 2)], 1, 0.05
+    with_core(LOAD_CORE)
+    results = uvloop.run(
+        measure_all(cases, rounds, seconds, arguments.sglang_python, arguments.vllm_python)
+    )
+    show(results)
+    print_table("frontend at 64 streams, routed by load", rows_of(results))
+
+
+if __name__ == "__main__":
+    main()

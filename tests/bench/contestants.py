@@ -1,0 +1,179 @@
+"""Frontends as processes, each with its whole process tree on one core."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+FRONTEND_CORE, LOAD_CORE = 0, 1
+_TICKS = os.sysconf("SC_CLK_TCK")
+_DEMO_MODEL = Path(__file__).parents[2] / "dynctl" / "tokenization" / "demo_model"
+
+
+@dataclass(frozen=True)
+class Command:
+    """How to start a frontend. ``port`` None: it picks one and says so on stdout."""
+
+    name: str
+    argv: tuple[str, ...]
+    port: int | None = None
+    ready_path: str | None = None
+
+
+class Contestant:
+    """A running frontend; use as a context manager. The process tree ends with it."""
+
+    def __init__(self, command: Command) -> None:
+        self.name = command.name
+        self._command = command
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
+        self.port = 0
+
+    def __enter__(self) -> "Contestant":
+        with_core(FRONTEND_CORE)
+        try:
+            self._process = subprocess.Popen(
+                self._command.argv,
+                stdout=subprocess.PIPE if self._command.port is None else self._log,
+                stderr=self._log,
+                start_new_session=True,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            )
+        finally:
+            with_core(LOAD_CORE)
+        try:
+            self.port = self._command.port or self._told_port()
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, number)
+                self._process.wait(timeout=5)
+                break
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU that the process and its descendants have used."""
+        return sum(_cpu_ticks(pid) for pid in _tree(self._process.pid)) / _TICKS
+
+    def _told_port(self) -> int:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().decode()
+        found = re.search(r'"port":(\d+)', line) or re.fullmatch(r"(\d+)\s*", line)
+        if found is None:
+            raise RuntimeError(f"{self.name} did not start: {line}{self._tail()}")
+        return int(found.group(1))
+
+    def _await_ready(self) -> None:
+        path = self._command.ready_path
+        deadline = time.monotonic() + 60
+        while path is not None:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} did not become ready: {self._tail()}")
+            try:
+                url = f"http://127.0.0.1:{self.port}{path}"
+                with urllib.request.urlopen(url, timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                time.sleep(0.1)
+
+    def _tail(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-2000:].decode(errors="replace")
+
+
+def with_core(core: int) -> None:
+    """Run this process, and what it starts from now on, on one core, where there are several."""
+    cores = sorted(os.sched_getaffinity(0) | _ALL_CORES)
+    os.sched_setaffinity(0, {cores[core % len(cores)]})
+
+
+_ALL_CORES = os.sched_getaffinity(0)
+
+
+def commands(
+    urls: Sequence[str], sglang_python: str | None, vllm_python: str | None
+) -> list[Command]:
+    """Ours with and without a tokenizer, the bare proxy, and the peers that are installed."""
+    run = (sys.executable, "-m")
+    found = [
+        Command("dynctl, routed by load", (*run, "tests.bench.frontend_ours", *urls)),
+        Command(
+            "dynctl, tokenizing",
+            (*run, "tests.bench.frontend_ours", "--model-path", str(_DEMO_MODEL), *urls),
+        ),
+        Command("bare aiohttp proxy", (*run, "tests.bench.bare_proxy", *urls)),
+    ]
+    if sglang_python:
+        found.append(_peer("sglang-router", sglang_python, "sglang_router.launch_router", urls))
+    if vllm_python:
+        found.append(_peer("vllm-router", vllm_python, "vllm_router.launch_router", urls))
+    return found
+
+
+def _peer(name: str, python: str, module: str, urls: Sequence[str]) -> Command:
+    """A peer as it comes, but for the ports and less of a log."""
+    port, metrics = free_ports(2)
+    argv = (
+        *(python, "-m", module, "--host", "127.0.0.1", "--port", str(port)),
+        *("--prometheus-port", str(metrics), "--log-level", "error", "--worker-urls", *urls),
+    )
+    return Command(name, argv, port, "/health")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _tree(root: int) -> list[int]:
+    found = [root]
+    for pid in found:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            try:
+                found += [int(child) for child in children.read_text().split()]
+            except OSError:
+                continue
+    return found
+
+
+def _cpu_ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
