@@ -1,5 +1,6 @@
 """The operators' endpoints over real sockets; /busy_threshold against Dynamo's captured answers."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -10,6 +11,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from dynctl.connect.frontend_source import FrontendSource
+from dynctl.errors import UsageProblem
 from dynctl.serving.admin import Admin
 from dynctl.serving.decision_memory import DEFAULT_BYTES, DecisionMemory
 from dynctl.serving.frontend import answer_errors
@@ -374,3 +377,35 @@ async def test_metrics_are_among_the_routes():
         decide(service)
         text = await (await client.get("/metrics")).text()
         assert 'dynctl_decisions_total{stage="aggregated",outcome="selected"} 1' in text
+
+
+# -- our own client ----------------------------------------------------------------------------
+
+
+async def test_the_command_lines_client_reads_all_of_it():
+    """The source behind `why`, `config show`, `thresholds` and `--save-view`."""
+    async with serving(worker(1, zone="a"), worker(2, zone="b"), token="t0ken") as (
+        client,
+        service,
+    ):
+        decide(service)
+        source = FrontendSource(str(client.make_url("/")), "t0ken")
+
+        def ask() -> None:
+            assert source.answers_as_ours(5.0)
+            assert source.decision("r1").ok
+            assert source.config()["preset"] == "dynamo-1.6"
+            after = source.set_thresholds("tiny", {"active_decode_blocks_threshold": 0.5})
+            assert after["active_decode_blocks_threshold"] == 0.5
+            after = source.set_thresholds("tiny", {"active_decode_blocks_threshold": None})
+            assert source.thresholds() == {"tiny": after}
+            assert after["active_decode_blocks_threshold"] is None
+            assert len(decode_view(source.save()).router.registry) == 2
+            with pytest.raises(UsageProblem, match="no decision 'r9' is kept"):
+                source.decision("r9")
+            with pytest.raises(UsageProblem, match=r"must be between 0\.0 and 1\.0, got 2"):
+                source.set_thresholds("tiny", {"active_decode_blocks_threshold": 2})
+            with pytest.raises(UsageProblem, match="wants a token"):
+                FrontendSource(source.url).save()
+
+        await asyncio.to_thread(ask)
