@@ -2,12 +2,12 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import typer
 
-from dynctl.commands import config, demo, route, serve, thresholds, version, why, workers
 from dynctl.commands.global_options import group_callback, with_globals
 from dynctl.commands.help import PlainCommand, PlainGroup
 from dynctl.errors import DynctlError, ExitCode, exit_code_of
@@ -20,47 +20,69 @@ Start with `dynctl demo` (nothing needs to run), `dynctl serve frontend --worker
 Exit codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 unreachable, 4 timeout.
 """
 
-#: Every command, in the order of the help page: name (a group's name, a space, its command).
-COMMANDS: tuple[tuple[str, Any], ...] = (
-    ("demo", demo.demo),
-    ("serve frontend", serve.frontend),
-    ("serve router", serve.router),
-    ("serve engine", serve.engine),
-    ("route", route.route),
-    ("workers list", workers.list_workers),
-    ("workers show", workers.show_worker),
-    ("thresholds get", thresholds.get_thresholds),
-    ("thresholds set", thresholds.set_thresholds),
-    ("config show", config.show_config),
-    ("why", why.why),
-    ("version", version.version),
+#: Every command in the order of the help page: its path, where it is, what it does. Only the one
+#: that the command line names is imported; a test holds the summaries to the docstrings.
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("demo", "demo:demo", "Start a two-zone fleet, route four requests, explain each."),
+    ("serve frontend", "serve:frontend", "Run the OpenAI frontend with the router inside."),
+    ("serve router", "serve:router", "Run the router alone, for other frontends."),
+    ("serve engine", "serve_engine:engine", "Run a simulated OpenAI engine."),
+    ("route", "route:route", "Show which workers would serve a prompt, and why."),
+    ("workers list", "workers:list_workers", "List the workers: role, topology, load, freshness."),
+    ("workers show", "workers:show_worker", "Show one worker: card, policy, taints, load."),
+    ("thresholds get", "thresholds:get_thresholds", "Show the busy thresholds in force."),
+    ("thresholds set", "thresholds:set_thresholds", "Set busy thresholds; --dry-run tries them."),
+    ("config show", "config:show_config", "Show every router setting and where it came from."),
+    ("why", "why:why", "Explain a decision that a frontend made."),
+    ("version", "version:version", "Print the versions of dynctl and of the frontends."),
 )
 
 GROUPS = {
-    "serve": "Run a frontend, a standalone router or a simulated engine.",
-    "workers": "The workers that a router knows: role, topology, load, freshness.",
+    "serve": "Run a frontend, a router or a simulated engine.",
+    "workers": "The workers that a router knows.",
     "thresholds": "Busy thresholds, live on the frontend.",
-    "config": "The router's effective settings and where each came from.",
+    "config": "The router's settings and their sources.",
 }
 
 # Typer bundles click from 0.17 on and depends on it before; this is the same class either way.
-_ClickException = typer.BadParameter.__mro__[2]
+_ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-def build_app() -> typer.Typer:
-    """The app, built from the lists above."""
-    app = _group(HELP)
-    groups = {}
-    for path, function in COMMANDS:
+class _Root(PlainGroup):
+    """Lists commands and groups in the order of COMMANDS; Typer would put all groups last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(dict.fromkeys(path.partition(" ")[0] for path, _, _ in COMMANDS))
+
+
+def build_app(arguments: Sequence[str] | None = None) -> typer.Typer:
+    """The app, built from the lists above.
+
+    Commands that ``arguments`` cannot mean are only named, not imported: the one that is run
+    has all the words of its path on the command line. None imports every command.
+    """
+    app = _group(HELP, _Root)
+    groups: dict[str, typer.Typer] = {}
+    for path, place, summary in COMMANDS:
         first, _, second = path.partition(" ")
-        owner = app
-        if second:
-            if first not in groups:
-                owner = groups[first] = _group(GROUPS[first])
-                app.add_typer(owner, name=first)
-            owner = groups[first]
-        owner.command(second or first, cls=PlainCommand)(with_globals(function))
+        if second and first not in groups:
+            groups[first] = _group(GROUPS[first])
+            app.add_typer(groups[first], name=first)
+        meant = arguments is None or set(path.split()) <= set(arguments)
+        function = with_globals(_load(place)) if meant else _named
+        owner = groups[first] if second else app
+        owner.command(second or first, cls=PlainCommand, short_help=summary)(function)
     return app
+
+
+def _load(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    function: Callable[..., Any] = getattr(import_module(f"dynctl.commands.{module}"), name)
+    return function
+
+
+def _named() -> None:
+    """A command that is listed and cannot be meant."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     debug = "--debug" in arguments
     try:
-        command = typer.main.get_command(build_app())
+        command = typer.main.get_command(build_app(arguments))
         code = command.main(list(arguments), prog_name="dynctl", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -88,16 +110,16 @@ def run(arguments: Sequence[str]) -> int:
     return int(code or 0)
 
 
-def _group(help: str) -> typer.Typer:
+def _group(help: str, cls: type[PlainGroup] = PlainGroup) -> typer.Typer:
     app = typer.Typer(
-        cls=PlainGroup,
+        cls=cls,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
         no_args_is_help=True,
     )
-    app.callback(cls=PlainGroup)(group_callback(help))
+    app.callback(cls=cls)(group_callback(help))
     return app
 
 

@@ -68,7 +68,7 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
         "dynctl.wire.errors.WireError",
         "dynctl.tokenization.errors.TokenizationError",
         "dynctl.engine.config.EngineConfigError",
-        "dynctl.serving.errors.ServingConfigError",
+        "dynctl.serving.worker_spec.WorkerSpecError",
     }
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     if names & expected:

@@ -79,13 +79,14 @@ def resolve(
     ``flags``: flag as spelled (``--router-temperature``) -> its text, or a bool for a switch;
     only those that were given. Raises UsageProblem naming flag or variable, value and bounds.
     """
-    name, preset_source = _preset(preset_name, env)
+    name = _preset(preset_name, env)
     config = preset(name)
-    sources = {setting: f"preset {name}" for setting in SETTINGS}
+    sources = dict.fromkeys(SETTINGS, f"preset {name}")
     warnings: list[str] = []
     values: dict[str, Any] = {}
     # Lowest precedence first; what comes later overwrites value and source alike.
-    given = {"env": {k: v for k, v in env.items() if v.strip()}, "flag": dict(flags)}
+    variables: Mapping[str, str | bool] = {k: v for k, v in env.items() if v.strip()}
+    given = {"env": variables, "flag": flags}
     for kind, texts in given.items():
         for setting in SETTINGS.values():
             for setting_values, spelling in _given(setting, kind, texts, warnings):
@@ -101,8 +102,6 @@ def resolve(
     except ConfigError as error:
         raise UsageProblem(str(error)) from None
     warnings += _pointless(config, sources)
-    if preset_source is not None:
-        warnings = [*warnings]
     return Resolved(config, name, sources, tuple(dict.fromkeys(warnings)))
 
 
@@ -120,14 +119,14 @@ def bounds(setting: Setting) -> str:
     return f"{text}, or none" if setting.optional else text
 
 
-def _preset(given: str | None, env: Mapping[str, str]) -> tuple[str, str | None]:
+def _preset(given: str | None, env: Mapping[str, str]) -> str:
     variable = env.get(PRESET_VARIABLE, "").strip()
     name, source = (given, PRESET_FLAG) if given is not None else (variable, PRESET_VARIABLE)
     if not name:
-        return DEFAULT_PRESET, None
+        return DEFAULT_PRESET
     if name not in PRESETS:
         raise UsageProblem(f"{source} {name}: expected one of {', '.join(PRESETS)}")
-    return name, source
+    return name
 
 
 def _given(

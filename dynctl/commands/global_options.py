@@ -82,9 +82,7 @@ _ANNOTATIONS: dict[str, Any] = {
     ],
     "debug": Annotated[
         bool | None,
-        typer.Option(
-            "--debug", help="Show the traceback behind an error.", rich_help_panel=PANEL
-        ),
+        typer.Option("--debug", help="Show the traceback behind an error.", rich_help_panel=PANEL),
     ],
 }
 _PREFIX = "global_"

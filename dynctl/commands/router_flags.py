@@ -35,9 +35,7 @@ def with_router_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     parameters += [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-        )
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, (_, annotation) in names.items()
     ]
     command.__name__ = function.__name__

@@ -28,11 +28,11 @@ def list_workers(
         raise UsageProblem(f"--role {role}: expected one of {', '.join(roles)}")
     source = connect(options)
     rows = [
-        row
-        for row in source.workers()
-        if model in (None, row.model) and role in (None, row.role)
+        row for row in source.workers() if model in (None, row.model) and role in (None, row.role)
     ]
-    rows.sort(key=lambda row: (row.model, roles.index(row.role) if row.role in roles else 9, row.name))
+    rows.sort(
+        key=lambda row: (row.model, roles.index(row.role) if row.role in roles else 9, row.name)
+    )
     emit(WorkerList(source.title, rows), options)
     return 0
 

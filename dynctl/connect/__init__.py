@@ -34,7 +34,8 @@ WAYS = """give one source:
 class Source(Protocol):
     """Where answers come from: a frontend, or a view of one."""
 
-    title: str
+    @property
+    def title(self) -> str: ...
 
     def route(self, query: RouteQuery) -> RouteResult: ...
 
@@ -46,9 +47,7 @@ class Source(Protocol):
         self, model: str, values: Mapping[str, float | int | None]
     ) -> dict[str, float | int | None]: ...
 
-    def judged(
-        self, model: str, values: Mapping[str, float | int | None]
-    ) -> list[WorkerRow]: ...
+    def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]: ...
 
     def config(self) -> dict[str, Any]: ...
 
@@ -61,9 +60,7 @@ def connect(options: GlobalOptions) -> Source:
     """The source that the options name; raises UsageProblem or Unreachable."""
     given = _given(options)
     if len(given) > 1:
-        raise UsageProblem(
-            f"{' and '.join(given)}: two sources were given, expected one", WAYS
-        )
+        raise UsageProblem(f"{' and '.join(given)}: two sources were given, expected one", WAYS)
     if options.demo:
         from dynctl.connect.demo_view import demo_source
 
@@ -96,7 +93,9 @@ def frontends(options: GlobalOptions) -> tuple[str, ...]:
     """The frontends that were named: by option, else by environment."""
     if options.frontend:
         return options.frontend
-    return tuple(filter(None, (u.strip() for u in os.environ.get(FRONTEND_VARIABLE, "").split(","))))
+    return tuple(
+        filter(None, (u.strip() for u in os.environ.get(FRONTEND_VARIABLE, "").split(",")))
+    )
 
 
 def token(options: GlobalOptions) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dynctl.connect.view_source import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from dynctl.wire.view_file import SavedView
-from router_core.changes import Booked, Change, KvEvent, LoadReported, WorkerUpserted
+from router_core.changes import Booked, Change, KvEvent, LoadReported, Stage, WorkerUpserted
 from router_core.config import RouterConfig
 from router_core.events import BlocksStored
 from router_core.hashing import hash_prompt
@@ -42,7 +42,7 @@ def demo_source() -> ViewSource:
 
 def _history() -> list[tuple[Change, float]]:
     changes: list[tuple[Change, float]] = []
-    workers = []
+    workers: list[Worker] = []
     for zone in _ZONES:
         for role in (Role.PREFILL, Role.DECODE):
             workers.append(_worker(role, zone, len(workers) + 1, 0))
@@ -55,7 +55,7 @@ def _history() -> list[tuple[Change, float]]:
     for number, (worker, tokens, blocks) in enumerate(
         [(workers[2], 16, 0), (workers[4], 640, 0), (workers[1], 0, 10), (workers[3], 0, 4)]
     ):
-        stage = "prefill" if worker.role is Role.PREFILL else "decode"
+        stage: Stage = "prefill" if worker.role is Role.PREFILL else "decode"
         booked = Booked(
             f"running-{number}", stage, worker.worker_id, 0, tokens, anonymous_blocks=blocks
         )

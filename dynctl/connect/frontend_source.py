@@ -10,7 +10,9 @@ import httpx
 import msgspec
 
 from dynctl.connect.query import RouteQuery, choose_model
+from dynctl.connect.view_source import open_view_bytes
 from dynctl.errors import TimedOut, Unreachable, UsageProblem
+from dynctl.naming import resolve_worker
 from dynctl.wire.errors import WireError
 from dynctl.wire.route_result import RouteResult, decode_route_result
 from dynctl.wire.worker_rows import WorkerRow, decode_worker_rows
@@ -32,30 +34,40 @@ class FrontendSource:
     # -- what a Source answers -------------------------------------------------------------
 
     def route(self, query: RouteQuery) -> RouteResult:
+        if query.assignments:
+            # What-if is worked out here, on the frontend's state of this moment: a server that
+            # serves need not play.
+            return open_view_bytes(self.save(), self.url, self.title).route(query)
         if query.model_path is not None:
             raise UsageProblem(
                 f"--model-path {query.model_path}: a frontend uses its own tokenizer",
-                "leave it out, or use it with --view",
+                "leave it out, or use it with --view, --save-view or --set",
             )
         body: dict[str, Any] = {"model": choose_model(query.model, self._models())}
         if query.messages is not None:
             body["messages"] = list(query.messages)
-        elif query.token_ids is not None:
-            body["token_ids"] = list(query.token_ids)
         else:
-            body["prompt"] = query.prompt
+            body["prompt"] = query.prompt if query.token_ids is None else list(query.token_ids)
+        controls = self._controls(query)
+        if controls:
+            body["nvext"] = controls
+        return self._result(self._send("POST", "/v1/route", body))
+
+    def _controls(self, query: RouteQuery) -> dict[str, Any]:
+        """The request's constraints and pins, as any client of the frontend would send them."""
+        controls: dict[str, Any] = {}
         if query.required or query.preferred:
-            body["constraints"] = {
+            controls["routing_constraints"] = {
                 "required_taints": list(query.required),
                 "preferred_taints": dict(query.preferred),
             }
-        pins = {"prefill": query.pin_prefill, "decode": query.pin_decode}
-        if any(pins.values()):
-            body["pins"] = {hop: pin for hop, pin in pins.items() if pin is not None}
-        if query.assignments:
-            body["set"] = list(query.assignments)
-        # A refusal has a 5xx status and is an answer all the same.
-        return self._result(self._send("POST", "/v1/route", body, answers=(200, 503, 529)))
+        pins = (("prefill_worker_id", query.pin_prefill), ("decode_worker_id", query.pin_decode))
+        if any(text is not None for _, text in pins):
+            workers = [(row.worker_id, row.name) for row in self.workers()]
+            for key, text in pins:
+                if text is not None:
+                    controls[key] = resolve_worker(text, workers)
+        return controls
 
     def workers(self) -> list[WorkerRow]:
         try:
@@ -78,9 +90,7 @@ class FrontendSource:
             body["clear"] = unset
         return _thresholds(self._json(self._send("POST", "/busy_threshold", body)))
 
-    def judged(
-        self, model: str, values: Mapping[str, float | int | None]
-    ) -> list[WorkerRow]:
+    def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         from dynctl.connect.judging import judged_rows
 
         return judged_rows(self.workers(), model, self.thresholds().get(model, {}), values)
@@ -112,7 +122,7 @@ class FrontendSource:
 
     def version(self) -> str | None:
         """The version that the frontend tells, None where it does not."""
-        document = self._json(self._send("GET", "/health"))
+        document = self._json(self._send("GET", "/v1/config"))
         version = document.get("version")
         return version if isinstance(version, str) else None
 
@@ -149,7 +159,7 @@ class FrontendSource:
                 "start a frontend: dynctl serve frontend --worker http://HOST:PORT\n"
                 "or name another: --frontend http://HOST:PORT",
             ) from None
-        if response.status_code in answers and not _is_error(response):
+        if response.status_code in answers:
             return response
         self._refused(response, path)
 
@@ -232,10 +242,6 @@ def _thresholds(row: Mapping[str, Any]) -> dict[str, float | int | None]:
     from router_core.busy import THRESHOLD_SETTINGS
 
     return {name: row.get(name) for name in THRESHOLD_SETTINGS}
-
-
-def _is_error(response: httpx.Response) -> bool:
-    return response.status_code >= 400 and b'"RouteResult"' not in response.content
 
 
 def _message(response: httpx.Response) -> str:

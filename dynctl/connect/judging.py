@@ -28,9 +28,7 @@ def judged_rows(
         if row.model != model:
             continue
         card = replace(ModelRuntimeConfig.from_dict(row.runtime_config), validate=False)
-        worker = Worker(
-            row.worker_id, row.name, row.model, Role(row.role), row.block_size, card
-        )
+        worker = Worker(row.worker_id, row.name, row.model, Role(row.role), row.block_size, card)
         router.apply(WorkerUpserted(worker), 0.0)
         for rank in row.ranks:
             key = (row.worker_id, rank.dp_rank)

@@ -51,9 +51,7 @@ class Replicas:
             )
         return after
 
-    def judged(
-        self, model: str, values: Mapping[str, float | int | None]
-    ) -> list[WorkerRow]:
+    def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         return self._first(lambda source: source.judged(model, values))
 
     def config(self) -> dict[str, Any]:

@@ -54,9 +54,7 @@ class HopTable:
         width = canvas.screen_width - len(_INDENT) - 2
         # Rejected workers stand in the same first columns: their names count too.
         rejected = [_as_line(r) for hop in hops for r in _shown_rejections(hop, limit) or ()]
-        return cls(
-            fit(columns, [*lines, *rejected], width), canvas, domain, limit, result.blocks
-        )
+        return cls(fit(columns, [*lines, *rejected], width), canvas, domain, limit, result.blocks)
 
     def lines(self, hop: DecisionResult) -> list[str]:
         """Heading, candidates and rejections of one hop."""
@@ -133,7 +131,11 @@ def _columns(
         )
     columns.append(
         Column(
-            "cost", "cost", lambda line: blocks(line.row.cost), lambda line: line.row.cost, right=True
+            "cost",
+            "cost",
+            lambda line: blocks(line.row.cost),
+            lambda line: line.row.cost,
+            right=True,
         )
     )
     columns.append(
@@ -163,9 +165,7 @@ def _columns(
     return columns
 
 
-def _term_columns(
-    result: RouteResult, hops: Sequence[DecisionResult]
-) -> list[Column[_Line]]:
+def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[Column[_Line]]:
     names = list(dict.fromkeys(term.name for hop in hops for term in hop.terms))
     if result.mode != "kv":
         return [_term_column(name, _TERM_HEADINGS.get(name, name), 1) for name in names]
@@ -190,9 +190,7 @@ def _term_column(name: str, heading: str, rank: int) -> Column[_Line]:
         value = line.row.terms.get(name)
         return "-" if value is None else blocks(value) if "blocks" in name else amount(value)
 
-    return Column(
-        name, heading, text, lambda line: line.row.terms.get(name), right=True, rank=rank
-    )
+    return Column(name, heading, text, lambda line: line.row.terms.get(name), right=True, rank=rank)
 
 
 def _roomy_columns() -> list[Column[_Line]]:
@@ -326,4 +324,3 @@ def _behind(line: _Line) -> str:
 
 def _name(worker: str, dp_rank: int) -> str:
     return worker if dp_rank == 0 else f"{worker}.{dp_rank}"
-

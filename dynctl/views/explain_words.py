@@ -39,9 +39,11 @@ _LOADS = {
 def assumptions(result: RouteResult) -> Iterator[str]:
     """What the answer takes for granted, most important first."""
     hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
-    if any(not hop.overlap_modelled for hop in hops):
-        yield "cache overlap not modelled: no tokenizer"
-    yield from result.assumptions
+    blind = "cache overlap not modelled"
+    said = list(dict.fromkeys(result.assumptions))
+    if any(not hop.overlap_modelled for hop in hops) and not any(s.startswith(blind) for s in said):
+        yield f"{blind}: no tokenizer"
+    yield from said
 
 
 def asked(result: RouteResult) -> Iterator[str]:
@@ -116,7 +118,8 @@ def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     if hop.preference is not None:
         yield _preference(hop)
     for note in hop.notes:
-        yield f"note: {note}"
+        if note not in result.assumptions:
+            yield f"note: {note}"
 
 
 def answer(result: RouteResult) -> list[str]:
@@ -135,7 +138,7 @@ def answer(result: RouteResult) -> list[str]:
         lines = [f"{prefill.worker} -> {decode.worker}{_together(places, result)}"]
     final = result.decode or result.prefill
     if final is not None:
-        lines.append(_freshness(result, final))
+        lines += _freshness(result, final)
     return lines
 
 
@@ -159,8 +162,11 @@ def remedies(result: RouteResult) -> Iterator[tuple[str, str]]:
         return
     name = _STEPS.get(step.filter, step.filter).replace("with the ", "")
     noun = "rank" if _has_ranks(hop) else "worker"
-    yield "stopped", f"by the {name} filter of the {hop.stage} hop: {plural(step.entered, noun)}" \
-        " entered, none left"
+    yield (
+        "stopped",
+        f"by the {name} filter of the {hop.stage} hop: {plural(step.entered, noun)}"
+        " entered, none left",
+    )
     nearest = min(step.rejected, key=_distance, default=None)
     if nearest is not None and len(step.rejected) > 1 and step.filter not in ("model", "role"):
         yield "nearest", f"{nearest.worker}: {short_taints(nearest.message)}"
@@ -210,8 +216,8 @@ def _step_name(step: FunnelRow, hop: DecisionResult, model: str) -> str:
 
 
 def _has_ranks(hop: DecisionResult) -> bool:
-    rows = [*hop.candidates, *(row for step in hop.funnel for row in step.rejected)]
-    return any(row.dp_rank for row in rows)
+    rejected = any(row.dp_rank for step in hop.funnel for row in step.rejected)
+    return rejected or any(row.dp_rank for row in hop.candidates)
 
 
 def _guard(step: FunnelRow) -> str:
@@ -319,9 +325,12 @@ def _together(places: list[dict[str, str]], result: RouteResult) -> str:
     return f", both in {first}" if first == second else f", crosses {domain}: {first} to {second}"
 
 
-def _freshness(result: RouteResult, final: DecisionResult) -> str:
+def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
     # What was cached is judged where the prompt is computed: the first hop.
     judged = result.prefill or final
+    if judged.freshness is None or final.freshness is None:
+        yield "how fresh index and load were is not kept with past decisions"
+        return
     index, load = judged.freshness.index, final.freshness.load
     if index.publishers == 0:
         text = "no KV events from these workers: routed by load only"
@@ -332,8 +341,9 @@ def _freshness(result: RouteResult, final: DecisionResult) -> str:
         if index.gaps:
             text += f", {plural(index.gaps, 'gap')}"
     if load.oldest_s is None:
-        return f"{text}; load as {load.source} counts it, none reported"
-    return f"{text}; load {age(load.oldest_s)} old ({load.source})"
+        yield f"{text}; load as {load.source} counts it, none reported"
+    else:
+        yield f"{text}; load {age(load.oldest_s)} old ({load.source})"
 
 
 def _is(row: object, worker_id: int, dp_rank: int) -> bool:

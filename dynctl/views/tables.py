@@ -100,9 +100,7 @@ def _hop_columns(result: RouteResult) -> list[Column[DecisionResult]]:
         )
     columns += [
         Column("cached", "CACHED", cached, lambda hop: won(hop).overlap_blocks, right=True),
-        Column(
-            "cost", "COST", lambda h: blocks(won(h).cost), lambda h: won(h).cost, right=True
-        ),
+        Column("cost", "COST", lambda h: blocks(won(h).cost), lambda h: won(h).cost, right=True),
         Column("margin", "AHEAD", ahead, lambda hop: hop.margin, right=True),
         Column(
             "scored",
@@ -184,11 +182,18 @@ def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
             rank=11,
             wide=True,
         ),
-        Column("id", "ID", lambda w: f"{w.worker_id:016x}", lambda w: w.worker_id, rank=12, wide=True),
         Column(
-            "endpoint", "ENDPOINT", lambda w: w.endpoint or "-", lambda w: w.endpoint, rank=13, wide=True
+            "id", "ID", lambda w: f"{w.worker_id:016x}", lambda w: w.worker_id, rank=12, wide=True
         ),
-    ]  # fmt: skip
+        Column(
+            "endpoint",
+            "ENDPOINT",
+            lambda w: w.endpoint or "-",
+            lambda w: w.endpoint,
+            rank=13,
+            wide=True,
+        ),
+    ]
     return columns
 
 
@@ -327,7 +332,7 @@ def _own_taints(worker: WorkerRow) -> list[str]:
 
 
 def _total(worker: WorkerRow, name: str) -> float:
-    return sum(getattr(rank, name) for rank in worker.ranks)
+    return float(sum(getattr(rank, name) for rank in worker.ranks))
 
 
 def _oldest(worker: WorkerRow, name: str) -> float | None:
