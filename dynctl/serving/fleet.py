@@ -222,7 +222,6 @@ class Fleet:
             self._service.set_condition(codes.WORKER_UNREACHABLE, name, reason)
             return
         if first:
-            _log.warning("worker %s is not routed to: %s", name, reason)
             streams = self.index.states(member.spec.worker_id).values()
             member.restarts_seen = sum(state.restarts for state in streams)
         self._service.set_available(member.spec.worker_id, reason)

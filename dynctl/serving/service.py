@@ -5,6 +5,7 @@ prompts into routing requests, and tells observers (metrics, logs, decision memo
 ``serve frontend`` and ``serve router`` are faces of the same service.
 """
 
+import logging
 import random
 import time
 from collections import Counter
@@ -52,6 +53,8 @@ from router_core.topology import RouterPolicy, policy_conflict
 from router_core.workers import Worker
 
 Clock = Callable[[], float]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +211,14 @@ class RoutingService:
     def decided(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
         """Tell the observers about the plan that will be answered from."""
         record.plan = plan
+        if plan.relaxed and plan.prefill is not None and plan.prefill.worker is not None:
+            wanted = ", ".join(item.taint for item in plan.implied)
+            self.set_condition(
+                codes.TRANSFER_CROSSED,
+                plan.model,
+                f"no eligible decode worker of {plan.model} satisfied {wanted}, so KV caches cross "
+                "the domain (fallback policy); add decode capacity there",
+            )
         for observer in self.observers:
             observer.on_decision(plan, request, record)
 
@@ -246,12 +257,14 @@ class RoutingService:
         """Report a condition; observers hear of it when it is new or changed."""
         told = self.conditions.set(code, subject, message)
         if told is not None:
+            _log.warning("%s %s: %s", code, subject, message)
             for observer in self.observers:
                 observer.on_condition(told, False)
 
     def clear_condition(self, code: str, subject: str) -> None:
         over = self.conditions.clear(code, subject)
         if over is not None:
+            _log.info("%s %s: over", code, subject)
             for observer in self.observers:
                 observer.on_condition(over, True)
 

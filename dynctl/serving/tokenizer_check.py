@@ -1,14 +1,10 @@
 """Our tokens against the engine's, once a model: a difference silently kills every overlap."""
 
-import logging
-
 from dynctl.serving import conditions as codes
 from dynctl.serving.fleet import Fleet, Member
 from dynctl.serving.prompts import Prompt
 from dynctl.serving.service import RoutingService
 from dynctl.tokenization import TokenizationError
-
-_log = logging.getLogger(__name__)
 
 #: Texts on which tokenizers and templates tend to differ: digits, case, accents, code, spaces.
 _TEXT = "Tokenizer check 2026: Été, naïve  façade\n\tif x_1 >= 0x1F: return [3.14, 'ok'] 漢字"
@@ -58,7 +54,6 @@ class TokenizerCheck:
                 f"--model-path does not tokenize {model} as {member.spec.name} does ({difference});"
                 " cached prefixes will not be found: give the model's own directory"
             )
-            _log.warning("%s", message)
             self._service.set_condition(codes.TOKENIZER_DIFFERS, model, message)
         if compared:
             self._checked.add(model)

@@ -92,8 +92,8 @@ class WorkersFile:
             try:
                 await self._take(read_workers_file(self._path))
             except WorkersFileError as error:
-                _log.warning("the fleet stays as it is: %s", error)
-                self._service.set_condition(codes.WORKERS_FILE_INVALID, subject, str(error))
+                message = f"the fleet stays as it is: {error}"
+                self._service.set_condition(codes.WORKERS_FILE_INVALID, subject, message)
             else:
                 self._service.clear_condition(codes.WORKERS_FILE_INVALID, subject)
 

@@ -1,0 +1,100 @@
+"""The router's own KV-transfer policy in front of plain engines: the proposal's table, run."""
+
+from typing import Any
+
+import pytest
+
+from router_core.config import RouterConfig
+from tests.dynctl.serving.fleets import WORDS, site
+
+IDS = {"extra_fields": ["worker_id"]}
+
+
+def fleet_of(*names: str) -> dict[str, Any]:
+    """Engines named role-zone (``prefill-a``, ``decode-b``; ``decode-none`` lacks the level)."""
+    engines, specs = [], {}
+    for name in names:
+        role, place = name.split("-")
+        engines.append({"name": name, "role": role})
+        if place != "none":
+            specs[name] = f",zone=zone-{place}"
+    return {"engines": engines, "specs": specs}
+
+
+def policy(enforcement: str = "required", **more: Any) -> RouterConfig:
+    return RouterConfig(kv_transfer_domain="zone", kv_transfer_enforcement=enforcement, **more)
+
+
+async def chosen(fleet, times: int = 4) -> set[tuple[str, str]]:
+    found = set()
+    registry = fleet.service.router.registry
+    for i in range(times):
+        status, body, _ = await fleet.chat(f"{i} {WORDS}", max_tokens=2, nvext=IDS)
+        assert status == 200, body
+        ids = body["nvext"]["worker_id"]
+        found.add(
+            (
+                registry.get(ids["prefill_worker_id"]).name,
+                registry.get(ids["decode_worker_id"]).name,
+            )
+        )
+    return found
+
+
+async def test_same_domain_pairs_only():
+    shape = fleet_of("prefill-a", "prefill-b", "decode-a", "decode-b")
+    async with site(**shape, router=policy()) as fleet:
+        assert await chosen(fleet, 8) <= {("prefill-a", "decode-a"), ("prefill-b", "decode-b")}
+
+
+async def test_no_same_domain_decode_fails_with_the_reason_before_any_dispatch():
+    async with site(**fleet_of("prefill-a", "decode-b"), router=policy()) as fleet:
+        status, body, _ = await fleet.chat(WORDS)
+        assert status == 503
+        told = body["error"]["dynctl"]
+        assert told["filter"] == "decode_capacity"
+        assert "zone zone-a has no eligible decode worker" in body["error"]["message"]
+        assert "decode worker in zone zone-a" in told["what_would_admit"]
+        assert fleet.engines["prefill-a"].engine.ranks[0].scheduler.cache.cached_blocks == 0
+
+
+async def test_no_same_domain_decode_falls_back_with_a_warning():
+    async with site(**fleet_of("prefill-a", "decode-b"), router=policy("fallback")) as fleet:
+        assert await chosen(fleet) == {("prefill-a", "decode-b")}
+        told = fleet.service.conditions.get("TRANSFER_CROSSED", "demo")
+        assert "dynamo.topology/zone=zone-a" in told.message
+
+
+async def test_workers_that_lack_the_level_are_excluded():
+    shape = fleet_of("prefill-a", "decode-a", "decode-none", "prefill-none")
+    async with site(**shape, router=policy()) as fleet:
+        assert await chosen(fleet, 6) == {("prefill-a", "decode-a")}
+
+
+async def test_workers_that_lack_the_level_are_a_fallback_when_no_other_is_there():
+    shape = fleet_of("prefill-a", "decode-a", "decode-none")
+    async with site(**shape, router=policy("fallback")) as fleet:
+        assert await chosen(fleet) == {("prefill-a", "decode-a")}
+        await fleet.frontend.fleet.remove("decode-a")
+        assert await chosen(fleet) == {("prefill-a", "decode-none")}
+
+
+async def test_an_unset_level_is_no_filtering():
+    async with site(**fleet_of("prefill-a", "decode-b", "decode-none")) as fleet:
+        assert {decode for _, decode in await chosen(fleet, 12)} == {"decode-b", "decode-none"}
+
+
+@pytest.mark.parametrize("enforcement", ["required", "fallback"])
+async def test_prefill_workers_whose_domain_can_decode_come_first(enforcement):
+    shape = fleet_of("prefill-a", "prefill-b", "decode-b")
+    async with site(**shape, router=policy(enforcement)) as fleet:
+        assert await chosen(fleet, 6) == {("prefill-b", "decode-b")}
+
+
+async def test_preferred_keeps_to_the_domain_while_it_is_worth_it():
+    config = policy("preferred", kv_transfer_preferred_weight=0.85)
+    shape = fleet_of("prefill-a", "decode-a", "decode-b")
+    async with site(**shape, router=config) as fleet:
+        assert await chosen(fleet, 4) == {("prefill-a", "decode-a")}
+        await fleet.frontend.fleet.remove("decode-a")
+        assert await chosen(fleet, 2) == {("prefill-a", "decode-b")}

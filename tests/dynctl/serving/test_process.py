@@ -1,0 +1,118 @@
+"""`serve frontend` as a process: ready line, SIGTERM, and an engine killed under load."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from tests.dynctl.serving.fleets import chat_body, until
+
+FRONTEND = """
+import sys
+from dynctl.serving.config import FrontendConfig, HealthConfig
+from dynctl.serving.frontend import run_frontend
+from dynctl.tokenization import DEMO_MODEL_DIR
+sys.exit(run_frontend(FrontendConfig(
+    port=0, workers=tuple(sys.argv[1:]), model_path=DEMO_MODEL_DIR, announce=True,
+    health=HealthConfig(interval_s=0.2, timeout_s=1.0),
+)))
+"""
+
+
+@asynccontextmanager
+async def process(*arguments: str):
+    """A child of ours and the record that it prints when it is ready; it is gone afterwards."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        async with asyncio.timeout(20):
+            line = await child.stdout.readline()
+        assert line, (await child.stderr.read()).decode()
+        yield child, json.loads(line)
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+def engine(name: str, *more: str):
+    return process(
+        "-m", "dynctl.engine", "--port", "0", "--name", name, "--speedup-ratio", "10", *more
+    )
+
+
+async def test_sigterm_lets_running_streams_end_and_exits_0():
+    async with (
+        aiohttp.ClientSession() as client,
+        engine("a0") as (_, ready),
+        process("-c", FRONTEND, f"{ready['url']},name=a0") as (frontend, record),
+    ):
+        url = record["url"] + "/v1/chat/completions"
+        body = chat_body("hi there", stream=True, max_tokens=300)
+        async with client.post(url, json=body) as answer:
+            assert answer.status == 200
+            await answer.content.readany()
+            frontend.send_signal(signal.SIGTERM)
+            rest = await answer.read()
+            assert rest.endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(frontend.wait(), 10) == 0
+        talk = (await frontend.stderr.read()).decode()
+        assert "serving on http://127.0.0.1:" in talk
+        assert "stopping: 1 requests are running" in talk
+        assert "hi there" not in talk
+
+
+async def test_killing_an_engine_under_64_streams_leaves_no_client_without_an_answer():
+    async with engine("a0") as (first, one), engine("a1") as (_, two):
+        workers = [f"{one['url']},name=a0", f"{two['url']},name=a1"]
+        async with (
+            process("-c", FRONTEND, *workers) as (_, record),
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
+        ):
+            began = 0
+            ends: list[str] = []
+
+            async def stream(i: int) -> None:
+                nonlocal began
+                body = chat_body(f"prompt {i}", stream=True, max_tokens=400)
+                async with client.post(record["url"] + "/v1/chat/completions", json=body) as answer:
+                    if answer.status != 200:
+                        ends.append(f"status {answer.status}")
+                        return
+                    seen = await answer.content.readany()
+                    began += 1
+                    seen += await answer.read()
+                    last = seen.rstrip(b"\n").rpartition(b"\n\n")[2]
+                    ends.append("error" if last.startswith(b'data: {"error"') else last.decode())
+
+            async with asyncio.timeout(30):
+                streams = [asyncio.create_task(stream(i)) for i in range(64)]
+                await until(lambda: began == 64, 15)
+                os.kill(first.pid, signal.SIGKILL)
+                await asyncio.gather(*streams)
+            assert len(ends) == 64
+            assert set(ends) == {"error", "data: [DONE]"}  # both engines had some
+
+            rows = await _rows(client, record["url"])
+            while rows["a0"]["status"] == "ready":
+                await asyncio.sleep(0.05)
+                rows = await _rows(client, record["url"])
+            for row in rows.values():
+                for rank in row["ranks"]:
+                    assert rank["active_requests"] == rank["active_decode_blocks"] == 0
+            for i in range(8):
+                body = chat_body(f"after {i}", max_tokens=2)
+                async with client.post(record["url"] + "/v1/chat/completions", json=body) as answer:
+                    assert answer.status == 200
+
+
+async def _rows(client, url):
+    async with client.get(url + "/v1/workers") as answer:
+        return {row["name"]: row for row in (await answer.json())["workers"]}
