@@ -116,7 +116,7 @@ class Admin:
     async def view(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/view``: everything that a decision depends on, to decide it again offline.
 
-        Taken at one moment, so the loop stands still for it: about a second for a million blocks.
+        Taken at one moment, so the loop stands still for it: 2.3 s a million cached blocks.
         """
         if self._saving.locked():
             raise HttpError(409, "another view is being taken", "conflict", "view_in_progress")

@@ -16,6 +16,10 @@ from typing import TextIO
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
+#: Ours, and those of the libraries that report errors nobody handled: a line in another format
+#: would break whoever parses the log.
+LOGGERS = ("dynctl", "asyncio", "aiohttp")
+
 #: Attributes of a record that become fields of its line, in this order.
 FIELDS = ("decision", "request_id", "stage", "worker", "outcome", "code")
 
@@ -54,9 +58,10 @@ class JsonFormatter(logging.Formatter):
 def configure_logging(
     log_format: str = "text", level: str = "info", stream: TextIO | None = None
 ) -> logging.Handler:
-    """Send the logs of dynctl to ``stream`` (stderr by default); returns the handler.
+    """Send the logs of dynctl, and its libraries' warnings, to ``stream`` (stderr by default).
 
-    Raises ValueError naming the choices. Called again, it replaces its handler.
+    Returns the handler. Raises ValueError naming the choices. Called again, it replaces what
+    it set before.
     """
     if log_format not in FORMATS:
         raise ValueError(f"log format: expected one of {', '.join(FORMATS)}, got {log_format!r}")
@@ -64,12 +69,13 @@ def configure_logging(
         raise ValueError(f"log level: expected one of {', '.join(LEVELS)}, got {level!r}")
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    logger = logging.getLogger("dynctl")
-    for old in list(logger.handlers):
-        logger.removeHandler(old)
-    logger.addHandler(handler)
-    logger.setLevel(level.upper())
-    logger.propagate = False
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        for old in list(logger.handlers):
+            logger.removeHandler(old)
+        logger.addHandler(handler)
+        logger.propagate = False
+    logging.getLogger(LOGGERS[0]).setLevel(level.upper())
     return handler
 
 

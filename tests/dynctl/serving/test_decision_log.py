@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from dynctl.serving.decision_log import REFUSALS_A_SECOND, DecisionLog, lines
-from dynctl.serving.log_format import TextFormatter, configure_logging
+from dynctl.serving.log_format import LOGGERS, TextFormatter, configure_logging
 from router_core.decision import Decision
 from router_core.taints import constraints
 from router_core.workers import ModelRuntimeConfig, Role, Worker
@@ -207,22 +207,49 @@ def test_clients_cannot_forge_lines(log):
     assert "\\n2026" in found or "\\u000a2026" in found
 
 
-def test_json_lines_have_the_same_message_and_the_fields():
+@pytest.fixture
+def loggers():
+    """Leaves the process's loggers as they were."""
+    known = [logging.getLogger(name) for name in LOGGERS]
+    before = [(one, list(one.handlers), one.level, one.propagate) for one in known]
+    yield
+    for one, handlers, level, propagate in before:
+        one.handlers[:], one.propagate = handlers, propagate
+        one.setLevel(level)
+
+
+def test_json_lines_have_the_same_message_and_the_fields(loggers):
     stream = io.StringIO()
-    logger = logging.getLogger("dynctl")
-    before = list(logger.handlers), logger.level, logger.propagate
-    try:
-        configure_logging("json", "info", stream)
-        plan = router(worker(1)).plan(request())
-        DecisionLog("winner").hop(plan.final)
-        line = json.loads(stream.getvalue())
-    finally:
-        logger.handlers[:], logger.propagate = before[0], before[2]
-        logger.setLevel(before[1])
+    configure_logging("json", "info", stream)
+    plan = router(worker(1)).plan(request())
+    DecisionLog("winner").hop(plan.final)
+    line = json.loads(stream.getvalue())
     assert line["decision"] == "r1"
     assert line["level"] == "info"
     assert line["target"] == "dynctl.decisions"
     assert line["message"].startswith('Selected worker router_mode="kv"')
+
+
+def test_libraries_speak_the_same_format(loggers):
+    first, stream = io.StringIO(), io.StringIO()
+    configure_logging("text", "info", first)
+    configure_logging("json", "warning", stream)
+    try:
+        raise RuntimeError("boom")
+    except RuntimeError:
+        logging.getLogger("aiohttp.server").exception("Error handling request")
+    logging.getLogger("dynctl.serving").info("not shown at this level")
+    (line,) = [json.loads(text) for text in stream.getvalue().splitlines()]
+    assert line["target"] == "aiohttp.server"
+    assert line["exception"].endswith("RuntimeError: boom")
+    assert first.getvalue() == ""
+
+
+def test_a_message_without_end_is_cut():
+    record = logging.LogRecord("dynctl", logging.INFO, "x.py", 1, "y" * 100_000, None, None)
+    line = TextFormatter().format(record)
+    assert len(line) < 9_000
+    assert line.endswith("yyy... (100,000 characters)")
 
 
 def test_bad_choices_are_named():
