@@ -103,8 +103,7 @@ async def test_a_refusal_reaches_memory_metrics_and_log(log_lines):
 
 async def test_every_hop_is_logged_as_0_9_did_and_never_the_prompt(log_lines):
     old = preset("dynamo-0.9")
-    settings = {"router": old, "preset": "dynamo-0.9", "log_decisions": "all"}
-    async with site(two_zones(), **settings) as fleet:
+    async with site(two_zones(), router=old, preset="dynamo-0.9", log_decisions="all") as fleet:
         status, _, headers = await fleet.chat(f"{SECRET} {WORDS * 4}", max_tokens=3)
         assert status == 200
         await fleet.idle()
