@@ -35,6 +35,7 @@ _COLUMN = 112
 _STEP = 96
 _REJECTION = 320
 _CONSTRAINT = 240
+_CARD = 1_600
 _NUMBER = 8
 
 
@@ -142,6 +143,19 @@ class Remembered(NamedTuple):
             self.relaxed,
         )
 
+    def cards(self) -> Iterator[Worker]:
+        """Every worker that the plan holds on to, with repetitions."""
+        for hop in (self.prefill, self.decode):
+            if isinstance(hop, BriefHop):
+                yield hop.first[0]
+                if hop.second is not None:
+                    yield hop.second[0]
+            elif hop is not None:
+                yield from hop.workers
+                for step in hop.funnel:
+                    for rejection in step.rejected:
+                        yield rejection.worker
+
     def winners(self) -> Iterator[Worker]:
         """The chosen workers, prefill first."""
         for hop in (self.prefill, self.decode):
@@ -175,7 +189,8 @@ class Remembered(NamedTuple):
 class DecisionMemory(ServiceObserver):
     """Plans by id and by age. Not thread-safe: it lives on the event loop.
 
-    ``max_bytes`` 0 keeps nothing. Cards of workers are shared with the registry and not counted.
+    ``max_bytes`` 0 keeps nothing. A worker's card is counted once, however many plans name it: the
+    cards of workers that changed or left live on in the plans that chose among them.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES, sample_every: int = SAMPLE_EVERY) -> None:
@@ -192,6 +207,8 @@ class DecisionMemory(ServiceObserver):
         self._sample_every = sample_every
         self._plans: dict[int, Remembered] = {}
         self._by_id: dict[str, tuple[int, ...]] = {}
+        #: id() of a card -> plans that hold it (and so keep the id from being reused).
+        self._cards: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -206,6 +223,13 @@ class DecisionMemory(ServiceObserver):
         self._plans[turn] = kept
         self._by_id[kept.id] = (*self._by_id.get(kept.id, ()), turn)
         self.size += kept.size
+        cards = self._cards
+        for worker in kept.cards():
+            key = id(worker)
+            holders = cards.get(key, 0)
+            if not holders:
+                self.size += _CARD
+            cards[key] = holders + 1
         while self.size > self.max_bytes and self._plans:
             self._forget_oldest()
 
@@ -252,6 +276,12 @@ class DecisionMemory(ServiceObserver):
         kept = self._plans.pop(turn)
         self.size -= kept.size
         self.evicted += 1
+        for worker in kept.cards():
+            key = id(worker)
+            self._cards[key] -= 1
+            if not self._cards[key]:
+                del self._cards[key]
+                self.size -= _CARD
         left = self._by_id[kept.id][1:]
         if left:
             self._by_id[kept.id] = left

@@ -9,6 +9,7 @@ import pytest
 from dynctl.serving.decision_memory import BriefHop, DecisionMemory, brief, pack
 from dynctl.serving.observers import RequestRecord
 from dynctl.serving.prompts import NOT_MODELLED
+from router_core.changes import WorkerUpserted
 from router_core.counterfactual import flip
 from router_core.taints import constraints
 from tests.dynctl.serving.routed import request, router, store, worker
@@ -155,7 +156,8 @@ def test_the_oldest_leave_and_their_ids_with_them():
     assert memory.get("p0") is None
     assert memory.get("p99") is not None
     kept = memory.recent(1000)
-    assert sum(one.size for one in kept) == memory.size
+    cards = {id(worker) for one in kept for worker in one.cards()}
+    assert memory.size == sum(one.size for one in kept) + 1_600 * len(cards)
     assert [one.id for one in kept] == [f"p{99 - i}" for i in range(len(kept))]
 
 
@@ -201,6 +203,43 @@ def test_refusals_are_covered_too():
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert used <= memory.size <= 3 * used
+
+
+def test_cards_of_a_fleet_that_keeps_changing_are_covered():
+    """Plans of before a change hold the cards of then, which nobody else does any more."""
+    memory = DecisionMemory(sample_every=2)
+    made = router()
+
+    def publish_again(generation):
+        for i in range(1, 21):
+            one = worker(i, name=f"worker-{i}-of-generation-{generation}", zone="abc"[i % 3])
+            assert made.apply(WorkerUpserted(one), 0.0).ok
+
+    publish_again(0)
+    made.plan(request())
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for i in range(100):
+        publish_again(i)
+        memory.record(made.plan(request(request_id=f"request-{i}")), 0.0)
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert used <= memory.size <= 2 * used
+
+
+def test_an_empty_memory_holds_nothing():
+    made = router(*(worker(i) for i in range(1, 5)))
+    memory = DecisionMemory(max_bytes=12_000)
+    for i in range(50):
+        wanted = constraints(["gpu=b200"]) if i % 3 else constraints()
+        memory.record(made.plan(request(request_id=f"p{i}", constraints=wanted)), 0.0)
+    while len(memory):
+        memory._forget_oldest()
+    assert memory.size == 0
+    assert not memory._cards
+    assert not memory._by_id
 
 
 def test_it_listens_to_the_service():
