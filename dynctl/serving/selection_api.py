@@ -92,6 +92,8 @@ class SelectionApi:
             request.id, request.id, "select", received, wall, request.model,
             isl_tokens=request.isl_tokens,
         )  # fmt: skip
+        for observer in service.observers:
+            observer.on_received(record)
         # From here to the bookings nothing may be awaited: others would see the same load.
         began = service.clock()
         plan = service.plan(request)
