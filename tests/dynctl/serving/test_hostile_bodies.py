@@ -27,16 +27,15 @@ hashes = st.lists(st.integers(-(2**63), 2**64 - 1), max_size=4)
 
 @given(st.dictionaries(st.sampled_from([*_KNOWN, *_ALIASES, "other"]), plain | tokens | hashes))
 def test_selections(body):
-    refused = None
+    asked: SelectRequest | RequestError
     try:
         asked = parse_select(body)
     except RequestError as error:
-        refused = error
-    if refused is not None:
-        assert 400 <= refused.status < 500
-        json.dumps(refused.body())
+        asked = error
+    if isinstance(asked, RequestError):
+        assert 400 <= asked.status < 500
+        json.dumps(asked.body())
         return
-    assert isinstance(asked, SelectRequest)
     columns = (asked.token_ids, asked.local_hashes, asked.sequence_hashes)
     assert sum(column is not None for column in columns) == 1
     assert asked.isl_tokens >= 1
@@ -60,15 +59,16 @@ def test_thresholds_from_any_json(body):
 
 
 def _read(body: bytes) -> None:
-    refused = None
+    found: tuple[str, dict, list[str]] | BadBody
     try:
-        model, values, ignored = read_body("application/json", body)
+        found = read_body("application/json", body)
     except BadBody as bad:
-        refused = bad
-    if refused is not None:
-        assert refused.status in (400, 422)
-        str(refused).encode()
+        found = bad
+    if isinstance(found, BadBody):
+        assert found.status in (400, 422)
+        str(found).encode()
         return
+    model, values, ignored = found
     assert isinstance(model, str)
     # What was let through, the router takes as well.
     try:
