@@ -10,7 +10,7 @@ import typer
 
 from dynctl.commands.global_options import group_callback, with_globals
 from dynctl.commands.help import PlainCommand, PlainGroup
-from dynctl.errors import DynctlError, ExitCode, exit_code_of
+from dynctl.errors import DynctlError, ExitCode, ReaderLeft, exit_code_of
 
 HELP = """Route, explain and verify topology-aware disaggregated LLM serving.
 
@@ -21,7 +21,7 @@ Exit codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 unreachable, 
 """
 
 #: Every command in the order of the help page: its path, where it is, what it does. Only the one
-#: that the command line names is imported; a test holds the summaries to the docstrings.
+#: that the command line names is imported.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("demo", "demo:demo", "Start a two-zone fleet, route four requests, explain each."),
     ("serve frontend", "serve:frontend", "Run the OpenAI frontend with the router inside."),
@@ -97,12 +97,12 @@ def run(arguments: Sequence[str]) -> int:
         command = typer.main.get_command(build_app(arguments))
         code = command.main(list(arguments), prog_name="dynctl", standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader left (`dynctl ... | head`): not worth a word, and nothing more can be said.
+    except (ReaderLeft, BrokenPipeError):
+        # Python flushes stdout once more when it ends, and would complain then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.YES
     except (_ClickException, typer.Abort) as error:
-        return _usage_error(error)
+        return _usage_error(error, arguments)
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
@@ -123,15 +123,27 @@ def _group(help: str, cls: type[PlainGroup] = PlainGroup) -> typer.Typer:
     return app
 
 
-def _usage_error(error: Any) -> int:
+def _usage_error(error: Any, arguments: Sequence[str]) -> int:
     context = getattr(error, "ctx", None)
     message = error.format_message() if hasattr(error, "format_message") else "aborted"
     if type(error).__name__ == "NoArgsIsHelpError":
         _say(message, file=sys.stdout)
         return ExitCode.YES
+    message += _given_value(getattr(error, "param", None), message, arguments)
     path = context.command_path if context is not None else "dynctl"
     _say(f"error: {message}", f"try: {path} --help")
     return ExitCode.USAGE
+
+
+def _given_value(parameter: Any, message: str, arguments: Sequence[str]) -> str:
+    """`` (got 'soon')`` where Typer's message leaves out the value that it could not read."""
+    for place, argument in enumerate(arguments):
+        name, separator, value = argument.partition("=")
+        if parameter is None or name not in parameter.opts or not name.startswith("-"):
+            continue
+        given = value if separator else "".join(arguments[place + 1 : place + 2])
+        return "" if repr(given) in message else f" (got {given!r})"
+    return ""
 
 
 def _report(error: BaseException) -> int:

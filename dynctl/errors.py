@@ -55,6 +55,10 @@ class TimedOut(DynctlError):
     exit_code = ExitCode.TIMEOUT
 
 
+class ReaderLeft(Exception):
+    """Who reads stdout has left (``dynctl ... | head``): nothing is wrong, nothing more is said."""
+
+
 def exit_code_of(error: BaseException) -> ExitCode | None:
     """What an error means to the shell; None for one that nobody expects (a defect)."""
     if isinstance(error, DynctlError):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from dynctl.connect.query import RouteQuery, choose_model
 from dynctl.connect.what_if import what_if
@@ -61,7 +61,7 @@ class ViewSource:
             pin_decode=pin(query.pin_decode),
         )
         looked_at = router.view(config, load)
-        plan = router.plan(request, view=looked_at, detail=True)
+        plan = router.plan(request, samples=_samples(tokens), view=looked_at, detail=True)
         return route_result(
             router,
             request,
@@ -189,3 +189,13 @@ def _stable_id(tokens: list[int], query: RouteQuery) -> str:
     asked = repr((query.required, sorted(query.preferred.items()), query.assignments))
     pins = repr((query.pin_prefill, query.pin_decode))
     return "dry-" + xxh3_64_hexdigest(array("q", tokens).tobytes() + (asked + pins).encode())[:12]
+
+
+def _samples(tokens: list[int]) -> tuple[float, float]:
+    """Chance for a dry run: fair over prompts, and the same for the same prompt.
+
+    Only the prompt counts, so that ``--set`` shows what it changes and not another draw.
+    """
+    data = array("q", tokens).tobytes()
+    first, second = (xxh3_64_intdigest(data, seed) for seed in (1, 2))
+    return (first >> 11) / 2**53, (second >> 11) / 2**53

@@ -13,7 +13,7 @@ from dynctl.options import GlobalOptions, OutputFormat
 #: Width of a screen (not of a list) where nobody says how wide the terminal is.
 DEFAULT_WIDTH = 80
 #: Narrower terminals get lines that are this long and wrap by themselves.
-MIN_WIDTH = 60
+MIN_WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from dynctl.wire.route_result import DecisionResult, RouteResult
 #: Candidates that a hop shows unless all are asked for.
 TOP = 8
 _LABEL = 9
+_TITLE = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,10 @@ class ExplainScreen:
         table: HopTable,
         canvas: Canvas,
     ) -> list[str]:
-        title = f"{number} {hop.stage}"
-        funnel = words.funnel(hop, result.model, canvas.screen_width - 12)
-        lines = [canvas.bold(title.ljust(12)) + funnel]
+        title = f"{number} {hop.stage}".ljust(_TITLE)
+        funnel = words.funnel(hop, result.model, canvas.screen_width - len(title) - 1)
+        lines = canvas.paragraph(funnel, first=f"{title} ") or [title]
+        lines[0] = canvas.bold(title) + lines[0][len(title) :]
         formula = words.formula(hop)
         if formula:
             lines += canvas.paragraph(formula, first="  cost = ", rest="         ")

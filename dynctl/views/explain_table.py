@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 from dynctl.views.canvas import Canvas
 from dynctl.views.columns import Column, Fitted, fit
-from dynctl.views.explain_words import primary_domain, short_taints
+from dynctl.views.explain_words import has_ranks, primary_domain, rank_name, short_taints
 from dynctl.views.numbers import amount, blocks, count, middle, plural
-from dynctl.wire.route_result import CandidateRow, DecisionResult, RejectedRow, RouteResult
+from dynctl.wire.route_result import CandidateRow, DecisionResult, RejectedRow, RouteResult, Term
 
 #: Filters whose rejections the funnel line says all about: nobody asks why a prefill worker is
 #: no decode worker.
 QUIET = ("model", "role")
 _INDENT = "  "
+_BAR_CELLS = 12
+_BAR_MARKS = {"prefill_blocks": "#", "decode_blocks": "="}
+_BAR_HEADING = "#pre =dec"
 _TERM_HEADINGS = {"turns_until_due": "turns", "active_requests": "active"}
 
 
@@ -26,8 +29,14 @@ class _Line:
     """A candidate and the winner's cost, which some columns compare with."""
 
     row: CandidateRow
-    best: float | None
-    scored_prefill: bool
+    best: float | None = None
+    worst: float = 0.0
+    ranked: bool = False
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def scored_prefill(self) -> bool:
+        return any(term.name == "prefill_blocks" for term in self.terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,11 @@ class HopTable:
         columns = _columns(result, hops, canvas, domain)
         width = canvas.screen_width - len(_INDENT) - 2
         # Rejected workers stand in the same first columns: their names count too.
-        rejected = [_as_line(r) for hop in hops for r in _shown_rejections(hop, limit) or ()]
+        rejected = [
+            _as_line(row, has_ranks(hop))
+            for hop in hops
+            for row in _shown_rejections(hop, limit) or ()
+        ]
         return cls(fit(columns, [*lines, *rejected], width), canvas, domain, limit, result.blocks)
 
     def lines(self, hop: DecisionResult) -> list[str]:
@@ -84,7 +97,7 @@ class HopTable:
             return [_cut(f"{_INDENT}x {text}", room) for text in _grouped(hop)]
         lines = []
         for row in shown:
-            cells = [_name(row.worker, row.dp_rank)]
+            cells = [rank_name(row, has_ranks(hop))]
             if self.domain is not None:
                 cells.append(row.domains.get(self.domain, "-"))
             start = f"{_INDENT}x {self._padded(cells)}"
@@ -107,7 +120,7 @@ def _columns(
         Column(
             "worker",
             "worker",
-            lambda line: _name(line.row.worker, line.row.dp_rank),
+            lambda line: rank_name(line.row, line.ranked),
             lambda line: line.row.worker,
             name=True,
         )
@@ -118,7 +131,7 @@ def _columns(
         columns.append(_domain_column(name, 0 if name == domain else 9))
     columns += _term_columns(result, hops)
     preferred = any(row.multiplier != 1.0 for row in rows)
-    if preferred or roomy:
+    if preferred:
         columns.append(
             Column(
                 "multiplier",
@@ -126,7 +139,7 @@ def _columns(
                 lambda line: f"{line.row.multiplier:.3f}",
                 lambda line: line.row.multiplier,
                 right=True,
-                rank=1 if preferred else 8,
+                rank=1,
             )
         )
     columns.append(
@@ -160,6 +173,8 @@ def _columns(
                 rank=2,
             )
         )
+    if result.mode == "kv":
+        columns.append(Column("bar", _BAR_HEADING, _bar, lambda line: line.row.terms, rank=5))
     if roomy:
         columns += _roomy_columns()
     return columns
@@ -197,7 +212,7 @@ def _roomy_columns() -> list[Column[_Line]]:
     return [
         Column(
             "active_prefill_tokens",
-            "active prefill tokens",
+            "prefill tokens",
             lambda line: count(line.row.active_prefill_tokens),
             lambda line: line.row.active_prefill_tokens,
             right=True,
@@ -235,7 +250,6 @@ def _domain_column(domain: str, rank: int) -> Column[_Line]:
 def _lines(hop: DecisionResult, limit: int | None) -> list[_Line]:
     winner = hop.winner
     best = min((row.cost for row in hop.candidates), default=None)
-    scored = any(term.name == "prefill_blocks" for term in hop.terms)
 
     def place(row: CandidateRow) -> tuple[bool, float, str, int]:
         won = winner is not None and (row.worker_id, row.dp_rank) == (
@@ -245,16 +259,18 @@ def _lines(hop: DecisionResult, limit: int | None) -> list[_Line]:
         return (not won, row.cost, row.worker, row.dp_rank)
 
     rows = sorted(hop.candidates, key=place)[:limit]
-    return [_Line(row, best, scored) for row in rows]
+    worst = max((row.cost for row in rows), default=0.0)
+    ranked = has_ranks(hop)
+    return [_Line(row, best, worst, ranked, tuple(hop.terms)) for row in rows]
 
 
-def _as_line(row: RejectedRow) -> _Line:
+def _as_line(row: RejectedRow, ranked: bool) -> _Line:
     """A rejected rank with nothing to say in the scoring columns: only name and domains count."""
     empty = CandidateRow(
         worker=row.worker, worker_id=row.worker_id, cost=0.0, dp_rank=row.dp_rank,
         domains=row.domains,
     )  # fmt: skip
-    return _Line(empty, None, False)
+    return _Line(empty, ranked=ranked)
 
 
 def _shown_rejections(hop: DecisionResult, limit: int | None) -> list[RejectedRow] | None:
@@ -322,5 +338,15 @@ def _behind(line: _Line) -> str:
     return "" if gap == 0 else f"+{blocks(gap)}"
 
 
-def _name(worker: str, dp_rank: int) -> str:
-    return worker if dp_rank == 0 else f"{worker}.{dp_rank}"
+def _bar(line: _Line) -> str:
+    """The cost as a bar, each term in its own character; the longest row is the dearest."""
+    if line.worst <= 0 or line.row.cost <= 0:
+        return ""
+    drawn = ""
+    reached = 0.0
+    for term in line.terms:
+        share = term.weight * line.row.terms.get(term.name, 0.0) * line.row.multiplier
+        reached += share
+        cells = round(reached / line.worst * _BAR_CELLS) - len(drawn)
+        drawn += _BAR_MARKS.get(term.name, "+") * max(0, cells)
+    return drawn or "."

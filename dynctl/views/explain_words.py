@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from dynctl.views.numbers import age, amount, blocks, plural
 from dynctl.wire.route_result import (
+    CandidateRow,
     Constraint,
     DecisionResult,
     FunnelRow,
+    Ref,
     RejectedRow,
     RouteResult,
 )
@@ -70,7 +72,7 @@ def funnel(hop: DecisionResult, model: str, room: int) -> str:
     """``6 workers > 3 prefill > 2 not busy > 2 scored``; steps that took nobody out may go."""
     if not hop.funnel:
         return ""
-    noun = "rank" if _has_ranks(hop) else "worker"
+    noun = "rank" if has_ranks(hop) else "worker"
     parts = [(plural(hop.funnel[0].entered, noun), True)]
     for step in hop.funnel:
         changed = step.left != step.entered
@@ -130,12 +132,16 @@ def answer(result: RouteResult) -> list[str]:
         return [f"none: {message}"]
     prefill, decode = result.winner.prefill, result.winner.decode
     places = [_domains(hop) for hop in (result.prefill, result.decode) if hop is not None]
-    if prefill is None or decode is None:
-        only = decode or prefill
+    chosen = [
+        rank_name(ref, hop is not None and has_ranks(hop))
+        for ref, hop in ((prefill, result.prefill), (decode, result.decode))
+        if ref is not None
+    ]
+    if len(chosen) == 1:
         where = ", ".join(places[-1].values())
-        lines = [f"{only.worker if only else '-'}" + (f" in {where}" if where else "")]
+        lines = [chosen[0] + (f" in {where}" if where else "")]
     else:
-        lines = [f"{prefill.worker} -> {decode.worker}{_together(places, result)}"]
+        lines = [f"{' -> '.join(chosen)}{_together(places, result)}"]
     final = result.decode or result.prefill
     if final is not None:
         lines += _freshness(result, final)
@@ -160,8 +166,8 @@ def remedies(result: RouteResult) -> Iterator[tuple[str, str]]:
     if step is None:
         yield "admits", f"a {hop.stage} worker of model {result.model} (dynctl serve engine)"
         return
-    name = _STEPS.get(step.filter, step.filter).replace("with the ", "")
-    noun = "rank" if _has_ranks(hop) else "worker"
+    name = step.filter.replace("_", " ")
+    noun = "rank" if has_ranks(hop) else "worker"
     yield (
         "stopped",
         f"by the {name} filter of the {hop.stage} hop: {plural(step.entered, noun)}"
@@ -199,6 +205,17 @@ def short_taints(text: str) -> str:
     return text.replace(TOPOLOGY_PREFIX, "")
 
 
+def has_ranks(hop: DecisionResult) -> bool:
+    """Whether some worker has more than one data-parallel rank."""
+    rejected = any(row.dp_rank for step in hop.funnel for row in step.rejected)
+    return rejected or any(row.dp_rank for row in hop.candidates)
+
+
+def rank_name(row: Ref | CandidateRow | RejectedRow, ranked: bool) -> str:
+    """A worker's name, with ``/rank`` where there are ranks to tell apart."""
+    return f"{row.worker}/{row.dp_rank}" if ranked else row.worker
+
+
 # -- inside --------------------------------------------------------------------------------
 
 
@@ -213,11 +230,6 @@ def _step_name(step: FunnelRow, hop: DecisionResult, model: str) -> str:
     if step.filter == "role":
         return hop.stage
     return _STEPS.get(step.filter, step.filter.replace("_", " "))
-
-
-def _has_ranks(hop: DecisionResult) -> bool:
-    rejected = any(row.dp_rank for step in hop.funnel for row in step.rejected)
-    return rejected or any(row.dp_rank for row in hop.candidates)
 
 
 def _guard(step: FunnelRow) -> str:
@@ -235,27 +247,38 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     winner = hop.winner
     if winner is None:
         return
+    ranked = has_ranks(hop)
+    name = rank_name(winner, ranked)
     if len(hop.candidates) == 1:
-        yield f"{winner.worker} is the only eligible worker."
+        yield f"{name} is the only eligible {'rank' if ranked else 'worker'}."
         return
     unit = "blocks" if hop.mode == "kv" else hop.terms[0].unit if hop.terms else ""
     others = [row for row in hop.candidates if not _is(row, winner.worker_id, winner.dp_rank)]
     second = min(others, key=lambda row: row.cost)
+    second_name = rank_name(second, ranked)
     if hop.temperature > 0:
-        chance = next(r.probability for r in hop.candidates if r not in others)
-        yield f"{winner.worker} had a chance of {chance:.1%} at temperature {hop.temperature:g}."
+        chance = next(
+            (row.probability for row in hop.candidates
+             if _is(row, winner.worker_id, winner.dp_rank)), 0.0
+        )  # fmt: skip
+        yield f"drawn: {name} had a chance of {chance:.1%} at temperature {hop.temperature:g}."
         if hop.margin is not None and hop.margin < 0:
-            yield f"{second.worker} is cheaper by {blocks(-hop.margin)} {unit}."
+            yield f"{second_name} is cheaper by {blocks(-hop.margin)} {unit}."
     elif hop.tied:
-        names = [ref.worker for ref in hop.tied if ref.worker_id != winner.worker_id]
+        names = [
+            rank_name(ref, ranked)
+            for ref in hop.tied
+            if not _is(ref, winner.worker_id, winner.dp_rank)
+        ]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
-        each = 1 / len(hop.tied)
-        yield f"tie with {shown}: each is as likely ({each:.0%})."
+        yield f"tie with {shown}: each is as likely ({1 / len(hop.tied):.0%})."
         if hop is result.prefill:
             yield from _after_tie(result)
+    elif hop.mode == "round-robin":
+        yield f"it is {name}'s turn; {second_name} is next."
     elif hop.margin is not None:
         margin = blocks(hop.margin) if hop.mode == "kv" else amount(hop.margin)
-        yield f"wins by {margin} {unit} over {second.worker}" + _flip(hop) + "."
+        yield f"wins by {margin} {unit} over {second_name}{_flip(hop)}."
 
 
 def _flip(hop: DecisionResult) -> str:
@@ -379,7 +402,11 @@ def _admits(
         other = " or a policy of preferred" if ours else " or a request without that constraint"
         return f"a {role} worker with {wanted},{other}"
     if step.filter == "decode_capacity":
-        return "an eligible decode worker in one of these domains"
+        places = dict.fromkeys(
+            f"{row.limit} {row.value}" for row in step.rejected if row.code == "no_decode_capacity"
+        )
+        where = " or ".join(places) or "its transfer domain"
+        return f"an eligible decode worker in {where}: dynctl workers list shows who is busy"
     if step.filter == "busy" and nearest is not None:
         over = float(nearest.value or 0) - float(nearest.limit or 0)
         return (

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from dynctl.errors import ReaderLeft
 from dynctl.options import GlobalOptions, OutputFormat
 from dynctl.views import screens
 from dynctl.views.canvas import Canvas
@@ -33,7 +34,11 @@ def emit(
     else:
         draw = screen or screens.draw
         text = draw(result, Canvas.of(options))
-    sys.stdout.write(text)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderLeft from None
 
 
 def talk(message: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dynctl.demo.story import DemoEnd, DemoStep
-from dynctl.views import story, tables
+from dynctl.views import story, tables, worker_tables
 from dynctl.views.canvas import Canvas
 from dynctl.views.results import (
     ConfigReport,
@@ -20,8 +20,8 @@ from dynctl.wire.route_result import RouteResult
 
 _SCREENS: dict[type, Any] = {
     RouteResult: tables.route_short,
-    WorkerList: tables.worker_list,
-    WorkerDetail: tables.worker_detail,
+    WorkerList: worker_tables.worker_list,
+    WorkerDetail: worker_tables.worker_detail,
     ThresholdList: tables.threshold_list,
     ThresholdChange: tables.threshold_change,
     ConfigReport: tables.config_report,

@@ -1,0 +1,16 @@
+"""A list as a table: heading, one line a row, as wide as its canvas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dynctl.views.canvas import Canvas
+from dynctl.views.columns import Column, fit, visible
+
+
+def table(columns: Sequence[Column[Any]], rows: Sequence[Any], canvas: Canvas) -> str:
+    """Heading and rows."""
+    fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), rows, canvas.width)
+    lines = [canvas.faint(fitted.heading()), *(fitted.line(row) for row in rows)]
+    return "\n".join(lines) + "\n"

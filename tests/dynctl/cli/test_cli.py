@@ -1,0 +1,224 @@
+"""The app: what it lists, what it imports, where options may stand, and how it fails."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from dynctl import cli
+from dynctl.commands.global_options import with_globals
+from dynctl.errors import ExitCode, TimedOut, Unreachable, UsageProblem, exit_code_of
+
+HEAVY = (
+    "aiohttp",
+    "etcd3",
+    "httpx",
+    "jinja2",
+    "kubernetes",
+    "msgspec",
+    "nats",
+    "prometheus_client",
+    "rich",
+    "textual",
+    "tokenizers",
+    "uvloop",
+    "xxhash",
+    "yaml",
+    "zmq",
+)
+
+
+def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    "line", [[], ["--help"], ["route", "--help"], ["serve", "frontend", "--help"], ["workers"]]
+)
+def test_help_loads_no_client_library(line: list[str]):
+    code = (
+        "import sys; from dynctl.cli import run; code = run(sys.argv[1:]); "
+        f"print(code, [m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = in_new_process(code, *line)
+    assert done.stderr == "0 []\n"
+    assert done.stdout.startswith("Usage: dynctl")
+
+
+def test_a_command_imports_only_itself():
+    code = (
+        "import sys; from dynctl.cli import run; run(['version', '--client']); "
+        "print(sorted(m for m in sys.modules if m.startswith('dynctl.commands.')),"
+        " file=sys.stderr)"
+    )
+    done = in_new_process(code)
+    names = ["global_options", "help", "version"]
+    assert done.stderr == f"{[f'dynctl.commands.{name}' for name in names]}\n"
+
+
+@pytest.mark.parametrize(("path", "place", "summary"), cli.COMMANDS)
+def test_every_command_loads_and_is_described(path: str, place: str, summary: str):
+    function = cli._load(place)
+    assert inspect.getdoc(function)
+    assert summary.endswith(".")
+    assert len(summary) <= 66, "the help page would cut it"
+    assert "options" in inspect.signature(function).parameters
+    with_globals(function)
+
+
+def test_groups_and_commands_agree():
+    groups = {path.split()[0] for path, _, _ in cli.COMMANDS if " " in path}
+    assert groups == set(cli.GROUPS)
+
+
+def test_help_lists_every_command_in_order(dynctl):
+    out = dynctl("--help").out
+    section = out[out.index("Commands:") : out.index("Options:")]
+    listed = [line.split()[0] for line in section.splitlines()[1:] if line.strip()]
+    assert listed == list(dict.fromkeys(path.split()[0] for path, _, _ in cli.COMMANDS))
+
+
+def test_every_command_has_a_help_page_of_its_own(dynctl):
+    for path, _, _ in cli.COMMANDS:
+        ran = dynctl(*path.split(), "--help")
+        assert ran.code == 0
+        assert ran.out.startswith(f"Usage: dynctl {path} ")
+        assert "Global options:" in ran.out
+        assert all(len(line) <= 100 for line in ran.out.splitlines())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["--demo", "-o", "name", "workers", "list"],
+        ["workers", "--demo", "-o", "name", "list"],
+        ["workers", "list", "--demo", "-o", "name"],
+        ["--demo", "workers", "list", "-o", "name"],
+        ["-o", "json", "workers", "list", "--demo", "-o", "name"],
+    ],
+)
+def test_global_options_stand_before_and_after_the_command(dynctl, line: list[str]):
+    ran = dynctl(*line)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.split() == [
+        "prefill-a0",
+        "prefill-b0",
+        "prefill-b1",
+        "decode-a0",
+        "decode-b0",
+        "decode-b1",
+    ]
+
+
+def test_repeated_frontends_add_up_on_both_sides_of_the_command(dynctl):
+    ran = dynctl("--frontend", "http://127.0.0.1:1", "version", "--frontend", "http://127.0.0.1:2")
+    assert "http://127.0.0.1:1 " in ran.out
+    assert "http://127.0.0.1:2 " in ran.out
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "hint"),
+    [
+        (["rout"], "No such command 'rout'. Did you mean 'route'?", "dynctl --help"),
+        (["route", "--explian"], "No such option: --explian", "dynctl route --help"),
+        (["workers", "lst"], "No such command 'lst'", "dynctl workers --help"),
+        (["workers", "show"], "Missing argument 'ID'", "dynctl workers show --help"),
+        (["route", "hi", "-o", "xml"], "'xml'", "dynctl route --help"),
+        (["version", "--timeout", "soon"], "'soon'", "dynctl version --help"),
+        (["version", "--timeout", "0"], "(got '0')", "dynctl version --help"),
+    ],
+)
+def test_wrong_command_lines_name_the_word_and_the_help_page(dynctl, line, error, hint):
+    ran = dynctl(*line)
+    assert ran.code == ExitCode.USAGE
+    assert ran.out == ""
+    assert error in ran.err.splitlines()[0]
+    assert ran.err.startswith("error: ")
+    assert ran.err.endswith(f"try: {hint}\n")
+
+
+def test_exit_codes_by_kind_of_error():
+    assert exit_code_of(UsageProblem("x")) == 2
+    assert exit_code_of(Unreachable("x")) == 3
+    assert exit_code_of(TimedOut("x")) == 4
+    assert exit_code_of(KeyboardInterrupt()) == 130
+    assert exit_code_of(FileNotFoundError(2, "no such file", "a.json")) == 2
+    assert exit_code_of(ZeroDivisionError()) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UsageProblem("a: b", "try c"), 2, "error: a: b\n  try c\n"),
+        (Unreachable("gone"), 3, "error: gone\n"),
+        (TimedOut("slow"), 4, "error: slow\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (PermissionError(13, "Permission denied", "/x"), 2, "error: /x: Permission denied\n"),
+    ],
+)
+def test_errors_of_a_command_become_exit_codes(dynctl, monkeypatch, error, code, said):
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("dynctl.connect.connect", fails)
+    ran = dynctl("workers", "list")
+    assert (ran.code, ran.out, ran.err) == (code, "", said)
+
+
+def test_a_defect_is_not_an_answer_and_shows_no_traceback(dynctl, monkeypatch):
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("dynctl.connect.connect", fails)
+    ran = dynctl("workers", "list")
+    assert ran.code == ExitCode.DEFECT
+    assert "Traceback" not in ran.err
+    assert "ZeroDivisionError: by zero" in ran.err
+    assert "--debug" in ran.err
+    with pytest.raises(ZeroDivisionError):
+        dynctl("workers", "list", "--debug")
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m dynctl config show -o json | head -c 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1].endswith("0")
+
+
+def test_output_that_nobody_can_take_is_no_traceback():
+    # The pipe is closed before anything is written, so that the write itself fails.
+    code = (
+        "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); "
+        "from dynctl.cli import run; sys.exit(run(['workers', 'list', '--demo']))"
+    )
+    done = in_new_process(code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR", None])
+def test_colour_needs_a_terminal_and_leave(variable, monkeypatch, tmp_path):
+    from dynctl.options import GlobalOptions
+    from dynctl.views.canvas import Canvas
+
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+        def fileno(self) -> int:
+            raise OSError
+
+    monkeypatch.setenv("TERM", "xterm")
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    canvas = Canvas.of(GlobalOptions(), Terminal())  # type: ignore[arg-type]
+    assert canvas.color is (variable is None)
+    assert canvas.width == 80
+    assert not Canvas.of(GlobalOptions(no_color=True), Terminal()).color  # type: ignore[arg-type]
+    with (tmp_path / "file").open("w") as file:
+        assert Canvas.of(GlobalOptions(), file) == Canvas(None)

@@ -1,0 +1,276 @@
+"""`dynctl route`: the contract, reproduction, what-if, and every way to ask wrongly."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import yaml
+
+from dynctl.wire.route_result import RouteResult
+from tests.golden.fleets import TOKENS, two_zones
+
+DEMO = "Explain KV cache reuse in distributed serving."
+
+
+@pytest.fixture
+def view_file(tmp_path: Path) -> Path:
+    path = tmp_path / "view.json"
+    path.write_bytes(two_zones(prefill_load_scale=1.5).save())
+    return path
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.json"
+    path.write_text(json.dumps(TOKENS))
+    return path
+
+
+REF = {"worker", "worker_id", "dp_rank"}
+DECISION = {
+    "id", "stage", "outcome", "winner", "margin", "tied", "temperature", "parameters", "terms",
+    "constraints", "funnel", "candidates", "flip", "preference", "freshness",
+}  # fmt: skip
+CANDIDATE = REF | {
+    "domains", "overlap_blocks", "prefill_blocks", "decode_blocks", "active_requests", "terms",
+    "multiplier", "cost", "probability",
+}  # fmt: skip
+RESULT = {
+    "kind", "schema", "model", "mode", "preset", "tokens", "block_size", "blocks", "assumptions",
+    "winner", "prefill", "decode", "decode_by_prefill",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("explain", [True, False])
+def test_json_is_the_contract_with_and_without_explain(dynctl, view_file, tokens_file, explain):
+    extra = ["--explain"] if explain else []
+    ran = dynctl("route", "--tokens", tokens_file, "--view", view_file, "-o", "json", *extra)
+    assert (ran.code, ran.err) == (0, "")
+    result = ran.json
+    assert set(result) >= RESULT
+    assert (result["kind"], result["schema"]) == ("RouteResult", 1)
+    assert (result["tokens"], result["block_size"], result["blocks"]) == (36, 16, 2)
+    assert set(result["winner"]) == {"prefill", "decode"}
+    assert set(result["winner"]["prefill"]) == REF
+    for hop in ("prefill", "decode"):
+        decision = result[hop]
+        assert set(decision) >= DECISION
+        assert decision["stage"] == hop
+        assert decision["parameters"]["prefill_load_scale"] == 1.5
+        for step in decision["funnel"]:
+            assert set(step) >= {"filter", "entered", "left", "rejected"}
+            for row in step["rejected"]:
+                assert set(row) >= REF | {"code", "value", "limit", "message"}
+        assert decision["candidates"]
+        for row in decision["candidates"]:
+            assert set(row) >= CANDIDATE
+    assert set(result["decode"]["constraints"][0]) == {"taint", "kind", "weight", "origin"}
+    assert result["decode"]["constraints"][0]["origin"] == "kv-transfer policy of worker prefill-a0"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"prefill_load_scale": 1.5, "decode_active_request_weight": 0.7},
+        {"overlap_score_credit": 0.3, "router_temperature": 0.5},
+    ],
+)
+@pytest.mark.parametrize("policy", [("required", None), ("preferred", 0.85), (None, None)])
+def test_every_cost_is_its_terms(dynctl, tmp_path, tokens_file, policy, config):
+    path = tmp_path / "view.json"
+    path.write_bytes(two_zones(*policy, **config).save())
+    result = dynctl("route", "--tokens", tokens_file, "--view", path, "-o", "json").json
+    for hop in (result["prefill"], result["decode"]):
+        weights = {term["name"]: term["weight"] for term in hop["terms"]}
+        for row in hop["candidates"]:
+            total = sum(weights[name] * value for name, value in row["terms"].items())
+            assert row["cost"] == pytest.approx(row["multiplier"] * total, abs=1e-9)
+
+
+def test_the_guides_number(dynctl, view_file, tokens_file):
+    result = dynctl("route", "--tokens", tokens_file, "--view", view_file, "-o", "json").json
+    costs = {row["worker"]: row["cost"] for row in result["prefill"]["candidates"]}
+    assert costs == {"prefill-a0": 1.875, "prefill-b0": 3.375}
+
+
+def test_formats_render_the_same_value(dynctl, view_file, tokens_file):
+    line = ["route", "--tokens", tokens_file, "--view", view_file, "-o"]
+    document = dynctl(*line, "json").json
+    assert json.loads(dynctl(*line, "jsonl").out) == document
+    assert dynctl(*line, "jsonl").out.count("\n") == 1
+    assert yaml.safe_load(dynctl(*line, "yaml").out) == document
+    assert dynctl(*line, "name").out == "prefill-a0\ndecode-a0\n"
+    assert msgspec.json.decode(dynctl(*line, "json").out, type=RouteResult).ok
+
+
+@pytest.mark.parametrize("form", [["--explain"], ["-o", "json"], ["-o", "yaml"], []])
+def test_a_saved_view_repeats_the_answer_byte_for_byte(dynctl, tmp_path, form):
+    path = tmp_path / "saved.json"
+    first = dynctl("route", "--demo", DEMO, *form, "--save-view", path)
+    assert first.code == 0
+    assert str(path) in first.err
+    again = dynctl("route", DEMO, *form, "--view", path)
+    assert (again.out, again.err) == (first.out, "")
+    # A view that is saved from a view is the same view.
+    copy = tmp_path / "copy.json"
+    dynctl("route", DEMO, "--view", path, "--save-view", copy)
+    assert copy.read_bytes() == path.read_bytes()
+
+
+def test_a_view_holds_no_prompt_and_no_tokens(dynctl, tmp_path):
+    path = tmp_path / "saved.json"
+    dynctl("route", "--demo", "a very secret prompt", "--save-view", path)
+    assert "secret" not in path.read_text()
+
+
+def test_prompt_raw_messages_stdin_and_tokens(dynctl, tmp_path, monkeypatch):
+    def tokens(*arguments: object) -> int:
+        return dynctl("route", "--demo", "-o", "json", *arguments).json["tokens"]
+
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps([{"role": "user", "content": DEMO}]))
+    chat = tokens(DEMO)
+    assert tokens("--messages", file) == chat
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": DEMO}]}))
+    assert tokens("--messages", file) == chat
+    assert 0 < tokens("--raw", DEMO) < chat
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(DEMO.encode())))
+    assert tokens("-") == chat
+    ids = tmp_path / "ids.txt"
+    ids.write_text("1 2 3\n4, 5")
+    assert tokens("--tokens", ids) == 5
+
+
+def test_constraints_and_pins_reach_the_decision(dynctl):
+    result = dynctl(
+        "route", DEMO, "--demo", "-o", "json",
+        "--require-taint", "dynamo.topology/zone=zone-b",
+        "--prefer-taint", "dynamo.topology/zone=zone-b=0.5",
+    ).json  # fmt: skip
+    assert result["winner"]["prefill"]["worker"] == "prefill-b0"
+    preferred = result["prefill"]["constraints"][1]
+    assert (preferred["taint"], preferred["weight"]) == ("dynamo.topology/zone=zone-b", 0.5)
+    pinned = dynctl("route", DEMO, "--demo", "-o", "name", "--pin-prefill", "ll-b1").out
+    assert pinned.split() == ["prefill-b1", "decode-b1"]
+
+
+def test_what_if_changes_settings_and_load_and_says_so(dynctl):
+    base = dynctl("route", DEMO, "--demo", "-o", "json").json
+    by = base["prefill"]["flip"]["by"]
+    line = ["route", DEMO, "--demo", "-o", "json", "--set"]
+    under = dynctl(*line, f"load.prefill-a0.prefill_tokens=+{by - 1}").json
+    over = dynctl(*line, f"load.prefill-a0.prefill_tokens=+{by}").json
+    assert under["winner"]["prefill"]["worker"] == "prefill-a0"
+    assert over["winner"]["prefill"]["worker"] == "prefill-b0"
+    assert f"load.prefill-a0.prefill_tokens=+{by}" in over["assumptions"][-1]
+    scaled = dynctl(*line, "prefill-load-scale=3").json
+    assert scaled["prefill"]["parameters"]["prefill_load_scale"] == 3.0
+    absolute = dynctl(*line, "load.prefill-b1.prefill_tokens=0").json
+    rows = {row["worker"]: row for row in absolute["prefill"]["candidates"]}
+    assert rows["prefill-b1"]["active_prefill_tokens"] == 0
+    blocks = dynctl(*line, "load.decode-a0.decode_blocks=+7").json
+    before = base["decode"]["candidates"][0]["decode_blocks"]
+    assert blocks["decode"]["candidates"][0]["decode_blocks"] == before + 7
+
+
+@pytest.mark.parametrize("output", ["table", "wide", "json"])
+def test_a_refusal_is_an_answer_on_stdout_with_exit_code_1(dynctl, output):
+    ran = dynctl("route", DEMO, "--demo", "--require-taint", "gpu=x", "-o", output)
+    assert (ran.code, ran.err) == (1, "")
+    assert "gpu=x" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "expected one of PROMPT, --messages FILE and --tokens FILE, got none"),
+        (["hi", "--tokens", "x"], "got PROMPT and --tokens"),
+        (["--tokens", "{tmp}/absent"], "absent: No such file or directory"),
+        (["--tokens", "{tmp}/words"], "expected a JSON list of token ids"),
+        (["--tokens", "{tmp}/negative"], "ids are whole numbers from 0 to 4294967295"),
+        (["--tokens", "{tmp}/floats"], "ids are whole numbers from 0 to 4294967295"),
+        (["--tokens", "{tmp}/empty"], "no token ids"),
+        (["--messages", "{tmp}/words"], "not JSON"),
+        (["--messages", "{tmp}/negative"], "expected a list of messages"),
+        (["--messages", "{tmp}/binary"], "not UTF-8 at byte 0"),
+        (["hi", "--prefer-taint", "zone"], "--prefer-taint zone: expected TAINT=WEIGHT"),
+        (["hi", "--prefer-taint", "zone=x"], "--prefer-taint zone=x: expected TAINT=WEIGHT"),
+        (["hi", "--prefer-taint", "zone=inf"], "expected a finite weight"),
+        (["hi", "--model", "other"], "--model other: no such model; served: demo"),
+        (["hi", "--pin-prefill", "nobody"], "worker 'nobody': no such name"),
+        (["hi", "--pin-decode", "0"], "worker '0': no such name"),
+        (["hi", "--pin-decode", "-b0"], "worker '-b0' is ambiguous: 2 workers end in it"),
+        (["hi", "--set", "speed=3"], "speed: no such setting"),
+        (["hi", "--set", "prefill_load_scale"], "expected key=value"),
+        (["hi", "--set", "prefill_load_scale=-1"], "expected at least 0, got -1"),
+        (["hi", "--set", "load.prefill-a0.speed=1"], "expected load.WORKER.prefill_tokens=+N"),
+        (["hi", "--set", "load.x.prefill_tokens=1"], "worker 'x': no such name"),
+        (["hi", "--set", "load.prefill-a0.prefill_tokens=lots"], "expected a whole number"),
+        (["hi", "--model-path", "{tmp}"], "tokenizer.json"),
+    ],
+)
+def test_bad_input_is_named_with_exit_code_2(dynctl, tmp_path, arguments, expected):
+    for name, content in (
+        ("words", b"one two"),
+        ("negative", b"[-1]"),
+        ("floats", b"[1.5]"),
+        ("empty", b" "),
+        ("binary", b"\xff\xfe"),
+    ):
+        (tmp_path / name).write_bytes(content)
+    given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    ran = dynctl("route", "--demo", *given)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert ran.err.startswith("error: ")
+    assert expected in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"{", "not JSON"),
+        (b'{"kind": "Other"}', "expected kind RoutingView, got 'Other'"),
+        (b'{"kind": "RoutingView", "schema": 99}', "expected schema 1, got 99"),
+        (b'{"kind": "RoutingView", "schema": 1}', "view"),
+    ],
+)
+def test_a_file_that_is_no_view_is_named(dynctl, tmp_path, content, expected):
+    path = tmp_path / "view.json"
+    path.write_bytes(content)
+    ran = dynctl("route", "hi", "--view", path)
+    assert ran.code == 2
+    assert f"--view {path}: " in ran.err
+    assert expected in ran.err
+
+
+def test_a_view_from_elsewhere_needs_a_tokenizer_or_tokens(dynctl, tmp_path, tokens_file):
+    view = two_zones().view
+    view.model_paths["tiny"] = "/nowhere/model"
+    path = tmp_path / "view.json"
+    from dynctl.connect.view_source import ViewSource
+
+    path.write_bytes(ViewSource(view, "x").save())
+    ran = dynctl("route", "hi", "--view", path)
+    assert ran.code == 2
+    assert "/nowhere/model, which is not here" in ran.err
+    assert "--model-path DIR" in ran.err
+    assert dynctl("route", "--tokens", tokens_file, "--view", path).code == 0
+
+
+def test_two_sources_are_a_usage_error_and_none_is_unreachable(dynctl, tmp_path, monkeypatch):
+    ran = dynctl("route", "hi", "--demo", "--view", tmp_path / "x")
+    assert ran.code == 2
+    assert "--demo and --view: two sources were given" in ran.err
+    monkeypatch.setattr("dynctl.connect.DEFAULT_FRONTEND", "http://127.0.0.1:1")
+    ran = dynctl("route", "hi")
+    assert ran.code == 3
+    for way in ("--demo", "--view FILE", "--frontend http", "dynctl serve frontend"):
+        assert way in ran.err

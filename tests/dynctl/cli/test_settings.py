@@ -1,0 +1,162 @@
+"""Flag over environment over preset, remembered sources, old names and warnings."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynctl.errors import UsageProblem
+from dynctl.settings import Resolved, bounds, resolve
+from router_core.config import SETTINGS
+
+
+def test_flag_wins_over_environment_and_environment_over_preset():
+    env = {"DYN_ROUTER_TEMPERATURE": "0.5", "DYN_ROUTER_PREFILL_LOAD_SCALE": "2"}
+    found = resolve({"--router-temperature": "0.7"}, env, preset_name="dynamo-0.9")
+    assert found.config.router_temperature == 0.7
+    assert found.sources["router_temperature"] == "flag --router-temperature"
+    assert found.config.prefill_load_scale == 2.0
+    assert found.sources["prefill_load_scale"] == "env DYN_ROUTER_PREFILL_LOAD_SCALE"
+    assert found.config.overload_status_code == 503
+    assert found.sources["overload_status_code"] == "preset dynamo-0.9"
+    assert found.warnings == ()
+
+
+def test_every_setting_has_a_source():
+    assert set(resolve({}, {}).sources) == set(SETTINGS)
+
+
+def test_preset_from_the_environment_and_unknown_presets():
+    assert resolve({}, {"DYNCTL_PRESET": "dynamo-0.9"}).preset == "dynamo-0.9"
+    assert resolve({}, {}).preset == "dynamo-1.6"
+    with pytest.raises(UsageProblem, match=r"--preset dynamo-2: expected one of dynamo-1.6"):
+        resolve({}, {}, preset_name="dynamo-2")
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_every_spelling_of_every_setting_is_read(name: str):
+    setting = SETTINGS[name]
+    value = setting.default
+    if setting.type is bool:
+        text, value = ("false", False) if setting.default else ("true", True)
+    elif setting.choices:
+        value = text = setting.choices[-1]
+    elif setting.type is str:
+        value = text = "zone"
+    else:
+        value = setting.type(500 if name == "overload_status_code" else 1)
+        text = str(value)
+    extra = {"--kv-transfer-preferred-weight": "1"} if text == "preferred" else {}
+    for index, spelling in enumerate((*setting.flags, *setting.env)):
+        flags = {spelling: text} if spelling.startswith("--") else {}
+        env = {} if flags else {spelling: text}
+        found = resolve({**flags, **extra}, env)
+        assert getattr(found.config, name) == value
+        assert found.sources[name].endswith(f" {spelling}")
+        old = index not in (0, len(setting.flags))
+        assert any("deprecated" in warning for warning in found.warnings) is old
+        assert any("not built yet: ignored" in w for w in found.warnings) is not setting.built
+
+
+def test_deprecated_names_say_what_to_use():
+    found = resolve({"--kv-overlap-score-weight": "1.5"}, {})
+    assert found.config.prefill_load_scale == 1.5
+    assert found.warnings == (
+        "--kv-overlap-score-weight is deprecated: use --router-prefill-load-scale",
+    )
+
+
+@pytest.mark.parametrize(
+    "spelling", ["--router-kv-overlap-score-weight", "DYN_KV_OVERLAP_SCORE_WEIGHT"]
+)
+def test_a_legacy_overlap_weight_of_0_turns_the_credit_off_too(spelling: str):
+    flag = spelling.startswith("--")
+    found = resolve({spelling: "0"} if flag else {}, {} if flag else {spelling: "0"})
+    assert found.config.prefill_load_scale == 0
+    assert found.config.overlap_score_credit == 0
+    assert found.sources["overlap_score_credit"].endswith(spelling)
+
+
+def test_the_current_name_wins_over_the_old_one():
+    flags = {"--router-prefill-load-scale": "2", "--kv-overlap-score-weight": "3"}
+    assert resolve(flags, {}).config.prefill_load_scale == 2
+
+
+@pytest.mark.parametrize(("policy", "means"), [("fail", "required"), ("fallback", "fallback")])
+@pytest.mark.parametrize("kind", ["flag", "env"])
+def test_the_mismatch_policy_is_an_enforcement(policy: str, means: str, kind: str):
+    domain = {"--router-kv-transfer-topology-level": "zone"}
+    name = "--router-kv-transfer-mismatch-policy"
+    variable = "DYN_ROUTER_KV_TRANSFER_MISMATCH_POLICY"
+    found = resolve(
+        {**domain, name: policy} if kind == "flag" else domain,
+        {variable: policy} if kind == "env" else {},
+    )
+    assert found.config.kv_transfer_enforcement == means
+    assert found.sources["kv_transfer_enforcement"].startswith(kind)
+    assert found.warnings == ()
+
+
+def test_the_mismatch_policy_must_not_contradict_the_enforcement():
+    flags = {
+        "--router-kv-transfer-topology-level": "zone",
+        "--router-kv-transfer-mismatch-policy": "fallback",
+        "--kv-transfer-enforcement": "required",
+    }
+    with pytest.raises(UsageProblem, match="fallback means --kv-transfer-enforcement fallback"):
+        resolve(flags, {})
+    agreeing = {**flags, "--kv-transfer-enforcement": "fallback"}
+    assert resolve(agreeing, {}).config.kv_transfer_enforcement == "fallback"
+    # A flag corrects a variable, it does not contradict it.
+    env = {"DYN_ROUTER_KV_TRANSFER_ENFORCEMENT": "required"}
+    del flags["--kv-transfer-enforcement"]
+    assert resolve(flags, env).config.kv_transfer_enforcement == "fallback"
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "expected"),
+    [
+        (
+            {"--router-temperature": "warm"},
+            {},
+            "--router-temperature: expected a number, got 'warm'",
+        ),
+        ({"--router-temperature": "-1"}, {}, "--router-temperature: expected at least 0, got -1.0"),
+        ({"--router-mode": "best"}, {}, "--router-mode: expected one of kv, round-robin"),
+        ({"--router-mode": "direct"}, {}, "'direct' (not built yet)"),
+        ({}, {"DYN_ROUTER_TEMPERATURE": "x"}, "DYN_ROUTER_TEMPERATURE: expected a number"),
+        ({}, {"DYN_ROUTER_ASSUME_KV_REUSE": "maybe"}, "expected true or false"),
+        ({"--router-kv-transfer-mismatch-policy": "maybe"}, {}, "expected one of fail, fallback"),
+        (
+            {"--router-kv-transfer-topology-level": "z", "--kv-transfer-enforcement": "preferred"},
+            {},
+            "kv_transfer_preferred_weight: required",
+        ),
+    ],
+)
+def test_bad_values_name_the_spelling_the_value_and_the_bounds(flags, env, expected):
+    with pytest.raises(UsageProblem) as caught:
+        resolve(flags, env)
+    assert expected in caught.value.message
+
+
+def test_an_enforcement_without_a_domain_is_pointless_and_said():
+    found = resolve({"--kv-transfer-enforcement": "fallback"}, {})
+    assert found.warnings == (
+        "--kv-transfer-enforcement has no effect without --router-kv-transfer-topology-level",
+    )
+
+
+def test_underscored_modes_and_empty_variables():
+    assert resolve({"--router-mode": "round_robin"}, {}).config.router_mode == "round-robin"
+    assert resolve({}, {"DYN_ROUTER_MODE": " "}) == resolve({}, {})
+
+
+def test_bounds_in_words():
+    assert bounds(SETTINGS["active_decode_blocks_threshold"]) == "number 0..1, or none"
+    assert bounds(SETTINGS["router_mode"]) == "kv|round-robin|random|least-loaded"
+    assert bounds(SETTINGS["overload_status_code"]) == "whole number 400..599"
+    assert bounds(SETTINGS["decode_capacity_guard"]) == "true|false"
+
+
+def test_resolved_is_a_value():
+    assert isinstance(resolve({}, {}), Resolved)

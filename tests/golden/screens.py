@@ -1,0 +1,103 @@
+"""Every golden screen by name: what is asked of which fleet, and how it is drawn.
+
+``python -m tests.golden.screens`` writes the files afresh; look at the difference before you
+commit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dynctl.connect.query import RouteQuery
+from dynctl.connect.view_source import ViewSource
+from dynctl.views.canvas import Canvas
+from dynctl.views.explain import ExplainScreen
+from dynctl.views.results import WorkerDetail, WorkerList
+from dynctl.views.screens import draw
+from tests.golden.fleets import TOKENS, load, stored, two_zones, view, worker
+
+HERE = Path(__file__).parent
+WIDTHS = (80, 200)
+
+
+def explained(source: ViewSource, **query: Any) -> Callable[[int], str]:
+    result = source.route(RouteQuery(token_ids=TOKENS, **query))
+    return lambda width: ExplainScreen()(result, Canvas(width))
+
+
+def big_fleet() -> ViewSource:
+    """400 workers with names as deployments give them."""
+    workers, changes = [], []
+    for number in range(1, 401):
+        role = "prefill" if number <= 200 else "decode"
+        one = worker(
+            f"my-llm-deployment-{role}-{number:05d}-{number * 7919 % 65536:04x}",
+            role,
+            number,
+            zone=f"us-east-1{'abc'[number % 3]}",
+            enforcement="required" if role == "prefill" else None,
+            extra={"rack": f"r{number % 17}"},
+        )
+        workers.append(one)
+        changes += load(one, prefill=number * 37 % 5003, decode=number * 53 % 499)
+    return view(workers, changes)
+
+
+def aggregated_ranks() -> ViewSource:
+    first = worker("agg-0", "aggregated", 1, ranks=2)
+    second = worker("agg-1", "aggregated", 2, ranks=2, kv_events=False)
+    return view([first, second], [stored(first, 2, 1), *load(first, decode=3, rank=1)])
+
+
+def tied() -> ViewSource:
+    return view(
+        [
+            worker("prefill-a0", "prefill", 1, zone="zone-a", enforcement="required"),
+            worker("prefill-b0", "prefill", 2, zone="zone-b", enforcement="required"),
+            worker("decode-a0", "decode", 3, zone="zone-a"),
+            worker("decode-b0", "decode", 4, zone="zone-b"),
+        ]
+    )
+
+
+def screens() -> dict[str, Callable[[int], str]]:
+    """File stem -> the screen at a width."""
+    guarded = two_zones(active_decode_blocks_threshold=0.002)
+    fleet = aggregated_ranks()
+    workers = two_zones().workers()
+    zone_a = ("dynamo.topology/zone=zone-a",)
+    return {
+        "required": explained(two_zones(prefill_load_scale=1.5)),
+        "preferred": explained(two_zones("preferred", 0.85)),
+        "temperature": explained(two_zones(None, router_temperature=0.5)),
+        "tie": explained(tied()),
+        "guard": explained(guarded),
+        "refused-zone-lost": explained(guarded, required=zone_a),
+        "refused-busy": explained(two_zones(), pin_prefill="prefill-b1"),
+        "refused-no-decode": explained(view([worker("prefill-a0", "prefill", 1)])),
+        "round-robin": explained(two_zones(router_mode="round-robin")),
+        "least-loaded": explained(two_zones(router_mode="least-loaded")),
+        "large": explained(big_fleet()),
+        "ranks": explained(fleet),
+        "what-if": explained(
+            two_zones(), assignments=("load.prefill-a0.prefill_tokens=+17", "prefill_load_scale=2")
+        ),
+        "workers": lambda width: draw(WorkerList("test", workers), Canvas(width)),
+        "workers-large": lambda width: draw(
+            WorkerList("test", big_fleet().workers()[195:205]), Canvas(width)
+        ),
+        "workers-load-only": lambda width: draw(WorkerList("test", fleet.workers()), Canvas(width)),
+        "worker": lambda width: draw(WorkerDetail("test", workers[2]), Canvas(width)),
+    }
+
+
+def write() -> None:
+    for name, screen in screens().items():
+        for width in WIDTHS:
+            (HERE / f"{name}-{width}.txt").write_text(screen(width))
+
+
+if __name__ == "__main__":
+    write()
