@@ -76,7 +76,7 @@ class IndexRuntime:
         def emit(value: StreamValue) -> None:
             # A stream that was replaced may still have something to say: nobody wants it.
             if self._generation.get(source.worker_id, 0) == generation:
-                self._take(value)
+                self.take(value)
 
         stream = ZmqKvEvents(source, emit, self._clock, context=self._context)
         old = self._streams.pop(key, None)
@@ -146,7 +146,8 @@ class IndexRuntime:
                 _log.exception("KV events of %s stopped; following again", stream.endpoint)
             await asyncio.sleep(1.0)
 
-    def _take(self, value: StreamValue) -> None:
+    def take(self, value: StreamValue) -> None:
+        """Queue what a stream reported; beyond MAX_WAITING the oldest is applied at once."""
         if isinstance(value, StreamCondition):
             self._on_condition(value)
         while len(self._waiting) >= MAX_WAITING:

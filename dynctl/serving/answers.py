@@ -4,19 +4,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from dynctl.serving.flow import Answer
 from dynctl.serving.observers import RequestRecord
 from dynctl.serving.service import RoutingService
-from dynctl.serving.upstream import UpstreamFailure, failure_of
+from dynctl.serving.upstream_failure import UpstreamFailure
 from dynctl.wire.nvext import NvExt
 from router_core.decision import Decision, RoutingPlan
 from router_core.selection import RoutingRequest
 
 _DONE = b"data: [DONE]"
+#: A client that has this much waiting is not sent more until it took some.
+_LAGGING_BYTES = 256 * 1024
 _SSE = "text/event-stream"
 
 
@@ -70,21 +71,38 @@ async def pass_stream(
     piece = answer.head
     if nvext.extra_fields and (nvext.wants("worker_id") or nvext.wants("timing")):
         return response, await _pass_annotated(response, answer, service, record, nvext, blocks)
-    read, write = upstream.content.readany, response.write
-    last = b""
+    end = b""
+
+    def seen(piece: bytes) -> None:
+        nonlocal end
+        events = piece.count(b"data:")
+        record.output_events += events
+        record.output_bytes += len(piece)
+        if blocks is not None:
+            blocks.add(events)
+        end = piece[-4:]
+
+    transport = http.transport
+
+    def take(chunks: bytes) -> bool:
+        """Whole chunks with their frames, straight to the client; False when it lags."""
+        if transport is None or transport.is_closing():
+            return False
+        seen(chunks)
+        transport.write(chunks)
+        return transport.get_write_buffer_size() < _LAGGING_BYTES
+
+    # Frames pass unchanged only where the client's side is framed in the same way.
+    framed = upstream.chunked and http.version >= HttpVersion11 and transport is not None
     try:
         while piece:
-            events = piece.count(b"data:")
-            record.output_events += events
-            record.output_bytes += len(piece)
-            if blocks is not None:
-                blocks.add(events)
-            await write(piece)
-            last = piece
-            piece = await read()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        failure = failure_of(str(upstream.url), error)
-        await _end_with_error(response, last, failure)
+            seen(piece)
+            await response.write(piece)
+            if framed and await upstream.pipe(take):
+                break
+            piece = await upstream.readany()
+    except UpstreamFailure as failure:
+        await _end_with_error(response, end, failure)
         return response, failure
     await response.write_eof()
     return response, None
@@ -116,12 +134,11 @@ async def _pass_annotated(
                 if blocks is not None:
                     blocks.add(1)
                 await response.write(event + b"\n\n")
-            piece = await upstream.content.readany()
+            piece = await upstream.readany()
             if not piece:
                 break
             pending += piece
-    except (aiohttp.ClientError, TimeoutError) as error:
-        failure = failure_of(str(upstream.url), error)
+    except UpstreamFailure as failure:
         await _end_with_error(response, b"\n\n", failure)
         return failure
     if pending:
@@ -143,7 +160,8 @@ async def _end_with_error(
             }
         }
     )
-    gap = b"" if last.endswith(b"\n\n") or not last else b"\n\n"
+    whole = last.endswith((b"\n\n", b"\n\n\r\n")) or not last
+    gap = b"" if whole else b"\n\n"
     await response.write(gap + b"data: " + body + b"\n\n")
     await response.write_eof()
 

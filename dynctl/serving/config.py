@@ -6,6 +6,10 @@ from pathlib import Path
 
 from router_core.config import RouterConfig
 
+#: Ranks up to which every decision spells out its rejections and is remembered whole: in a fleet
+#: of this size that costs next to nothing.
+SMALL_FLEET = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -23,7 +23,8 @@ from dynctl.serving.engine_facts import (
     facts_from_models,
 )
 from dynctl.serving.service import RoutingService
-from dynctl.serving.upstream import Upstream, UpstreamFailure
+from dynctl.serving.upstream import Upstream
+from dynctl.serving.upstream_failure import UpstreamFailure
 from dynctl.serving.worker_spec import WorkerSpec, WorkerSpecError
 from router_core.changes import KvEvent, LoadReported
 from router_core.events import Cleared

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import aiohttp
-
 from dynctl.serving.config import Limits
+from dynctl.serving.engine_http import EngineStream
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.handoff import (
     bootstrap_body,
@@ -23,7 +22,8 @@ from dynctl.serving.handoff import (
 )
 from dynctl.serving.observers import RequestRecord
 from dynctl.serving.service import RoutingService, excluding
-from dynctl.serving.upstream import Upstream, UpstreamFailure, failure_of
+from dynctl.serving.upstream import Upstream
+from dynctl.serving.upstream_failure import UpstreamFailure
 from router_core.changes import Stage
 from router_core.decision import Decision, RoutingPlan
 from router_core.selection import RoutingRequest
@@ -59,7 +59,7 @@ class Answer:
     ``companion`` is the prefill half of a bootstrap pair, which may still run.
     """
 
-    response: aiohttp.ClientResponse
+    response: EngineStream
     head: bytes
     plan: RoutingPlan
     companion: asyncio.Task[None] | None = None
@@ -215,7 +215,7 @@ class RequestFlow:
         worker = _winner(decision)
         response = await self._open(call, decision, prefill_body(call.body))
         try:
-            answer = await self._upstream.read(response, self._limits.prefill_answer_bytes)
+            answer = await response.read(self._limits.prefill_answer_bytes)
             return decode_body(call.body, kv_transfer_params(answer))
         except UpstreamFailure as failure:
             raise _HopFailed(failure, worker, "prefill") from failure
@@ -223,7 +223,7 @@ class RequestFlow:
             unreadable = UpstreamFailure("protocol", f"{worker.name}: {error}")
             raise _HopFailed(unreadable, worker, "prefill") from error
         finally:
-            response.release()
+            response.close()
 
     async def _bootstrapped(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, address: tuple[str, int]
@@ -260,7 +260,7 @@ class RequestFlow:
         worker = _winner(decision)
         response = await self._open(call, decision, body)
         try:
-            await self._upstream.read(response, self._limits.prefill_answer_bytes)
+            await response.read(self._limits.prefill_answer_bytes)
         except UpstreamFailure as failure:
             raise _HopFailed(failure, worker, "prefill") from failure
         finally:
@@ -270,7 +270,7 @@ class RequestFlow:
 
     # -- dispatching -----------------------------------------------------------------------
 
-    async def _open(self, call: Call, decision: Decision, body: bytes) -> aiohttp.ClientResponse:
+    async def _open(self, call: Call, decision: Decision, body: bytes) -> EngineStream:
         worker, ref = _winner(decision), decision.require()
         headers = call.headers
         config = worker.runtime_config
@@ -286,13 +286,13 @@ class RequestFlow:
 
     async def _dispatch(
         self, call: Call, decision: Decision, body: bytes
-    ) -> tuple[aiohttp.ClientResponse, bytes]:
+    ) -> tuple[EngineStream, bytes]:
         """Send to the hop's winner and wait for its first output; raises _HopFailed."""
         worker = _winner(decision)
         response = await self._open(call, decision, body)
         try:
             if not call.stream:
-                head = await self._upstream.read(response, self._limits.unary_answer_bytes)
+                head = await response.read(self._limits.unary_answer_bytes)
             else:
                 head = await self._first_output(response)
         except BaseException as error:
@@ -302,24 +302,19 @@ class RequestFlow:
             raise
         return response, head
 
-    async def _first_output(self, response: aiohttp.ClientResponse) -> bytes:
-        try:
-            head = await response.content.readany()
-            # An engine that fails before its first token says so in the first event.
-            while head.startswith(_ERROR_EVENT) and b"\n\n" not in head:
-                more = await response.content.readany()
-                if not more:
-                    break
-                head += more
-        except Exception as error:
-            raise failure_of(str(response.url), error) from error
+    async def _first_output(self, response: EngineStream) -> bytes:
+        head = await response.readany()
+        # An engine that fails before its first token says so in the first event.
+        while head.startswith(_ERROR_EVENT) and b"\n\n" not in head:
+            more = await response.readany()
+            if not more:
+                break
+            head += more
         if not head:
-            raise UpstreamFailure("reset", f"{response.url.origin()} ended without any output")
+            raise UpstreamFailure("reset", f"{response.origin} ended without any output")
         if head.startswith(_ERROR_EVENT):
             event = head.split(b"\n\n", 1)[0].partition(b":")[2].strip()
-            raise UpstreamFailure(
-                "status", f"{response.url.origin()} failed", status=500, body=event
-            )
+            raise UpstreamFailure("status", f"{response.origin} failed", status=500, body=event)
         return head
 
     def _bootstrap(self, prefill: Decision) -> tuple[str, int] | None:

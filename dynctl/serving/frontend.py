@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 import signal
@@ -43,6 +44,8 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 1024
 _EXPIRY_S = 15.0
 _CHECK_S = 10.0
+#: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
+_GC_THRESHOLDS = (20_000, 20, 50)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Routes = Callable[["Frontend"], Iterable[web.RouteDef]]
@@ -309,6 +312,7 @@ async def serve(build: Callable[[], Frontend]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await frontend.start()
+    settle_garbage_collector()
     try:
         frontend.log_start()
         if frontend.config.announce:
@@ -321,6 +325,18 @@ async def serve(build: Callable[[], Frontend]) -> int:
     finally:
         await frontend.close()
     return 0
+
+
+def settle_garbage_collector() -> None:
+    """Collect cycles seldom, and never look again at what the start has made.
+
+    The defaults collect every 700 allocations and stop all streams for up to 80 ms at a full
+    collection; measured, that was an eighth of the CPU of a request and two thirds of the p99
+    time to the first token. Requests leave hardly any cycles, so rarer collections keep up.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def _specs(texts: Iterable[str]) -> list[WorkerSpec]:

@@ -17,6 +17,7 @@ import msgspec
 
 from dynctl.serving import conditions as codes
 from dynctl.serving.conditions import Conditions
+from dynctl.serving.config import SMALL_FLEET
 from dynctl.serving.observers import RequestRecord, ServiceObserver
 from dynctl.serving.prompts import (
     NOT_MODELLED,
@@ -183,8 +184,13 @@ class RoutingService:
         samples: tuple[float, float] | None = None,
         note: str | None = None,
     ) -> RoutingPlan:
-        """Decide every hop; books nothing. ``detail`` spells out every rejection (dry runs)."""
+        """Decide every hop; books nothing.
+
+        ``detail`` spells out every rejection; dry runs ask for it, and a small fleet always gets
+        it, since there it costs next to nothing.
+        """
         drawn = samples or (self.sample(), self.sample())
+        detail = detail or self._small_fleet
         plan = self.router.plan(request, samples=drawn, view=view, detail=detail)
         return plan if request.overlap_modelled else _noted(plan, note or NOT_MODELLED)
 
@@ -197,8 +203,13 @@ class RoutingService:
         note: str | None = None,
     ) -> RoutingPlan:
         """Decide the decode hop again, now that prefill is done."""
+        detail = detail or self._small_fleet
         plan = self.router.continue_plan(request, prefill, sample=self.sample(), detail=detail)
         return plan if request.overlap_modelled else _noted(plan, note or NOT_MODELLED)
+
+    @property
+    def _small_fleet(self) -> bool:
+        return self.router.registry.capacity <= SMALL_FLEET
 
     def book(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> Applied:
         """Give the hop to its winner; from now on it counts as that worker's load."""

@@ -1,0 +1,66 @@
+"""What can go wrong between the router and an engine, with a name for each."""
+
+from dataclasses import dataclass
+
+import aiohttp
+
+
+@dataclass(eq=False)
+class UpstreamFailure(Exception):
+    """An engine did not do its part.
+
+    ``kind``: ``refused`` (nobody listens), ``connect``, ``reset``, ``timeout``, ``status`` (an
+    error answer, then ``status``, ``body`` and ``content_type`` hold it) or ``protocol``.
+    ``retryable``: another engine may well do better.
+    """
+
+    kind: str
+    message: str
+    status: int = 0
+    body: bytes = b""
+    content_type: str = "application/json"
+    retry_after: str | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def retryable(self) -> bool:
+        return self.kind != "status" or self.status >= 500 or self.status == 429
+
+    @property
+    def sent(self) -> bool:
+        """Whether the engine may have started on the request."""
+        return self.kind not in ("refused", "connect")
+
+
+def connect_failure(where: str, error: Exception) -> UpstreamFailure:
+    """Nothing was sent: the connection did not come about. ``where`` is the engine's origin."""
+    text = str(error)
+    # With several addresses asyncio joins the errors into one text.
+    refused = isinstance(error, ConnectionRefusedError) or (
+        text.startswith("Multiple exceptions") and text.count("[Errno") == text.count("[Errno 111]")
+    )
+    if refused:
+        return UpstreamFailure("refused", f"{where} refused the connection")
+    if isinstance(error, TimeoutError):
+        return UpstreamFailure("connect", f"{where} did not accept a connection in time")
+    reason = getattr(error, "strerror", None) or text or type(error).__name__
+    return UpstreamFailure("connect", f"{where} cannot be reached: {reason}")
+
+
+def control_failure(where: str, error: Exception) -> UpstreamFailure:
+    """A control request that failed; raises what is no failure of the engine."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return connect_failure(where, TimeoutError())
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return connect_failure(where, error.os_error)
+    if isinstance(error, TimeoutError):
+        return UpstreamFailure("timeout", f"{where} did not answer in time")
+    if isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, OSError)):
+        return UpstreamFailure("reset", f"{where} broke the connection")
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return UpstreamFailure("reset", f"{where} broke off its answer")
+    if isinstance(error, aiohttp.ClientError):
+        return UpstreamFailure("protocol", f"{where}: {type(error).__name__}")
+    raise error

@@ -1,0 +1,246 @@
+"""The lean client: every way to frame an answer, cut at every place, and answers that lie."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dynctl.serving.engine_http import ClientBounds, EngineClient
+from dynctl.serving.upstream_failure import UpstreamFailure
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+STREAM = CHUNKED + b"5\r\nhello\r\n7;x=y\r\n, world\r\n0\r\n\r\n"
+
+
+class Script:
+    """A server that answers each request with the next list of pieces; None closes."""
+
+    def __init__(self, *answers: list[bytes | None]) -> None:
+        self.answers = list(answers)
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while self.answers:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                self.requests.append(head + await reader.readexactly(length))
+                for piece in self.answers.pop(0):
+                    if piece is None:
+                        return
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+            await reader.read()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(*answers: list[bytes | None], **bounds):
+    script = Script(*answers)
+    server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
+    script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/x"
+    client = EngineClient(ClientBounds(**bounds))
+    try:
+        yield script, client
+    finally:
+        client.close()
+        server.close()
+        await server.wait_closed()
+
+
+async def whole(client, url, limit=1_000_000):
+    stream = await client.post(url, b"{}", {"x-request-id": "r"})
+    return stream.status, await stream.read(limit)
+
+
+async def test_the_request_as_it_is_sent():
+    async with serving([STREAM]) as (script, client):
+        await client.post(script.url, b'{"a":1}', {"x-request-id": "r", "bad": "a\r\nb: c"})
+        host = script.url.split("/")[2]
+        assert script.requests == [
+            b"POST /v1/x HTTP/1.1\r\nhost: "
+            + host.encode()
+            + b"\r\ncontent-type: application/json\r\naccept-encoding: identity\r\n"
+            b'content-length: 7\r\nx-request-id: r\r\n\r\n{"a":1}'
+        ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (STREAM, b"hello, world"),
+        (HEAD + b"content-length: 5\r\n\r\nhello", b"hello"),
+        (HEAD + b"Content-Length: 0\r\n\r\n", b""),
+        (CHUNKED + b"3\r\nabc\r\n0\r\ntrailer: x\r\n\r\n", b"abc"),
+    ],
+)
+async def test_an_answer_cut_at_every_byte_reads_the_same(answer, body):
+    for at in range(1, len(answer)):
+        async with serving([answer[:at], answer[at:]]) as (script, client):
+            assert await whole(client, script.url) == (200, body)
+
+
+async def test_an_answer_until_the_end_of_the_connection():
+    async with serving([HEAD + b"\r\n", b"hel", b"lo", None]) as (script, client):
+        assert await whole(client, script.url) == (200, b"hello")
+
+
+async def test_connections_are_kept_and_shared_between_paths():
+    async with serving([STREAM], [STREAM], [STREAM]) as (script, client):
+        for path in ("", "y", "z"):
+            assert await whole(client, script.url + path) == (200, b"hello, world")
+        assert script.connections == 1
+
+
+async def test_close_and_bytes_too_many_cost_the_connection():
+    closing = HEAD + b"connection: close\r\ncontent-length: 1\r\n\r\na"
+    extra = HEAD + b"content-length: 1\r\n\r\nab"
+    async with serving([closing], [extra], [STREAM]) as (script, client):
+        for body in (b"a", b"a", b"hello, world"):
+            assert await whole(client, script.url) == (200, body)
+        assert script.connections == 3
+
+
+async def test_a_stream_that_is_closed_early_cuts_its_connection():
+    async with serving([CHUNKED, b"5\r\nhello\r\n"], [STREAM]) as (script, client):
+        stream = await client.post(script.url, b"", {})
+        assert await stream.readany() == b"hello"
+        stream.close()
+        assert await whole(client, script.url) == (200, b"hello, world")
+        assert script.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind", "says"),
+    [
+        ([None], "reset", "broke the connection"),
+        ([HEAD, None], "reset", "broke the connection"),
+        ([CHUNKED, b"5\r\nhel", None], "reset", "broke off its answer"),
+        ([CHUNKED, b"5\r\nhello\r\n", None], "reset", "broke off its answer"),
+        ([HEAD + b"content-length: 9\r\n\r\nhello", None], "reset", "broke off its answer"),
+        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "protocol", "not a final HTTP/1.1"),
+        ([b"HTTP/1.1 101 Switching\r\n\r\n"], "protocol", "not a final HTTP/1.1"),
+        ([HEAD + b"no colon\r\n\r\n"], "protocol", "malformed header"),
+        ([HEAD + b"a b: c\r\n\r\n"], "protocol", "malformed header"),
+        ([HEAD + b" folded: c\r\n\r\n"], "protocol", "malformed header"),
+        ([HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\n"], "protocol", "not a number"),
+        ([HEAD + b"content-length: +1\r\n\r\n"], "protocol", "not a number"),
+        ([HEAD + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n"], "protocol", "two"),
+        ([HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n"], "protocol", "two ways"),
+        ([HEAD + b"x: " + b"a" * 40_000 + b"\r\n\r\n"], "protocol", "headers are too long"),
+        ([CHUNKED + b"0x5\r\nhello\r\n"], "protocol", "size is not one"),
+        ([CHUNKED + b"-5\r\nhello\r\n"], "protocol", "size is not one"),
+        ([CHUNKED + b"ffffffff\r\n"], "protocol", "size is not one"),
+        ([CHUNKED + b"5\r\nhelloX\r\n"], "protocol", "does not end where it said"),
+        ([CHUNKED + b"1" * 400], "protocol", "a chunk has no size"),
+        ([CHUNKED + b"0\r\n" + b"a: b\r\n" * 10_000], "protocol", "trailers are too long"),
+    ],
+)
+async def test_answers_that_break_or_lie(pieces, kind, says):
+    async with serving(pieces) as (script, client):
+        with pytest.raises(UpstreamFailure) as caught:
+            await whole(client, script.url)
+        assert caught.value.kind == kind
+        assert says in str(caught.value)
+        assert str(caught.value).startswith(script.url.removesuffix("/v1/x"))
+
+
+async def test_more_than_the_limit():
+    async with serving([STREAM]) as (script, client):
+        with pytest.raises(UpstreamFailure, match="more than 5 bytes"):
+            await whole(client, script.url, limit=5)
+
+
+async def test_silence_has_an_end_before_and_inside_the_answer():
+    async with serving([b""], [CHUNKED, b"1\r\na\r\n"], first_byte_s=0.05, idle_s=0.05) as (
+        script,
+        client,
+    ):
+        for _ in range(2):
+            with pytest.raises(UpstreamFailure, match="was silent") as caught:
+                await whole(client, script.url)
+            assert caught.value.kind == "timeout"
+
+
+async def test_nobody_listens():
+    async with serving() as (script, client):
+        pass
+    for host in ("127.0.0.1", "localhost"):
+        with pytest.raises(UpstreamFailure) as caught:
+            await client.post(script.url.replace("127.0.0.1", host), b"", {})
+        assert caught.value.kind == "refused"
+    with pytest.raises(UpstreamFailure) as caught:
+        await client.post("http://no-such-host.invalid:1/", b"", {})
+    assert caught.value.kind == "connect"
+
+
+@pytest.mark.parametrize("at", range(1, 30))
+async def test_a_pipe_passes_whole_frames_and_nothing_of_the_end(at):
+    frames = b"5\r\nhello\r\n7\r\n, world\r\n"
+    later = frames + b"0\r\n\r\n"
+    async with serving([CHUNKED + b"1\r\n>\r\n", later[:at], later[at:]]) as (script, client):
+        stream = await client.post(script.url, b"", {})
+        seen = await stream.readany()
+        taken: list[bytes] = []
+
+        def take(chunks: bytes) -> bool:
+            taken.append(chunks)
+            assert chunks.endswith(b"\r\n")
+            return True
+
+        while not await stream.pipe(take):
+            seen += await stream.readany()
+        payload = frames.replace(b"5\r\n", b"").replace(b"7\r\n", b"").replace(b"\r\n", b"")
+        piped = b"".join(taken)
+        for size in (b"5\r\n", b"7\r\n", b"\r\n"):
+            piped = piped.replace(size, b"")
+        assert seen + piped == b">" + payload
+
+
+async def test_a_pipe_whose_taker_is_full_goes_on_by_reading():
+    pieces: list[bytes | None] = [
+        CHUNKED + b"1\r\n>\r\n",
+        b"1\r\na\r\n",
+        b"1\r\nb\r\n",
+        b"1\r\nc\r\n0\r\n\r\n",
+    ]
+    async with serving(pieces) as (script, client):
+        stream = await client.post(script.url, b"", {})
+        got = await stream.readany()
+
+        def take(chunks: bytes) -> bool:
+            nonlocal got
+            got += chunks[3:-2]
+            return False
+
+        while not await stream.pipe(take):
+            got += await stream.readany()
+        assert got.replace(b"\r\n1\r\n", b"") == b">abc"
+
+
+async def test_a_pipe_that_breaks_says_so():
+    pieces = [CHUNKED + b"1\r\n>\r\n", b"1\r\na\r\n5\r\nhe", None]
+    async with serving(pieces) as (script, client):
+        stream = await client.post(script.url, b"", {})
+        await stream.readany()
+        taken: list[bytes] = []
+
+        def take(chunks: bytes) -> bool:
+            taken.append(chunks)
+            return True
+
+        async def to_the_end() -> None:
+            while not await stream.pipe(take):
+                await stream.readany()
+
+        with pytest.raises(UpstreamFailure, match="broke off"):
+            await to_the_end()
+        assert b"he" not in b"".join(taken)  # half a chunk is not passed on
