@@ -1,8 +1,9 @@
 """The decisions of the last while, bounded in bytes: what `why ID` and the dashboard look up.
 
-Refusals, decisions with notes and every 16th other plan are kept whole, their columns packed into
-arrays. Of the rest the winner, the runner-up and the funnel's counts are kept: enough to say who
-won, against whom and by how much, at a few hundred bytes a hop. The oldest leave first.
+Refusals, decisions with notes, those of small fleets and every 16th other plan are kept whole,
+their columns packed into arrays. Of the rest the winner, the runner-up and the funnel's counts are
+kept: enough to say who won, against whom and by how much, at a few hundred bytes a hop. The oldest
+leave first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
 
+from dynctl.serving.config import SMALL_FLEET
 from dynctl.serving.observers import RequestRecord, ServiceObserver
 from router_core.changes import Stage
 from router_core.cost import CostInputs, CostParameters, TermColumn
@@ -193,7 +195,12 @@ class DecisionMemory(ServiceObserver):
     cards of workers that changed or left live on in the plans that chose among them.
     """
 
-    def __init__(self, max_bytes: int = DEFAULT_BYTES, sample_every: int = SAMPLE_EVERY) -> None:
+    def __init__(
+        self,
+        max_bytes: int = DEFAULT_BYTES,
+        sample_every: int = SAMPLE_EVERY,
+        small_fleet: int = SMALL_FLEET,
+    ) -> None:
         if max_bytes < 0 or sample_every < 1:
             raise ValueError(
                 f"expected max_bytes of at least 0 and sample_every of at least 1, "
@@ -205,6 +212,7 @@ class DecisionMemory(ServiceObserver):
         self.recorded = 0
         self.evicted = 0
         self._sample_every = sample_every
+        self._small_fleet = small_fleet
         self._plans: dict[int, Remembered] = {}
         self._by_id: dict[str, tuple[int, ...]] = {}
         #: id() of a card -> plans that hold it (and so keep the id from being reused).
@@ -219,7 +227,8 @@ class DecisionMemory(ServiceObserver):
             return
         turn = self.recorded
         self.recorded += 1
-        kept = _remember(plan, at, sampled=turn % self._sample_every == 0)
+        sampled = turn % self._sample_every == 0 or _ranks(plan) <= self._small_fleet
+        kept = _remember(plan, at, sampled=sampled)
         self._plans[turn] = kept
         self._by_id[kept.id] = (*self._by_id.get(kept.id, ()), turn)
         self.size += kept.size
@@ -363,6 +372,12 @@ def _row(decision: Decision, i: int) -> tuple[Any, ...]:
         )
     values = [term.values[i] for term in decision.terms]
     return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)
+
+
+def _ranks(plan: RoutingPlan) -> int:
+    """Ranks that the plan's first filter saw."""
+    hop = plan.prefill or plan.decode
+    return hop.funnel[0].entered if hop is not None and hop.funnel else 0
 
 
 def _remember(plan: RoutingPlan, at: float, *, sampled: bool) -> Remembered:

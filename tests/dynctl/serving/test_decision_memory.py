@@ -31,7 +31,7 @@ def zoned():
 
 def test_a_brief_plan_keeps_winner_runner_up_terms_and_counts():
     made = zoned()
-    memory = DecisionMemory(sample_every=2)
+    memory = DecisionMemory(sample_every=2, small_fleet=0)
     memory.record(made.plan(request(request_id="sampled")), 1.0)
     plan = made.plan(request(request_id="second"))
     memory.record(plan, 2.0)
@@ -91,7 +91,7 @@ def test_packed_preferences_survive():
 
 def test_refusals_and_noted_plans_are_always_whole():
     made = zoned()
-    memory = DecisionMemory(sample_every=1000)
+    memory = DecisionMemory(sample_every=1000, small_fleet=0)
     memory.record(made.plan(request(request_id="first")), 0.0)
     refused = made.plan(request(request_id="no", constraints=constraints(["gpu=b200"])))
     memory.record(refused, 0.0)
@@ -110,7 +110,7 @@ def test_refusals_and_noted_plans_are_always_whole():
 
 def test_filters():
     made = zoned()
-    memory = DecisionMemory()
+    memory = DecisionMemory(small_fleet=0)
     for i in range(4):
         memory.record(made.plan(request(request_id=f"p{i}")), float(i))
     bound = constraints(["dynamo.topology/zone=c"])
@@ -135,7 +135,7 @@ def test_filters():
 
 def test_attempts_of_one_request_are_told_apart():
     made = router(worker(1), worker(2))
-    memory = DecisionMemory()
+    memory = DecisionMemory(small_fleet=0)
     memory.record(made.plan(request()), 1.0)
     memory.record(made.plan(request(allowed_worker_ids=frozenset({2}))), 2.0)
     assert [kept.at for kept in memory.attempts("r1")] == [1.0, 2.0]
@@ -147,7 +147,7 @@ def test_attempts_of_one_request_are_told_apart():
 
 def test_the_oldest_leave_and_their_ids_with_them():
     made = router(worker(1), worker(2))
-    memory = DecisionMemory(max_bytes=40_000)
+    memory = DecisionMemory(max_bytes=40_000, small_fleet=0)
     for i in range(100):
         memory.record(made.plan(request(request_id=f"p{i}")), float(i))
     assert memory.size <= 40_000
@@ -162,13 +162,13 @@ def test_the_oldest_leave_and_their_ids_with_them():
 
 
 def test_nothing_is_kept_without_bytes():
-    memory = DecisionMemory(max_bytes=0)
+    memory = DecisionMemory(max_bytes=0, small_fleet=0)
     memory.record(router(worker(1)).plan(request()), 0.0)
     assert len(memory) == memory.size == 0
 
 
 def test_a_plan_larger_than_the_memory_leaves_it_empty():
-    memory = DecisionMemory(max_bytes=100)
+    memory = DecisionMemory(max_bytes=100, small_fleet=0)
     memory.record(router(worker(1)).plan(request()), 0.0)
     assert len(memory) == memory.size == 0
 
@@ -178,7 +178,7 @@ def test_a_plan_larger_than_the_memory_leaves_it_empty():
 def test_estimated_bytes_cover_the_real_ones(workers, sample_every):
     made = router(*(worker(i, zone="abc"[i % 3]) for i in range(1, workers + 1)))
     made.plan(request())
-    memory = DecisionMemory(sample_every=sample_every)
+    memory = DecisionMemory(sample_every=sample_every, small_fleet=0)
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -192,7 +192,7 @@ def test_estimated_bytes_cover_the_real_ones(workers, sample_every):
 
 def test_refusals_are_covered_too():
     made = router(*(worker(i) for i in range(1, 40)))
-    memory = DecisionMemory()
+    memory = DecisionMemory(small_fleet=0)
     wanted = constraints(["gpu=b200"])
     gc.collect()
     tracemalloc.start()
@@ -207,7 +207,7 @@ def test_refusals_are_covered_too():
 
 def test_cards_of_a_fleet_that_keeps_changing_are_covered():
     """Plans of before a change hold the cards of then, which nobody else does any more."""
-    memory = DecisionMemory(sample_every=2)
+    memory = DecisionMemory(sample_every=2, small_fleet=0)
     made = router()
 
     def publish_again(generation):
@@ -231,7 +231,7 @@ def test_cards_of_a_fleet_that_keeps_changing_are_covered():
 
 def test_an_empty_memory_holds_nothing():
     made = router(*(worker(i) for i in range(1, 5)))
-    memory = DecisionMemory(max_bytes=12_000)
+    memory = DecisionMemory(max_bytes=12_000, small_fleet=0)
     for i in range(50):
         wanted = constraints(["gpu=b200"]) if i % 3 else constraints()
         memory.record(made.plan(request(request_id=f"p{i}", constraints=wanted)), 0.0)
@@ -243,7 +243,7 @@ def test_an_empty_memory_holds_nothing():
 
 
 def test_it_listens_to_the_service():
-    memory = DecisionMemory()
+    memory = DecisionMemory(small_fleet=0)
     plan = router(worker(1)).plan(request())
     memory.on_decision(plan, request(), RequestRecord("r1", "q", "chat", 5.0, 1_000.0))
     kept = memory.get("r1")
@@ -258,12 +258,12 @@ def test_brief_wants_a_winner():
 
 def test_bad_bounds_are_named():
     with pytest.raises(ValueError, match="got -1 and 16"):
-        DecisionMemory(-1)
+        DecisionMemory(-1, small_fleet=0)
 
 
 def test_winners_of_both_forms():
     made = zoned()
-    memory = DecisionMemory(sample_every=2)
+    memory = DecisionMemory(sample_every=2, small_fleet=0)
     for i in range(2):
         memory.record(made.plan(request(request_id=f"p{i}")), 0.0)
     whole, short = memory.get("p0"), memory.get("p1")
@@ -271,3 +271,14 @@ def test_winners_of_both_forms():
     assert short is not None
     assert isinstance(short.prefill, BriefHop)
     assert [w.name for w in whole.winners()] == [w.name for w in short.winners()]
+
+
+def test_small_fleets_are_kept_whole():
+    made = zoned()
+    memory = DecisionMemory(sample_every=1000)
+    for i in range(3):
+        memory.record(made.plan(request(request_id=f"p{i}")), 0.0)
+    for i in range(3):
+        kept = memory.get(f"p{i}")
+        assert kept is not None
+        assert kept.whole
