@@ -28,7 +28,7 @@ def demo_end(end: DemoEnd, canvas: Canvas) -> str:
     """What was shown, and what to try next while the fleet is up."""
     if not end.kept:
         text = (
-            f"That was a fleet of {plural(len(end.engines), 'engine process')} and one frontend, "
+            f"That was a fleet of {plural(len(end.engines), 'engine')} and one frontend, "
             f"{end.seconds:.1f} s in all. `dynctl demo --keep` leaves it up to play with."
         )
         return "\n" + "\n".join(canvas.paragraph(text, first="")) + "\n"
