@@ -131,7 +131,7 @@ def test_a_view_holds_no_prompt_and_no_tokens(dynctl, tmp_path):
 
 def test_prompt_raw_messages_stdin_and_tokens(dynctl, tmp_path, monkeypatch):
     def tokens(*arguments: object) -> int:
-        return dynctl("route", "--demo", "-o", "json", *arguments).json["tokens"]
+        return int(dynctl("route", "--demo", "-o", "json", *arguments).json["tokens"])
 
     file = tmp_path / "chat.json"
     file.write_text(json.dumps([{"role": "user", "content": DEMO}]))

@@ -1,0 +1,193 @@
+"""The command line against real processes: two engines and a frontend, all started by dynctl."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dynctl.tokenization import DEMO_MODEL_DIR
+
+PROMPT = "Explain how a router decides which worker should serve a request, and why that matters."
+TOKEN = "a-token-of-this-test"
+
+
+def start(*arguments: str, errors: Path) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+    """A dynctl process, and the JSON line that it prints when it is ready."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "DYNCTL_"))}
+    with errors.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dynctl", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=clean,
+        )
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 60)
+    line = process.stdout.readline() if ready else b""
+    if not line:
+        process.kill()
+        process.wait()
+        raise AssertionError(f"{arguments}: not ready\n{errors.read_text()}")
+    found: dict[str, Any] = json.loads(line)
+    return process, found
+
+
+@pytest.fixture(scope="module")
+def frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a frontend before a prefill and a decode engine in zone-a."""
+    logs = tmp_path_factory.mktemp("logs")
+    processes = []
+    try:
+        workers = []
+        for name, role in (("prefill-a0", "prefill"), ("decode-a0", "decode")):
+            process, ready = start(
+                "serve", "engine", "--name", name, "--role", role, "--speedup-ratio", "1000",
+                errors=logs / f"{name}.log",
+            )  # fmt: skip
+            processes.append(process)
+            spec = f"{ready['url']},name={name},zone=zone-a,kv-events={ready['kv_events']}"
+            workers += ["--worker", f"{spec},replay={ready['replay']}"]
+        process, ready = start(
+            "serve", "frontend", "--announce", "--http-port", "0", "--api-token", TOKEN,
+            "--model-path", str(DEMO_MODEL_DIR), "--router-kv-transfer-topology-level", "zone",
+            "--router-kv-transfer-mismatch-policy", "fail", *workers,
+            errors=logs / "frontend.log",
+        )  # fmt: skip
+        processes.append(process)
+        yield ready["url"]
+        for process in processes:
+            process.terminate()
+        assert [process.wait(30) for process in processes] == [0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@pytest.fixture
+def asks(dynctl, frontend, monkeypatch):
+    """Run a command with the frontend and its token from the environment."""
+    monkeypatch.setenv("DYNCTL_FRONTEND", frontend)
+    monkeypatch.setenv("DYNCTL_TOKEN", TOKEN)
+    return dynctl
+
+
+def test_route_asks_the_frontend(asks):
+    ran = asks("route", PROMPT, "--explain")
+    assert (ran.code, ran.err) == (0, "")
+    assert "answer   prefill-a0 -> decode-a0, both in zone-a" in ran.out
+    assert "required dynamo.topology/zone=zone-a  (router policy)" in ran.out
+    result = asks("route", PROMPT, "-o", "json").json
+    assert result["winner"]["decode"]["worker"] == "decode-a0"
+
+
+def test_route_with_constraints_pins_and_tokens(asks, tmp_path):
+    line = ["route", PROMPT, "-o", "json"]
+    refused = asks(*line, "--require-taint", "dynamo.topology/zone=zone-b")
+    assert refused.code == 1
+    assert refused.json["prefill"]["outcome"] == "no_eligible_worker"
+    preferred = asks(*line, "--prefer-taint", "dynamo.topology/zone=zone-a=0.5").json
+    assert preferred["prefill"]["candidates"][0]["multiplier"] == pytest.approx(0.63, abs=0.01)
+    pinned = asks(*line, "--pin-prefill", "prefill-a0", "--pin-decode", "e-a0")
+    assert pinned.code == 0
+    tokens = tmp_path / "tokens"
+    tokens.write_text("1 2 3")
+    assert asks("route", "--tokens", tokens, "-o", "json").json["tokens"] == 3
+
+
+def test_what_if_and_saved_views_work_on_the_frontends_state(asks, dynctl, tmp_path, monkeypatch):
+    heavier = asks("route", PROMPT, "-o", "json", "--set", "load.prefill-a0.prefill_tokens=+1600")
+    assert heavier.json["prefill"]["candidates"][0]["active_prefill_tokens"] == 1600
+    path = tmp_path / "view.json"
+    first = asks("route", PROMPT, "--explain", "--save-view", path)
+    assert first.code == 0
+    monkeypatch.delenv("DYNCTL_FRONTEND")
+    assert dynctl("route", PROMPT, "--explain", "--view", path).out == first.out
+
+
+def test_workers_list_and_show(asks):
+    out = asks("workers", "list").out
+    assert [line.split()[:4] for line in out.splitlines()[1:3]] == [
+        ["prefill-a0", "prefill", "zone-a", "ready"],
+        ["decode-a0", "decode", "zone-a", "ready"],
+    ]
+    shown = asks("workers", "show", "prefill-a0")
+    assert "domains       zone=zone-a" in shown.out
+
+
+def test_thresholds_are_set_live_and_unset(asks):
+    dry = asks("thresholds", "set", "--active-prefill-tokens", "5", "--dry-run", "-o", "json").json
+    assert dry["applied"] is False
+    assert asks("thresholds", "get", "-o", "json").json["thresholds"][0][
+        "active_prefill_tokens_threshold"
+    ] is None  # fmt: skip
+    ran = asks("thresholds", "set", "--active-prefill-tokens", "5", "--active-decode-blocks", ".5")
+    assert "off -> 5" in ran.out
+    row = asks("thresholds", "get", "-o", "json").json["thresholds"][0]
+    assert row["active_prefill_tokens_threshold"] == 5
+    cleared = asks(
+        "thresholds", "set", "demo", "--active-prefill-tokens", "none",
+        "--active-decode-blocks", "none", "-o", "json",
+    ).json  # fmt: skip
+    assert cleared["before"]["active_prefill_tokens_threshold"] == 5
+    assert cleared["after"]["active_prefill_tokens_threshold"] is None
+    assert cleared["after"]["active_decode_blocks_threshold"] is None
+
+
+def test_config_show_and_version(asks, frontend):
+    rows = asks("config", "show", "--frontend", frontend, "-o", "json").json["settings"]
+    found = {row["name"]: row for row in rows}
+    assert found["kv_transfer_domain"]["value"] == "zone"
+    assert found["kv_transfer_domain"]["source"] == "flag --router-kv-transfer-topology-level"
+    assert found["kv_transfer_enforcement"]["source"].startswith("flag --router-kv-transfer-mis")
+    peers = asks("version", "-o", "json").json["peers"]
+    assert [(peer["url"], peer["error"]) for peer in peers] == [(frontend, None)]
+
+
+def test_why_explains_a_served_request(asks, frontend, tmp_path):
+    body = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
+    answer = httpx.post(f"{frontend}/v1/chat/completions", json=body, trust_env=False, timeout=30)
+    assert answer.status_code == 200
+    ran = asks("why", answer.headers["x-dynctl-decision"])
+    assert (ran.code, ran.err) == (0, "")
+    assert "answer   prefill-a0 -> decode-a0" in ran.out
+    body["nvext"] = {"routing_constraints": {"required_taints": ["gpu=none"]}}
+    refused = httpx.post(f"{frontend}/v1/chat/completions", json=body, trust_env=False, timeout=30)
+    assert refused.status_code == 503
+    saved = tmp_path / "refusal.json"
+    saved.write_text(refused.text)
+    for given in (refused.headers["x-dynctl-decision"], saved):
+        ran = asks("why", given)
+        assert ran.code == 1
+        assert "lacks gpu=none" in ran.out
+    unknown = asks("why", "nobody")
+    assert (unknown.code, "nobody" in unknown.err) == (2, True)
+
+
+def test_a_missing_token_is_said(dynctl, frontend):
+    ran = dynctl("route", PROMPT, "--frontend", frontend)
+    assert (ran.code, ran.out) == (2, "")
+    assert "wants a token (401)" in ran.err
+    assert "DYNCTL_TOKEN" in ran.err
+    assert TOKEN not in ran.err
+    assert dynctl("route", PROMPT, "--frontend", frontend, "--token", TOKEN).code == 0
+
+
+def test_replicas_are_asked_in_turn_and_all_set(asks, frontend):
+    dead = "http://127.0.0.1:1"
+    both = ["--frontend", dead, "--frontend", frontend]
+    assert asks("workers", "list", "-o", "name", *both).out.split() == ["prefill-a0", "decode-a0"]
+    ran = asks("thresholds", "set", "--active-prefill-tokens", "none", *both)
+    assert ran.code == 3
+    assert "thresholds were set on 1 of 2 frontends" in ran.err

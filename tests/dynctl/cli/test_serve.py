@@ -1,0 +1,146 @@
+"""`dynctl serve`: options become configurations; what is wrong is said before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynctl.engine.config import OPTIONS
+from router_core.config import SETTINGS
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[Any]:
+    """Configurations that would have been run."""
+    found: list[Any] = []
+
+    def takes(config: Any) -> int:
+        found.append(config)
+        return 0
+
+    monkeypatch.setattr("dynctl.serving.frontend.run_frontend", takes)
+    monkeypatch.setattr("dynctl.serving.router_service.run_router", takes)
+    monkeypatch.setattr("dynctl.engine.process.run_engine", takes)
+    return found
+
+
+@pytest.mark.parametrize("command", ["frontend", "router"])
+def test_flags_environment_and_preset_make_the_configuration(dynctl, started, monkeypatch, command):
+    monkeypatch.setenv("DYN_HTTP_PORT", "9001")
+    monkeypatch.setenv("DYN_ROUTER_TEMPERATURE", "0.25")
+    monkeypatch.setenv("DYN_DISABLE_FRONTEND_ADMIN_API", "true")
+    ran = dynctl(
+        "serve", command, "--worker", "http://127.0.0.1:1,zone=a", "--worker", "http://127.0.0.1:2",
+        "--router-mode", "round_robin", "--preset", "dynamo-0.9", "--no-router-decode-capacity-guard",
+        "--decision-memory", "2MiB", "--api-token", "t", "--announce", "--drain-timeout", "3",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    (config,) = started
+    assert (config.host, config.port) == ("127.0.0.1", 9001)
+    assert config.workers == ("http://127.0.0.1:1,zone=a", "http://127.0.0.1:2")
+    assert (config.router.router_mode, config.router.router_temperature) == ("round-robin", 0.25)
+    assert config.router.decode_capacity_guard is False
+    assert (config.preset, config.router.overload_status_code) == ("dynamo-0.9", 503)
+    assert config.origins["router_mode"] == "flag --router-mode"
+    assert config.origins["router_temperature"] == "env DYN_ROUTER_TEMPERATURE"
+    assert (config.decision_memory_bytes, config.limits.drain_s) == (2 * 1024**2, 3.0)
+    assert (config.api_token, config.admin_api, config.announce) == ("t", False, True)
+
+
+def test_defaults_are_loopback_and_quiet(dynctl, started):
+    assert dynctl("serve", "frontend").code == 0
+    (config,) = started
+    assert (config.host, config.port, config.log_decisions) == ("127.0.0.1", 8000, "off")
+    assert (config.api_token, config.admin_api, config.announce) == (None, True, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--router-temperature", "-1"], "--router-temperature: expected at least 0, got -1.0"),
+        (["--router-mode", "direct"], "(not built yet)"),
+        (["--preset", "x"], "--preset x: expected one of dynamo-1.6, dynamo-0.9"),
+        (["--decision-memory", "lots"], "--decision-memory lots: expected a size"),
+        (["--log-decisions", "some"], "--log-decisions some: expected one of off, winner, all"),
+        (["--log-format", "xml"], "--log-format xml: expected one of text, json"),
+        (["--http-port", "70000"], "--http-port"),
+        (["--http-port", "http"], "'http'"),
+        (["--frontend", "http://127.0.0.1:1"], "--frontend says where to ask"),
+    ],
+)
+def test_wrong_options_start_nothing(dynctl, started, arguments, expected):
+    ran = dynctl("serve", "frontend", *arguments)
+    assert (ran.code, ran.out, started) == (2, "", [])
+    assert expected in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_bad_worker_is_named_before_anything_listens(dynctl):
+    ran = dynctl("serve", "frontend", "--http-port", "0", "--worker", "ftp://x,role=prefill")
+    assert (ran.code, ran.out) == (2, "")
+    assert "ftp://x" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_deprecated_and_unbuilt_flags_warn_on_stderr(dynctl, started):
+    ran = dynctl("serve", "frontend", "--kv-overlap-score-weight", "0", "--router-ttl", "5")
+    assert ran.out == ""
+    assert "--kv-overlap-score-weight is deprecated" in ran.err
+    assert "--router-ttl: router ttl secs is not built yet: ignored" in ran.err
+    (config,) = started
+    assert (config.router.prefill_load_scale, config.router.overlap_score_credit) == (0, 0)
+
+
+def test_help_of_serve_frontend_has_every_current_flag_and_hides_the_old(dynctl):
+    out = dynctl("serve", "frontend", "--help").out
+    for setting in SETTINGS.values():
+        assert setting.flags[0] in out
+        assert setting.env[0] in out
+    assert "--kv-overlap-score-weight" not in out
+    for panel in ("Listening:", "Workers and models:", "Busy thresholds:", "Not built yet"):
+        assert panel in out
+
+
+def test_engine_options_are_the_engines_own_table(dynctl, started):
+    out = dynctl("serve", "engine", "--help").out
+    for option in OPTIONS:
+        assert option.flag in out
+    ran = dynctl(
+        "serve", "engine", "--name", "e", "--role", "prefill", "--port", "0", "--no-can-prefill",
+        "--lora", "a", "--lora", "b", "--speedup-ratio", "2", "--fault-refuse", "503",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    (config,) = started
+    assert (config.name, config.role, config.can_prefill) == ("e", "prefill", False)
+    assert (config.lora, config.speedup_ratio, config.faults.refuse) == (("a", "b"), 2.0, 503)
+
+
+def test_engine_reads_its_topology_from_the_environment(
+    dynctl, started, monkeypatch, tmp_path: Path
+):
+    (tmp_path / "zone").write_text("zone-a\n")
+    monkeypatch.setenv("DYN_TOPOLOGY_ENABLED", "true")
+    monkeypatch.setenv("DYN_TOPOLOGY_MOUNT_PATH", str(tmp_path))
+    monkeypatch.setenv("DYN_KV_TRANSFER_DOMAIN", "zone")
+    monkeypatch.setenv("DYN_KV_TRANSFER_ENFORCEMENT", "required")
+    assert dynctl("serve", "engine").code == 0
+    (config,) = started
+    assert config.topology_domains == {"zone": "zone-a"}
+    assert config.kv_transfer_enforcement == "required"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--role", "encode"], "--role is 'encode'; expected aggregated or prefill or decode"),
+        (["--fault-refuse", "200"], "--fault-refuse is 200"),
+        (["--block-size", "0"], "--block-size is 0; expected 1..4096"),
+        (["--view", "x"], "serve engine asks nobody"),
+    ],
+)
+def test_wrong_engine_options(dynctl, started, arguments, expected):
+    ran = dynctl("serve", "engine", *arguments)
+    assert (ran.code, ran.out, started) == (2, "", [])
+    assert expected in ran.err

@@ -1,0 +1,128 @@
+"""What the command line says of servers that are not there, not ours, slow or failing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+
+class Server(ThreadingHTTPServer):
+    """Answers every request with ``status`` and ``body``; holds them until ``free`` is set."""
+
+    daemon_threads = True
+    status = 200
+    body = b"{}"
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.free = threading.Event()
+        self.free.set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.free.wait(30)
+        try:
+            self.send_response(self.server.status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(self.server.body)))
+            self.end_headers()
+            self.wfile.write(self.server.body)
+        except OSError:
+            pass  # the client gave up, as it should
+
+    do_POST = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.free.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_nobody_there(dynctl):
+    ran = dynctl("workers", "list", "--frontend", "http://127.0.0.1:1")
+    assert (ran.code, ran.out) == (3, "")
+    assert "http://127.0.0.1:1 does not answer" in ran.err
+    assert "dynctl serve frontend --worker" in ran.err
+
+
+def test_too_slow(dynctl, server):
+    server.free.clear()
+    ran = dynctl("workers", "list", "--frontend", server.url, "--timeout", "0.2")
+    assert (ran.code, ran.out) == (4, "")
+    assert f"{server.url}/v1/workers did not answer within 0.2 s" in ran.err
+    assert "--timeout 0.6" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "expected"),
+    [
+        (200, b"<html>", 3, "not as a dynctl frontend of this version"),
+        (200, b"[1]", 3, "not as a dynctl frontend of this version"),
+        (200, b'{"workers": [{"name": 5}]}', 3, "not as a dynctl frontend of this version"),
+        (404, b"", 2, "404; is that a dynctl frontend?"),
+        (401, b'{"error": {"message": "a token is needed"}}', 2, "wants a token (401): a token"),
+        (400, b'{"error": {"message": "limit: too high"}}', 2, "answered 400: limit: too high"),
+        (500, b"oops", 3, "failed with 500: oops"),
+        (503, b'{"error": "draining"}', 3, "failed with 503: draining"),
+    ],
+)
+def test_strange_answers(dynctl, server, status, body, code, expected):
+    server.status, server.body = status, body
+    ran = dynctl("workers", "list", "--frontend", server.url)
+    assert (ran.code, ran.out) == (code, "")
+    assert expected in ran.err
+    assert server.url in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_another_server_on_the_default_port_is_not_ours(dynctl, server, monkeypatch):
+    monkeypatch.setattr("dynctl.connect.DEFAULT_FRONTEND", server.url)
+    server.body = json.dumps({"hello": "I am somebody else"}).encode()
+    ran = dynctl("workers", "list")
+    assert ran.code == 3
+    assert f"no dynctl frontend answers at {server.url}" in ran.err
+
+
+def test_an_answer_without_end_is_cut(dynctl, server, monkeypatch):
+    monkeypatch.setattr("dynctl.connect.frontend_source.MAX_ANSWER_BYTES", 1000)
+    server.body = b"[" + b" " * 10_000
+    ran = dynctl("workers", "list", "--frontend", server.url)
+    assert (ran.code, "answer over 1,000 bytes" in ran.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "http://", "http://h:99999", "http://h/?q=1", "http://h:0"]
+)
+def test_a_url_that_is_none(dynctl, url):
+    ran = dynctl("workers", "list", "--frontend", url)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"--frontend {url}: expected http://HOST:PORT" in ran.err
+
+
+def test_a_proxy_of_the_machine_sees_nothing(dynctl, server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    server.body = b'{"workers": []}'
+    ran = dynctl("workers", "list", "--frontend", server.url)
+    assert (ran.code, "no workers are registered" in ran.out) == (0, True)
