@@ -55,7 +55,11 @@ class ControlApi:
     # -- models ----------------------------------------------------------------------------
 
     async def models(self, _http: web.Request) -> web.Response:
-        rows = [self._model_row(name) for name in sorted(self._service.models())]
+        models = sorted(self._service.models())
+        rows = [self._model_row(name) for name in models]
+        for adapter, base in sorted(self._service.adapters.items()):
+            if base in models:
+                rows.append({**self._model_row(adapter), "parent": base})
         return json_answer({"object": "list", "data": rows})
 
     async def model(self, http: web.Request) -> web.Response:
@@ -64,9 +68,10 @@ class ControlApi:
     async def model_ready(self, http: web.Request) -> web.Response:
         return json_answer(self.readiness(self._known_model(http)))
 
-    def readiness(self, model: str) -> dict[str, Any]:
+    def readiness(self, name: str) -> dict[str, Any]:
         """Dynamo's shape: which roles are there, and which are missing for a request to run."""
         registry = self._service.router.registry
+        model = self._service.base_model(name) or name
         counts: dict[str, int] = {}
         able = False
         for worker in registry:
@@ -86,7 +91,7 @@ class ControlApi:
         }
         ready = not missing
         row: dict[str, Any] = {
-            "model": model,
+            "model": name,
             "ready": ready,
             "namespaces": {
                 "default": {
@@ -103,7 +108,7 @@ class ControlApi:
 
     def _known_model(self, http: web.Request) -> str:
         name = http.match_info["model"]
-        if not self._service.router.registry.model(name):
+        if self._service.base_model(name) is None:
             known = ", ".join(sorted(self._service.models())) or "none yet"
             raise not_found(f"model {name[:200]!r} is not served here; models: {known}")
         return name
@@ -114,7 +119,8 @@ class ControlApi:
             "object": "model",
             "created": int(time.time()),
             "owned_by": "dynctl",
-            "context_window": self._service.context_length(name) or 0,
+            "context_window": self._service.context_length(self._service.base_model(name) or name)
+            or 0,
         }
 
     # -- health ----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ class EngineFacts:
     """What could be learned over HTTP; empty for an engine that tells nothing.
 
     ``engine_id`` changes with every restart of the process, where the engine has one.
+    ``adapters`` are LoRA adapters that it serves under names of their own.
     """
 
     model: str | None = None
@@ -32,6 +33,7 @@ class EngineFacts:
     bootstrap: str | None = None
     engine_id: str | None = None
     context_length: int | None = None
+    adapters: tuple[str, ...] = ()
 
 
 def facts_from_info(info: Mapping[str, Any], host: str) -> EngineFacts:
@@ -54,15 +56,22 @@ def facts_from_info(info: Mapping[str, Any], host: str) -> EngineFacts:
         replay=_own(first.get("replay"), host),
         topic=_text(first.get("topic")) or "",
         engine_id=_text(info.get("engine_id")),
+        adapters=_texts(info.get("lora")),
     )
 
 
 def facts_from_models(answer: Mapping[str, Any]) -> EngineFacts:
-    """The facts in an OpenAI ``GET /v1/models``: the first model, and its length if it is told."""
+    """The facts in an OpenAI ``GET /v1/models``: the first model, its length if it is told, and
+    the LoRA adapters that name it as their parent (vLLM)."""
     rows = answer.get("data")
-    first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
+    rows = rows if isinstance(rows, list) else []
+    first = rows[0] if rows and isinstance(rows[0], dict) else {}
+    base = _text(first.get("id"))
+    others = [row.get("id") for row in rows if isinstance(row, dict) and row.get("parent") == base]
     return EngineFacts(
-        model=_text(first.get("id")), context_length=_count(first.get("max_model_len"))
+        model=base,
+        context_length=_count(first.get("max_model_len")),
+        adapters=_texts(others) if base is not None else (),
     )
 
 
@@ -157,6 +166,11 @@ def _own(endpoint: object, host: str) -> str | None:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    found = values if isinstance(values, list) else []
+    return tuple(dict.fromkeys(v for v in found[:1024] if isinstance(v, str) and 0 < len(v) <= 256))
 
 
 def _count(value: object) -> int | None:

@@ -32,6 +32,10 @@ from router_core.workers import Worker
 
 _log = logging.getLogger(__name__)
 
+#: Of one engine; more are not routed.
+_MAX_ADAPTERS = 256
+#: Probes of the whole fleet in a second, at most: a thousand engines are probed less often each.
+_PROBES_A_SECOND = 100
 WAITING = "waiting for its first health probe"
 #: What a stream tells when things are right again, and the conditions that ends.
 _HEALS = {
@@ -74,6 +78,7 @@ class Fleet:
         self._config = config
         self._members: dict[str, Member] = {}
         self._by_id: dict[int, Member] = {}
+        self._turn = 0
         self.index = IndexRuntime(
             service.apply, service.router.sweep, self._on_stream_condition, service.clock
         )
@@ -181,8 +186,8 @@ class Fleet:
             member.probe_now.set()
 
     async def _watch(self, member: Member) -> None:
-        interval = self._config.health.interval_s
         while True:
+            interval = max(self._config.health.interval_s, len(self) / _PROBES_A_SECOND)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(member.probe_now.wait(), interval)
             member.probe_now.clear()
@@ -249,6 +254,8 @@ class Fleet:
             return
         if self._members.get(spec.name) is not member:
             return  # removed while we asked
+        for adapter in facts.adapters[:_MAX_ADAPTERS]:
+            self._service.adapters[adapter] = worker.model
         restarted = facts.engine_id != member.facts.engine_id
         changed = worker != member.worker
         if changed:
@@ -333,7 +340,11 @@ class Fleet:
 
     async def tokenize(self, model: str, prompt: Any) -> list[int] | None:
         """Ask an engine of the model for a prompt's tokens; None where none offers it."""
-        for member in self:
+        # A different engine each time, so that none tokenizes for the whole fleet.
+        self._turn += 1
+        members = list(self)
+        start = self._turn % max(1, len(members))
+        for member in members[start:] + members[:start]:
             worker = member.worker
             if worker is None or worker.model != model or member.problem is not None:
                 continue

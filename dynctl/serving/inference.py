@@ -109,8 +109,6 @@ class Inference:
         self._admit()
         parsed, raw = await self._read(http, record, chat=chat)
         nvext = parsed.nvext
-        if not self._service.router.registry.model(parsed.model):
-            raise self._unknown_model(parsed.model)
         prepared = await self._prepare(parsed, record)
         if nvext.dry_run:
             return await self._dry_run(http, parsed, prepared, record, chat=chat)
@@ -180,8 +178,6 @@ class Inference:
                 parsed = parse_completion_request(body)
         except RequestError as error:
             raise _client_error(error) from None
-        if not service.router.registry.model(parsed.model):
-            raise self._unknown_model(parsed.model)
         prepared = await self._prepare(parsed, record)
         plan = service.plan(prepared.request, detail=True, note=prepared.note)
         assumptions = [] if prepared.note is None else [prepared.note]
@@ -240,17 +236,21 @@ class Inference:
         self, parsed: ChatRequest | CompletionRequest, record: RequestRecord
     ) -> Prepared:
         nvext = parsed.nvext
+        base = self._service.base_model(parsed.model)
+        if base is None:
+            raise self._unknown_model(parsed.model)
         prompt, not_modelled = _prompt(parsed)
         decode = _first(nvext.decode_worker_id, nvext.backend_instance_id)
         try:
             prepared = await self._service.prepare(
-                parsed.model,
+                base,
                 prompt,
                 decision_id=record.decision_id,
                 constraints=nvext.routing_constraints,
                 pin_prefill=_pin(nvext.prefill_worker_id, nvext.prefill_dp_rank),
                 pin_decode=_pin(decode, nvext.dp_rank),
                 cache_namespace=nvext.cache_salt,
+                lora_name=None if base == parsed.model else parsed.model,
                 not_modelled=not_modelled,
             )
         except PromptError as error:
@@ -278,7 +278,7 @@ class Inference:
         """A prompt that no engine of the model can hold is the client's mistake, at once."""
         if prepared.tokens.ids is None:
             return
-        limit = self._service.context_length(parsed.model)
+        limit = self._service.context_length(prepared.request.model)
         if limit is not None and prepared.tokens.count >= limit:
             field = "messages" if isinstance(parsed, ChatRequest) else "prompt"
             raise HttpError(

@@ -97,6 +97,8 @@ class RoutingService:
         self.kv_events: Counter[tuple[str, str]] = Counter()
         #: Requests whose streams this process holds: their bookings do not expire.
         self.held: set[str] = set()
+        #: LoRA adapter -> the model that it belongs to.
+        self.adapters: dict[str, str] = {}
         self.started_at = clock()
         self._default_block_size = default_block_size
         self._block_sizes: dict[str, int] = {}
@@ -117,6 +119,14 @@ class RoutingService:
     def models(self) -> tuple[str, ...]:
         """Models that some registered worker serves, reachable or not."""
         return self.router.registry.models()
+
+    def base_model(self, name: str) -> str | None:
+        """The model that a request for ``name`` is routed by: itself, or an adapter's base; None
+        where nobody serves it."""
+        if self.router.registry.model(name):
+            return name
+        base = self.adapters.get(name)
+        return base if base is not None and self.router.registry.model(base) else None
 
     def block_size(self, model: str) -> int:
         """Tokens a block of the model's workers."""

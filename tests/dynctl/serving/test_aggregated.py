@@ -73,3 +73,38 @@ async def test_models_and_readiness():
             "a0": "ready",
             "a1": "ready",
         }
+
+
+async def test_adapters_are_routed_by_their_model_and_keep_their_prefixes_apart():
+    async with site([{"name": "a0", "lora": ("tuned",)}]) as fleet:
+        _, models = await fleet.get("/v1/models")
+        assert [(row["id"], row.get("parent")) for row in models["data"]] == [
+            ("demo", None),
+            ("tuned", "demo"),
+        ]
+        body = chat_body(WORDS * 6, max_tokens=2)
+        router = fleet.service.router
+        slot = router.registry.slots(router.registry.by_name("a0").worker_id)[0]
+        status, answer, _ = await fleet.post("/v1/chat/completions", {**body, "model": "tuned"})
+        assert (status, answer["model"]) == (200, "tuned")
+        await until(lambda: router.index.block_count(slot) > 3)
+        for model, expected in (("tuned", True), ("demo", False)):
+            _, result, _ = await fleet.post("/v1/route", {**body, "model": model})
+            assert bool(result["decode"]["candidates"][0]["overlap_blocks"]) is expected
+        assert (await fleet.get("/v1/models/tuned/ready"))[1]["ready"] is True
+        assert (await fleet.post("/v1/route", {**body, "model": "other"}))[0] == 404
+
+
+async def test_each_data_parallel_rank_has_a_cache_of_its_own():
+    async with site([{"name": "a0", "data_parallel_size": 2}]) as fleet:
+        router = fleet.service.router
+        worker = router.registry.by_name("a0")
+        slots = router.registry.slots(worker.worker_id)
+        pin = {"decode_worker_id": worker.worker_id, "dp_rank": 1}
+        await fleet.chat(WORDS * 6, max_tokens=2, nvext=pin)
+        await until(lambda: router.index.block_count(slots[1]) > 3)
+        assert router.index.block_count(slots[0]) == 0
+        ids = {"extra_fields": ["worker_id"]}
+        _, body, _ = await fleet.chat(WORDS * 6, max_tokens=2, nvext=ids)
+        assert body["nvext"]["worker_id"]["decode_dp_rank"] == 1
+        assert body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
