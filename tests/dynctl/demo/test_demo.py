@@ -99,7 +99,7 @@ def test_keep_says_what_to_try_and_ends_cleanly_on_ctrl_c() -> None:
     )
     try:
         assert process.stdout is not None
-        lines = []
+        lines: list[str] = []
         while not lines or "Ctrl-C ends it." not in lines[-1]:
             line = process.stdout.readline()
             assert line, "the demo ended before it said what to try"
