@@ -93,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     debug = "--debug" in arguments
+    arguments = _with_default(arguments)
     try:
         command = typer.main.get_command(build_app(arguments))
         code = command.main(list(arguments), prog_name="dynctl", standalone_mode=False)
@@ -108,6 +109,21 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return _report(error)
     return int(code or 0)
+
+
+def _with_default(arguments: Sequence[str]) -> list[str]:
+    """``serve --worker ..`` means ``serve frontend --worker ..``; `serve` alone is a question."""
+    given = list(arguments)
+    commands = {path.partition(" ")[0] for path, _, _ in COMMANDS}
+    place = next((i for i, word in enumerate(given) if word in commands), None)
+    if place is None or given[place] != "serve" or not given[place + 1 :]:
+        return given
+    following = given[place + 1]
+    if following.startswith("-") and following not in ("--help", "-h"):
+        known = {path.partition(" ")[2] for path, _, _ in COMMANDS if path.startswith("serve ")}
+        if not known & set(given[place + 1 :]):
+            given.insert(place + 1, "frontend")
+    return given
 
 
 def _group(help: str, cls: type[PlainGroup] = PlainGroup) -> typer.Typer:

@@ -15,25 +15,48 @@ def list_workers(
     role: Annotated[
         str | None, typer.Option(metavar="ROLE", help="Only prefill, decode or aggregated ones.")
     ] = None,
+    selector: Annotated[
+        str | None,
+        typer.Option(
+            "--selector",
+            "-l",
+            metavar="KEY=VALUE,..",
+            help="Only workers that match all: a topology domain, name, role, model or status; "
+            "!= excludes.",
+        ),
+    ] = None,
+    sort_by: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Sort by a column, for example cached_blocks."),
+    ] = None,
+    no_headers: Annotated[bool, typer.Option("--no-headers", help="Rows only.")] = False,
 ) -> int:
     """List the workers: role, topology, state, load, cached blocks, freshness."""
     from dynctl.connect import connect
+    from dynctl.connect.selector import Selector
     from dynctl.errors import UsageProblem
+    from dynctl.views.columns import sort_rows
     from dynctl.views.render import emit
     from dynctl.views.results import WorkerList
+    from dynctl.views.worker_tables import worker_columns, worker_rows_only
     from router_core.workers import Role
 
     roles = [one.value for one in Role]
     if role is not None and role not in roles:
         raise UsageProblem(f"--role {role}: expected one of {', '.join(roles)}")
+    wanted = Selector.parse(selector or "")
     source = connect(options)
     rows = [
-        row for row in source.workers() if model in (None, row.model) and role in (None, row.role)
+        row
+        for row in source.workers()
+        if model in (None, row.model) and role in (None, row.role) and wanted.matches(row)
     ]
     rows.sort(
         key=lambda row: (row.model, roles.index(row.role) if row.role in roles else 9, row.name)
     )
-    emit(WorkerList(source.title, rows), options)
+    if sort_by is not None:
+        rows = sort_rows(worker_columns(rows), rows, sort_by)
+    emit(WorkerList(source.title, rows), options, screen=worker_rows_only if no_headers else None)
     return 0
 
 

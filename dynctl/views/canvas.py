@@ -26,6 +26,7 @@ class Canvas:
     width: int | None = None
     wide: bool = False
     color: bool = False
+    headings: bool = True
 
     @property
     def screen_width(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from dynctl.errors import UsageProblem
 from dynctl.views.numbers import middle
 
 Row = TypeVar("Row")
@@ -96,6 +97,17 @@ def fit(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int | None) 
                 break
             widths[longest.key] = max(SHORTEST, widths[longest.key] - (total() - width))
     return Fitted(tuple(chosen), tuple(widths[column.key] for column in chosen))
+
+
+def sort_rows(columns: Sequence[Column[Row]], rows: Sequence[Row], key: str) -> list[Row]:
+    """Rows by the raw values of a column, those without a value last; raises UsageProblem."""
+    wanted = key.strip().lower().replace("-", "_")
+    found = [c for c in columns if wanted in (c.key, c.heading.lower(), c.key.partition(":")[2])]
+    if not found:
+        known = ", ".join(column.key.removeprefix("domain:") for column in columns)
+        raise UsageProblem(f"--sort-by {key}: no such column; expected one of {known}")
+    value = found[0].value
+    return sorted(rows, key=lambda row: (value(row) is None, value(row) or 0))
 
 
 def visible(columns: Sequence[Column[Row]], *, wide: bool, width: int | None) -> list[Column[Row]]:

@@ -88,6 +88,9 @@ class HopTable:
             drawn.append(
                 f"{_INDENT}  and {left:,} more up to cost {blocks(costs[-1])} (--all lists them)"
             )
+        unkept = hop.funnel[-1].left - len(hop.candidates) if hop.funnel and rows else 0
+        if unkept > 0:
+            drawn.append(f"{_INDENT}  and {unkept:,} more, which were not kept")
         return drawn + [self.canvas.faint(line) for line in self._rejections(hop)]
 
     def _rejections(self, hop: DecisionResult) -> list[str]:
@@ -161,8 +164,7 @@ def _columns(
             rank=4,
         )
     )
-    chance = any(0.0 < row.probability < 1.0 for row in rows)
-    if chance:
+    if any(hop.temperature > 0 for hop in hops):
         columns.append(
             Column(
                 "probability",

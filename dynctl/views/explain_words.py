@@ -78,7 +78,7 @@ def funnel(hop: DecisionResult, model: str, room: int) -> str:
         changed = step.left != step.entered
         parts.append((f"{step.left:,} {_step_name(step, hop, model)}", changed or not step.left))
     if hop.candidates:
-        parts.append((f"{len(hop.candidates):,} scored", True))
+        parts.append((f"{max(len(hop.candidates), hop.funnel[-1].left):,} scored", True))
     constrained = bool(hop.constraints)
     kept = [
         text
@@ -233,14 +233,18 @@ def _step_name(step: FunnelRow, hop: DecisionResult, model: str) -> str:
 
 
 def _guard(step: FunnelRow) -> str:
-    places = dict.fromkeys(
-        f"{row.limit} {row.value}" for row in step.rejected if row.code == "no_decode_capacity"
-    )
+    places = _places(step)
     passed = ", ".join(row.worker for row in step.rejected[:3])
     more = len(step.rejected) - 3
     passed += f" and {more:,} more" if more > 0 else ""
     why = f"{' and '.join(places)} has no eligible decode worker" if places else "policy"
     return f"decode-capacity guard: passed over {passed}, since {why}."
+
+
+def _places(step: FunnelRow) -> list[str]:
+    """The domains without decode capacity, each once."""
+    rows = (row for row in step.rejected if row.code == "no_decode_capacity")
+    return list(dict.fromkeys(f"{row.limit}={row.value}" for row in rows))
 
 
 def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
@@ -358,11 +362,15 @@ def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
     if index.publishers == 0:
         text = "no KV events from these workers: routed by load only"
     else:
-        text = f"index current for {index.current:,} of {plural(index.publishers, 'worker')}"
+        noun = "rank" if has_ranks(judged) else "worker"
+        text = f"index current for {index.current:,} of {plural(index.publishers, noun)}"
         if index.oldest_s is not None:
             text += f", oldest {age(index.oldest_s)}"
         if index.gaps:
             text += f", {plural(index.gaps, 'gap')}"
+        silent = len(judged.candidates) - index.publishers
+        if silent > 0:
+            text += f", {silent:,} without KV events"
     if load.oldest_s is None:
         yield f"{text}; load as {load.source} counts it, none reported"
     else:
@@ -402,10 +410,7 @@ def _admits(
         other = " or a policy of preferred" if ours else " or a request without that constraint"
         return f"a {role} worker with {wanted},{other}"
     if step.filter == "decode_capacity":
-        places = dict.fromkeys(
-            f"{row.limit} {row.value}" for row in step.rejected if row.code == "no_decode_capacity"
-        )
-        where = " or ".join(places) or "its transfer domain"
+        where = " or ".join(_places(step)) or "its transfer domain"
         return f"an eligible decode worker in {where}: dynctl workers list shows who is busy"
     if step.filter == "busy" and nearest is not None:
         over = float(nearest.value or 0) - float(nearest.limit or 0)

@@ -12,5 +12,7 @@ from dynctl.views.columns import Column, fit, visible
 def table(columns: Sequence[Column[Any]], rows: Sequence[Any], canvas: Canvas) -> str:
     """Heading and rows."""
     fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), rows, canvas.width)
-    lines = [canvas.faint(fitted.heading()), *(fitted.line(row) for row in rows)]
-    return "\n".join(lines) + "\n"
+    lines = [fitted.line(row) for row in rows]
+    if canvas.headings:
+        lines.insert(0, canvas.faint(fitted.heading()))
+    return "".join(line + "\n" for line in lines)

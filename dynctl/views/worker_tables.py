@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dynctl.views.canvas import Canvas
 from dynctl.views.columns import Column
@@ -97,6 +98,11 @@ def worker_list(result: WorkerList, canvas: Canvas) -> str:
         return f"no workers are registered ({result.source})\n"
     text = table(worker_columns(result.workers), result.workers, canvas)
     return text + "".join(line + "\n" for line in _worker_notes(result.workers, canvas))
+
+
+def worker_rows_only(result: WorkerList, canvas: Canvas) -> str:
+    """The rows alone, for scripts that cut columns: no heading, no notes."""
+    return table(worker_columns(result.workers), result.workers, replace(canvas, headings=False))
 
 
 def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:

@@ -38,6 +38,23 @@ def test_workers_list_filters(dynctl, view_file):
     assert (ran.code, "expected one of aggregated, prefill, decode" in ran.err) == (2, True)
 
 
+def test_workers_list_selects_sorts_and_leaves_headings_out(dynctl, view_file):
+    line = ["workers", "list", "--view", view_file, "-o", "name"]
+    assert dynctl(*line, "-l", "zone=zone-a").out.split() == ["prefill-a0", "decode-a0"]
+    chosen = dynctl(*line, "-l", "zone!=zone-a,role=decode", "--sort-by", "decode-blocks").out
+    assert chosen.split() == ["decode-b0", "decode-b1"]
+    assert dynctl(*line, "--sort-by", "zone").out.split()[:2] == ["prefill-a0", "decode-a0"]
+    assert dynctl(*line, "-l", "rack=r1").out == ""
+    bare = dynctl("workers", "list", "--view", view_file, "--no-headers").out.splitlines()
+    assert [text.split()[0] for text in bare] == dynctl(*line).out.split()
+    for arguments, expected in (
+        (["-l", "zone"], "--selector zone: expected KEY=VALUE"),
+        (["--sort-by", "speed"], "--sort-by speed: no such column; expected one of name, role"),
+    ):
+        ran = dynctl(*line, *arguments)
+        assert (ran.code, expected in ran.err) == (2, True)
+
+
 def test_workers_without_kv_events_are_said_to_be_routed_by_load(dynctl, tmp_path):
     path = tmp_path / "view.json"
     path.write_bytes(view([worker("plain", "aggregated", 1, kv_events=False)]).save())

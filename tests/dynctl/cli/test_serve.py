@@ -33,7 +33,8 @@ def test_flags_environment_and_preset_make_the_configuration(dynctl, started, mo
     monkeypatch.setenv("DYN_DISABLE_FRONTEND_ADMIN_API", "true")
     ran = dynctl(
         "serve", command, "--worker", "http://127.0.0.1:1,zone=a", "--worker", "http://127.0.0.1:2",
-        "--router-mode", "round_robin", "--preset", "dynamo-0.9", "--no-router-decode-capacity-guard",
+        "--router-mode", "round_robin", "--preset", "dynamo-0.9",
+        "--no-router-decode-capacity-guard",
         "--decision-memory", "2MiB", "--api-token", "t", "--announce", "--drain-timeout", "3",
     )  # fmt: skip
     assert (ran.code, ran.err) == (0, "")
@@ -54,6 +55,16 @@ def test_defaults_are_loopback_and_quiet(dynctl, started):
     (config,) = started
     assert (config.host, config.port, config.log_decisions) == ("127.0.0.1", 8000, "off")
     assert (config.api_token, config.admin_api, config.announce) == (None, True, False)
+
+
+def test_serve_alone_means_the_frontend(dynctl, started):
+    assert dynctl("serve", "--worker", "http://127.0.0.1:1").code == 0
+    assert dynctl("--no-color", "serve", "--http-port", "0").code == 0
+    assert [config.port for config in started] == [8000, 0]
+    assert dynctl("serve", "--help").out.startswith("Usage: dynctl serve [OPTIONS] COMMAND")
+    assert "frontend" in dynctl("serve").out
+    assert dynctl("serve", "nothing").code == 2
+    assert len(started) == 2
 
 
 @pytest.mark.parametrize(
