@@ -1,0 +1,159 @@
+"""What the recovery of a large index does to streams that run meanwhile.
+
+    python -m tests.bench.bench_recovery [--smoke]
+
+64 streams get a token every 5 ms from another process; the time from sending to arrival is how long
+something else held the event loop. First nothing else runs, then the events of a million (worker,
+block) entries are applied by `IndexRuntime`, 32 blocks an event, 8 events a batch, put in as
+fast as it takes them; then a worker is lost and swept. *Added* is the p99 with the work less the
+p99 without. Decoding the events from the wire is not part of it.
+"""
+
+import asyncio
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import uvloop
+
+from dynctl.ports import IndexUpdate, StreamCondition
+from dynctl.runtime import MAX_WAITING, IndexRuntime
+from dynctl.serving.frontend import settle_garbage_collector
+from dynctl.serving.service import RoutingService
+from router_core.events import BlocksStored
+from router_core.workers import Worker
+from tests.bench import prefix_workload as workload
+from tests.bench.harness import Row, bench_parser, print_table, row
+
+STREAMS, TICK_S = 64, 0.005
+EVENTS_A_BATCH = 8
+DEGREE = 8
+_TICKER = str(Path(__file__).with_name("ticker.py"))
+
+
+class _Stream(asyncio.Protocol):
+    def __init__(self, late: list[float]) -> None:
+        self._late = late
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic_ns()
+        for (sent,) in struct.iter_unpack("<q", data):
+            self._late.append((now - sent) / 1e6)
+
+
+class Ticks:
+    """Running streams; ``late`` are the milliseconds from a token's sending to its arrival."""
+
+    def __init__(self) -> None:
+        self.late: list[float] = []
+        self._transports: list[asyncio.BaseTransport] = []
+        self._sender: subprocess.Popen[bytes] | None = None
+
+    async def __aenter__(self) -> "Ticks":
+        loop = asyncio.get_running_loop()
+        pairs = [socket.socketpair() for _ in range(STREAMS)]
+        for ours, _ in pairs:
+            made = await loop.create_connection(lambda: _Stream(self.late), sock=ours)
+            self._transports.append(made[0])
+        fds = [theirs.fileno() for _, theirs in pairs]
+        argv = [sys.executable, _TICKER, str(TICK_S), *map(str, fds)]
+        self._sender = await asyncio.to_thread(subprocess.Popen, argv, pass_fds=fds)
+        for _, theirs in pairs:
+            theirs.close()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for transport in self._transports:
+            transport.close()
+        if self._sender is not None:
+            self._sender.kill()
+            await asyncio.to_thread(self._sender.wait)
+
+    async def during(self, work: Callable[[], Awaitable[object]]) -> tuple[list[float], float]:
+        """The lateness of every token, sorted, while ``work`` runs, and the seconds it took."""
+        await asyncio.sleep(0.05)
+        self.late.clear()
+        started = time.perf_counter()
+        await work()
+        took = time.perf_counter() - started
+        await asyncio.sleep(0.01)
+        return sorted(self.late), took
+
+
+def p99(ordered: Sequence[float]) -> float:
+    return ordered[int(0.99 * len(ordered))]
+
+
+def updates(documents: list[list[int]]) -> list[IndexUpdate]:
+    """The workload as batches of engines, as they come decoded from the wire."""
+    batches: dict[int, list[BlocksStored]] = {}
+    for worker, parent, names, local in workload.events(documents, DEGREE):
+        batches.setdefault(worker, []).append(BlocksStored(parent, names, local))
+    found = []
+    for worker, events in batches.items():
+        for seq, at in enumerate(range(0, len(events), EVENTS_A_BATCH)):
+            batch = tuple(events[at : at + EVENTS_A_BATCH])
+            found.append(IndexUpdate(worker + 1, 0, seq, batch, 0.0, replayed=True))
+    return found
+
+
+async def run(entries_scale: float, quiet_s: float) -> list[Row]:
+    """Rows for the quiet loop, the recovery, and the loss of a worker."""
+    documents = workload.documents(DEGREE)
+    documents = documents[: max(1, int(len(documents) * entries_scale))]
+    service = RoutingService(id_prefix="bench")
+    for number in range(workload.WORKERS):
+        service.upsert_worker(Worker(number + 1, f"w{number}", "m"))
+    waiting = updates(documents)
+    conditions: list[StreamCondition] = []
+    index = IndexRuntime(service.apply, service.router.sweep, conditions.append, service.clock)
+    settle_garbage_collector()
+
+    async def recover() -> None:
+        index.start()
+        for update in waiting:
+            while index.waiting >= MAX_WAITING // 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)  # as a socket's task would come back later
+            index.take(update)
+        await index.drained()
+
+    async def lose() -> None:
+        slot = service.router.registry.slots(1)[0]
+        service.remove_worker(1)
+        index.request_sweep()
+        while not service.router.index.is_free(slot):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async with Ticks() as ticks:
+        await asyncio.sleep(0.3)  # the sender starts
+        quiet, _ = await ticks.during(lambda: asyncio.sleep(quiet_s))
+        busy, took = await ticks.during(recover)
+        entries = service.router.index.entry_count
+        lost, sweeping = await ticks.during(lose)
+    await index.close()
+    million = f"{entries / 1e6:.2g}M entries recovered"
+    added = max(0.0, p99(busy) - p99(quiet))
+    return [
+        row("quiet loop: p99 lateness of a token", "ms", p99(quiet)),
+        row(f"{million}: p99 added to a stream", "ms", added, aim="< 5 ms"),
+        row(f"{million}: worst token", "ms", busy[-1]),
+        row(f"{million}: took", "s", took),
+        row(f"{million}: speed", "entries/s", entries / took),
+        row("a worker lost: worst token while swept", "ms", lost[-1]),
+        row("a worker lost: swept in", "s", sweeping),
+    ]
+
+
+def main() -> None:
+    parser = bench_parser(__doc__)
+    arguments = parser.parse_args()
+    scale, quiet = (0.03, 0.1) if arguments.smoke else (1.0, 2.0)
+    print_table("recovery beside running streams", uvloop.run(run(scale, quiet)))
+
+
+if __name__ == "__main__":
+    main()
