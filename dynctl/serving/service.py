@@ -46,7 +46,7 @@ from router_core.changes import (
 from router_core.config import RouterConfig
 from router_core.decision import Decision, RoutingPlan
 from router_core.errors import ConfigError
-from router_core.hashing import hash_prompt
+from router_core.prompt_hasher import PromptHasher
 from router_core.router import Router
 from router_core.selection import Pin, RoutingRequest, RoutingView
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
@@ -102,6 +102,8 @@ class RoutingService:
         self.started_at = clock()
         self._default_block_size = default_block_size
         self._block_sizes: dict[str, int] = {}
+        #: Block size -> hasher that remembers the beginnings of prompts.
+        self._hashers: dict[int, PromptHasher] = {}
         self._context_lengths: dict[str, int | None] = {}
         self._mismatched: set[str] = set()
         self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
@@ -164,10 +166,12 @@ class RoutingService:
         size = self.block_size(model)
         hashes: list[int] = []
         if tokens.ids is not None:
-            hashed = hash_prompt(
-                tokens.ids, size, lora_name=lora_name, cache_namespace=cache_namespace
-            )
-            hashes = hashed.sequence
+            hasher = self._hashers.get(size)
+            if hasher is None:
+                hasher = self._hashers[size] = PromptHasher(size)
+            hashes = hasher.hash_prompt(
+                tokens.ids, lora_name=lora_name, cache_namespace=cache_namespace
+            ).sequence
         request = RoutingRequest(
             id=decision_id or self.new_id(),
             model=model,
