@@ -49,6 +49,8 @@ class Member:
     """One engine of the fleet. ``source``: ``command line``, ``file`` or ``api``.
 
     ``worker`` is None while its model is not known; ``problem`` says why it is not routable.
+    ``gone``: nobody listened on its port, so the process that answers next is another one, unless
+    its event stream knows better (``restarts_seen`` is what that had counted by then).
     """
 
     spec: WorkerSpec
@@ -60,6 +62,7 @@ class Member:
     problem: str | None = WAITING
     failures: int = 0
     probed: bool = False
+    gone: bool = False
     restarts_seen: int = 0
     probe_now: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -78,6 +81,7 @@ class Fleet:
         self._config = config
         self._members: dict[str, Member] = {}
         self._by_id: dict[int, Member] = {}
+        self._joining = asyncio.Lock()
         self._turn = 0
         self.index = IndexRuntime(
             service.apply, service.router.sweep, self._on_stream_condition, service.clock
@@ -131,19 +135,20 @@ class Fleet:
     async def add(self, spec: WorkerSpec, source: str) -> Member:
         """Take an engine into the fleet, or replace the one of that name. Returns after its first
         probe; raises WorkerSpecError (a bad combination) or FleetFull."""
-        old = self._members.get(spec.name)
-        if old is not None and old.spec == spec:
-            return old
-        if old is None and len(self._members) >= self._config.limits.workers:
-            raise FleetFull(f"the fleet has {len(self._members)} workers, the limit")
-        clash = self._by_id.get(spec.worker_id)
-        if clash is not None and clash.spec.name != spec.name:
-            raise WorkerSpecError(f"worker {spec.name}: its id is that of {clash.spec.name}")
-        if old is not None:
-            await self.remove(spec.name)
-        member = Member(spec, source)
-        self._members[spec.name] = member
-        self._by_id[spec.worker_id] = member
+        async with self._joining:
+            old = self._members.get(spec.name)
+            if old is not None and old.spec == spec:
+                return old
+            if old is None and len(self._members) >= self._config.limits.workers:
+                raise FleetFull(f"the fleet has {len(self._members)} workers, the limit")
+            clash = self._by_id.get(spec.worker_id)
+            if clash is not None and clash.spec.name != spec.name:
+                raise WorkerSpecError(f"worker {spec.name}: its id is that of {clash.spec.name}")
+            if old is not None:
+                await self.remove(spec.name)
+            member = Member(spec, source)
+            self._members[spec.name] = member
+            self._by_id[spec.worker_id] = member
         await self._probe(member)
         if self._members.get(spec.name) is member:
             member.task = asyncio.create_task(self._watch(member), name=f"health {spec.name}")
@@ -228,12 +233,12 @@ class Fleet:
             self._service.set_condition(codes.WORKER_UNREACHABLE, name, reason)
             return
         if first:
-            streams = self.index.states(member.spec.worker_id).values()
-            member.restarts_seen = sum(state.restarts for state in streams)
+            member.restarts_seen = self._restarts(member)
         self._service.set_available(member.spec.worker_id, reason)
         self._service.set_condition(codes.WORKER_UNREACHABLE, name, reason)
-        if gone and first:
-            # Nobody listens on its port: the process went, and its cache with it.
+        if gone and not member.gone:
+            # The process went, and its cache with it.
+            member.gone = True
             self._clear_index(member)
 
     async def _join(self, member: Member) -> None:
@@ -267,10 +272,10 @@ class Fleet:
         moved = facts.kv_events != member.facts.kv_events
         member.facts, member.worker, member.problem = facts, worker, None
         member.bootstrap = bootstrap_address(spec, facts)
-        streams = self.index.states(spec.worker_id)
-        noticed = sum(state.restarts for state in streams.values()) > member.restarts_seen
-        if first or changed or moved or restarted or not noticed:
+        unnoticed = self._restarts(member) == member.restarts_seen
+        if first or changed or moved or ((restarted or member.gone) and unnoticed):
             self._follow(member, sources)
+        member.gone = False
         self._service.clear_condition(codes.WORKER_UNREACHABLE, spec.name)
         self._service.clear_condition(codes.WORKER_REJECTED, spec.name)
         self._service.set_available(spec.worker_id, None)
@@ -287,6 +292,10 @@ class Fleet:
         self._clear_index(member)
         for source in sources:
             self.index.follow(source)
+
+    def _restarts(self, member: Member) -> int:
+        states = self.index.states(member.spec.worker_id).values()
+        return sum(state.restarts for state in states)
 
     def _clear_index(self, member: Member) -> None:
         if member.worker is None:
@@ -334,6 +343,8 @@ class Fleet:
             self._service.clear_condition(over, name)
         if told.code in _HEALS:
             return
+        if told.code == StreamCode.STREAM_DISCONNECTED:
+            member.probe_now.set()  # most likely the process ended
         self._service.set_condition(str(told.code), name, told.message)
 
     # -- tokenizing ------------------------------------------------------------------------

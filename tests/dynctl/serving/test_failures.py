@@ -6,6 +6,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from dynctl.engine.config import EngineConfig
 from dynctl.engine.process import start_engine
@@ -157,6 +159,20 @@ async def test_an_engine_that_comes_back_starts_with_an_empty_index():
             await again.close()
 
 
+async def test_an_engine_that_was_only_unwell_keeps_its_index():
+    async with site([{"name": "a0", "replay": ""}]) as fleet:
+        router = fleet.service.router
+        await fleet.chat(WORDS * 8)
+        slot = router.registry.slots(router.registry.by_name("a0").worker_id)[0]
+        await until(lambda: router.index.block_count(slot) > 5)
+        held = router.index.block_count(slot)
+        set_fault(fleet, "a0", refuse=500)
+        await until(lambda: unavailable(fleet, "a0") == "/health answered 500")
+        set_fault(fleet, "a0", refuse=0)
+        await until(lambda: unavailable(fleet, "a0") is None)
+        assert router.index.block_count(slot) == held
+
+
 async def test_decode_workers_that_go_between_the_hops_move_the_pair_to_the_other_zone():
     engines = [
         {"name": f"{role}-{z}0", "role": role, **zone(f"zone-{z}")}
@@ -265,3 +281,39 @@ FAULTS: list[dict[str, Any]] = [
     {"die_mid_stream_after": 2},
     {"slow_factor": 20.0},
 ]
+
+
+async def test_a_slow_client_gets_everything_and_holds_up_only_itself(plain_stream):
+    url, whole = plain_stream
+    async with site([], workers=(f"{url},name=e,model=m",)) as fleet:
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+        timeout = aiohttp.ClientTimeout(total=20)
+        async with fleet.client.post(
+            fleet.url("/v1/chat/completions"), json=body, timeout=timeout
+        ) as answer:
+            await asyncio.sleep(0.3)  # meanwhile the buffers between us fill up
+            got = await answer.read()
+        assert got == whole
+        await fleet.idle()
+
+
+@pytest.fixture
+async def plain_stream():
+    """An engine that streams 16 MB as fast as it is read: (its url, the stream)."""
+    event = b"data: " + b"x" * 4000 + b"\n\n"
+    count = 4000
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(count):
+            await response.write(event)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    server = TestServer(app)
+    await server.start_server()
+    yield str(server.make_url("")).rstrip("/"), event * count + b"data: [DONE]\n\n"
+    await server.close()

@@ -149,6 +149,31 @@ async def test_prompts_with_images_are_routed_by_load_and_say_so():
         ]
 
 
+async def test_tools_and_template_arguments_reach_the_template():
+    async with site([{"name": "a0"}]) as fleet:
+        tools = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+        body = chat_body(WORDS)
+        messages = body["messages"]
+        for more, count in (
+            ({}, TOKENIZER.encode_chat(messages)),
+            ({"tools": tools}, TOKENIZER.encode_chat(messages, tools=tools)),
+            (
+                {"add_generation_prompt": False},
+                TOKENIZER.encode_chat(messages, add_generation_prompt=False),
+            ),
+        ):
+            _, result, _ = await fleet.post("/v1/route", {**body, **more})
+            assert result["tokens"] == len(count)
+
+
+async def test_the_admin_api_can_be_switched_off():
+    async with site([{"name": "a0"}], admin_api=False) as fleet:
+        status, body, _ = await fleet.post("/v1/workers", {"url": "http://127.0.0.1:1"})
+        assert status == 403
+        assert "DYN_DISABLE_FRONTEND_ADMIN_API" in body["error"]["message"]
+        assert (await fleet.get("/v1/workers"))[0] == 200
+
+
 async def test_another_tokenizer_than_the_engines_is_a_named_warning(tmp_path):
     other = tmp_path / "other"
     other.mkdir()
