@@ -118,7 +118,7 @@ class ViewSource:
         """The view as a file's bytes."""
         view = self.view
         return encode_view(
-            view.router,
+            view.router.capture(),
             now=view.now,
             preset=view.preset,
             model_paths=view.model_paths,

@@ -63,7 +63,7 @@ def implied(result: RouteResult) -> Iterator[str]:
     for item in derived:
         yield f"{_constraint(item)}  ({item.origin})"
     if result.relaxed:
-        yield "nothing any more: the fallback policy gave its domain up, see the note below"
+        yield "nothing: no decode worker is in its domain, and the policy is fallback (see below)"
     elif not derived:
         yield "nothing for decode: no KV-transfer policy is in force"
 
@@ -275,7 +275,7 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
             if not _is(ref, winner.worker_id, winner.dp_rank)
         ]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
-        yield f"tie with {shown}: each is as likely ({1 / len(hop.tied):.0%})."
+        yield f"tie with {shown}: each is as likely (1 in {len(hop.tied):,})."
         if hop is result.prefill:
             yield from _after_tie(result)
     elif hop.mode == "round-robin":

@@ -77,6 +77,16 @@ def screens() -> dict[str, Callable[[int], str]]:
         "refused-zone-lost": explained(guarded, required=zone_a),
         "refused-busy": explained(two_zones(), pin_prefill="prefill-b1"),
         "refused-no-decode": explained(view([worker("prefill-a0", "prefill", 1)])),
+        "fallback": explained(
+            view(
+                [
+                    worker("prefill-a0", "prefill", 1, zone="zone-a"),
+                    worker("decode-b0", "decode", 2, zone="zone-b"),
+                ],
+                (),
+                {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "fallback"},
+            )
+        ),
         "round-robin": explained(two_zones(router_mode="round-robin")),
         "least-loaded": explained(two_zones(router_mode="least-loaded")),
         "large": explained(big_fleet()),
