@@ -7,8 +7,13 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(she
 ARGS   ?=
 PEERS  ?=
 
-PEER      := ai-dynamo-runtime==1.6.1
-PEER_VENV := $(VENV)-peer
+# What `make bench PEERS=1` measures beside ours: pip arguments, an environment each under .bench/.
+PEER_dynamo := --no-deps ai-dynamo-runtime==1.6.1
+PEER_sglang := sglang-router==0.3.2
+PEER_vllm   := vllm-router==0.1.17
+PEER_NAMES  := dynamo sglang vllm
+PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
+  --sglang-python .bench/sglang/bin/python --vllm-python .bench/vllm/bin/python
 
 # A pip install whose versions are the locked ones. The lock is a constraints file: it pins, it does not add.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
@@ -56,16 +61,14 @@ format: $(VENV)/.dev-stamp  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Every bench_*.py is a program of its own; the peer lives in an environment of its own.
-bench: $(VENV)/.dev-stamp $(if $(PEERS),$(PEER_VENV)/.stamp)  ## benchmarks (PEERS=1 runs the peer beside ours)
-	@set -e; for file in tests/bench/bench_*.py; do \
-	  $(BIN)/python -m "tests.bench.$$(basename "$$file" .py)" \
-	    $(if $(PEERS),--peer-python $(PEER_VENV)/bin/python) $(ARGS); done
+# Every bench_*.py is also a program of its own: python -m tests.bench.bench_frontend --help
+bench: $(VENV)/.dev-stamp $(if $(PEERS),$(PEER_NAMES:%=.bench/%/.stamp))  ## benchmarks (PEERS=1 measures the peers beside ours)
+	@$(BIN)/python -m tests.bench $(if $(PEERS),$(PEER_FLAGS)) $(ARGS)
 
-$(PEER_VENV)/.stamp: | $(BIN)/python
-	@echo "installing $(PEER) into $(PEER_VENV)"
-	@$(BIN)/python -m venv $(PEER_VENV)
-	@$(PEER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PEER)
+.bench/%/.stamp: | $(BIN)/python
+	@echo "installing the peer $(PEER_$*) into .bench/$*"
+	@$(BIN)/python -m venv .bench/$*
+	@.bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(PEER_$*)
 	@touch $@
 
 # Resolves afresh in a throw-away environment; commit the result.
@@ -80,5 +83,5 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	@wc -l requirements.lock
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) $(PEER_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -178,7 +178,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cases, rounds, seconds = CASES, arguments.rounds, arguments.seconds
     if arguments.smoke:
-        cases, rounds, seconds = [Case(140, 2)], 1, 0.05
+        cases, rounds, seconds = [Case(140, 64)], 1, 0.2
     with_core(LOAD_CORE)
     results = uvloop.run(
         measure_all(cases, rounds, seconds, arguments.sglang_python, arguments.vllm_python)

@@ -1,21 +1,28 @@
 """Tokens to block hashes, beside Dynamo's binding.
 
-    python -m tests.bench.bench_hashing [--peer-python PATH]
+    python -m tests.bench.bench_hashing [--peer-python PATH] [--smoke]
 
 The binding gives local hashes only; ours is shown with and without the chaining into sequence
 hashes that the prefix index needs. Nanoseconds a block, tokens given as a list.
 """
 
-import argparse
 import random
 from array import array
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from router_core.hashing import hash_prompt, local_block_hashes, sequence_hashes
 from router_core.prompt_hasher import PromptHasher
-from tests.bench.harness import Peer, Row, alternate, measure, print_table, row
+from tests.bench.harness import (
+    Peer,
+    Row,
+    alternate,
+    bench_parser,
+    measure,
+    peer_or_none,
+    print_table,
+    row,
+)
 
 BLOCK = 16
 
@@ -55,16 +62,9 @@ def run(peer: Peer | None, turns: int = 7) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer-python", help="a Python that has ai-dynamo-runtime installed")
-    arguments = parser.parse_args()
-    if arguments.peer_python:
-        script = Path(__file__).with_name("peer_dynamo.py")
-        with Peer(arguments.peer_python, script) as peer:
-            rows = run(peer)
-    else:
-        rows = run(None)
-    print_table("hashing", rows)
+    arguments = bench_parser(__doc__).parse_args()
+    with peer_or_none(arguments.peer_python, "peer_dynamo.py") as peer:
+        print_table("hashing", run(peer, 1 if arguments.smoke else 7))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The prefix index beside Dynamo's RadixTree: matching, ingest, memory.
 
-    python -m tests.bench.bench_index [--peer-python PATH] [--degrees 8,2,1]
+    python -m tests.bench.bench_index [--peer-python PATH] [--degrees 8,2,1] [--smoke]
 
 64 workers, a million (worker, block) entries in documents of 4,096 blocks; ``degree`` workers hold
 each document, in the staggered workload to different depths. Every prompt is a document's first
@@ -11,20 +11,28 @@ The peer matches local hashes, ours sequence hashes; what making them costs is a
 The peer takes events as JSON only, so ours is shown from JSON too.
 """
 
-import argparse
 import gc
 import itertools
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from router_core.hashing import sequence_hashes
 from router_core.index import PrefixIndex
 from tests.bench import prefix_workload as workload
-from tests.bench.harness import Peer, Row, alternate, measure, print_table, resident_bytes, row
+from tests.bench.harness import (
+    Peer,
+    Row,
+    alternate,
+    bench_parser,
+    measure,
+    peer_or_none,
+    print_table,
+    resident_bytes,
+    row,
+)
 
 INNER = 200
 LENGTHS = {64: "0.7x", 512: "2x", 4096: "7x"}
@@ -87,10 +95,17 @@ def ingest_json(documents: list[list[int]], degree: int) -> float:
     return count / spent * 1e9
 
 
-def run(peer: Peer | None, degree: int, *, staggered: bool, turns: int = 7) -> list[Row]:
-    """Rows of one workload."""
+def run(
+    peer: Peer | None,
+    degree: int,
+    *,
+    staggered: bool,
+    turns: int = 7,
+    limit: int | None = None,
+) -> list[Row]:
+    """Rows of one workload, of ``limit`` documents at most (the peer always takes all)."""
     name = f"{degree} holders{', staggered' if staggered else ''}"
-    documents = workload.documents(degree)
+    documents = workload.documents(degree)[:limit]
     index, events, memory = build(documents, degree, staggered=staggered)
     entries = index.entry_count
     rows: list[Row] = []
@@ -141,19 +156,17 @@ def run(peer: Peer | None, degree: int, *, staggered: bool, turns: int = 7) -> l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer-python", help="a Python that has ai-dynamo-runtime installed")
+    parser = bench_parser(__doc__)
     parser.add_argument("--degrees", default="8,2,1", help="holders of a document, one run each")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        print_table("prefix index", run(None, 8, staggered=True, turns=1, limit=1))
+        return
     for degree in (int(value) for value in arguments.degrees.split(",")):
         for staggered in (False, True) if degree > 1 else (False,):
             title = f"prefix index, {degree} holders{', staggered' if staggered else ''}"
-            if arguments.peer_python:
-                script = Path(__file__).with_name("peer_dynamo.py")
-                with Peer(arguments.peer_python, script) as peer:
-                    print_table(title, run(peer, degree, staggered=staggered))
-            else:
-                print_table(title, run(None, degree, staggered=staggered))
+            with peer_or_none(arguments.peer_python, "peer_dynamo.py") as peer:
+                print_table(title, run(peer, degree, staggered=staggered))
 
 
 if __name__ == "__main__":

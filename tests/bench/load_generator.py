@@ -73,7 +73,7 @@ class Measured:
     @property
     def cpu_us(self) -> float:
         """CPU microseconds a request of the process that was watched."""
-        return self.cpu_s * 1e6 / self.finished if self.finished else float("nan")
+        return self.cpu_s * 1e6 / self.finished if self.finished else 0.0
 
     def quantile(self, q: float) -> float:
         """Milliseconds to the first event."""
