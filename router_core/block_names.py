@@ -42,6 +42,16 @@ class BlockNames:
         self.own: dict[int, OwnNames] = {}
         """slot -> its own names; present only for workers that disagree with the others"""
 
+    def copy(self) -> "BlockNames":
+        """The same names, apart from these."""
+        made = BlockNames()
+        made.shared = self.shared.copy()
+        made.names = self.names.copy()
+        for slot, own in self.own.items():
+            copied = made.own[slot] = OwnNames()
+            copied.blocks, copied.names = own.blocks.copy(), own.names.copy()
+        return made
+
     def block(self, slot: int, name: int) -> int | None:
         """The block that ``slot`` may mean by ``name``; whether it holds it is not known here."""
         own = self.own.get(slot)

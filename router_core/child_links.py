@@ -26,6 +26,13 @@ class ChildLinks:
         self.branches: dict[int, Branch] = {}
         """block -> its children, where there have been several; never a block in `only`"""
 
+    def copy(self) -> "ChildLinks":
+        """The same links, apart from these."""
+        made = ChildLinks()
+        made.only = self.only.copy()
+        made.branches = {block: Branch(set(b.locals)) for block, b in self.branches.items()}
+        return made
+
     def of(self, block: int) -> Sequence[int]:
         """The children of ``block``, ascending; some may be gone."""
         local = self.only.get(block)

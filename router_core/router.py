@@ -41,6 +41,18 @@ class Freshness:
     gaps: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A router's state at one moment, apart from the router: safe to read in another thread."""
+
+    parts: dict[str, Any]
+    index: PrefixIndex
+
+    def document(self) -> dict[str, Any]:
+        """The snapshot. Takes seconds for a million cached blocks."""
+        return {**self.parts, "index": self.index.dump()}
+
+
 class Router:
     """Routing state of any number of models.
 
@@ -201,25 +213,29 @@ class Router:
 
     # -- snapshot --------------------------------------------------------------------------
 
+    def capture(self) -> Captured:
+        """All state at this moment, cheaply; what is costly is left to ``Captured.document``."""
+        return Captured(
+            {
+                "schema": SNAPSHOT_SCHEMA,
+                "config": {
+                    name: getattr(self.config, name) for name in self.config.__dataclass_fields__
+                },
+                "registry": self.registry.dump(),
+                "load": self.load.dump(),
+                "busy": self.busy.dump(),
+                "rotation": [[model, stage, n] for (model, stage), n in self.rotation.items()],
+                "freshness": {
+                    str(slot): [f.index_state, f.index_at, f.load_at, f.gaps]
+                    for slot, f in self.freshness.items()
+                },
+            },
+            self.index.copy(),
+        )
+
     def snapshot(self) -> dict[str, Any]:
-        """All state as plain data (JSON-able). Finishes pending sweeps first."""
-        while self.sweep(100_000):
-            pass
-        return {
-            "schema": SNAPSHOT_SCHEMA,
-            "config": {
-                name: getattr(self.config, name) for name in self.config.__dataclass_fields__
-            },
-            "registry": self.registry.dump(),
-            "index": self.index.dump(),
-            "load": self.load.dump(),
-            "busy": self.busy.dump(),
-            "rotation": [[model, stage, n] for (model, stage), n in self.rotation.items()],
-            "freshness": {
-                str(slot): [f.index_state, f.index_at, f.load_at, f.gaps]
-                for slot, f in self.freshness.items()
-            },
-        }
+        """All state as plain data (JSON-able): ``capture().document()``."""
+        return self.capture().document()
 
     @classmethod
     def restore(cls, plain: dict[str, Any]) -> Router:

@@ -116,15 +116,18 @@ class Admin:
     async def view(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/view``: everything that a decision depends on, to decide it again offline.
 
-        Taken at one moment, so the loop stands still for it: 2.3 s a million cached blocks.
+        Taken at one moment: the loop stands still for the copy, 0.3 s for a million blocks
+        of which no two workers share any.
         """
         if self._saving.locked():
             raise HttpError(409, "another view is being taken", "conflict", "view_in_progress")
         async with self._saving:
             service = self._service
             tokenizers = {model: service.tokenizers.of(model) for model in service.models()}
-            body = encode_view(
-                service.router,
+            # Copied here, written out beside the loop: a million cached blocks take seconds.
+            body = await asyncio.to_thread(
+                encode_view,
+                service.router.capture(),
                 now=service.clock(),
                 preset=self._preset,
                 model_paths={m: str(t.directory) for m, t in tokenizers.items() if t is not None},

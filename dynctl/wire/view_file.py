@@ -13,7 +13,7 @@ import msgspec
 
 from dynctl.wire.errors import WireError
 from router_core.errors import SnapshotError
-from router_core.router import Router
+from router_core.router import Captured, Router
 
 SCHEMA = 1
 #: A view of a thousand workers with a million blocks is about 60 MB.
@@ -34,7 +34,7 @@ class SavedView:
 
 
 def encode_view(
-    router: Router,
+    captured: Captured,
     *,
     now: float,
     preset: str | None = None,
@@ -43,7 +43,10 @@ def encode_view(
     assumptions: tuple[str, ...] = (),
     source: str = "this router",
 ) -> bytes:
-    """The file's bytes. ``tokenizers``: model -> fingerprint, to notice another tokenizer."""
+    """The file's bytes, from ``router.capture()``.
+
+    ``tokenizers``: model -> fingerprint, to notice another tokenizer.
+    """
     document: dict[str, Any] = {
         "kind": "RoutingView",
         "schema": SCHEMA,
@@ -53,7 +56,7 @@ def encode_view(
         "model_paths": model_paths or {},
         "tokenizers": tokenizers or {},
         "assumptions": list(assumptions),
-        "snapshot": router.snapshot(),
+        "snapshot": captured.document(),
     }
     return msgspec.json.encode(document)
 

@@ -192,3 +192,12 @@ def test_presets_and_bounds() -> None:
         ):
             with pytest.raises(ConfigError, match=next(iter(bad))):
                 preset(name).with_values(bad)
+
+
+def test_a_capture_stays_what_it_was_while_the_router_goes_on() -> None:
+    made = router(worker(1), worker(2))
+    apply_all(made, stored(1, 6), stored(2, 3), active(1, "x", blocks=3))
+    captured, before = made.capture(), made.snapshot()
+    apply_all(made, c.KvEvent(1, 0, Cleared()), stored(2, 6, 1), c.Freed("x"), c.WorkerLost(2))
+    assert captured.document() == before
+    assert made.snapshot() != before
