@@ -1,5 +1,6 @@
 """What goes back to the client: streams passed through, bodies with ``nvext``, dry runs."""
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from dynctl.wire.nvext import NvExt
 from router_core.decision import Decision, RoutingPlan
 from router_core.selection import RoutingRequest
 
+_BETWEEN_EVENTS = re.compile(rb"\r?\n\r?\n")
+_EVENT_BYTES = 16 * 1024 * 1024
 _DONE = b"data: [DONE]"
 #: A client that has this much waiting is not sent more until it took some.
 _LAGGING_BYTES = 256 * 1024
@@ -121,7 +124,9 @@ async def _pass_annotated(
     pending, first = answer.head, True
     try:
         while True:
-            *events, pending = pending.split(b"\n\n")
+            *events, pending = _BETWEEN_EVENTS.split(pending)
+            if len(pending) > _EVENT_BYTES:
+                raise UpstreamFailure("protocol", f"{upstream.origin} sent an event without end")
             for event in events:
                 if first and nvext.wants("worker_id"):
                     event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})

@@ -15,12 +15,16 @@ SMALL_FLEET = 16
 class Limits:
     """Bounds of one frontend. Sizes in bytes, times in seconds.
 
-    ``first_byte_s`` is how long an engine may take to its first output, ``idle_s`` how long a
-    running stream may be silent; a prefill hop must answer whole within ``first_byte_s``.
-    ``attempts`` counts dispatches of one request, the first included.
+    ``body_bytes`` bounds one request's body, ``all_bodies_bytes`` those of all requests in flight
+    together; a body must have arrived after ``body_s``. ``first_byte_s`` is how long an engine may
+    take to its first output, ``idle_s`` how long a running stream may be silent; a prefill hop must
+    answer within ``first_byte_s``. ``attempts`` counts dispatches of one request, the first
+    included.
     """
 
     body_bytes: int = 16 * 1024 * 1024
+    all_bodies_bytes: int = 512 * 1024 * 1024
+    body_s: float = 30.0
     header_bytes: int = 16 * 1024
     in_flight: int = 8192
     connect_s: float = 3.0

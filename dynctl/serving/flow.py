@@ -30,8 +30,9 @@ from router_core.selection import RoutingRequest
 from router_core.workers import Role, Worker
 
 RANK_HEADER: Final = "x-data-parallel-rank"
-#: Between a first hop that is done and a decode hop that is decided again.
+#: How the event of an engine begins that failed before its first token.
 _ERROR_EVENT: Final = (b'data: {"error"', b'data:{"error"')
+_ERROR_EVENT_BYTES: Final = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -154,7 +155,8 @@ class RequestFlow:
                 service.free(call.request.id)
                 self._note(call, tries, error)
                 if not error.failure.retryable or tries.count >= self._limits.attempts:
-                    service.decided(plan, request, call.record)
+                    if call.record.plan is None:  # a prefill hop that failed
+                        service.decided(plan, request, call.record)
                     raise GaveUp(error.failure, plan) from error
             except _DecodeGone as error:
                 service.free(call.request.id)
@@ -305,7 +307,9 @@ class RequestFlow:
     async def _first_output(self, response: EngineStream) -> bytes:
         head = await response.readany()
         # An engine that fails before its first token says so in the first event.
-        while head.startswith(_ERROR_EVENT) and b"\n\n" not in head:
+        while (
+            head.startswith(_ERROR_EVENT) and b"\n\n" not in head and len(head) < _ERROR_EVENT_BYTES
+        ):
             more = await response.readany()
             if not more:
                 break

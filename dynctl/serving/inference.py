@@ -55,6 +55,7 @@ class Inference:
         self._flow = flow
         self._config = config
         self.in_flight = 0
+        self._reserved = 0
         self.draining = False
 
     async def chat_completions(self, http: web.Request) -> web.StreamResponse:
@@ -76,6 +77,10 @@ class Inference:
             received_wall=service.wall(),
         )
         self.in_flight += 1
+        # A body of unknown length may turn out as long as is allowed.
+        size = http.content_length
+        reserved = self._config.limits.body_bytes if size is None else size
+        self._reserved += reserved
         try:
             return await self._answer(http, record, chat=chat)
         except HttpError as error:
@@ -97,6 +102,7 @@ class Inference:
             return self._error(HttpError(500, message, "internal_error", 500), record)
         finally:
             self.in_flight -= 1
+            self._reserved -= reserved
             service.held.discard(decision_id)
             service.free(decision_id)
             record.finished_at = service.clock()
@@ -198,22 +204,36 @@ class Inference:
                 503, "the frontend is shutting down", "service_unavailable", 503,
                 headers={"retry-after": "1", "connection": "close"},
             )  # fmt: skip
-        limit = self._config.limits.in_flight
-        if self.in_flight > limit:
-            raise HttpError(
-                self._service.router.config.overload_status_code,
-                f"{limit} requests are in flight, the limit of this frontend",
-                "overloaded",
-                "too_many_requests_in_flight",
-                headers={"retry-after": "1"},
-            )
+        limits = self._config.limits
+        if self.in_flight > limits.in_flight:
+            problem = f"{limits.in_flight} requests are in flight, the limit of this frontend"
+        elif self._reserved > limits.all_bodies_bytes and self.in_flight > 1:
+            problem = f"the requests in flight hold {limits.all_bodies_bytes} bytes, the limit"
+        else:
+            return
+        raise HttpError(
+            self._service.router.config.overload_status_code,
+            problem,
+            "overloaded",
+            "too_many_requests_in_flight",
+            headers={"retry-after": "1"},
+        )
 
     async def _read(
         self, http: web.Request, record: RequestRecord, *, chat: bool
     ) -> tuple[ChatRequest | CompletionRequest, bytes]:
         limit = self._config.limits.body_bytes
         try:
-            raw = await http.read()
+            async with asyncio.timeout(self._config.limits.body_s):
+                raw = await http.read()
+        except TimeoutError:
+            raise HttpError(
+                408,
+                f"the body did not arrive within {self._config.limits.body_s:g} s",
+                "invalid_request_error",
+                "body_timeout",
+                headers={"connection": "close"},
+            ) from None
         except web.HTTPRequestEntityTooLarge:
             raise HttpError(
                 413,

@@ -1,5 +1,6 @@
 """Bad requests and refusals: a status, a field, and what would help."""
 
+import asyncio
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from dynctl.serving.config import Limits
 from router_core.changes import Booked
 from router_core.config import RouterConfig, preset
-from tests.dynctl.serving.fleets import WORDS, chat_body, site
+from tests.dynctl.serving.fleets import WORDS, chat_body, site, until
 
 ONE = [{"name": "a0"}]
 
@@ -132,3 +133,28 @@ async def test_a_token_guards_writes_and_routing_details():
         assert (status, body["kind"]) == (200, "RouteResult")
         assert (await fleet.chat())[0] == 200  # inference takes no token of ours
         assert (await fleet.get("/v1/workers"))[0] == 200
+
+
+async def test_a_body_that_never_ends_is_not_waited_for():
+    async with site(ONE, limits=Limits(body_s=0.05)) as fleet:
+        host, port = "127.0.0.1", fleet.frontend.port
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        writer.close()
+        await until(lambda: fleet.frontend.inference.in_flight == 0)
+
+
+async def test_bodies_in_flight_have_a_bound_together():
+    slow = [{"name": "a0", "speedup_ratio": 1.0, "prefill_tokens_per_s": 5.0}]
+    async with site(slow, limits=Limits(all_bodies_bytes=3000)) as fleet:
+        first = asyncio.create_task(fleet.chat("x" * 2000))
+        await until(lambda: fleet.engines["a0"].engine.active_requests == 1)
+        status, body, _ = await fleet.chat("y" * 2000)
+        assert status == 529
+        assert "3000 bytes" in body["error"]["message"]
+        first.cancel()
+        await fleet.idle()
