@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dynctl.serving.config import Limits
-from dynctl.serving.engine_http import EngineStream
+from dynctl.serving.engine_stream import EngineStream
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.handoff import (
     bootstrap_body,

@@ -16,9 +16,10 @@ from dynctl.serving.answers import (
 )
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.flow import Answer, Call, GaveUp, Refused, RequestFlow
+from dynctl.serving.inference_errors import client_error, gave_up, outcome_of
 from dynctl.serving.observers import RequestRecord
-from dynctl.serving.prompts import Prompt
-from dynctl.serving.refusal import HttpError, attempts_of, refusal, unknown_pin
+from dynctl.serving.refusal import HttpError, refusal, unknown_pin
+from dynctl.serving.request_parts import first_given, parse_request, pin_of, prompt_of
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.tokenization import PromptError, TemplateError
 from dynctl.wire.errors import RequestError
@@ -31,13 +32,11 @@ from dynctl.wire.nvext import (
 from dynctl.wire.openai import (
     ChatRequest,
     CompletionRequest,
-    apply_headers,
     parse_chat_request,
     parse_completion_request,
 )
 from dynctl.wire.route_result import RouteResult, route_result
 from router_core.errors import HashingError
-from router_core.selection import Pin
 
 DECISION_HEADER: Final = "x-dynctl-decision"
 #: Headers of the client that engines get too.
@@ -84,7 +83,7 @@ class Inference:
         try:
             return await self._answer(http, record, chat=chat)
         except HttpError as error:
-            record.outcome = record.outcome or _outcome(error)
+            record.outcome = record.outcome or outcome_of(error)
             record.error_type = error.type
             record.status = error.status
             return self._error(error, record)
@@ -125,7 +124,7 @@ class Inference:
         except Refused as error:
             raise self._refusal(error, prepared, record) from None
         except GaveUp as error:
-            raise _gave_up(error, record) from None
+            raise gave_up(error, record) from None
         try:
             return await self._send(http, parsed, answer, call)
         finally:
@@ -183,7 +182,7 @@ class Inference:
             else:
                 parsed = parse_completion_request(body)
         except RequestError as error:
-            raise _client_error(error) from None
+            raise client_error(error) from None
         prepared = await self._prepare(parsed, record)
         plan = service.plan(prepared.request, detail=True, note=prepared.note)
         assumptions = [] if prepared.note is None else [prepared.note]
@@ -242,9 +241,9 @@ class Inference:
                 "body_too_large",
             ) from None
         try:
-            parsed = _parse(raw, http, limit, chat=chat)
+            parsed = parse_request(raw, http, limit, chat=chat)
         except RequestError as error:
-            raise _client_error(error) from None
+            raise client_error(error) from None
         record.model, record.stream = parsed.model, parsed.stream
         if parsed.request_id is not None:
             record.request_id = parsed.request_id
@@ -259,16 +258,16 @@ class Inference:
         base = self._service.base_model(parsed.model)
         if base is None:
             raise self._unknown_model(parsed.model)
-        prompt, not_modelled = _prompt(parsed)
-        decode = _first(nvext.decode_worker_id, nvext.backend_instance_id)
+        prompt, not_modelled = prompt_of(parsed)
+        decode = first_given(nvext.decode_worker_id, nvext.backend_instance_id)
         try:
             prepared = await self._service.prepare(
                 base,
                 prompt,
                 decision_id=record.decision_id,
                 constraints=nvext.routing_constraints,
-                pin_prefill=_pin(nvext.prefill_worker_id, nvext.prefill_dp_rank),
-                pin_decode=_pin(decode, nvext.dp_rank),
+                pin_prefill=pin_of(nvext.prefill_worker_id, nvext.prefill_dp_rank),
+                pin_decode=pin_of(decode, nvext.dp_rank),
                 cache_namespace=nvext.cache_salt,
                 lora_name=None if base == parsed.model else parsed.model,
                 not_modelled=not_modelled,
@@ -405,99 +404,3 @@ class Inference:
                 **error.headers,
             },
         )
-
-
-def _parse(
-    raw: bytes, http: web.Request, limit: int, *, chat: bool
-) -> ChatRequest | CompletionRequest:
-    # Most requests have none of our headers, and looking for them is cheaper than applying them.
-    own = any(name in http.headers for name in _OWN_HEADERS)
-    if chat:
-        messages = parse_chat_request(raw, max_bytes=limit)
-        return apply_headers(messages, http.headers) if own else messages
-    completion = parse_completion_request(raw, max_bytes=limit)
-    return apply_headers(completion, http.headers) if own else completion
-
-
-def _prompt(parsed: ChatRequest | CompletionRequest) -> tuple[Prompt, str | None]:
-    """What becomes tokens, and why its tokens cannot be known here, if they cannot."""
-    token_data = parsed.nvext.token_data
-    if token_data is not None:
-        return Prompt(token_ids=token_data), None
-    if isinstance(parsed, CompletionRequest):
-        first = parsed.prompts[0]
-        if isinstance(first, str):
-            return Prompt(text=first), None
-        return Prompt(token_ids=first), None
-    reason = None
-    if not parsed.text_only:
-        reason = "cache overlap not modelled: the prompt holds more than text"
-    elif parsed.chat_template is not None:
-        reason = "cache overlap not modelled: the request brings its own chat template"
-    elif parsed.continue_final_message:
-        reason = "cache overlap not modelled: the final message is continued"
-    prompt = Prompt(
-        messages=parsed.messages,
-        tools=parsed.tools,
-        documents=parsed.documents,
-        add_generation_prompt=parsed.add_generation_prompt,
-        template_kwargs=parsed.template_args or None,
-    )
-    return prompt, reason
-
-
-def _pin(worker_id: int | None, dp_rank: int | None) -> Pin | None:
-    return None if worker_id is None else Pin(worker_id, dp_rank)
-
-
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
-
-
-def _client_error(error: RequestError) -> HttpError:
-    return HttpError(
-        error.status, str(error), "invalid_request_error", error.code, param=error.field
-    )
-
-
-def _outcome(error: HttpError) -> str:
-    return "client_error" if error.status < 500 else "refused"
-
-
-def _gave_up(error: GaveUp, record: RequestRecord) -> HttpError:
-    """The engines' failure as an answer: their own words where they had some."""
-    failure = error.failure
-    record.outcome = "client_error" if 400 <= failure.status < 500 else "upstream_error"
-    headers = {} if failure.retry_after is None else {"retry-after": failure.retry_after}
-    details: dict[str, Any] = {
-        "decision": error.plan.id,
-        "attempts": attempts_of(record.attempts),
-    }
-    told = _engine_error(failure.body)
-    if told is not None:
-        code = told.get("code")
-        status = failure.status or 502
-        return HttpError(
-            status,
-            str(told.get("message") or failure),
-            str(told.get("type") or "upstream_error"),
-            code if isinstance(code, (int, str)) else status,
-            param=told.get("param") if isinstance(told.get("param"), str) else None,
-            details=details,
-            headers=headers,
-        )
-    status = failure.status or (504 if failure.kind == "timeout" else 502)
-    return HttpError(
-        status, str(failure), "upstream_error", status, details=details, headers=headers
-    )
-
-
-def _engine_error(body: bytes) -> Mapping[str, Any] | None:
-    try:
-        plain = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(plain, dict):
-        return None
-    error = plain.get("error", plain)
-    return error if isinstance(error, dict) else None

@@ -8,7 +8,8 @@ import aiohttp
 import msgspec
 
 from dynctl.serving.config import Limits
-from dynctl.serving.engine_http import ClientBounds, EngineClient, EngineStream, origin_of
+from dynctl.serving.engine_http import EngineClient, origin_of
+from dynctl.serving.engine_stream import ClientBounds, EngineStream
 from dynctl.serving.upstream_failure import UpstreamFailure, control_failure
 
 _JSON = {"content-type": "application/json"}

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dynctl.serving.engine_http import ClientBounds, EngineClient
+from dynctl.serving.engine_http import EngineClient
+from dynctl.serving.engine_stream import ClientBounds
 from dynctl.serving.upstream_failure import UpstreamFailure
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"

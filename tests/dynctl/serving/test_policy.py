@@ -53,7 +53,7 @@ async def test_no_same_domain_decode_fails_with_the_reason_before_any_dispatch()
         assert status == 503
         told = body["error"]["dynctl"]
         assert told["filter"] == "decode_capacity"
-        assert "zone zone-a has no eligible decode worker" in body["error"]["message"]
+        assert "zone=zone-a has no eligible decode worker" in body["error"]["message"]
         assert "decode worker in zone zone-a" in told["what_would_admit"]
         assert fleet.engines["prefill-a"].engine.ranks[0].scheduler.cache.cached_blocks == 0
 
