@@ -143,10 +143,10 @@ def _given(
         if read and read[0][0] != value and spelling.deprecated:
             warnings.append(f"{read[0][1].text} and {spelling.text} differ")
         read.append((value, spelling))
-        if not setting.built:
-            warnings.append(
-                f"{spelling.text}: {setting.name.replace('_', ' ')} is not built yet: ignored"
-            )
+        if not setting.is_built(value):
+            effect = setting.without or "ignored"
+            what = setting.name.replace("_", " ")
+            warnings.append(f"{spelling.text}: {what} is not built yet: {effect}")
         if spelling.text in _LEGACY_WEIGHT:
             yield legacy_overlap_weight(value), spelling
         else:

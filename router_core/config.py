@@ -28,7 +28,8 @@ class Setting:
 
     ``flags`` and ``env`` list the current name first; the rest are deprecated spellings that still
     work and warn. ``built`` is False for settings of features that are not there yet: they are
-    read, validated and answered with a warning that names them.
+    read, validated and answered with a warning that names them; ``unbuilt_values`` are the values
+    of a built setting for which the same holds. ``without`` says what happens instead.
     """
 
     name: str
@@ -42,6 +43,12 @@ class Setting:
     choices: tuple[str, ...] = ()
     optional: bool = False
     built: bool = True
+    unbuilt_values: tuple[Any, ...] = ()
+    without: str = ""
+
+    def is_built(self, value: Any) -> bool:
+        """Whether setting it to ``value`` has the effect that it should have."""
+        return self.built and value not in self.unbuilt_values
 
     def parse(self, text: str) -> Any:
         """The value that a flag or an environment variable spells.
@@ -248,6 +255,8 @@ class RouterConfig:
         "learn what workers cache from their KV events (off: approximate mode)",
         flags=("--router-kv-events", "--kv-events"),
         env=("DYN_ROUTER_USE_KV_EVENTS", "DYN_KV_EVENTS"),
+        unbuilt_values=(False,),
+        without="workers are routed by load only, as approximate mode is not there",
     )
     router_ttl_secs: float = _setting(
         120.0,

@@ -146,7 +146,7 @@ class CapacityFilter:
                 "policy_underivable", None, domain, "its KV-transfer policy cannot be applied"
             )
         return Reason(
-            "no_decode_capacity", value, domain, f"{domain} {value} has no eligible decode worker"
+            "no_decode_capacity", value, domain, f"{domain}={value} has no eligible decode worker"
         )
 
 

@@ -39,6 +39,7 @@ def set_thresholds(
         str | None,
         typer.Option(
             "--active-decode-blocks",
+            "--active-decode-blocks-threshold",
             metavar="0..1|none",
             help="Busy above this fraction of a rank's KV blocks.",
         ),
@@ -47,6 +48,7 @@ def set_thresholds(
         str | None,
         typer.Option(
             "--active-prefill-tokens",
+            "--active-prefill-tokens-threshold",
             metavar="N|none",
             help="Busy above this many active prefill tokens.",
         ),
@@ -55,6 +57,7 @@ def set_thresholds(
         str | None,
         typer.Option(
             "--active-prefill-tokens-frac",
+            "--active-prefill-tokens-threshold-frac",
             metavar="X|none",
             help="Busy above this multiple of max_num_batched_tokens.",
         ),

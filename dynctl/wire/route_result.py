@@ -8,6 +8,7 @@ time. ``worker`` is the safe key of a REF: worker ids exceed 2^53.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from router_core.router import Freshness, Router
 from router_core.selection import RoutingRequest, RoutingView
 
 SCHEMA = 1
+#: Prefill ranks whose decode hop is spelled out where several could have been chosen.
+MAX_BY_PREFILL = 16
 
 
 class Ref(msgspec.Struct, frozen=True):
@@ -199,7 +202,7 @@ def route_result(
     prefill, decode = plan.prefill, plan.decode
     by_prefill = [
         ByPrefill(_ref(other.prefill), shown(other.decode))
-        for other in router.decode_by_prefill(request, plan, view=view)
+        for other in islice(router.decode_by_prefill(request, plan, view=view), MAX_BY_PREFILL)
         if other.prefill is not None and other.prefill.winner is not None
     ]
     return RouteResult(

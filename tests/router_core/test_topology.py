@@ -269,7 +269,7 @@ def test_guard_moves_a_request_away_from_a_zone_that_lost_its_decode_workers() -
     assert (plan.prefill.worker.name, plan.final.worker.name) == ("pB", "dB")
     step = next(step for step in plan.prefill.funnel if step.filter == "decode_capacity")
     assert (step.entered, step.left) == (2, 1)
-    assert step.rejected[0].reason.message == "zone a has no eligible decode worker"
+    assert step.rejected[0].reason.message == "zone=a has no eligible decode worker"
 
 
 @pytest.mark.parametrize("how", ["lost", "unavailable", "busy"])
@@ -294,7 +294,7 @@ def test_guard_refuses_before_dispatch_when_no_domain_has_capacity() -> None:
     assert plan.prefill.winner is None
     assert plan.decode is None
     assert plan.prefill.outcome == "no_eligible_worker"
-    assert "no decode capacity (zone a has no eligible decode worker)" in plan.prefill.summary()
+    assert "no decode capacity (zone=a has no eligible decode worker)" in plan.prefill.summary()
 
 
 def test_guard_says_busy_when_only_busy_decode_workers_are_left() -> None:

@@ -160,3 +160,9 @@ def test_bounds_in_words():
 
 def test_resolved_is_a_value():
     assert isinstance(resolve({}, {}), Resolved)
+
+
+def test_switching_kv_events_off_says_what_happens_instead():
+    resolved = resolve({}, {"DYN_ROUTER_USE_KV_EVENTS": "false"})
+    assert resolved.config.use_kv_events is False
+    assert any("routed by load only" in warning for warning in resolved.warnings)
