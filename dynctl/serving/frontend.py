@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 1024
 _EXPIRY_S = 15.0
 _CHECK_S = 10.0
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
 _GC_THRESHOLDS = (20_000, 20, 50)
 
@@ -244,6 +245,12 @@ class Frontend:
             fleet,
             len(self.fleet),
         )
+        if config.host not in _LOOPBACK and config.api_token is None:
+            _log.warning(
+                "%s is reachable by others, who may change workers and thresholds; "
+                "give --api-token",
+                config.host,
+            )
         policy = router.config.kv_transfer_domain
         if policy is not None:
             _log.info("KV transfer: %s within %s", router.config.kv_transfer_enforcement, policy)

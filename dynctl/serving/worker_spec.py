@@ -112,6 +112,8 @@ def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:
         raise WorkerSpecError(f"{where}: domains is {domains!r}; expected domain: value pairs")
     own = {key: value for key, value in given.items() if key not in RESERVED and key != "taints"}
     found = {}
+    for key, value in own.items():
+        _not_a_slip(key, value, where)
     for key, value in {**domains, **own}.items():
         found[str(key)] = _domain(str(key), value, where)
     name = given.get("name")
@@ -165,7 +167,8 @@ def _url(value: object, where: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def _domain(key: str, value: object, where: str) -> str:
+def _not_a_slip(key: str, value: object, where: str) -> None:
+    """A key that is nearly a reserved one was hardly meant as a topology domain."""
     near = difflib.get_close_matches(key.replace("_", "-"), RESERVED, n=1, cutoff=0.8)
     if near:
         raise WorkerSpecError(
@@ -173,6 +176,9 @@ def _domain(key: str, value: object, where: str) -> str:
             f"did you mean {near[0]}? (a domain of that name goes under `domains:` in a workers "
             "file)"
         )
+
+
+def _domain(key: str, value: object, where: str) -> str:
     if not _DOMAIN.fullmatch(key):
         raise WorkerSpecError(
             f"{where}: domain {key!r}; expected letters, digits and . _ / -, at most 64"

@@ -1,8 +1,11 @@
 """nvext and headers: dry runs, pins, constraints, salts, extra fields; what engines get to see."""
 
+import asyncio
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from router_core.config import RouterConfig
 from tests.dynctl.serving.fleets import WORDS, chat_body, events_of, site, zone
@@ -175,6 +178,41 @@ async def test_data_parallel_ranks_are_handed_on(engine_log):
         assert "rank 9" in refused["error"]["message"]
 
 
+async def test_streams_are_annotated_however_their_events_are_cut():
+    event = '{"choices":[{"index":0,"delta":{"content":"é"}}]}'
+    raw = f"data: {event}\r\n\r\ndata: {event}\r\n\r\ndata: [DONE]\r\n\r\n".encode()
+    for at in (1, 9, 50, len(raw) // 2, len(raw) - 3):
+
+        async def chat(request: web.Request, cut: int = at) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            for piece in (raw[:cut], raw[cut:]):
+                await response.write(piece)
+                await asyncio.sleep(0.01)
+            return response
+
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", chat)
+        server = TestServer(app)
+        await server.start_server()
+        try:
+            url = str(server.make_url("")).rstrip("/")
+            async with site([], workers=(f"{url},name=e,model=m",)) as fleet:
+                body = {"model": "m", "stream": True, "nvext": IDS}
+                body |= {"messages": [{"role": "user", "content": "x"}]}
+                async with fleet.client.post(
+                    fleet.url("/v1/chat/completions"), json=body
+                ) as answer:
+                    events = events_of(await answer.read())
+            assert len(events) == 4
+            assert events[0]["nvext"]["worker_id"]["decode_worker_id"]
+            assert events[0]["choices"] == events[1]["choices"]
+            assert events[2]["nvext"]["timing"]["ttft_ms"] > 0
+            assert events[3] == "[DONE]"
+        finally:
+            await server.close()
+
+
 async def test_an_unknown_nvext_key_lists_the_known_ones():
     async with site(TWO) as fleet:
         status, body, _ = await fleet.chat(nvext={"decode_worker": 1})
@@ -186,9 +224,6 @@ async def test_an_unknown_nvext_key_lists_the_known_ones():
 @pytest.fixture
 async def engine_log():
     """A plain OpenAI server that notes what it gets: ([(body, headers)], its url)."""
-    from aiohttp import web
-    from aiohttp.test_utils import TestServer
-
     seen: list[tuple[Any, dict[str, str]]] = []
 
     async def chat(request: web.Request) -> web.Response:

@@ -72,6 +72,8 @@ def test_errors_name_key_value_and_expectation(text, says):
 def test_a_mapping_may_group_its_domains():
     spec = worker_spec({"url": "http://x:1", "domains": {"zone": "a"}, "rack": "r"}, where="w")
     assert spec.domains == {"zone": "a", "rack": "r"}
+    slip = {"url": "http://x:1", "domains": {"roles": "a"}}
+    assert worker_spec(slip, where="w").domains == {"roles": "a"}  # meant, since it is put there
 
 
 def test_a_workers_file(tmp_path):
