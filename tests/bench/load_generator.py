@@ -82,8 +82,10 @@ class Measured:
 
 
 class _Run:
-    def __init__(self, prompts: Prompts) -> None:
+    def __init__(self, prompts: Prompts, streams: int) -> None:
         self.prompts = prompts
+        self.unanswered = streams
+        self.all_answered = asyncio.Event()
         self.counting = False
         self.stopping = False
         self.measured = Measured()
@@ -95,6 +97,7 @@ class _Stream(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._sent = 0.0
         self._first = 0.0
+        self._answered = False
         self._transport: asyncio.Transport | None = None
         self.done = asyncio.get_running_loop().create_future()
 
@@ -120,6 +123,11 @@ class _Stream(asyncio.Protocol):
         run, measured = self._run, self._run.measured
         if not answer.startswith(b"HTTP/1.1 200") or answer.count(b"data: ") != CHUNKS + 1:
             measured.errors.append(answer[:300].decode(errors="replace"))
+        if not self._answered:
+            self._answered = True
+            run.unanswered -= 1
+            if not run.unanswered:
+                run.all_answered.set()
         if run.counting:
             measured.finished += 1
             measured.first.append(self._first - self._sent)
@@ -145,17 +153,22 @@ async def load(
     warm_s: float = 0.2,
     cpu: Callable[[], float] = lambda: 0.0,
 ) -> Measured:
-    """Keep ``streams`` streams busy, measure for ``seconds`` after a warm-up.
+    """Keep ``streams`` streams busy, and measure for ``seconds``.
 
-    ``cpu`` reads the seconds of CPU that the frontend has used so far. Raises RuntimeError on an
-    answer that is not whole.
+    Counting starts when every stream has had an answer and ``warm_s`` have passed: connecting is
+    not part of it. ``cpu`` reads the seconds of CPU that the frontend has used so far. Raises
+    RuntimeError on an answer that is not whole.
     """
     loop = asyncio.get_running_loop()
-    run = _Run(prompts)
+    run = _Run(prompts, streams)
     made = [
         await loop.create_connection(lambda: _Stream(run), "127.0.0.1", port)
         for _ in range(streams)
     ]
+    answered = asyncio.create_task(run.all_answered.wait())
+    lost = [stream.done for _, stream in made]
+    await asyncio.wait([answered, *lost], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    answered.cancel()
     await asyncio.sleep(warm_s)
     measured = run.measured
     run.counting = True
