@@ -1,4 +1,4 @@
-"""The prefix index beside Dynamo's RadixTree: matching, ingest, memory.
+"""The prefix index beside Dynamo's RadixTree: matching and ingest.
 
     python -m tests.bench.bench_index [--peer-python PATH] [--degrees 8,2,1] [--smoke]
 
@@ -11,7 +11,6 @@ The peer matches local hashes, ours sequence hashes; what making them costs is a
 The peer takes events as JSON only, so ours is shown from JSON too.
 """
 
-import gc
 import itertools
 import json
 import time
@@ -30,7 +29,6 @@ from tests.bench.harness import (
     measure,
     peer_or_none,
     print_table,
-    resident_bytes,
     row,
 )
 
@@ -52,12 +50,8 @@ class Stored(msgspec.Struct):
     blocks: list[Block]
 
 
-def build(
-    documents: list[list[int]], degree: int, *, staggered: bool
-) -> tuple[PrefixIndex, float, int]:
-    """The index, events a second, and the bytes it takes."""
-    gc.collect()
-    before = resident_bytes()
+def build(documents: list[list[int]], degree: int, *, staggered: bool) -> tuple[PrefixIndex, float]:
+    """The index, and events a second."""
     index = PrefixIndex()
     spent = count = 0
     for worker, parent, names, local in workload.events(documents, degree, staggered=staggered):
@@ -67,8 +61,7 @@ def build(
         index.store(worker, parent, names, local)
         spent += time.perf_counter_ns() - start
         count += 1
-    gc.collect()
-    return index, count / spent * 1e9, resident_bytes() - before
+    return index, count / spent * 1e9
 
 
 def ingest_json(documents: list[list[int]], degree: int) -> float:
@@ -106,7 +99,7 @@ def run(
     """Rows of one workload, of ``limit`` documents at most (the peer always takes all)."""
     name = f"{degree} holders{', staggered' if staggered else ''}"
     documents = workload.documents(degree)[:limit]
-    index, events, memory = build(documents, degree, staggered=staggered)
+    index, events = build(documents, degree, staggered=staggered)
     entries = index.entry_count
     rows: list[Row] = []
     theirs = peer.ask("build", degree=degree, staggered=staggered) if peer else {}
@@ -141,16 +134,6 @@ def run(
         rows.append(
             row(f"{name}: ingest from JSON", "events/s", from_json, peer_events, better="higher")
         )
-    per_million = 1e6 / entries / 1e6
-    rows.append(
-        row(
-            f"{name}: memory a million entries",
-            "MB",
-            memory * per_million,
-            theirs["bytes"] * per_million if theirs else None,
-            "<= 110",
-        )
-    )
     rows.append(row(f"{name}: distinct blocks", "blocks", index.node_count))
     return rows
 
