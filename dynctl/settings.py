@@ -17,11 +17,11 @@ from router_core.config import (
     PRESETS,
     SETTINGS,
     RouterConfig,
-    Setting,
     legacy_overlap_weight,
     preset,
 )
 from router_core.errors import ConfigError
+from router_core.setting import Setting
 
 PRESET_FLAG = "--preset"
 PRESET_VARIABLE = "DYNCTL_PRESET"
@@ -144,9 +144,7 @@ def _given(
             warnings.append(f"{read[0][1].text} and {spelling.text} differ")
         read.append((value, spelling))
         if not setting.is_built(value):
-            effect = setting.without or "ignored"
-            what = setting.name.replace("_", " ")
-            warnings.append(f"{spelling.text}: {what} is not built yet: {effect}")
+            warnings.append(f"{spelling.text}: {setting.needs} is not built yet: {setting.without}")
         if spelling.text in _LEGACY_WEIGHT:
             yield legacy_overlap_weight(value), spelling
         else:

@@ -8,96 +8,15 @@ spellings are kept as aliases that warn.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from router_core.errors import ConfigError
+from router_core.setting import Setting
 
 ROUTER_MODES = ("kv", "round-robin", "random", "least-loaded")
-#: Modes that other routers know and this one does not have yet: named, so that asking for one is
-#: answered with "not built yet" and not with "unknown".
-PLANNED_MODES = ("power-of-two", "device-aware-weighted", "direct")
 ENFORCEMENTS = ("required", "preferred", "fallback")
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What is known of one field of :class:`RouterConfig` beside its value.
-
-    ``flags`` and ``env`` list the current name first; the rest are deprecated spellings that still
-    work and warn. ``built`` is False for settings of features that are not there yet: they are
-    read, validated and answered with a warning that names them; ``unbuilt_values`` are the values
-    of a built setting for which the same holds. ``without`` says what happens instead.
-    """
-
-    name: str
-    type: type
-    default: Any
-    help: str
-    flags: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    optional: bool = False
-    built: bool = True
-    unbuilt_values: tuple[Any, ...] = ()
-    without: str = ""
-
-    def is_built(self, value: Any) -> bool:
-        """Whether setting it to ``value`` has the effect that it should have."""
-        return self.built and value not in self.unbuilt_values
-
-    def parse(self, text: str) -> Any:
-        """The value that a flag or an environment variable spells.
-
-        ``none``, ``null`` and the empty string unset an optional setting. Raises ConfigError.
-        """
-        raw = text.strip()
-        if self.optional and raw.lower() in ("", "none", "null"):
-            return None
-        if self.type is bool:
-            truth = {"1": True, "true": True, "yes": True, "on": True}
-            truth |= {"0": False, "false": False, "no": False, "off": False}
-            if raw.lower() not in truth:
-                raise ConfigError(
-                    f"{self.name}: expected true or false (1/0, yes/no, on/off), got {text!r}"
-                )
-            return truth[raw.lower()]
-        if self.type is int or self.type is float:
-            try:
-                value = self.type(raw)
-            except ValueError:
-                kind = "a whole number" if self.type is int else "a number"
-                raise ConfigError(f"{self.name}: expected {kind}, got {text!r}") from None
-            return self.check(value)
-        return self.check(raw.replace("_", "-") if self.choices else raw)
-
-    def check(self, value: Any) -> Any:
-        """``value`` if it is inside the bounds; raises ConfigError naming bounds and value."""
-        if value is None:
-            if self.optional:
-                return None
-            raise ConfigError(f"{self.name}: a value is required, got none")
-        if self.type is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {value!r}")
-        if self.choices and value not in self.choices:
-            planned = " (not built yet)" if value in PLANNED_MODES else ""
-            raise ConfigError(
-                f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}{planned}"
-            )
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise ConfigError(f"{self.name}: expected a finite number, got {value}")
-            if self.low is not None and value < self.low:
-                raise ConfigError(f"{self.name}: expected at least {self.low:g}, got {value}")
-            if self.high is not None and value > self.high:
-                raise ConfigError(f"{self.name}: expected at most {self.high:g}, got {value}")
-        return value
 
 
 def _setting(default: Any, help: str, **metadata: Any) -> Any:
@@ -255,8 +174,9 @@ class RouterConfig:
         "learn what workers cache from their KV events (off: approximate mode)",
         flags=("--router-kv-events", "--kv-events"),
         env=("DYN_ROUTER_USE_KV_EVENTS", "DYN_KV_EVENTS"),
+        needs="approximate mode",
         unbuilt_values=(False,),
-        without="workers are routed by load only, as approximate mode is not there",
+        without="workers are routed by load only",
     )
     router_ttl_secs: float = _setting(
         120.0,
@@ -264,7 +184,7 @@ class RouterConfig:
         flags=("--router-ttl-secs", "--router-ttl"),
         env=("DYN_ROUTER_TTL_SECS", "DYN_ROUTER_TTL"),
         low=0.0,
-        built=False,
+        needs="approximate mode",
     )
     router_max_tree_size: int | None = _setting(
         None,
@@ -272,7 +192,7 @@ class RouterConfig:
         flags=("--router-max-tree-size",),
         env=("DYN_ROUTER_MAX_TREE_SIZE",),
         low=1,
-        built=False,
+        needs="approximate mode",
     )
     router_prune_target_ratio: float = _setting(
         0.8,
@@ -281,7 +201,7 @@ class RouterConfig:
         env=("DYN_ROUTER_PRUNE_TARGET_RATIO",),
         low=0.0,
         high=1.0,
-        built=False,
+        needs="approximate mode",
     )
     router_queue_threshold: float | None = _setting(
         None,
@@ -289,7 +209,7 @@ class RouterConfig:
         flags=("--router-queue-threshold",),
         env=("DYN_ROUTER_QUEUE_THRESHOLD",),
         low=0.0,
-        built=False,
+        needs="the router queue",
     )
     router_queue_policy: str = _setting(
         "fcfs",
@@ -297,7 +217,7 @@ class RouterConfig:
         flags=("--router-queue-policy",),
         env=("DYN_ROUTER_QUEUE_POLICY",),
         choices=("fcfs", "wspt", "lcfs"),
-        built=False,
+        needs="the router queue",
     )
     host_cache_hit_weight: float = _setting(
         0.75,
@@ -306,7 +226,7 @@ class RouterConfig:
         env=("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",),
         low=0.0,
         high=1.0,
-        built=False,
+        needs="cache tiers",
     )
     disk_cache_hit_weight: float = _setting(
         0.25,
@@ -315,14 +235,105 @@ class RouterConfig:
         env=("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",),
         low=0.0,
         high=1.0,
-        built=False,
+        needs="cache tiers",
     )
     router_replica_sync: bool = _setting(
         False,
         "share active-request state between router replicas",
         flags=("--router-replica-sync",),
         env=("DYN_ROUTER_REPLICA_SYNC",),
-        built=False,
+        needs="replica sync",
+    )
+
+    router_predicted_ttl_secs: float | None = _setting(
+        None,
+        "how long a routed prefix is believed to be cached before its events come",
+        flags=("--router-predicted-ttl-secs",),
+        env=("DYN_ROUTER_PREDICTED_TTL_SECS",),
+        low=0.0,
+        needs="predict-on-route",
+    )
+    router_prefill_load_model: str = _setting(
+        "none",
+        "how active prefill tokens decay with time",
+        flags=("--router-prefill-load-model",),
+        env=("DYN_ROUTER_PREFILL_LOAD_MODEL",),
+        choices=("none", "ais", "aic"),
+        needs="the prefill load model",
+        unbuilt_values=("ais", "aic"),
+        without="prefill load stays static",
+    )
+    ais_backend: str | None = _setting(
+        None,
+        "prefill load model: the backend",
+        flags=("--ais-backend", "--aic-backend"),
+        env=("DYN_AIS_BACKEND", "DYN_AIC_BACKEND"),
+        needs="the prefill load model",
+    )
+    ais_backend_version: str | None = _setting(
+        None,
+        "prefill load model: the backend's version",
+        flags=("--ais-backend-version", "--aic-backend-version"),
+        env=("DYN_AIS_BACKEND_VERSION", "DYN_AIC_BACKEND_VERSION"),
+        needs="the prefill load model",
+    )
+    ais_system: str | None = _setting(
+        None,
+        "prefill load model: the accelerator",
+        flags=("--ais-system", "--aic-system"),
+        env=("DYN_AIS_SYSTEM", "DYN_AIC_SYSTEM"),
+        needs="the prefill load model",
+    )
+    ais_model_path: str | None = _setting(
+        None,
+        "prefill load model: the model",
+        flags=("--ais-model-path", "--aic-model-path"),
+        env=("DYN_AIS_MODEL_PATH", "DYN_AIC_MODEL_PATH"),
+        needs="the prefill load model",
+    )
+    ais_tp_size: int | None = _setting(
+        None,
+        "prefill load model: tensor-parallel size",
+        flags=("--ais-tp-size", "--aic-tp-size"),
+        env=("DYN_AIS_TP_SIZE", "DYN_AIC_TP_SIZE"),
+        low=1,
+        needs="the prefill load model",
+    )
+    encoder_cuda_to_cpu_ratio: float = _setting(
+        8.0,
+        "throughput of a non-CPU worker relative to a CPU worker",
+        flags=("--encoder-cuda-to-cpu-ratio",),
+        env=("DYN_ENCODER_CUDA_TO_CPU_RATIO",),
+        low=1.0,
+        needs="the mode device-aware-weighted",
+    )
+    serve_indexer: bool = _setting(
+        False,
+        "answer other routers from this router's index",
+        flags=("--serve-indexer",),
+        env=("DYN_SERVE_INDEXER",),
+        needs="the served indexer",
+    )
+    use_remote_indexer: bool = _setting(
+        False,
+        "ask a served indexer instead of keeping an index",
+        flags=("--use-remote-indexer",),
+        env=("DYN_USE_REMOTE_INDEXER",),
+        needs="the served indexer",
+    )
+    router_durable_kv_events: bool = _setting(
+        False,
+        "read KV events from JetStream (deprecated in Dynamo)",
+        flags=("--router-durable-kv-events",),
+        env=("DYN_ROUTER_DURABLE_KV_EVENTS",),
+        needs="the JetStream event plane",
+    )
+    router_reset_states: bool = _setting(
+        False,
+        "drop the router state kept in JetStream at start (0.9)",
+        flags=("--router-reset-states",),
+        env=("DYN_ROUTER_RESET_STATES",),
+        needs="the JetStream event plane",
     )
 
     def __post_init__(self) -> None:

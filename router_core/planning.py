@@ -202,10 +202,14 @@ def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, i
 
 
 def _only_busy(view: RoutingView, request: RoutingRequest) -> bool:
-    """Whether some transfer domain would have a decode worker if none was busy."""
-    filters = tuple(one for one in FILTERS if one.name != "busy")
-    decode = eligible(view, _context(view, request, "decode"), filters)
-    return any(view.registry.taint(group.taint) & decode for group in _groups(view).groups)
+    """Whether a transfer domain that could prefill would have a decode worker if none was busy."""
+    prefill = eligible(view, _context(view, request, "prefill"), FILTERS)
+    calm = tuple(one for one in FILTERS if one.name != "busy")
+    decode = eligible(view, _context(view, request, "decode"), calm)
+    return any(
+        group.mask & prefill and view.registry.taint(group.taint) & decode
+        for group in _groups(view).groups
+    )
 
 
 def _groups(view: RoutingView) -> TransferGroups:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from dynctl.settings import MISMATCH_FLAG, PRESET_FLAG, bounds, spellings
-from router_core.config import PRESETS, SETTINGS, Setting
+from router_core.config import PRESETS, SETTINGS
+from router_core.setting import Setting
 
 PANEL = "Router settings"
 POLICY_PANEL = "KV-transfer policy (for workers that publish none)"

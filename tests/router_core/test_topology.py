@@ -311,6 +311,11 @@ def test_guard_says_busy_when_only_busy_decode_workers_are_left() -> None:
         plan.prefill.require()
 
 
+def test_guard_does_not_call_a_pin_across_domains_busy() -> None:
+    plan = guarded().plan(request(40, pin_prefill=Pin(1), pin_decode=Pin(4)))
+    assert plan.prefill.outcome == "pinned_ineligible"
+
+
 def test_guard_never_acts_for_preferred() -> None:
     fleet = router(
         worker(1, "pA", "prefill", zone="a", policy="preferred", weight=0.85),

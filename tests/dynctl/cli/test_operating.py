@@ -171,7 +171,7 @@ def test_config_show_warns_on_stderr(dynctl):
     ran = dynctl("config", "show", "--no-kv-events", "--router-queue-threshold", "4", "-o", "json")
     assert ran.json["warnings"]
     assert "warning: --kv-events is deprecated: use --router-kv-events" in ran.err
-    assert "router queue threshold is not built yet: ignored" in ran.err
+    assert "the router queue is not built yet: ignored" in ran.err
 
 
 def test_config_show_of_a_view_has_the_views_settings(dynctl, view_file):

@@ -99,7 +99,7 @@ def test_deprecated_and_unbuilt_flags_warn_on_stderr(dynctl, started):
     ran = dynctl("serve", "frontend", "--kv-overlap-score-weight", "0", "--router-ttl", "5")
     assert ran.out == ""
     assert "--kv-overlap-score-weight is deprecated" in ran.err
-    assert "--router-ttl: router ttl secs is not built yet: ignored" in ran.err
+    assert "--router-ttl: approximate mode is not built yet: ignored" in ran.err
     (config,) = started
     assert (config.router.prefill_load_scale, config.router.overlap_score_credit) == (0, 0)
 
