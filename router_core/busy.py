@@ -49,7 +49,11 @@ class Thresholds:
 
     @property
     def any(self) -> bool:
-        return self != Thresholds()
+        return (
+            self.active_decode_blocks_threshold is not None
+            or self.active_prefill_tokens_threshold is not None
+            or self.active_prefill_tokens_threshold_frac is not None
+        )
 
     def with_values(self, values: Mapping[str, float | int | None]) -> Thresholds:
         """A copy with the given thresholds checked and set; raises ConfigError."""
@@ -152,7 +156,7 @@ class BusyTracker:
     def update(self, slot: int) -> None:
         """Judge a rank, and with it its worker, from the present numbers."""
         worker = self._registry.worker(slot)
-        thresholds = self.thresholds(worker.model)
+        thresholds = self._thresholds.get(worker.model, self.default)
         bit = 1 << slot
         over = thresholds.any and self._over(slot, worker.runtime_config, thresholds)
         if over == bool(self.busy_ranks & bit):

@@ -166,7 +166,7 @@ def probabilities(costs: Sequence[float], temperature: float) -> list[float]:
     """
     low, high = min(costs), max(costs)
     if temperature <= 0 or low == high:
-        ties = sum(c == low for c in costs)
+        ties = costs.count(low)
         return [1.0 / ties if cost == low else 0.0 for cost in costs]
     scale = -1.0 / ((high - low) * temperature)
     weights = [math.exp((cost - low) * scale) for cost in costs]
@@ -182,9 +182,10 @@ def pick(costs: Sequence[float], temperature: float, sample: float) -> int:
     """
     if temperature <= 0:
         low = min(costs)
-        first = costs.index(low)
-        ties = [i for i in range(first, len(costs)) if costs[i] == low] if sample else [first]
-        return ties[int(sample * len(ties))]
+        position = costs.index(low)
+        for _ in range(int(sample * costs.count(low))):
+            position = costs.index(low, position + 1)
+        return position
     cumulative = 0.0
     chances = probabilities(costs, temperature)
     for index, chance in enumerate(chances):

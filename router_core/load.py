@@ -13,7 +13,7 @@ from typing import Any
 
 from router_core.changes import Stage
 from router_core.errors import SnapshotError
-from router_core.worker_sets import match_prefix
+from router_core.worker_sets import Overlaps, match_prefix
 
 
 @dataclass(slots=True)
@@ -68,9 +68,9 @@ class ActiveSequences:
             self._adjusted.extend([0.0] * missing)
             self._of_slot.extend(set() for _ in range(missing))
 
-    def shared_blocks(self, sequence_hashes: Sequence[int], candidates: int) -> dict[int, int]:
-        """slot -> leading blocks of the prompt that running requests already hold there (> 0)."""
-        return dict(match_prefix(self._holders, sequence_hashes, candidates).items())
+    def shared_blocks(self, sequence_hashes: Sequence[int], candidates: int) -> Overlaps:
+        """Leading blocks of the prompt that running requests already hold, by slot."""
+        return match_prefix(self._holders, sequence_hashes, candidates)
 
     # -- changes ---------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from router_core.selection import (
     select,
 )
 from router_core.taints import RoutingConstraints
-from router_core.topology import Derived, RouterPolicy, TransferGroups, derive
+from router_core.topology import Derived, TransferGroups, derive
 from router_core.workers import Role, Worker
 
 
@@ -140,7 +140,7 @@ def _context(
         alone = registry.role(Role.DECODE) & registry.can_prefill
         roles = registry.role(Role.AGGREGATED) | alone
         pin = request.pin_decode or request.pin_prefill
-    policy = RouterPolicy.of(view.config)
+    policy = view.policy
     required = stage == "prefill" and policy is not None and policy.enforcement == "required"
     return SelectionContext(
         request=request,
@@ -213,12 +213,12 @@ def _only_busy(view: RoutingView, request: RoutingRequest) -> bool:
 
 
 def _groups(view: RoutingView) -> TransferGroups:
-    return view.groups.of(view.registry, RouterPolicy.of(view.config))
+    return view.groups.of(view.registry, view.policy)
 
 
 def _derive(view: RoutingView, model: str, worker: Worker | None) -> Derived:
     siblings = (w for w in view.registry if w.model == model and w.role is Role.PREFILL)
-    return derive(worker, siblings, RouterPolicy.of(view.config))
+    return derive(worker, siblings, view.policy)
 
 
 def _explained(view: RoutingView, decision: Decision) -> Decision:

@@ -26,6 +26,14 @@ class CandidateSet:
     refs: tuple[WorkerWithDpRank, ...]
     cycle: tuple[int, ...]
 
+    def gather(self, column: Sequence[Any]) -> list[Any]:
+        """``[column[slot] for slot in slots]``, in C."""
+        slots = self.slots
+        count = len(slots)
+        if count and slots[-1] - slots[0] == count - 1:
+            return list(column[slots[0] : slots[-1] + 1])
+        return list(itemgetter(*slots)(column)) if count > 1 else [column[slot] for slot in slots]
+
 
 class WorkerRegistry:
     """Workers, their slots, and the masks that routing filters by.
@@ -295,13 +303,6 @@ class WorkerRegistry:
             _drop_bit(self._taints, taint, keep)
         for domain in worker.domains:
             _drop_bit(self._domains, domain, keep)
-
-
-def gather(column: Sequence[Any], slots: Sequence[int]) -> list[Any]:
-    """``[column[slot] for slot in slots]``, in C where that is worth it."""
-    if len(slots) < 2:
-        return [column[slot] for slot in slots]
-    return list(itemgetter(*slots)(column))
 
 
 def _drop_bit(masks: dict[str, int], key: str, keep: int) -> None:

@@ -15,6 +15,7 @@ from router_core import planning
 from router_core.busy import BusyTracker, Thresholds
 from router_core.changes import OK, Applied, Booked, Change, Stage
 from router_core.config import RouterConfig
+from router_core.cost import CostParameters
 from router_core.decision import Decision, RoutingPlan
 from router_core.errors import ConfigError, SnapshotError, WorkerError
 from router_core.events import DEVICE, BlocksRemoved, BlocksStored
@@ -22,7 +23,7 @@ from router_core.index import PrefixIndex
 from router_core.load import ActiveSequences
 from router_core.registry import WorkerRegistry
 from router_core.selection import RoutingRequest, RoutingView, WhatIf
-from router_core.topology import TransferGroupsCache
+from router_core.topology import RouterPolicy, TransferGroupsCache
 from router_core.workers import Worker
 
 SNAPSHOT_SCHEMA = 1
@@ -71,6 +72,7 @@ class Router:
         self.freshness: dict[int, Freshness] = {}
         self._draining: list[int] = []
         self._groups = TransferGroupsCache()
+        self._live: RoutingView | None = None
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -79,19 +81,15 @@ class Router:
     ) -> RoutingView:
         """What decisions read: live, or with other settings or pretended load (a dry run)."""
         config = config or self.config
+        if config is self.config and what_if is None:
+            live = self._live
+            if live is None or live.config is not config or live.registry is not self.registry:
+                live = self._live = self._view(config, self.busy, None)
+            return live
         busy = self.busy
-        if config is not self.config and Thresholds.of(config) != self.busy.default:
+        if Thresholds.of(config) != self.busy.default:
             busy = self._busy_under(Thresholds.of(config))
-        return RoutingView(
-            self.registry,
-            self.index,
-            self.load,
-            busy,
-            config,
-            self.rotation,
-            self._groups,
-            what_if,
-        )
+        return self._view(config, busy, what_if)
 
     def stages(self, model: str) -> tuple[Stage, ...]:
         """The hops that a request of ``model`` takes now (:func:`planning.stages`)."""
@@ -260,6 +258,20 @@ class Router:
         return router
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _view(self, config: RouterConfig, busy: BusyTracker, what_if: WhatIf | None) -> RoutingView:
+        return RoutingView(
+            self.registry,
+            self.index,
+            self.load,
+            busy,
+            config,
+            self.rotation,
+            self._groups,
+            {stage: CostParameters.for_stage(config, stage) for stage in c.STAGES},
+            RouterPolicy.of(config),
+            what_if,
+        )
 
     def _busy_under(self, default: Thresholds) -> BusyTracker:
         """The busy masks under other default thresholds, beside the live ones."""

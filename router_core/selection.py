@@ -18,9 +18,10 @@ from router_core.cost import CostInputs, CostParameters, TermColumn, pick, total
 from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection
 from router_core.index import PrefixIndex
 from router_core.load import ActiveSequences
-from router_core.registry import CandidateSet, WorkerRegistry, gather
+from router_core.registry import CandidateSet, WorkerRegistry
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, preference_multiplier
-from router_core.topology import TransferGroupsCache
+from router_core.topology import RouterPolicy, TransferGroupsCache
+from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
 from router_core.workers import Role
 
 #: Rejections that a refusal on the request path spells out for one filter; a dry run has all.
@@ -71,7 +72,11 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class RoutingView:
-    """What a decision may read. ``rotation``: requests booked so far, by (model, stage)."""
+    """What a decision may read.
+
+    ``rotation``: requests booked so far, by (model, stage). ``parameters`` and ``policy`` are what
+    ``config`` means, worked out once.
+    """
 
     registry: WorkerRegistry
     index: PrefixIndex
@@ -80,6 +85,8 @@ class RoutingView:
     config: RouterConfig
     rotation: Mapping[tuple[str, Stage], int]
     groups: TransferGroupsCache
+    parameters: Mapping[Stage, CostParameters]
+    policy: RouterPolicy | None
     what_if: WhatIf | None = None
 
 
@@ -168,7 +175,7 @@ def select(
             replace(step, rejected=_rejections(one, gone, view, context, limit)) if gone else step
             for step, (one, gone) in zip(funnel, taken, strict=True)
         ]
-    parameters = CostParameters.for_stage(view.config, stage)
+    parameters = view.parameters[stage]
     common: dict[str, Any] = {
         "id": request.id,
         "stage": stage,
@@ -212,14 +219,13 @@ def cost_inputs(
 ) -> CostInputs:
     """The columns that the formula reads, for the ranks in ``mask``."""
     request, slots, load = context.request, candidates.slots, view.load
-    overlap: dict[int, int] = {}
+    overlaps = shared = NO_OVERLAPS
     if request.sequence_hashes and context.stage != "decode":
-        overlap = dict(view.index.find_matches(request.sequence_hashes, mask).items())
-    shared: dict[int, int] = {}
+        overlaps = view.index.find_matches(request.sequence_hashes, mask)
     if parameters.track_active_blocks and parameters.assume_kv_reuse:
         shared = load.shared_blocks(request.sequence_hashes, mask)
-    prefill_tokens = gather(load.prefill_tokens, slots)
-    active_blocks = gather(load.decode_blocks, slots)
+    prefill_tokens = candidates.gather(load.prefill_tokens)
+    active_blocks = candidates.gather(load.decode_blocks)
     if view.what_if is not None:
         prefill_tokens = _shifted(prefill_tokens, slots, view.what_if.prefill_tokens)
         active_blocks = _shifted(active_blocks, slots, view.what_if.decode_blocks)
@@ -227,11 +233,11 @@ def cost_inputs(
         isl_tokens=request.isl_tokens,
         block_size=request.block_size,
         prompt_blocks=request.prompt_blocks,
-        overlap_blocks=_column(overlap, slots),
+        overlap_blocks=_column(overlaps, slots),
         prefill_tokens=prefill_tokens,
         active_blocks=active_blocks,
-        shared_blocks=_column(shared, slots) if shared else None,
-        active_requests=gather(load.requests, slots),
+        shared_blocks=_column(shared, slots) if shared.levels else None,
+        active_requests=candidates.gather(load.requests),
         multipliers=_multipliers(view, context, slots),
     )
 
@@ -251,8 +257,13 @@ def _multipliers(
     return [preference_multiplier(w for mask, w in masks if mask >> slot & 1) for slot in slots]
 
 
-def _column(sparse: dict[int, int], slots: Sequence[int]) -> list[int]:
-    return list(map(sparse.get, slots, repeat(0))) if sparse else [0] * len(slots)
+def _column(overlaps: Overlaps, slots: Sequence[int]) -> list[int]:
+    if not overlaps.levels:
+        return [0] * len(slots)
+    sparse: dict[int, int] = {}
+    for depth, mask in overlaps.levels:
+        sparse.update(dict.fromkeys(slots_of(mask), depth))
+    return list(map(sparse.get, slots, repeat(0)))
 
 
 def _shifted(column: list[int], slots: Sequence[int], deltas: Mapping[int, int]) -> list[int]:

@@ -29,7 +29,7 @@ def test_shared_prompt_blocks_count_once_until_the_last_holder_leaves() -> None:
     assert blocks(made) == 4
     apply_all(made, Freed("b"))
     assert blocks(made) == 0
-    assert made.load.shared_blocks([1, 2], -1) == {}
+    assert made.load.shared_blocks([1, 2], 0b1).levels == ()
 
 
 def test_duplicate_bookings_and_unknown_requests_change_nothing() -> None:
@@ -151,4 +151,4 @@ def test_load_equals_the_naive_count(
         assert made.load.prefill_tokens == [naive.tokens(s) for s in range(3)]
         for asked in PATHS:
             found = made.load.shared_blocks(asked, 0b111)
-            assert [found.get(s, 0) for s in range(3)] == [naive.shared(s, asked) for s in range(3)]
+            assert [found.get(s) for s in range(3)] == [naive.shared(s, asked) for s in range(3)]
