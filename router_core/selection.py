@@ -258,8 +258,15 @@ def _multipliers(
 
 
 def _column(overlaps: Overlaps, slots: Sequence[int]) -> list[int]:
+    column = [0] * len(slots)
     if not overlaps.levels:
-        return [0] * len(slots)
+        return column
+    first = slots[0]
+    if slots[-1] - first == len(slots) - 1:
+        for depth, mask in overlaps.levels:
+            for slot in slots_of(mask):
+                column[slot - first] = depth
+        return column
     sparse: dict[int, int] = {}
     for depth, mask in overlaps.levels:
         sparse.update(dict.fromkeys(slots_of(mask), depth))
