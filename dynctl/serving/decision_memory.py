@@ -1,27 +1,31 @@
 """The decisions of the last while, bounded in bytes: what `why ID` and the dashboard look up.
 
 Refusals, decisions with notes, those of small fleets and every 16th other plan are kept whole,
-their columns packed into arrays. Of the rest the winner, the runner-up and the funnel's counts are
+their columns packed into bytes. Of the rest the winner, the runner-up and the funnel's counts are
 kept: enough to say who won, against whom and by how much, at a few hundred bytes a hop. The oldest
 leave first.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import islice
-from math import inf
 from typing import Any, NamedTuple
 
 from dynctl.serving.config import SMALL_FLEET
+from dynctl.serving.kept_hops import (
+    CONSTRAINT_BYTES,
+    BriefHop,
+    PackedHop,
+    brief,
+    brief_size,
+    pack,
+    packed_size,
+)
 from dynctl.serving.observers import RequestRecord, ServiceObserver
-from router_core.changes import Stage
-from router_core.cost import CostInputs, CostParameters, TermColumn
-from router_core.decision import Decision, FunnelStep, RoutingPlan
+from router_core.decision import RoutingPlan
 from router_core.selection import RoutingRequest
-from router_core.taints import RoutingConstraints, topology_of
+from router_core.taints import topology_of
 from router_core.workers import Worker
 
 DEFAULT_BYTES = 64 * 1024 * 1024
@@ -31,92 +35,7 @@ SAMPLE_EVERY = 16
 # Sizes in bytes of what CPython 3.11 allocates, measured with sys.getsizeof and rounded up; they
 # are estimates that err on the large side. A test holds them against tracemalloc.
 _PLAN = 500
-_WHOLE_HOP = 1_000
-_BRIEF_HOP = 560
-_COLUMN = 112
-_STEP = 96
-_REJECTION = 320
-_CONSTRAINT = 240
 _CARD = 1_600
-_NUMBER = 8
-
-
-class BriefHop(NamedTuple):
-    """One hop without the candidates that came third or worse.
-
-    A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, overlap,
-    prefill tokens, active blocks, shared blocks, requests, multiplier, *term values)``. ``counts``
-    are the funnel's (entered, left), flat; ``terms`` are (name, unit, weight).
-    """
-
-    id: str
-    model: str
-    stage: Stage
-    mode: str
-    isl_tokens: int
-    block_size: int
-    temperature: float
-    sample: float
-    parameters: CostParameters
-    constraints: RoutingConstraints
-    overlap_modelled: bool
-    notes: tuple[str, ...]
-    candidates: int
-    first: tuple[Any, ...]
-    second: tuple[Any, ...] | None
-    filters: tuple[str, ...]
-    counts: tuple[int, ...]
-    terms: tuple[tuple[str, str, float], ...]
-
-    def expand(self) -> Decision:
-        """A Decision over the rows that were kept; its notes say that others are gone."""
-        rows = (self.first,) if self.second is None else (self.first, self.second)
-        columns = list(zip(*rows, strict=True))
-        counts = iter(self.counts)
-        note = f"kept in brief: {len(rows)} of {self.candidates} scored candidates"
-        prompt_blocks = self.isl_tokens // self.block_size
-        inputs = None
-        if columns[3][0] is not None:
-            inputs = CostInputs(
-                isl_tokens=self.isl_tokens,
-                block_size=self.block_size,
-                prompt_blocks=prompt_blocks,
-                overlap_blocks=columns[3],
-                prefill_tokens=columns[4],
-                active_blocks=columns[5],
-                shared_blocks=columns[6] if columns[6][0] is not None else None,
-                active_requests=columns[7],
-                multipliers=columns[8] if columns[8][0] is not None else None,
-            )
-        return Decision(
-            id=self.id,
-            stage=self.stage,
-            mode=self.mode,
-            model=self.model,
-            outcome="selected",
-            isl_tokens=self.isl_tokens,
-            block_size=self.block_size,
-            prompt_blocks=prompt_blocks,
-            temperature=self.temperature,
-            sample=self.sample,
-            parameters=self.parameters,
-            constraints=self.constraints,
-            funnel=tuple(
-                FunnelStep(name, entered, next(counts))
-                for name, entered in zip(self.filters, counts, strict=False)
-            ),
-            workers=columns[0],
-            refs=columns[1],
-            costs=columns[2],
-            inputs=inputs,
-            terms=tuple(
-                TermColumn(name, unit, weight, column)
-                for (name, unit, weight), column in zip(self.terms, columns[9:], strict=True)
-            ),
-            winner=0,
-            overlap_modelled=self.overlap_modelled,
-            notes=(*self.notes, note) if len(rows) < self.candidates else self.notes,
-        )
 
 
 class Remembered(NamedTuple):
@@ -130,8 +49,8 @@ class Remembered(NamedTuple):
     size: int
     relaxed: bool
     implied: tuple[Any, ...]
-    prefill: Decision | BriefHop | None
-    decode: Decision | BriefHop | None
+    prefill: PackedHop | BriefHop | None
+    decode: PackedHop | BriefHop | None
 
     @property
     def plan(self) -> RoutingPlan:
@@ -139,8 +58,8 @@ class Remembered(NamedTuple):
         return RoutingPlan(
             self.id,
             self.model,
-            _expanded(self.prefill),
-            _expanded(self.decode),
+            None if self.prefill is None else self.prefill.expand(),
+            None if self.decode is None else self.decode.expand(),
             self.implied,
             self.relaxed,
         )
@@ -177,7 +96,7 @@ class Remembered(NamedTuple):
         ):
             return True
         for hop in (self.prefill, self.decode):
-            if not isinstance(hop, Decision) or hop.winner is not None:
+            if not isinstance(hop, PackedHop) or hop.winner is not None:
                 continue
             for item in hop.constraints.required:
                 topology = topology_of(item.taint)
@@ -298,82 +217,6 @@ class DecisionMemory(ServiceObserver):
             del self._by_id[kept.id]
 
 
-def pack(decision: Decision) -> Decision:
-    """The same decision with its columns in arrays: a quarter of the memory of lists of numbers."""
-    inputs = decision.inputs
-    if inputs is not None:
-        inputs = replace(
-            inputs,
-            overlap_blocks=_packed(inputs.overlap_blocks),
-            prefill_tokens=_packed(inputs.prefill_tokens),
-            active_blocks=_packed(inputs.active_blocks),
-            shared_blocks=None if inputs.shared_blocks is None else _packed(inputs.shared_blocks),
-            active_requests=_packed(inputs.active_requests),
-            multipliers=None if inputs.multipliers is None else array("d", inputs.multipliers),
-        )
-    return replace(
-        decision,
-        inputs=inputs,
-        terms=tuple(
-            TermColumn(term.name, term.unit, term.weight, array("d", term.values))
-            for term in decision.terms
-        ),
-        costs=array("d", decision.costs),
-    )
-
-
-def brief(decision: Decision) -> BriefHop:
-    """The hop with its winner and runner-up alone; the decision must have a winner."""
-    winner = decision.winner
-    if winner is None:
-        raise ValueError(f"decision {decision.id} has no winner; keep refusals whole")
-    second = None
-    if len(decision.costs) > 1:
-        costs = list(decision.costs)
-        costs[winner] = inf
-        second = _row(decision, costs.index(min(costs)))
-    counts: list[int] = []
-    for step in decision.funnel:
-        counts += (step.entered, step.left)
-    return BriefHop(
-        decision.id,
-        decision.model,
-        decision.stage,
-        decision.mode,
-        decision.isl_tokens,
-        decision.block_size,
-        decision.temperature,
-        decision.sample,
-        decision.parameters,
-        decision.constraints,
-        decision.overlap_modelled,
-        decision.notes,
-        len(decision.costs),
-        _row(decision, winner),
-        second,
-        tuple([step.filter for step in decision.funnel]),
-        tuple(counts),
-        tuple([(term.name, term.unit, term.weight) for term in decision.terms]),
-    )
-
-
-def _row(decision: Decision, i: int) -> tuple[Any, ...]:
-    inputs = decision.inputs
-    read: tuple[Any, ...] = (None, None, None, None, None, None)
-    if inputs is not None:
-        shared, multipliers = inputs.shared_blocks, inputs.multipliers
-        read = (
-            inputs.overlap_blocks[i],
-            inputs.prefill_tokens[i],
-            inputs.active_blocks[i],
-            None if shared is None else shared[i],
-            inputs.active_requests[i],
-            None if multipliers is None else multipliers[i],
-        )
-    values = [term.values[i] for term in decision.terms]
-    return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)
-
-
 def _ranks(plan: RoutingPlan) -> int:
     """Ranks that the plan's first filter saw."""
     hop = plan.prefill or plan.decode
@@ -392,53 +235,21 @@ def _remember(plan: RoutingPlan, at: float, *, sampled: bool) -> Remembered:
         # The note that overlap is not modelled comes with every decision of such a prompt.
         elif len(hop.notes) > (not hop.overlap_modelled):
             whole = True
-    size = _PLAN + 2 * len(plan.id) + len(plan.model) + _CONSTRAINT * len(plan.implied)
-    measure, keep = (_whole_size, pack) if whole else (_brief_size, brief)
-    if prefill is not None:
-        size += measure(prefill)
-    if decode is not None:
-        size += measure(decode)
+    size = _PLAN + 2 * len(plan.id) + len(plan.model) + CONSTRAINT_BYTES * len(plan.implied)
+    kept: list[PackedHop | BriefHop | None] = []
+    for hop in (prefill, decode):
+        if hop is None:
+            kept.append(None)
+        elif whole:
+            packed = pack(hop)
+            kept.append(packed)
+            size += packed_size(hop, packed)
+        else:
+            kept.append(brief(hop))
+            size += brief_size(hop)
     return Remembered(
-        plan.id,
-        at,
-        plan.model,
-        outcome,
-        whole,
-        size,
-        plan.relaxed,
-        plan.implied,
-        None if prefill is None else keep(prefill),
-        None if decode is None else keep(decode),
+        plan.id, at, plan.model, outcome, whole, size, plan.relaxed, plan.implied, *kept
     )
-
-
-def _expanded(hop: Decision | BriefHop | None) -> Decision | None:
-    return hop.expand() if isinstance(hop, BriefHop) else hop
-
-
-def _whole_size(decision: Decision) -> int:
-    inputs = decision.inputs
-    # Two pointers a candidate stand for the worker and rank columns, shared as long as the fleet
-    # does not change and then owned by the decisions that are left.
-    columns = 1 + len(decision.terms)
-    if inputs is not None:
-        columns += 4 + (inputs.shared_blocks is not None) + (inputs.multipliers is not None)
-    size = _WHOLE_HOP + columns * _COLUMN + (columns + 2) * _NUMBER * len(decision.costs)
-    size += _CONSTRAINT * len(decision.constraints.items)
-    for step in decision.funnel:
-        size += _STEP + _REJECTION * len(step.rejected)
-    return size + 2 * (sum(map(len, decision.notes)) + len(decision.message or ""))
-
-
-def _brief_size(decision: Decision) -> int:
-    numbers = 12 + len(decision.terms)
-    size = _BRIEF_HOP + 2 * (40 + 3 * _NUMBER * numbers) + 48 * len(decision.terms)
-    size += 3 * _NUMBER * len(decision.funnel)
-    return size + _CONSTRAINT * len(decision.constraints.items)
-
-
-def _packed(column: Sequence[int]) -> array[int]:
-    return array("q", column)
 
 
 def _has_outcome(kept: Remembered, outcome: str) -> bool:

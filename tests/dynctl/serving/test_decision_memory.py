@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dynctl.serving.decision_memory import BriefHop, DecisionMemory, brief, pack
+from dynctl.serving.decision_memory import DecisionMemory
+from dynctl.serving.kept_hops import BriefHop, brief, pack
 from dynctl.serving.observers import RequestRecord
 from dynctl.serving.prompts import NOT_MODELLED
 from router_core.changes import WorkerUpserted
@@ -76,7 +77,7 @@ def test_the_only_candidate_has_no_runner_up():
 def test_every_mode_can_be_kept_either_way(mode):
     decision = router(worker(1), worker(2), worker(3), router_mode=mode).plan(request()).final
     assert brief(decision).expand().ref == decision.ref
-    packed = pack(decision)
+    packed = pack(decision).expand()
     assert packed.to_dict() == decision.to_dict()
     assert flip(packed) == flip(decision)
 
@@ -85,7 +86,7 @@ def test_packed_preferences_survive():
     made = router(worker(1, zone="a"), worker(2, zone="b"))
     wanted = constraints((), {"dynamo.topology/zone=b": 0.85})
     decision = made.plan(request(constraints=wanted)).final
-    assert pack(decision).to_dict() == decision.to_dict()
+    assert pack(decision).expand().to_dict() == decision.to_dict()
     assert brief(decision).expand().costs[0] == min(decision.costs)
 
 

@@ -1,0 +1,237 @@
+"""The two forms in which the decision memory keeps a hop: packed whole, or in brief.
+
+Packing is done on the way of a request, so it must be cheap, and must leave few objects for the
+garbage collector to walk: tens of thousands of decisions are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from math import inf
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from router_core.changes import Stage
+from router_core.cost import CostInputs, CostParameters, TermColumn
+from router_core.decision import Decision, FunnelStep
+from router_core.taints import RoutingConstraints
+from router_core.workers import Worker
+
+# Sizes in bytes of what CPython 3.11 allocates, measured with sys.getsizeof and rounded up; they
+# are estimates that err on the large side. A test holds them against tracemalloc.
+_WHOLE_HOP = 640
+_BRIEF_HOP = 560
+_STEP = 96
+_REJECTION = 320
+_NUMBER = 8
+CONSTRAINT_BYTES = 240
+
+_COLUMNS = ("inputs", "terms", "costs")
+_PLAIN = tuple(field.name for field in fields(Decision) if field.name not in _COLUMNS)
+_plain_of = attrgetter(*_PLAIN)
+_inputs_of = attrgetter(*(field.name for field in fields(CostInputs)))
+_term_of = attrgetter(*(field.name for field in fields(TermColumn)))
+# A column may be any sequence; what MessagePack does not know is written as a list.
+_encoder = msgspec.msgpack.Encoder(enc_hook=list)
+
+
+class PackedHop(NamedTuple):
+    """One hop with every candidate: its columns are one MessagePack value, exact to the last bit.
+
+    ``plain`` holds the other fields of the Decision, in their order; four of them are repeated
+    because the memory looks at them without unpacking.
+    """
+
+    plain: tuple[Any, ...]
+    workers: Sequence[Worker]
+    winner: int | None
+    funnel: tuple[FunnelStep, ...]
+    constraints: RoutingConstraints
+    columns: bytes
+
+    @property
+    def worker(self) -> Worker | None:
+        return None if self.winner is None else self.workers[self.winner]
+
+    def expand(self) -> Decision:
+        """The decision as it was."""
+        inputs, terms, costs = msgspec.msgpack.decode(self.columns)
+        return Decision(
+            **dict(zip(_PLAIN, self.plain, strict=True)),
+            inputs=None if inputs is None else CostInputs(*inputs),
+            terms=tuple(TermColumn(*term) for term in terms),
+            costs=costs,
+        )
+
+
+class BriefHop(NamedTuple):
+    """One hop without the candidates that came third or worse.
+
+    A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, overlap,
+    prefill tokens, active blocks, shared blocks, requests, multiplier, *term values)``. ``counts``
+    are the funnel's (entered, left), flat; ``terms`` are (name, unit, weight).
+    """
+
+    id: str
+    model: str
+    stage: Stage
+    mode: str
+    isl_tokens: int
+    block_size: int
+    temperature: float
+    sample: float
+    parameters: CostParameters
+    constraints: RoutingConstraints
+    overlap_modelled: bool
+    notes: tuple[str, ...]
+    candidates: int
+    first: tuple[Any, ...]
+    second: tuple[Any, ...] | None
+    filters: tuple[str, ...]
+    counts: tuple[int, ...]
+    terms: tuple[tuple[str, str, float], ...]
+
+    def expand(self) -> Decision:
+        """A Decision over the rows that were kept; its notes say that others are gone."""
+        rows = (self.first,) if self.second is None else (self.first, self.second)
+        columns = list(zip(*rows, strict=True))
+        counts = iter(self.counts)
+        note = f"kept in brief: {len(rows)} of {self.candidates} scored candidates"
+        prompt_blocks = self.isl_tokens // self.block_size
+        inputs = None
+        if columns[3][0] is not None:
+            inputs = CostInputs(
+                isl_tokens=self.isl_tokens,
+                block_size=self.block_size,
+                prompt_blocks=prompt_blocks,
+                overlap_blocks=columns[3],
+                prefill_tokens=columns[4],
+                active_blocks=columns[5],
+                shared_blocks=columns[6] if columns[6][0] is not None else None,
+                active_requests=columns[7],
+                multipliers=columns[8] if columns[8][0] is not None else None,
+            )
+        return Decision(
+            id=self.id,
+            stage=self.stage,
+            mode=self.mode,
+            model=self.model,
+            outcome="selected",
+            isl_tokens=self.isl_tokens,
+            block_size=self.block_size,
+            prompt_blocks=prompt_blocks,
+            temperature=self.temperature,
+            sample=self.sample,
+            parameters=self.parameters,
+            constraints=self.constraints,
+            funnel=tuple(
+                FunnelStep(name, entered, next(counts))
+                for name, entered in zip(self.filters, counts, strict=False)
+            ),
+            workers=columns[0],
+            refs=columns[1],
+            costs=columns[2],
+            inputs=inputs,
+            terms=tuple(
+                TermColumn(name, unit, weight, column)
+                for (name, unit, weight), column in zip(self.terms, columns[9:], strict=True)
+            ),
+            winner=0,
+            overlap_modelled=self.overlap_modelled,
+            notes=(*self.notes, note) if len(rows) < self.candidates else self.notes,
+        )
+
+
+def pack(decision: Decision) -> PackedHop:
+    """The whole decision with its columns in bytes: less memory than lists, and no objects."""
+    inputs = decision.inputs
+    return PackedHop(
+        _plain_of(decision),
+        decision.workers,
+        decision.winner,
+        decision.funnel,
+        decision.constraints,
+        _encoder.encode(
+            (
+                None if inputs is None else _inputs_of(inputs),
+                [_term_of(term) for term in decision.terms],
+                decision.costs,
+            )
+        ),
+    )
+
+
+def brief(decision: Decision) -> BriefHop:
+    """The hop with its winner and runner-up alone; the decision must have a winner."""
+    winner = decision.winner
+    if winner is None:
+        raise ValueError(f"decision {decision.id} has no winner; keep refusals whole")
+    second = None
+    if len(decision.costs) > 1:
+        costs = list(decision.costs)
+        costs[winner] = inf
+        second = _row(decision, costs.index(min(costs)))
+    counts: list[int] = []
+    for step in decision.funnel:
+        counts += (step.entered, step.left)
+    return BriefHop(
+        decision.id,
+        decision.model,
+        decision.stage,
+        decision.mode,
+        decision.isl_tokens,
+        decision.block_size,
+        decision.temperature,
+        decision.sample,
+        decision.parameters,
+        decision.constraints,
+        decision.overlap_modelled,
+        decision.notes,
+        len(decision.costs),
+        _row(decision, winner),
+        second,
+        tuple([step.filter for step in decision.funnel]),
+        tuple(counts),
+        tuple([(term.name, term.unit, term.weight) for term in decision.terms]),
+    )
+
+
+def _row(decision: Decision, i: int) -> tuple[Any, ...]:
+    inputs = decision.inputs
+    read: tuple[Any, ...] = (None, None, None, None, None, None)
+    if inputs is not None:
+        shared, multipliers = inputs.shared_blocks, inputs.multipliers
+        read = (
+            inputs.overlap_blocks[i],
+            inputs.prefill_tokens[i],
+            inputs.active_blocks[i],
+            None if shared is None else shared[i],
+            inputs.active_requests[i],
+            None if multipliers is None else multipliers[i],
+        )
+    values = [term.values[i] for term in decision.terms]
+    return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)
+
+
+def packed_size(decision: Decision, packed: PackedHop) -> int:
+    """Bytes of a hop kept whole, without the cards of its workers."""
+    # Two pointers a candidate stand for the worker and rank columns, shared as long as the fleet
+    # does not change and then owned by the decisions that are left.
+    size = _WHOLE_HOP + len(packed.columns) + 2 * _NUMBER * len(decision.costs)
+    size += CONSTRAINT_BYTES * len(decision.constraints.items)
+    for step in decision.funnel:
+        size += _STEP + _REJECTION * len(step.rejected)
+    for note in decision.notes:
+        size += 2 * len(note)
+    return size + 2 * len(decision.message or "")
+
+
+def brief_size(decision: Decision) -> int:
+    """Bytes of a hop kept in brief, without the cards of its two workers."""
+    numbers = 12 + len(decision.terms)
+    size = _BRIEF_HOP + 2 * (40 + 3 * _NUMBER * numbers) + 48 * len(decision.terms)
+    size += 3 * _NUMBER * len(decision.funnel)
+    return size + CONSTRAINT_BYTES * len(decision.constraints.items)
