@@ -1,0 +1,139 @@
+"""The README, run as written: its engines, its frontend, its questions. Only ports are replaced."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dynctl.cli import COMMANDS
+
+README = Path(__file__).parents[2] / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+PORTS = ("8101", "8102", "5601", "5602", "5603", "5604", "8000")
+
+
+def command_lines(program: str) -> list[str]:
+    """Every line of a code block that starts with ``program``, continuation lines joined."""
+    found = []
+    for block in re.findall(r"^```\n(.*?)^```", TEXT, flags=re.M | re.S):
+        joined = block.replace("\\\n", " ")
+        found += [line for line in joined.splitlines() if line.startswith(program + " ")]
+    return found
+
+
+def free_ports(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [str(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def ports() -> dict[str, str]:
+    return dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+
+
+def with_ports(line: str, ports: dict[str, str]) -> str:
+    return re.sub(r"\b(\d{4})\b", lambda found: ports.get(found[1], found[1]), line)
+
+
+def environment(ports: dict[str, str]) -> dict[str, str]:
+    url = f"http://127.0.0.1:{ports['8000']}"
+    return os.environ | {"DYN_HTTP_PORT": ports["8000"], "DYNCTL_FRONTEND": url}
+
+
+@pytest.fixture(scope="module")
+def running(ports: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The README's `dynctl serve` lines, each a process of its own, until two workers are ready."""
+    log = tmp_path_factory.mktemp("readme") / "serve.log"
+    processes = []
+    try:
+        for line in command_lines("dynctl"):
+            words = shlex.split(with_ports(line, ports))
+            if words[1] == "serve":
+                with log.open("ab") as output:
+                    processes.append(
+                        subprocess.Popen(
+                            [sys.executable, "-m", *words],
+                            stdout=output,
+                            stderr=output,
+                            env=environment(ports),
+                        )
+                    )
+        assert len(processes) == 3
+        deadline = time.monotonic() + 30
+        while _ready(ports) != 2:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _ready(ports: dict[str, str]) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports['8000']}/v1/workers") as answer:
+            return int(answer.read().decode().count('"status":"ready"'))
+    except OSError:
+        return 0
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in command_lines("dynctl") if " serve " not in line]
+)
+def test_questions_are_answered(line: str, running: None, ports: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(with_ports(line, ports))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment(ports),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_gets_a_completion(running: None, ports: dict[str, str]) -> None:
+    (line,) = command_lines("curl")
+    done = subprocess.run(
+        ["/bin/sh", "-c", with_ports(line, ports)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert '"object":"chat.completion"' in done.stdout
+
+
+def test_every_command_is_in_the_readme() -> None:
+    for path, _, _ in COMMANDS:
+        assert f"`dynctl {path.split()[0]}" in TEXT, path
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
+        assert target.startswith("http") or (README.parent / target).exists(), target
+
+
+def test_the_map_names_what_is_there() -> None:
+    block = TEXT.split("## The map of the code")[1].split("```")[1].split("dynctl/\n")[1]
+    rooms = set(re.findall(r"\b([a-z_]+)/", block.split("tests/")[0]))
+    package = README.parent / "dynctl"
+    present = {p.name for p in package.iterdir() if p.is_dir() and not p.name.startswith("_")}
+    assert rooms == present
