@@ -8,6 +8,10 @@ and from then on only that one works for this worker. Its later removals so act 
 block, and agreeing fleets pay nothing per worker.
 """
 
+from collections.abc import Sequence
+
+from router_core.sharded import ShardedDict, shards_of
+
 
 class OwnNames:
     """The names of one worker that differ from the shared ones; both directions."""
@@ -35,9 +39,9 @@ class BlockNames:
     __slots__ = ("names", "own", "shared")
 
     def __init__(self) -> None:
-        self.shared: dict[int, int] = {}
+        self.shared = ShardedDict()
         """shared name -> block"""
-        self.names: dict[int, int] = {}
+        self.names = ShardedDict()
         """block -> shared name; a block first announced under a name in use has none"""
         self.own: dict[int, OwnNames] = {}
         """slot -> its own names; present only for workers that disagree with the others"""
@@ -56,11 +60,11 @@ class BlockNames:
         """The block that ``slot`` may mean by ``name``; whether it holds it is not known here."""
         own = self.own.get(slot)
         if own is None:
-            return self.shared.get(name)
+            return self.shared.find(name)
         block = own.blocks.get(name)
         if block is not None:
             return block
-        block = self.shared.get(name)
+        block = self.shared.find(name)
         return None if block in own.names else block
 
     def name(self, slot: int, block: int) -> int:
@@ -75,7 +79,7 @@ class BlockNames:
         own = self.own.get(slot)
         if own is not None:
             own.drop(block)
-        meant = self.shared.get(name)
+        meant = self.shared.find(name)
         if meant is None and block not in self.names:
             self.shared[name] = block
             self.names[block] = name
@@ -85,6 +89,21 @@ class BlockNames:
             own.blocks[name] = block
             own.names[block] = name
         self._release(slot)
+
+    def announce_new(self, names: Sequence[int], blocks: list[int], shards: list[int]) -> bool:
+        """Share ``names`` for ``blocks``, which have none; ``shards`` are those of the blocks.
+
+        False, and nothing changes, if one of the names is in use or given to two of the blocks.
+        """
+        theirs = shards_of(names)
+        if self.shared.add_many(names, blocks, theirs) != blocks:
+            # No other name leads to these blocks, so whichever does was added just now.
+            for name, block in zip(names, blocks, strict=True):
+                if self.shared.find(name) == block:
+                    del self.shared[name]
+            return False
+        self.names.set_many(blocks, names, shards)
+        return True
 
     def disown(self, slot: int, block: int) -> None:
         """``slot`` no longer holds ``block``."""

@@ -11,7 +11,8 @@ again; an engine cannot use them without the middle either. So a mask can only s
 and a worker's blocks are a subtree that can be walked without keeping a list of them per worker.
 
 Everything is int -> int dicts on purpose. The garbage collector does not traverse those; a million
-node objects would cost it pauses of tens of milliseconds.
+node objects would cost it pauses of tens of milliseconds. Those with an entry a block are in pieces
+(:mod:`router_core.sharded`), so that no single event pays for the growth of a large one.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from router_core.block_names import BlockNames
 from router_core.child_links import ChildLinks
 from router_core.events import Fault, RemoveResult, StoreResult, refused_store
 from router_core.hashing import chain, sequence_hashes
+from router_core.sharded import SHARDS, ShardedDict, shards_of
 
 _U64_MAX = 2**64 - 1
 
@@ -39,15 +41,18 @@ class BlockOwnership:
         "_names",
         "_owners",
         "_roots",
+        "_starts",
     )
 
     def __init__(self) -> None:
-        self._owners: dict[int, int] = {}
+        self._owners = ShardedDict()
         """block -> mask of the slots that hold it, never 0"""
         self._children = ChildLinks()
         self._names = BlockNames()
         self._roots: dict[int, set[int]] = {}
         """slot -> first blocks of the prompts it holds"""
+        self._starts: set[int] = set()
+        """blocks that were ever stored as the first of a prompt and are still there"""
         self._counts: dict[int, int] = {}
         """slot -> blocks it holds"""
         self._dropping: dict[int, list[int]] = {}
@@ -102,7 +107,8 @@ class BlockOwnership:
         blocks = sequence_hashes(local, parent)
         # A chain's first part is known to the tree and the rest is new to it. Each part is mostly
         # of one piece (held by the same slots; no name in use), and is then done in bulk.
-        held = [*map(self._owners.get, blocks)]
+        shards = shards_of(blocks)
+        held = self._owners.find_many(blocks, shards)
         known = held.index(None) if None in held else good
         end = good
         if held.count(None) != good - known:
@@ -112,10 +118,14 @@ class BlockOwnership:
             del blocks[end:]
         fresh = done = 0
         if known:
-            done, fresh = self._store_known(slot, parent, block_hashes, local, blocks, held[:known])
+            done, fresh = self._store_known(
+                slot, parent, block_hashes, local, blocks[:known], shards, held[:known]
+            )
         if done == known < end:
             above = blocks[known - 1] if known else parent
-            added = self._store_new(slot, above, block_hashes, local, blocks, known)
+            added = self._store_new(
+                slot, above, block_hashes[known:end], local[known:], blocks[known:], shards[known:]
+            )
             done += added
             fresh += added
         if fresh:
@@ -123,6 +133,7 @@ class BlockOwnership:
             self._live |= bit
             if parent is None:
                 self._roots.setdefault(slot, set()).add(blocks[0])
+                self._starts.add(blocks[0])
         if done == total:
             return StoreResult(fresh, done - fresh)
         if done == end < good:
@@ -171,31 +182,32 @@ class BlockOwnership:
         block_hashes: Sequence[int],
         local: Sequence[int],
         blocks: list[int],
+        shards: list[int],
         held: list[int | None],
     ) -> tuple[int, int]:
-        """Add ``slot`` to the first ``len(held)`` of ``blocks``, which ``held`` hold so far.
+        """Add ``slot`` to ``blocks``, whose holders so far are ``held``.
 
         Returns the blocks done before a conflict, and those of them that the slot did not hold.
         """
         bit = 1 << slot
-        owners, shared, only_child = self._owners, self._names.shared, self._children.only
+        owners, names = self._owners, self._names
         count = len(held)
         above = owners[parent] if parent is not None else 0
         mask = (held[0] or 0) | bit
         if (
-            slot not in self._names.own
+            slot not in names.own
             and held.count(held[0]) == count
-            and [*map(shared.get, block_hashes[:count])] == blocks[:count]
+            and names.names.find_many(blocks, shards) == [*block_hashes[:count]]
         ):
             if mask == held[0]:
                 return count, 0
             # Equal sets along a chain share one object, so that distinct ones do not pile up.
             mask = above if mask == above else mask
-            owners.update(zip(blocks[:count], repeat(mask), strict=False))
+            owners.set_many(blocks, repeat(mask), shards)
             fresh = done = count
         else:
             fresh = done = 0
-            for block, name in zip(blocks[:count], block_hashes, strict=False):
+            for block, name in zip(blocks, block_hashes, strict=False):
                 if not self._rename(slot, bit, name, block):
                     break
                 done += 1
@@ -205,10 +217,11 @@ class BlockOwnership:
                     mask |= bit
                     owners[block] = mask = above if mask == above else mask
                 above = mask
-        if parent is not None and done and only_child.get(parent) != local[0]:
+        if parent is not None and done and self._children.only.find(parent) != local[0]:
             self._children.link(parent, local[0], owners)
-        # Linked already, unless the child was first stored as the start of a prompt (see `store`).
-        if [*map(only_child.get, blocks[: done - 1])] != local[1:done]:
+        # Linked already, unless the child was there without its parent: first stored as the start
+        # of a prompt (see `store`), or not swept yet when its parent was.
+        if self._dropping or not self._starts.isdisjoint(blocks[1:done]):
             for at in range(1, done):
                 self._children.link(blocks[at - 1], local[at], owners)
         return done, fresh
@@ -220,35 +233,28 @@ class BlockOwnership:
         block_hashes: Sequence[int],
         local: Sequence[int],
         blocks: list[int],
-        start: int,
+        shards: list[int],
     ) -> int:
-        """Add ``blocks[start:]``, which nobody holds, below ``parent``; returns those done."""
+        """Add ``blocks``, which nobody holds, below ``parent``; returns those done."""
         bit = 1 << slot
         owners, names = self._owners, self._names
-        added, theirs = blocks[start:], block_hashes[start : len(blocks)]
-        if (
-            slot not in names.own
-            and names.shared.keys().isdisjoint(theirs)
-            and len(set(theirs)) == len(added)
-        ):
-            names.shared.update(zip(theirs, added, strict=True))
-            names.names.update(zip(added, theirs, strict=True))
+        if slot not in names.own and names.announce_new(block_hashes, blocks, shards):
+            done = len(blocks)
         else:
-            for at, (name, block) in enumerate(zip(theirs, added, strict=True)):
+            done = 0
+            for block, name in zip(blocks, block_hashes, strict=True):
                 if not self._rename(slot, bit, name, block):
-                    added = added[:at]
                     break
                 # Held at once: the name must count for the blocks after it.
                 owners[block] = bit
-        if added:
-            owners.update(zip(added, repeat(bit), strict=False))
+                done += 1
+        if done:
+            owners.set_many(blocks[:done], repeat(bit), shards)
             if parent is not None:
-                self._children.link(parent, local[start], owners)
+                self._children.link(parent, local[0], owners)
             # Blocks just made have no other children.
-            self._children.only.update(
-                zip(added, local[start + 1 : start + len(added)], strict=False)
-            )
-        return len(added)
+            self._children.only.set_many(blocks, local[1:done], shards)
+        return done
 
     def _rename(self, slot: int, bit: int, name: int, block: int) -> bool:
         """``slot`` calls ``block`` by ``name``; False if another of its blocks has the name."""
@@ -264,8 +270,8 @@ class BlockOwnership:
         Stops after ``limit`` visits and leaves the rest in ``pending``; returns the visits.
         """
         bit = 1 << slot
-        owners, children = self._owners, self._children
-        only_child, branches = children.only, children.branches
+        owners, only_child = self._owners.shards, self._children.only.shards
+        branches, starts = self._children.branches, self._starts
         names, disagrees = self._names, slot in self._names.own
         roots = self._roots.get(slot, set())
         visits = taken = 0
@@ -273,11 +279,12 @@ class BlockOwnership:
         while pending and visits != limit:
             visits += 1
             block = pending.pop()
-            held = owners.get(block, 0)
+            shard = block % SHARDS
+            held = owners[shard].get(block, 0)
             if not held & bit:
                 continue
             taken += 1
-            local = only_child.get(block)
+            local = only_child[shard].get(block)
             if local is not None:
                 pending.append(chain(block, local))
             elif block in branches:
@@ -286,14 +293,15 @@ class BlockOwnership:
             if disagrees:
                 names.disown(slot, block)
             if held == bit:
-                del owners[block]
+                del owners[shard][block]
                 names.forget(block)
-                only_child.pop(block, None)
+                only_child[shard].pop(block, None)
                 branches.pop(block, None)
+                starts.discard(block)
             else:
                 # As in store: one object for equal sets along a chain.
                 left = left if left == held ^ bit else held ^ bit
-                owners[block] = left
+                owners[shard][block] = left
         count = self._counts.get(slot, 0) - taken
         if count:
             self._counts[slot] = count

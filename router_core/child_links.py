@@ -7,6 +7,7 @@ needs the local hash itself. Most blocks have one child, and an int -> int dict 
 from collections.abc import Container, Sequence
 
 from router_core.hashing import chain
+from router_core.sharded import ShardedDict
 
 _FIRST_LIMIT = 8
 
@@ -21,7 +22,7 @@ class ChildLinks:
     __slots__ = ("branches", "only")
 
     def __init__(self) -> None:
-        self.only: dict[int, int] = {}
+        self.only = ShardedDict()
         """block -> its only child"""
         self.branches: dict[int, Branch] = {}
         """block -> its children, where there have been several; never a block in `only`"""
@@ -35,7 +36,7 @@ class ChildLinks:
 
     def of(self, block: int) -> Sequence[int]:
         """The children of ``block``, ascending; some may be gone."""
-        local = self.only.get(block)
+        local = self.only.find(block)
         if local is not None:
             return (local,)
         branch = self.branches.get(block)
@@ -50,7 +51,7 @@ class ChildLinks:
                 branch.locals = {kid for kid in branch.locals if chain(parent, kid) in blocks}
                 branch.limit = max(_FIRST_LIMIT, 2 * len(branch.locals))
             return
-        first = self.only.get(parent)
+        first = self.only.find(parent)
         if first is None or first == local or chain(parent, first) not in blocks:
             self.only[parent] = local
         else:

@@ -109,6 +109,7 @@ class PrefixIndex(BlockOwnership):
         made._children = self._children.copy()
         made._names = self._names.copy()
         made._roots = {slot: set(roots) for slot, roots in self._roots.items()}
+        made._starts = self._starts.copy()
         made._counts = self._counts.copy()
         made._dropping = {slot: list(left) for slot, left in self._dropping.items()}
         made._live = self._live

@@ -7,6 +7,12 @@ workers, and a mask of 1,024 workers is one object of 160 bytes.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress, count
+
+from router_core.sharded import ShardedDict
+
+# The digits "0" and "1" as the numbers 0 and 1.
+_DIGITS = bytes.maketrans(b"01", b"\x00\x01")
 
 
 def slots_of(mask: int) -> tuple[int, ...]:
@@ -14,7 +20,8 @@ def slots_of(mask: int) -> tuple[int, ...]:
     if mask < 0:
         raise ValueError(f"a mask of slots is not negative, got {mask}")
     if mask.bit_count() >= 16:
-        return tuple(slot for slot, digit in enumerate(bin(mask)[:1:-1]) if digit == "1")
+        digits = bin(mask)[:1:-1].encode().translate(_DIGITS)
+        return tuple(compress(count(), digits))
     found = []
     while mask:
         lowest = mask & -mask
@@ -85,11 +92,12 @@ def match_prefix(holders: Mapping[int, int], hashes: Sequence[int], candidates: 
     total = len(hashes)
     if not total or not candidates:
         return NO_OVERLAPS
-    find = holders.get
-    first = find(hashes[0], 0) & candidates
+    shards = holders.shards if isinstance(holders, ShardedDict) else (holders,)
+    count = len(shards)
+    first = shards[hashes[0] % count].get(hashes[0], 0) & candidates
     if not first:
         return NO_OVERLAPS
-    last = find(hashes[-1], 0) & candidates
+    last = shards[hashes[-1] % count].get(hashes[-1], 0) & candidates
     if last == first:
         return Overlaps(((total, first),))
     levels = [(total, last)] if last else []
@@ -100,7 +108,8 @@ def match_prefix(holders: Mapping[int, int], hashes: Sequence[int], candidates: 
         low, at_low, high, at_high = intervals.pop()
         while high - low > 1:
             middle = (low + high) >> 1
-            held = find(hashes[middle], 0) & candidates
+            block = hashes[middle]
+            held = shards[block % count].get(block, 0) & candidates
             if held == at_low:
                 low = middle
             elif held == at_high:
