@@ -16,6 +16,7 @@ from dynctl.planes.kv_event_source import KvEventSource
 from dynctl.planes.zmq_context import close_context, new_context
 from dynctl.planes.zmq_kv_events import ZmqKvEvents
 from dynctl.ports import IndexUpdate, StreamCondition, StreamState, StreamValue
+from dynctl.tasks import end_tasks
 from router_core.changes import Applied, Change, KvEvent
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
 
@@ -118,9 +119,7 @@ class IndexRuntime:
         if self._worker is not None:
             tasks.append(self._worker)
         self._streams.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
         if self._context is not None:
             close_context(self._context)
             self._context = None

@@ -42,7 +42,8 @@ class RoutingRequest:
 
     ``isl_tokens`` is the prompt length in tokens. ``sequence_hashes`` are the chained hashes of
     its complete blocks of ``block_size`` tokens; without a tokenizer they are empty and
-    ``overlap_modelled`` is False, so that everything downstream can say so.
+    ``overlap_modelled`` is False, so that everything downstream can say so. ``notes`` is what every
+    decision on the request has to mention.
     """
 
     id: str
@@ -55,6 +56,7 @@ class RoutingRequest:
     pin_decode: Pin | None = None
     allowed_worker_ids: frozenset[int] | None = None
     overlap_modelled: bool = True
+    notes: tuple[str, ...] = ()
 
     @property
     def prompt_blocks(self) -> int:
@@ -190,6 +192,7 @@ def select(
         "constraints": context.constraints,
         "funnel": tuple(funnel),
         "overlap_modelled": request.overlap_modelled,
+        "notes": request.notes,
     }
     if not mask:
         return Decision(outcome=_refused(funnel, context), **common)

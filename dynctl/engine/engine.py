@@ -1,7 +1,6 @@
 """Engine: the ranks of one simulated engine, its hand-offs, and what it tells about itself."""
 
 import asyncio
-import contextlib
 import secrets
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from dynctl.engine.openai_request import Generate
 from dynctl.engine.prefix_cache import CacheEvent, root_hash
 from dynctl.engine.scheduler import EngineRequest, RankScheduler
 from dynctl.engine.timing import StepTimer
+from dynctl.tasks import end_tasks
 from dynctl.tokenization import ModelTokenizer
 from router_core.workers import ModelRuntimeConfig
 
@@ -91,11 +91,7 @@ class Engine:
         self._replays = asyncio.ensure_future(serve_replays(self._publishers))
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_tasks(self._tasks)
         await self._stop_replays()
         self.held.forget_all()
         for rank in self.ranks:
@@ -164,9 +160,7 @@ class Engine:
 
     async def _stop_replays(self) -> None:
         if self._replays is not None:
-            self._replays.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._replays
+            await end_tasks([self._replays])
 
     def runtime_config(self) -> ModelRuntimeConfig:
         """What this engine publishes about itself, with its topology and taints."""

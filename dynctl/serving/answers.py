@@ -48,6 +48,12 @@ class OutputBlocks:
             self._service.output_block(self._request.id, decay)
 
 
+class _Stream(web.StreamResponse):
+    """A stream whose head leaves in the same write as its first piece, which is there already."""
+
+    _send_headers_immediately = False
+
+
 async def pass_stream(
     http: web.Request,
     answer: Answer,
@@ -63,7 +69,7 @@ async def pass_stream(
     After a failure the stream ends with an error event.
     """
     upstream = answer.response
-    response = web.StreamResponse(
+    response = _Stream(
         headers={
             "content-type": upstream.headers.get("content-type", _SSE),
             "cache-control": "no-cache",
@@ -100,6 +106,9 @@ async def pass_stream(
     try:
         while piece:
             seen(piece)
+            if upstream.exhausted:
+                await response.write_eof(piece)
+                return response, None
             await response.write(piece)
             if framed and await upstream.pipe(take):
                 break

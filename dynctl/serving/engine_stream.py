@@ -101,6 +101,11 @@ class EngineStream:
         while not self.status:
             await self._wait()
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether the answer is complete and everything of it was read."""
+        return self.done and not self._pieces
+
     async def readany(self) -> bytes:
         """What has arrived of the body, at least a byte; empty at its end."""
         while not self._pieces:
@@ -130,18 +135,19 @@ class EngineStream:
         """Hand whole chunks, with their frames, to ``take`` as they arrive.
 
         For a chunked answer whose pieces were all read. Returns True at the end; False when
-        ``take`` said that its side is full (then go on with :meth:`readany` for a while).
+        there is something for :meth:`readany`: ``take`` said that its side is full, or the last
+        chunks came together with the end, so that both can be passed on in one write.
         Raises UpstreamFailure.
         """
         if not self.chunked or self._pieces:
-            return self.done and not self._pieces
+            return self.exhausted
         self._pipe = take
         try:
             while self._piping():
                 await self._wait()
         finally:
             self._pipe = None
-        return self.done and not self._pieces
+        return self.exhausted
 
     def close(self) -> None:
         """Done with it: an incomplete answer costs its connection, which stops the engine."""
@@ -302,6 +308,10 @@ class EngineStream:
             if piped is None:
                 self._keep(data[line + 2 : after])
             position = after + 2
+        if piped is not None and position and ends:
+            self._pipe = None
+            self._chunks(data)
+            return
         if piped is not None and position:
             whole = data if position == total else data[:position]
             if not piped(whole):

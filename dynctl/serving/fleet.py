@@ -26,6 +26,7 @@ from dynctl.serving.service import RoutingService
 from dynctl.serving.upstream import Upstream
 from dynctl.serving.upstream_failure import UpstreamFailure
 from dynctl.serving.worker_spec import WorkerSpec, WorkerSpecError
+from dynctl.tasks import end_tasks
 from router_core.changes import KvEvent, LoadReported
 from router_core.events import Cleared
 from router_core.workers import Worker
@@ -161,8 +162,7 @@ class Fleet:
             return False
         self._by_id.pop(member.spec.worker_id, None)
         if member.task is not None:
-            member.task.cancel()
-            await asyncio.gather(member.task, return_exceptions=True)
+            await end_tasks([member.task])
         self.index.unfollow(member.spec.worker_id)
         if member.worker is not None:
             self._service.remove_worker(member.spec.worker_id)
@@ -172,10 +172,8 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop probing and following; the registry keeps what it knows."""
-        tasks = [member.task for member in self._members.values() if member.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        members = self._members.values()
+        await end_tasks([member.task for member in members if member.task is not None])
         await self.index.close()
 
     # -- health ----------------------------------------------------------------------------
@@ -194,7 +192,8 @@ class Fleet:
         while True:
             interval = max(self._config.health.interval_s, len(self) / _PROBES_A_SECOND)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(member.probe_now.wait(), interval)
+                async with asyncio.timeout(interval):
+                    await member.probe_now.wait()
             member.probe_now.clear()
             try:
                 await self._probe(member)

@@ -39,8 +39,7 @@ _ERROR_EVENT_BYTES: Final = 64 * 1024
 class Call:
     """One client request on its way. ``body`` is what engines may see; ``raw`` the same as bytes.
 
-    ``path`` is that of the engine's endpoint. ``note`` goes on every decision of a request whose
-    overlap is not modelled.
+    ``path`` is that of the engine's endpoint.
     """
 
     request: RoutingRequest
@@ -50,7 +49,6 @@ class Call:
     stream: bool
     headers: dict[str, str]
     record: RequestRecord
-    note: str | None = None
 
 
 @dataclass(slots=True)
@@ -138,7 +136,7 @@ class RequestFlow:
         while True:
             request = excluding(call.request, tries.failed, service.router.registry)
             began = service.clock()
-            plan = service.plan(request, note=call.note)
+            plan = service.plan(request)
             call.record.route_s += service.clock() - began
             if not plan.ok:
                 if self._may_try_again(tries):
@@ -194,7 +192,7 @@ class RequestFlow:
         call.record.prefill_done_at = service.clock()
         while True:
             # The fleet may have changed while prefill ran, so decode is decided only now.
-            plan = service.continue_plan(request, prefill, note=call.note)
+            plan = service.continue_plan(request, prefill)
             decode = plan.decode
             if decode is None or decode.winner is None:
                 raise _DecodeGone(plan)

@@ -36,6 +36,7 @@ from dynctl.serving.tokenizer_check import TokenizerCheck
 from dynctl.serving.upstream import Upstream
 from dynctl.serving.worker_spec import WorkerSpec, parse_worker_spec
 from dynctl.serving.workers_file import WorkersFile
+from dynctl.tasks import end_tasks
 from dynctl.tokenization import load_tokenizer
 from router_core.workers import WorkerWithDpRank
 
@@ -147,9 +148,7 @@ class Frontend:
 
     async def close(self) -> None:
         """Stop everything; running requests are cut."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         self._tasks.clear()
         for runner in self._runners:
             await runner.cleanup()

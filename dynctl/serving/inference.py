@@ -184,15 +184,14 @@ class Inference:
         except RequestError as error:
             raise client_error(error) from None
         prepared = await self._prepare(parsed, record)
-        plan = service.plan(prepared.request, detail=True, note=prepared.note)
-        assumptions = [] if prepared.note is None else [prepared.note]
+        plan = service.plan(prepared.request, detail=True)
         return route_result(
             service.router,
             prepared.request,
             plan,
             now=service.clock(),
             preset=preset,
-            assumptions=assumptions,
+            assumptions=prepared.request.notes,
         )
 
     # -- reading ---------------------------------------------------------------------------
@@ -222,9 +221,13 @@ class Inference:
         self, http: web.Request, record: RequestRecord, *, chat: bool
     ) -> tuple[ChatRequest | CompletionRequest, bytes]:
         limit = self._config.limits.body_bytes
+        content = http.content
         try:
-            async with asyncio.timeout(self._config.limits.body_s):
-                raw = await http.read()
+            if content.is_eof():  # most bodies came with their headers: nothing to wait for
+                raw = content.read_nowait()
+            else:
+                async with asyncio.timeout(self._config.limits.body_s):
+                    raw = await http.read()
         except TimeoutError:
             raise HttpError(
                 408,
@@ -335,9 +338,7 @@ class Inference:
         if authorization is not None and not self._is_ours(authorization):
             headers["authorization"] = authorization
         path = "/v1/chat/completions" if isinstance(parsed, ChatRequest) else "/v1/completions"
-        return Call(
-            prepared.request, path, body, raw, parsed.stream, headers, record, prepared.note
-        )
+        return Call(prepared.request, path, body, raw, parsed.stream, headers, record)
 
     def _is_ours(self, authorization: str) -> bool:
         """Our own token must not reach engines."""
@@ -356,7 +357,7 @@ class Inference:
         chat: bool,
     ) -> web.StreamResponse:
         request = prepared.request
-        plan = self._service.plan(request, detail=True, note=prepared.note)
+        plan = self._service.plan(request, detail=True)
         if not plan.ok:
             raise self._refusal(Refused(plan), prepared, record)
         body = msgspec.json.encode(

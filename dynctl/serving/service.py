@@ -65,7 +65,6 @@ class Prepared:
     request: RoutingRequest
     tokens: PromptTokens
     tokenize_s: float = 0.0
-    note: str | None = None
 
 
 class RoutingService:
@@ -183,9 +182,9 @@ class RoutingService:
             pin_decode=pin_decode,
             allowed_worker_ids=allowed_worker_ids,
             overlap_modelled=tokens.ids is not None,
+            notes=() if tokens.ids is not None else (not_modelled or NOT_MODELLED,),
         )
-        note = None if tokens.ids is not None else not_modelled or NOT_MODELLED
-        return Prepared(request, tokens, tokenize_s, note)
+        return Prepared(request, tokens, tokenize_s)
 
     # -- deciding and booking --------------------------------------------------------------
 
@@ -196,7 +195,6 @@ class RoutingService:
         detail: bool = False,
         view: RoutingView | None = None,
         samples: tuple[float, float] | None = None,
-        note: str | None = None,
     ) -> RoutingPlan:
         """Decide every hop; books nothing.
 
@@ -205,21 +203,14 @@ class RoutingService:
         """
         drawn = samples or (self.sample(), self.sample())
         detail = detail or self._small_fleet
-        plan = self.router.plan(request, samples=drawn, view=view, detail=detail)
-        return plan if request.overlap_modelled else _noted(plan, note or NOT_MODELLED)
+        return self.router.plan(request, samples=drawn, view=view, detail=detail)
 
     def continue_plan(
-        self,
-        request: RoutingRequest,
-        prefill: Decision,
-        *,
-        detail: bool = False,
-        note: str | None = None,
+        self, request: RoutingRequest, prefill: Decision, *, detail: bool = False
     ) -> RoutingPlan:
         """Decide the decode hop again, now that prefill is done."""
         detail = detail or self._small_fleet
-        plan = self.router.continue_plan(request, prefill, sample=self.sample(), detail=detail)
-        return plan if request.overlap_modelled else _noted(plan, note or NOT_MODELLED)
+        return self.router.continue_plan(request, prefill, sample=self.sample(), detail=detail)
 
     @property
     def _small_fleet(self) -> bool:
@@ -372,15 +363,6 @@ class RoutingService:
             self.clear_condition(code, subject)
         else:
             self.set_condition(code, subject, message)
-
-
-def _noted(plan: RoutingPlan, note: str) -> RoutingPlan:
-    def noted(decision: Decision | None) -> Decision | None:
-        if decision is None or note in decision.notes:
-            return decision
-        return replace(decision, notes=(*decision.notes, note))
-
-    return replace(plan, prefill=noted(plan.prefill), decode=noted(plan.decode))
 
 
 def excluding(

@@ -103,7 +103,9 @@ def main() -> None:
                 options += [f"--{flag.replace('_', '-')}", path] if path else []
         elif arguments.peer_python:
             options += ["--peer-python", arguments.peer_python]
+        began = time.monotonic()
         results += run(name, options)
+        print(f"{name}: {time.monotonic() - began:.0f} s\n", flush=True)
     show(results)
     print(f"{machine().rpartition(',')[0]}; {time.monotonic() - started:.0f} s in all")
     if arguments.json is not None:

@@ -90,11 +90,9 @@ async def measure_all(
         for case in cases:
             pacer.pace_s = PACE_S if case.paced else 0.0
             of_case: dict[str, list[Measured]] = taken.setdefault(case, {})
+            alone = sse_upstream.port_of(engines[0])
+            of_case[ALONE] = [await load(alone, prompts[case.tokens], case.streams, seconds)]
             for _ in range(rounds):
-                alone = await load(
-                    sse_upstream.port_of(engines[0]), prompts[case.tokens], case.streams, seconds
-                )
-                of_case.setdefault(ALONE, []).append(alone)
                 for contestant in running:
                     measured = await load(
                         contestant.port,
@@ -174,7 +172,7 @@ def main() -> None:
     parser.add_argument("--sglang-python", help="a Python that has sglang-router installed")
     parser.add_argument("--vllm-python", help="a Python that has vllm-router installed")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.8, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=0.6, help="of one measurement")
     arguments = parser.parse_args()
     cases, rounds, seconds = CASES, arguments.rounds, arguments.seconds
     if arguments.smoke:

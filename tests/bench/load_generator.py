@@ -150,7 +150,7 @@ async def load(
     streams: int,
     seconds: float,
     *,
-    warm_s: float = 0.2,
+    warm_s: float = 0.1,
     cpu: Callable[[], float] = lambda: 0.0,
 ) -> Measured:
     """Keep ``streams`` streams busy, and measure for ``seconds``.
