@@ -4,11 +4,12 @@ Adapters in ``dynctl.planes`` produce these values; nobody else needs to know wh
 came through. A Protocol stands here once it has a reader.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from dynctl.wire.dynamo.discovery import EventChannel, Instance
 from router_core.changes import Change, IndexMarked, KvEvent
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
 
@@ -118,3 +119,174 @@ class KvEventStream(Protocol):
     def state(self) -> StreamState:
         """A snapshot of the counters."""
         ...
+
+
+# -- discovery -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryEntry:
+    """One key and its value, undecoded. Keys are Dynamo's logical ones in every backend."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Everything that is registered now; whatever was known before and is not here is gone."""
+
+    entries: tuple[DiscoveryEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """An entry is new or has another value."""
+
+    entry: DiscoveryEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """An entry was removed, or its lease ended."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The plane cannot be heard (``reason``); a Listed follows once it can. What is known stays."""
+
+    reason: str
+
+
+DiscoveryChange = Listed | Put | Deleted | Interrupted
+
+
+class Discovery(Protocol):
+    """Reads what is registered below a key prefix; never writes."""
+
+    @property
+    def title(self) -> str:
+        """What people see: the backend and its address, without credentials."""
+        ...
+
+    async def list(self) -> Listed:
+        """What is registered now. Raises dynctl.errors.Unreachable."""
+        ...
+
+    def watch(self) -> AsyncIterator[DiscoveryChange]:
+        """A Listed, then changes in order, for as long as the caller reads; close it with aclose.
+
+        Does not raise when the plane goes: that is an Interrupted, and it goes on trying.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Leaves no connection, thread or task."""
+        ...
+
+
+# -- events of the event plane ---------------------------------------------------------------------
+
+
+class ChannelCode(StrEnum):
+    """What can happen to one publisher's channel. Codes are stable."""
+
+    CHANNEL_CONNECTED = "CHANNEL_CONNECTED"
+    CHANNEL_DISCONNECTED = "CHANNEL_DISCONNECTED"
+    EVENTS_DROPPED = "EVENTS_DROPPED"
+    """Sequence numbers were skipped: ``count`` messages were lost on the way."""
+    PUBLISHER_RESTARTED = "PUBLISHER_RESTARTED"
+    """The sequence went back to its start."""
+    FOREIGN_PUBLISHER = "FOREIGN_PUBLISHER"
+    """Messages of a publisher that discovery does not name for this channel; they are skipped."""
+    MALFORMED_MESSAGE = "MALFORMED_MESSAGE"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMessage:
+    """One message of a channel, in order. ``payload`` is undecoded msgpack.
+
+    ``published_at_ms`` is the publisher's wall clock: shown to people, never compared with ours.
+    """
+
+    topic: str
+    publisher_id: int
+    sequence: int
+    published_at_ms: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelCondition:
+    """Something about a channel that an operator or the index must know. ``count``: messages."""
+
+    topic: str
+    publisher_id: int
+    code: ChannelCode
+    message: str
+    count: int = 0
+
+
+@dataclass(slots=True)
+class ChannelCounts:
+    """Counters of one channel since it is followed, in messages."""
+
+    received: int = 0
+    dropped: int = 0
+    duplicates: int = 0
+    malformed: int = 0
+    foreign: int = 0
+    restarts: int = 0
+
+
+ChannelValue = ChannelMessage | ChannelCondition
+
+
+class ChannelFollower(Protocol):
+    """Follows one publisher. Values go to the callback given at construction, in order."""
+
+    counts: ChannelCounts
+
+    @property
+    def connected(self) -> bool: ...
+
+    async def run(self) -> None:
+        """Follow until cancelled; reconnects by itself; leaves no socket behind."""
+        ...
+
+
+class EventPlane(Protocol):
+    """Makes followers of the channels that discovery names, and shares what they can share."""
+
+    def follow(
+        self, channel: EventChannel, emit: Callable[[ChannelValue], None]
+    ) -> ChannelFollower:
+        """``emit`` is called from the event loop and must not block."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# -- the request plane -----------------------------------------------------------------------------
+
+
+class RequestPlane(Protocol):
+    """Asks an endpoint of a worker and streams its answer."""
+
+    def ask(
+        self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
+    ) -> AsyncIterator[Any]:
+        """The items of the answer, decoded, as they arrive.
+
+        ``timeout``: seconds that each next item may take; ``max_bytes`` bounds the whole answer.
+        Raises RequestPlaneError naming the instance and what went wrong.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class RequestPlaneError(Exception):
+    """A worker did not answer as it should; the message says where and how."""

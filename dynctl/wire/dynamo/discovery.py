@@ -1,0 +1,326 @@
+"""What Dynamo keeps in its discovery plane: instances, model cards, event channels and sources.
+
+Keys are Dynamo's logical ones, the same in every backend, as in
+``v1/instances/NAMESPACE/COMPONENT/ENDPOINT/ID`` with the id in lower-case hex. Values are JSON. An
+entry that cannot be read becomes :class:`Malformed`: one odd worker must not hide the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+INSTANCES: Final = "v1/instances/"
+CARDS: Final = "v1/mdc/"
+EVENT_CHANNELS: Final = "v1/event_channels/"
+EVENT_SOURCES: Final = "v1/event_sources/"
+PREFIX: Final = "v1/"
+"""Everything that Dynamo registers is below this key."""
+
+MAX_VALUE_BYTES: Final = 4 * 1024 * 1024
+
+KV_EVENTS: Final = "kv-events"
+KV_METRICS: Final = "kv_metrics"
+ACTIVE_SEQUENCES: Final = "active_sequences_events"
+
+
+class EndpointId(NamedTuple):
+    """The address of an endpoint, ``namespace.component.name``."""
+
+    namespace: str
+    component: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}.{self.component}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One process's endpoint. ``transport`` is ``tcp`` or ``nats_tcp`` (or one we do not know).
+
+    ``address``: for tcp ``HOST:PORT/ID/NS/COMPONENT/ENDPOINT`` (what follows the first ``/`` is the
+    request plane's path), for nats the subject.
+    """
+
+    endpoint: EndpointId
+    instance_id: int
+    transport: str
+    address: str
+    device_type: str | None = None
+    codec: str = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class CardFile:
+    """A file of the model that a card names: a URL of the worker, or a path on its disk."""
+
+    path: str
+    checksum: str | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A worker's model deployment card.
+
+    ``worker_type`` is ``aggregated``, ``prefill`` or ``decode``; older cards have none. ``needs``
+    lists alternatives of worker types that must be there too. ``files``: the card's own names
+    (``tokenizer``, ``prompt_formatter``, ...) -> file. ``router_config`` is there where the worker
+    advertises one. ``runtime_config`` is as published, not validated.
+    """
+
+    endpoint: EndpointId
+    instance_id: int
+    name: str
+    block_size: int | None
+    worker_type: str | None = None
+    needs: tuple[tuple[str, ...], ...] = ()
+    model_type: str = ""
+    model_input: str = ""
+    source_path: str | None = None
+    context_length: int | None = None
+    runtime_config: Mapping[str, Any] = field(default_factory=dict)
+    router_config: Mapping[str, Any] | None = None
+    files: Mapping[str, CardFile] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ZmqTransport:
+    """A PUB socket to subscribe to."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class NatsTransport:
+    """Core NATS: the subject is ``subject_prefix.TOPIC``."""
+
+    subject_prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventChannel:
+    """Where one publisher of one topic is heard. ``publisher_id`` is not a worker's id."""
+
+    scope: EndpointId
+    topic: str
+    publisher_id: int
+    transport: ZmqTransport | NatsTransport
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Which worker's rank a publisher speaks for, and whom to ask for what was missed."""
+
+    scope: EndpointId
+    topic: str
+    publisher_id: int
+    worker_id: int
+    dp_rank: int
+    recovery: Instance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """An entry that could not be read, and why; ``problem`` quotes no values of the card."""
+
+    key: str
+    problem: str
+
+
+Entry = Instance | ModelCard | EventChannel | EventSource | Malformed
+
+
+def parse_entry(key: str, value: bytes) -> Entry:
+    """Read one entry. Never raises: what does not fit is Malformed, unknown buckets too."""
+    if len(value) > MAX_VALUE_BYTES:
+        return Malformed(key, f"{len(value):,} bytes are over the limit of {MAX_VALUE_BYTES:,}")
+    reader = next((read for prefix, read in _READERS.items() if key.startswith(prefix)), None)
+    if reader is None:
+        return Malformed(key, f"unknown kind of entry; known: {', '.join(_READERS)}")
+    try:
+        return reader(value)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return Malformed(key, str(error))
+
+
+# -- the JSON, as msgspec structs ----------------------------------------------------------------
+
+
+class _EndpointJson(msgspec.Struct):
+    namespace: str
+    component: str
+    name: str
+
+
+class _InstanceJson(msgspec.Struct):
+    namespace: str
+    component: str
+    endpoint: str
+    instance_id: int
+    transport: dict[str, str]
+    device_type: str | None = None
+    request_plane_codec: str = "json"
+
+
+class _ScopeJson(msgspec.Struct):
+    endpoint: _EndpointJson
+    kind: str = "endpoint"
+
+
+class _TransportJson(msgspec.Struct):
+    kind: str
+    config: dict[str, Any]
+
+
+class _ChannelJson(msgspec.Struct):
+    scope: _ScopeJson
+    topic: str
+    instance_id: int
+    transport: _TransportJson
+
+
+class _WorkerJson(msgspec.Struct):
+    worker_id: int
+    dp_rank: int = 0
+
+
+class _SourceMetadataJson(msgspec.Struct):
+    worker: _WorkerJson
+    recovery_target: _InstanceJson | None = None
+
+
+class _SourceJson(msgspec.Struct):
+    scope: _ScopeJson
+    topic: str
+    publisher_id: int
+    metadata: _SourceMetadataJson
+
+
+class _FileJson(msgspec.Struct):
+    path: str
+    checksum: str | None = None
+    size: int | None = None
+
+
+class _CardJson(msgspec.Struct):
+    display_name: str
+    kv_cache_block_size: int | None = None
+    worker_type: str | None = None
+    needs: list[list[str]] | None = None
+    model_type: str | None = None
+    model_input: str | None = None
+    source_path: str | None = None
+    context_length: int | None = None
+    runtime_config: dict[str, Any] | None = None
+    router_config: dict[str, Any] | None = None
+    model_info: dict[str, Any] | None = None
+    tokenizer: dict[str, Any] | None = None
+    prompt_formatter: dict[str, Any] | None = None
+    chat_template_file: dict[str, Any] | None = None
+    gen_config: dict[str, Any] | None = None
+
+
+class _ModelJson(msgspec.Struct):
+    namespace: str
+    component: str
+    endpoint: str
+    instance_id: int
+    card_json: _CardJson
+
+
+_FILES: Final = ("model_info", "tokenizer", "prompt_formatter", "chat_template_file", "gen_config")
+
+
+def _instance(value: bytes) -> Instance:
+    return _to_instance(msgspec.json.decode(value, type=_InstanceJson))
+
+
+def _to_instance(read: _InstanceJson) -> Instance:
+    if len(read.transport) != 1:
+        raise ValueError(f"transport: expected one, got {len(read.transport)}")
+    [(kind, address)] = read.transport.items()
+    return Instance(
+        EndpointId(read.namespace, read.component, read.endpoint),
+        read.instance_id,
+        kind,
+        address,
+        read.device_type,
+        read.request_plane_codec,
+    )
+
+
+def _card(value: bytes) -> ModelCard:
+    read = msgspec.json.decode(value, type=_ModelJson)
+    card = read.card_json
+    size = card.kv_cache_block_size
+    return ModelCard(
+        EndpointId(read.namespace, read.component, read.endpoint),
+        read.instance_id,
+        card.display_name,
+        size or None,
+        card.worker_type,
+        tuple(tuple(group) for group in card.needs or ()),
+        card.model_type or "",
+        card.model_input or "",
+        card.source_path,
+        card.context_length,
+        card.runtime_config or {},
+        card.router_config,
+        _files(card),
+    )
+
+
+def _files(card: _CardJson) -> dict[str, CardFile]:
+    """``{"tokenizer": {"hf_tokenizer_json": {"path": ..}}}``, whatever the inner name is."""
+    found = {}
+    for name in _FILES:
+        kinds = getattr(card, name)
+        for told in kinds.values() if kinds else ():
+            if isinstance(told, dict) and isinstance(told.get("path"), str):
+                read = msgspec.convert(told, _FileJson)
+                found[name] = CardFile(read.path, read.checksum, read.size)
+                break
+    return found
+
+
+def _channel(value: bytes) -> EventChannel:
+    read = msgspec.json.decode(value, type=_ChannelJson)
+    kind, config = read.transport.kind, read.transport.config
+    transport: ZmqTransport | NatsTransport
+    if kind == "Zmq" and isinstance(config.get("endpoint"), str):
+        transport = ZmqTransport(config["endpoint"])
+    elif kind == "Nats" and isinstance(config.get("subject_prefix"), str):
+        transport = NatsTransport(config["subject_prefix"])
+    else:
+        raise ValueError(f"transport: expected Zmq with an endpoint or Nats, got {kind[:40]!r}")
+    return EventChannel(_scope(read.scope), read.topic, read.instance_id, transport)
+
+
+def _source(value: bytes) -> EventSource:
+    read = msgspec.json.decode(value, type=_SourceJson)
+    target = read.metadata.recovery_target
+    return EventSource(
+        _scope(read.scope),
+        read.topic,
+        read.publisher_id,
+        read.metadata.worker.worker_id,
+        read.metadata.worker.dp_rank,
+        None if target is None else _to_instance(target),
+    )
+
+
+def _scope(scope: _ScopeJson) -> EndpointId:
+    return EndpointId(scope.endpoint.namespace, scope.endpoint.component, scope.endpoint.name)
+
+
+_READERS: Final[dict[str, Callable[[bytes], Entry]]] = {
+    INSTANCES: _instance,
+    CARDS: _card,
+    EVENT_CHANNELS: _channel,
+    EVENT_SOURCES: _source,
+}
