@@ -1,5 +1,5 @@
 # dynctl: every target sets itself up; only python3 (3.11 or newer) and make are needed.
-#   make demo | test | check | bench | lock | clean | help
+#   make demo | test | test-dynamo | check | bench | lock | clean | help
 
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -19,10 +19,10 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench lock clean
+.PHONY: help demo test test-dynamo check format bench lock clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 $(BIN)/python:
 	@if [ -z "$(PYTHON)" ]; then \
@@ -50,6 +50,19 @@ demo: $(VENV)/.run-stamp  ## the embedded two-zone fleet: prompts, decisions, te
 
 test: $(VENV)/.dev-stamp  ## the tests (ARGS="-k name" to choose)
 	$(BIN)/python -m pytest $(ARGS)
+
+# The real thing on the other side; DYNCTL_DYNAMO_PYTHON=/path/to/python takes one that has it.
+DYNAMO_VENV          := .venv-dynamo
+DYNCTL_DYNAMO_PYTHON ?= $(DYNAMO_VENV)/bin/python
+
+test-dynamo: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_VENV)/.stamp)  ## the tests against a real Dynamo 1.6.1 with mock workers
+	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest tests/dynamo $(ARGS)
+
+$(DYNAMO_VENV)/.stamp: tests/dynamo/requirements.txt | $(BIN)/python
+	@echo "installing Dynamo into $(DYNAMO_VENV)"
+	@$(BIN)/python -m venv --clear $(DYNAMO_VENV)
+	@$(DYNAMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	@touch $@
 
 check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
@@ -83,5 +96,5 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	@wc -l requirements.lock
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DYNAMO_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,31 @@
+"""The suite against a real Dynamo: marked as such, and told plainly when Dynamo is not there."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.dynamo.fleet import DYNAMO_PYTHON
+
+HERE = Path(__file__).resolve().parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.dynamo)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def dynamo_version() -> str:
+    """Ends the run if there is no Dynamo: a suite that skips itself would look like a green one."""
+    if not DYNAMO_PYTHON:
+        pytest.exit("DYNCTL_DYNAMO_PYTHON is not set; run `make test-dynamo`", returncode=2)
+    asked = "from importlib.metadata import version; print(version('ai-dynamo'))"
+    try:
+        done = subprocess.run(
+            [DYNAMO_PYTHON, "-c", asked], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.exit(f"{DYNAMO_PYTHON} has no ai-dynamo: {error}; run `make test-dynamo`", 2)
+    return done.stdout.strip()

@@ -1,0 +1,393 @@
+"""A real Dynamo deployment on loopback: frontends, mock workers or workers that hold requests.
+
+No GPU; by default no service either (file discovery, ZMQ events). ``DYNCTL_DYNAMO_PYTHON`` names
+the Python that has ai-dynamo; ``make test-dynamo`` makes one and sets it.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from tests.dynamo.client import FrontendClient
+from tests.dynamo.held import HeldControl
+from tests.dynamo.plans import WorkerPlan, aggregated, two_zones
+from tests.dynamo.processes import Process, ProcessGroup, free_port
+
+__all__ = [
+    "DYNAMO_PYTHON",
+    "DynamoFleet",
+    "Frontend",
+    "Worker",
+    "WorkerPlan",
+    "aggregated",
+    "two_zones",
+]
+
+HERE = Path(__file__).resolve().parent
+TINY_MODEL = HERE / "tiny-model"
+READY_SECONDS = 60.0
+LOOPBACK = (
+    "DYN_TCP_RPC_HOST",
+    "DYN_TCP_RESPONSE_STREAM_HOST",
+    "DYN_EVENT_PLANE_HOST",
+    "DYN_HTTP_RPC_HOST",
+    "DYN_SYSTEM_HOST",
+)
+"""Without these Dynamo advertises the machine's first address."""
+
+LOG_LEVELS = "info,dynamo_kv_router=debug,dynamo_llm::kv_router=debug"
+_FOREIGN = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "OTEL_", "PYTHON")
+
+# Read when imported, since the tests' environment is emptied of DYNCTL_* variables.
+DYNAMO_PYTHON = os.environ.get("DYNCTL_DYNAMO_PYTHON", "")
+
+
+class Worker:
+    """A worker's process. ``held`` is there for kind ``held``; ``instance_id`` once it is ready."""
+
+    def __init__(self, plan: WorkerPlan, process: Process, system_port: int) -> None:
+        self.plan = plan
+        self.process = process
+        self.system_port = system_port
+        self._control = HeldControl(process) if plan.kind == "held" else None
+        self._instance_id: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def held(self) -> HeldControl:
+        if self._control is None:
+            raise AssertionError(f"{self.name} is a mocker; only kind 'held' can be held")
+        return self._control
+
+    @property
+    def instance_id(self) -> int:
+        if self._instance_id is None:
+            raise AssertionError(f"{self.name} has not told its instance id\n{self.process.tail()}")
+        return self._instance_id
+
+    def learn_instance_id(self) -> bool:
+        """Its own metrics name it, for every discovery backend alike."""
+        if self._instance_id is None:
+            with contextlib.suppress(OSError):
+                _, text = FrontendClient(self.system_port).get("/metrics", timeout=2)
+                found = re.search(r'dynamo_endpoint="generate",[^}]*worker_id="([0-9a-f]+)"', text)
+                if found:
+                    self._instance_id = int(found[1], 16)
+        return self._instance_id is not None
+
+
+class Frontend(FrontendClient):
+    """A frontend's process, and a client of it."""
+
+    def __init__(self, process: Process, port: int, model: str) -> None:
+        super().__init__(port, model)
+        self.process = process
+
+    def log_lines(self, containing: str = "", since: int = 0) -> list[str]:
+        """Lines of its log with ``containing`` in them; ``since`` a count of lines seen before."""
+        return [line for line in self.process.lines(since) if containing in line]
+
+
+class DynamoFleet:
+    """Starts on enter and is ready then; ends every process on exit.
+
+    ``frontends``: one list of flags for each frontend. ``frontend_args`` and
+    ``frontend_environment`` go to all of them, ``worker_args`` to every mocker, ``environment`` to
+    every process. ``discovery``: ``file``, or ``etcd`` with ``etcd_endpoints`` (as
+    ETCD_ENDPOINTS); ``event_plane``: ``zmq``, or ``nats`` with ``nats_server``. ``blocks`` is
+    each worker's number of KV blocks; ``speedup`` divides a mocker's times (0: no delays).
+    ``directory`` holds logs and, for file discovery, ``kv`` (what DYN_FILE_KV names).
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[WorkerPlan],
+        *,
+        frontends: Sequence[Sequence[str]] = ((),),
+        frontend_args: Sequence[str] = (),
+        frontend_environment: Mapping[str, str] | None = None,
+        worker_args: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        discovery: Literal["file", "etcd"] = "file",
+        etcd_endpoints: str = "",
+        event_plane: Literal["zmq", "nats"] = "zmq",
+        nats_server: str = "",
+        router_mode: str = "kv",
+        namespace: str = "dynamo",
+        model: str = "tiny",
+        model_dir: Path = TINY_MODEL,
+        block_size: int = 16,
+        blocks: int = 512,
+        speedup: float = 10,
+        python: str = DYNAMO_PYTHON,
+    ) -> None:
+        if not python:
+            raise RuntimeError(
+                "DYNCTL_DYNAMO_PYTHON is not set; expected the path of a Python that has "
+                "ai-dynamo: run `make test-dynamo`"
+            )
+        self.plans = list(plans)
+        self.model = model
+        self.model_dir = model_dir
+        self.block_size = block_size
+        self.namespace = namespace
+        self.workers: dict[str, Worker] = {}
+        self.frontends: list[Frontend] = []
+        self.directory = Path()
+        self._frontend_plans = [tuple(each) for each in frontends]
+        self._frontend_args = tuple(frontend_args)
+        self._frontend_environment = dict(frontend_environment or {})
+        self._worker_args = tuple(worker_args)
+        self._blocks = blocks
+        self._speedup = speedup
+        self._router_mode = router_mode
+        self._python = python
+        self._group: ProcessGroup | None = None
+        self.environment = {
+            "DYN_DISCOVERY_BACKEND": discovery,
+            "DYN_REQUEST_PLANE": "tcp",
+            "DYN_EVENT_PLANE": event_plane,
+            "DYN_NAMESPACE": namespace,
+            "HF_HUB_OFFLINE": "1",
+            "DYN_SKIP_TELEMETRY": "1",
+            **dict.fromkeys(LOOPBACK, "127.0.0.1"),
+            **({"ETCD_ENDPOINTS": etcd_endpoints} if discovery == "etcd" else {}),
+            **({"NATS_SERVER": nats_server} if event_plane == "nats" else {}),
+            **(environment or {}),
+        }
+
+    # -- coming and going --------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.directory = Path(tempfile.mkdtemp(prefix="dynctl-dynamo-"))
+        self._group = ProcessGroup(self.directory)
+        if self.environment["DYN_DISCOVERY_BACKEND"] == "file":
+            (self.directory / "kv").mkdir()
+            self.environment.setdefault("DYN_FILE_KV", str(self.directory / "kv"))
+        try:
+            for args in self._frontend_plans:
+                self._launch_frontend(args)
+            for plan in self.plans:
+                if not plan.late:
+                    self._launch_worker(plan)
+            self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process and remove the directory."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        if self.directory != Path():
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    @property
+    def frontend(self) -> Frontend:
+        return self.frontends[0]
+
+    @property
+    def file_kv(self) -> Path:
+        """The discovery directory of file discovery."""
+        return Path(self.environment["DYN_FILE_KV"])
+
+    @property
+    def pids(self) -> list[int]:
+        """Every process started and not yet closed, dead ones too."""
+        return [process.pid for process in self._processes()]
+
+    def worker_of(self, instance_id: int | None) -> Worker:
+        """The worker that has this instance id (``answer.placement.prefill``)."""
+        for worker in self.workers.values():
+            if worker.instance_id == instance_id:
+                return worker
+        known = {worker.name: worker.instance_id for worker in self.workers.values()}
+        raise KeyError(f"no worker has instance id {instance_id}; known: {known}")
+
+    def logs(self) -> str:
+        """The end of every process's log."""
+        return "\n".join(process.tail() for process in self._processes())
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    def start_worker(self, plan: WorkerPlan | str, *, wait: bool = True) -> Worker:
+        """Start a new worker, a late one of the plans by name, or one that has died again."""
+        if isinstance(plan, str):
+            plan = next(each for each in self.plans if each.name == plan)
+        worker = self._launch_worker(replace(plan, late=False))
+        if wait:
+            self.wait_ready()
+        return worker
+
+    def start_frontend(self, args: Sequence[str] = (), *, wait: bool = True) -> Frontend:
+        """One more frontend, with these flags beside ``frontend_args``."""
+        frontend = self._launch_frontend(args)
+        if wait:
+            self.wait_ready()
+        return frontend
+
+    def kill(
+        self, name: str, number: signal.Signals = signal.SIGKILL, *, wait_gone: bool = False
+    ) -> None:
+        """Signal a worker; returns when its process has ended (for signals that end one).
+
+        ``wait_gone``: until no frontend counts it any more (SIGKILL: the lease time, 10 to 30 s).
+        SIGSTOP and SIGCONT leave it among the workers.
+        """
+        worker = self.workers[name]
+        worker.process.kill(number)
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            return
+        del self.workers[name]
+        if wait_gone:
+            self.wait_ready()
+
+    def wait_ready(self, seconds: float = READY_SECONDS) -> None:
+        """Wait until every frontend counts exactly the workers that run, and all ids are known."""
+        expected: dict[str, int] = {}
+        for worker in self.workers.values():
+            expected[worker.plan.role] = expected.get(worker.plan.role, 0) + 1
+
+        def ready() -> bool:
+            self._fail_if_ended()
+            return all(worker.learn_instance_id() for worker in self.workers.values()) and all(
+                {kind: n for kind, n in frontend.worker_counts().items() if n} == expected
+                for frontend in self.frontends
+            )
+
+        self._wait(ready, seconds, f"frontends to count {expected}")
+
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, *, seconds: float = 15, every: float = 0.05
+    ) -> None:
+        """Poll; on the deadline fail with ``what`` and the logs' ends."""
+        self._wait(condition, seconds, what, every)
+
+    # -- how ---------------------------------------------------------------------------------------
+
+    def _processes(self) -> Iterable[Process]:
+        return list(self._group.children) if self._group is not None else []
+
+    def _start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        pipes: bool = False,
+    ) -> Process:
+        if self._group is None:
+            raise RuntimeError("the fleet is not running; use it as a context manager")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+        return self._group.start(
+            name,
+            [self._python, *arguments],
+            clean | self.environment | dict(environment),
+            pipes=pipes,
+        )
+
+    def _launch_frontend(self, args: Sequence[str]) -> Frontend:
+        port = free_port()
+        command = ["-m", "dynamo.frontend", "--router-mode", self._router_mode]
+        command += ["--http-host", "127.0.0.1", "--http-port", str(port)]
+        command += ["--namespace", self.namespace, *self._frontend_args, *args]
+        process = self._start(
+            f"frontend-{len(self.frontends)}",
+            command,
+            {"DYN_LOG": LOG_LEVELS, "DYN_SDK_DISABLE_ANSI_LOGGING": "1"}
+            | self._frontend_environment,
+        )
+        frontend = Frontend(process, port, self.model)
+        self.frontends.append(frontend)
+        return frontend
+
+    def _launch_worker(self, plan: WorkerPlan) -> Worker:
+        if plan.name in self.workers:
+            raise ValueError(f"{plan.name} runs already")
+        system_port = free_port()
+        environment = {
+            "DYN_SYSTEM_PORT": str(system_port),
+            "DYN_SYSTEM_STARTING_HEALTH_STATUS": "ready",
+            "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+            **self._topology(plan),
+            **plan.environment,
+        }
+        command = self._mocker(plan) if plan.kind == "mocker" else self._held(plan)
+        process = self._start(plan.name, command, environment, pipes=plan.kind == "held")
+        worker = Worker(plan, process, system_port)
+        self.workers[plan.name] = worker
+        return worker
+
+    def _mocker(self, plan: WorkerPlan) -> list[str]:
+        mode = {"aggregated": "agg"}.get(plan.role, plan.role)
+        component = "prefill" if plan.role == "prefill" else "backend"
+        command = ["-m", "dynamo.mocker", "--model-path", str(self.model_dir)]
+        command += ["--model-name", self.model, "--disaggregation-mode", mode]
+        command += ["--endpoint", f"dyn://{self.namespace}.{component}.generate"]
+        command += ["--block-size", str(self.block_size)]
+        command += ["--num-gpu-blocks-override", str(self._blocks)]
+        command += ["--speedup-ratio", f"{self._speedup:g}"]
+        return [*command, *self._worker_args, *plan.args]
+
+    def _held(self, plan: WorkerPlan) -> list[str]:
+        command = [str(HERE / "held_worker.py"), "--model-path", str(self.model_dir)]
+        command += ["--model-name", self.model, "--namespace", self.namespace]
+        command += ["--role", plan.role, "--block-size", str(self.block_size)]
+        return [*command, "--total-blocks", str(self._blocks), *plan.args]
+
+    def _topology(self, plan: WorkerPlan) -> dict[str, str]:
+        if not plan.domains:
+            return {}
+        files = self.directory / "topology" / plan.name
+        files.mkdir(parents=True, exist_ok=True)
+        for domain, value in plan.domains.items():
+            (files / domain).write_text(value)
+        told = {
+            "DYN_TOPOLOGY_ENABLED": "true",
+            "DYN_TOPOLOGY_MOUNT_PATH": str(files),
+            "DYN_KV_TRANSFER_DOMAIN": plan.transfer_domain,
+        }
+        if plan.enforcement is not None:
+            told["DYN_KV_TRANSFER_ENFORCEMENT"] = plan.enforcement
+        if plan.weight is not None:
+            told["DYN_KV_TRANSFER_PREFERRED_WEIGHT"] = f"{plan.weight:g}"
+        return told
+
+    def _fail_if_ended(self) -> None:
+        processes = [each.process for each in self.workers.values()]
+        for process in [*processes, *(each.process for each in self.frontends)]:
+            if not process.alive:
+                raise AssertionError(f"{process.name} ended\n{process.tail(60)}")
+
+    def _wait(
+        self, condition: Callable[[], bool], seconds: float, what: str, every: float = 0.1
+    ) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {seconds:g} s for {what}\n{self.logs()}")
+            time.sleep(every)

@@ -1,0 +1,256 @@
+"""A Dynamo worker that answers when it is told to, so that load in flight is exact, not timed.
+
+Runs under a Python that has ai-dynamo; :mod:`tests.dynamo.held` speaks with it over stdin and
+stdout, a JSON object a line. Its own output and Dynamo's logs go to stderr. It ends when stdin
+ends, so it does not outlive the test that started it.
+
+A request is held before its first token (``prefill``) or after it (``decode``) if the switch of
+that name was on when the request arrived. Commands::
+
+    {"op": "hold", "prefill": bool, "decode": bool}     for requests that arrive from now on
+    {"op": "requests"}                                  -> [{"id", "tokens", "state"}]
+    {"op": "step", "id": ID | null}                     end the present hold of one, or of all
+    {"op": "release", "id": ID | null}                  let it (or all) run to its end
+    {"op": "store" | "remove", "tokens": [int]}         publish KV events for a prompt's blocks
+    {"op": "load", "active_decode_blocks": n | null, "kv_used_blocks": n | null, "dp_rank": 0}
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+
+# Before Dynamo is imported: nothing but our answers may reach the parent's pipe.
+_answers = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+
+from dynamo.common.utils.runtime import create_runtime  # type: ignore[import-not-found] # noqa: E402
+from dynamo.common.utils.topology import (  # type: ignore[import-not-found] # noqa: E402
+    apply_topology_config,
+)
+from dynamo.llm import (  # type: ignore[import-not-found] # noqa: E402
+    KvEventPublisher,
+    ModelInput,
+    ModelRuntimeConfig,
+    ModelType,
+    WorkerMetricsPublisher,
+    WorkerType,
+    register_model,
+)
+
+# Any id of the tiny vocabulary that is neither a special token nor the end.
+TOKEN = 100
+
+
+@dataclass
+class Held:
+    """One request, and where it stands: prefill | decode | done | cancelled | failed."""
+
+    id: str
+    tokens: int
+    hold_prefill: bool
+    hold_decode: bool
+    state: str = "prefill"
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def step(self):
+        self.go.set()
+
+    def release(self):
+        self.hold_prefill = self.hold_decode = False
+        self.go.set()
+
+
+class Worker:
+    def __init__(self, arguments, events, metrics):
+        self.role = arguments.role
+        self.block_size = arguments.block_size
+        self.caches = arguments.cache
+        self.events = events
+        self.metrics = metrics
+        self.hold = {"prefill": False, "decode": False}
+        self.requests = {}
+
+    async def generate(self, request, context):
+        prompt = request["token_ids"]
+        key = f"{context.id()}"
+        held = Held(key, len(prompt), self.hold["prefill"], self.hold["decode"])
+        self.requests[key] = held
+        try:
+            if held.hold_prefill and not await self._wait(held, context):
+                return
+            if self.caches and self.role != "decode":
+                self.store(prompt)
+            limit = 1 if self.role == "prefill" else request["stop_conditions"]["max_tokens"] or 16
+            held.state = "decode"
+            for number in range(1, limit + 1):
+                chunk = {"token_ids": [TOKEN], "index": 0}
+                if number == limit:
+                    chunk["finish_reason"] = "length"
+                    chunk["completion_usage"] = {
+                        "prompt_tokens": len(prompt),
+                        "completion_tokens": limit,
+                        "total_tokens": len(prompt) + limit,
+                    }
+                if self.role == "prefill":
+                    chunk["disaggregated_params"] = {"held": key}
+                # The hold comes after the first token and before anything that would end the
+                # stream: a request of one token is held with its first chunk sent unfinished.
+                if number == 1 and held.hold_decode and limit == 1:
+                    yield {"token_ids": [TOKEN], "index": 0}
+                    chunk["token_ids"] = []
+                    if not await self._wait(held, context):
+                        return
+                yield chunk
+                holds = number == 1 and limit > 1 and held.hold_decode
+                if holds and not await self._wait(held, context):
+                    return
+            held.state = "done"
+        finally:
+            if held.state not in ("done", "cancelled"):
+                held.state = "failed"
+
+    async def _wait(self, held, context):
+        """True once told to go on; False if the client left."""
+        go = asyncio.ensure_future(held.go.wait())
+        left = asyncio.ensure_future(context.async_killed_or_stopped())
+        await asyncio.wait({go, left}, return_when=asyncio.FIRST_COMPLETED)
+        went = go.done()
+        go.cancel()
+        left.cancel()
+        if not went:
+            held.state = "cancelled"
+        held.go.clear()
+        return went
+
+    def store(self, tokens):
+        size = self.block_size
+        count = len(tokens) // size
+        if count and self.events is not None:
+            used = list(tokens[: count * size])
+            self.events.publish_stored(used, [size] * count, self._names(used))
+
+    def _names(self, tokens):
+        """An engine's own block hashes: one for each prefix, unlike the router's on purpose."""
+        names = []
+        digest = hashlib.blake2b(digest_size=8)
+        for start in range(0, len(tokens) // self.block_size * self.block_size, self.block_size):
+            digest.update(repr(tokens[start : start + self.block_size]).encode())
+            names.append(int.from_bytes(digest.digest(), "big") >> 1)
+        return names
+
+    def command(self, told):
+        match told["op"]:
+            case "hold":
+                self.hold = {"prefill": told["prefill"], "decode": told["decode"]}
+            case "requests":
+                return [
+                    {"id": held.id, "tokens": held.tokens, "state": held.state}
+                    for held in self.requests.values()
+                ]
+            case "step" | "release" as op:
+                chosen = [told["id"]] if told["id"] is not None else list(self.requests)
+                for key in chosen:
+                    getattr(self.requests[key], op)()
+            case "store":
+                self.store(told["tokens"])
+            case "remove":
+                # Leaf first, as engines evict.
+                self.events.publish_removed(self._names(told["tokens"])[::-1])
+            case "load":
+                self.metrics.publish(
+                    told["dp_rank"],
+                    active_decode_blocks=told["active_decode_blocks"],
+                    kv_used_blocks=told["kv_used_blocks"],
+                )
+            case unknown:
+                raise ValueError(f"unknown op {unknown!r}")
+        return None
+
+
+async def commands(worker):
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        try:
+            answer = {"answer": worker.command(json.loads(line))}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        _answers.write(json.dumps(answer) + "\n")
+
+
+async def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-path", required=True)
+    parser.add_argument("--model-name", required=True)
+    parser.add_argument("--namespace", default="dynamo")
+    parser.add_argument("--role", choices=("aggregated", "prefill", "decode"), required=True)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--total-blocks", type=int, default=512)
+    parser.add_argument("--max-batched-tokens", type=int, default=8192)
+    parser.add_argument("--taint", action="append", default=[])
+    parser.add_argument("--cache", action="store_true", help="publish a prompt's blocks once seen")
+    arguments = parser.parse_args()
+
+    environment = os.environ
+    runtime, _ = create_runtime(
+        environment.get("DYN_DISCOVERY_BACKEND", "file"),
+        environment.get("DYN_REQUEST_PLANE", "tcp"),
+        environment.get("DYN_EVENT_PLANE", "zmq"),
+    )
+    component = "prefill" if arguments.role == "prefill" else "backend"
+    endpoint = runtime.endpoint(f"{arguments.namespace}.{component}.generate")
+
+    config = ModelRuntimeConfig()
+    config.total_kv_blocks = arguments.total_blocks
+    config.max_num_seqs = 256
+    config.max_num_batched_tokens = arguments.max_batched_tokens
+    config.data_parallel_size = 1
+    publishes = arguments.role != "decode"
+    config.enable_local_indexer = publishes
+    config.kv_event_publishing_enabled = publishes
+    apply_topology_config(config)
+    if arguments.taint:
+        config.taints = set(arguments.taint)
+
+    events = None
+    if publishes:
+        events = KvEventPublisher(
+            endpoint, kv_block_size=arguments.block_size, enable_local_indexer=True
+        )
+    metrics = WorkerMetricsPublisher()
+    await metrics.create_endpoint(endpoint)
+    worker = Worker(arguments, events, metrics)
+    serving = asyncio.ensure_future(endpoint.serve_endpoint(worker.generate))
+    kinds = {
+        "aggregated": (WorkerType.Aggregated, []),
+        "prefill": (WorkerType.Prefill, [[WorkerType.Decode]]),
+        "decode": (WorkerType.Decode, [[WorkerType.Prefill]]),
+    }
+    worker_type, needs = kinds[arguments.role]
+    surface = ModelType.Chat | ModelType.Completions
+    await register_model(
+        ModelInput.Tokens,
+        ModelType.Empty if arguments.role == "prefill" else surface,
+        endpoint,
+        arguments.model_path,
+        arguments.model_name,
+        worker_type=worker_type,
+        needs=needs,
+        kv_cache_block_size=arguments.block_size,
+        runtime_config=config,
+    )
+    control = asyncio.ensure_future(commands(worker))
+    await asyncio.wait({serving, control}, return_when=asyncio.FIRST_COMPLETED)
+    runtime.shutdown()
+    for held in worker.requests.values():
+        held.release()
+    serving.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
