@@ -41,7 +41,8 @@ class ModelRuntimeConfig:
     ``=``; a transfer domain that is not in ``topology_domains``; an enforcement without a domain;
     ``preferred`` without a weight, a weight without ``preferred``, a weight outside 0..1.
     Taints with the reserved prefix are dropped and rebuilt from ``topology_domains``.
-    ``validate=False`` takes a card that somebody published past those checks as it is.
+    ``validate=False`` takes a card that somebody published past those checks as it is, as long as
+    its counts are numbers.
     """
 
     total_kv_blocks: int | None = None
@@ -60,8 +61,8 @@ class ModelRuntimeConfig:
 
     def __post_init__(self, validate: bool) -> None:
         domains = dict(self.topology_domains)
+        _check_counts(self)
         if validate:
-            _check_counts(self)
             for domain, value in domains.items():
                 _check_name("topology domain", domain)
                 _check_name(f"value of topology domain {domain!r}", value)
@@ -87,7 +88,7 @@ class ModelRuntimeConfig:
         return plain
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> ModelRuntimeConfig:
+    def from_dict(cls, plain: Mapping[str, Any], *, validate: bool = True) -> ModelRuntimeConfig:
         """The inverse of :meth:`to_dict`, ignoring unknown keys; raises WorkerError."""
         names = set(cls.__dataclass_fields__) - {"validate"}
         known = {k: v for k, v in plain.items() if k in names and v is not None}
@@ -100,7 +101,7 @@ class ModelRuntimeConfig:
         domains = known.get("topology_domains", {})
         if not isinstance(domains, Mapping):
             raise WorkerError(f"topology_domains: expected a mapping, got {domains!r}")
-        return cls(**known)
+        return cls(**known, validate=validate)
 
 
 @dataclass(frozen=True, slots=True)
