@@ -1,0 +1,350 @@
+"""What a Dynamo frontend's ``GET /metrics`` tells: load, model facts, the queue, how it routes.
+
+Names and behaviour as seen on Dynamo 1.6.1:
+
+- a rank's load row appears with its first load and stays, at 0, until its worker has left
+  discovery: after a SIGKILL that is the lease time. Ranks without a row are idle;
+- each frontend counts its own requests. With replica sync it counts its peers' too (then
+  adding up counts twice: see :func:`add_loads`), and the prefill tokens that a peer has finished
+  stay in the gauge until the rank's next change, though its router no longer counts them;
+- the rows of a model outlive the model; only ``model_ready`` goes with it;
+- worker ids are decimal here, and the workers of an aggregated fleet are called ``decode``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from dynctl.wire.errors import WireError
+from dynctl.wire.fields import U32_MAX, U64_MAX
+
+MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_PROBLEMS: Final = 20
+"""Odd rows that are named; more are counted in the last one."""
+_COUNT_MAX: Final = 2**53
+
+Rank = tuple[int, int]
+"""``(worker_id, dp_rank)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What a router has in flight on one rank, in blocks and prompt tokens."""
+
+    active_decode_blocks: int = 0
+    active_prefill_tokens: int = 0
+    worker_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a frontend knows of a model, in tokens and blocks; None where it does not say.
+
+    ``ready`` is None once the model has gone.
+    """
+
+    ready: bool | None = None
+    kv_cache_block_size: int | None = None
+    total_kv_blocks: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    context_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePending:
+    """Requests that wait in a router's queue, and their prompt tokens."""
+
+    model: str
+    policy_class: str
+    worker_type: str
+    requests: int = 0
+    isl_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendMetrics:
+    """One reading of one frontend.
+
+    ``registered``: the ranks that a kv router may choose, idle ones too, with their worker type.
+    ``rejections``: requests refused for overload since the frontend started, by model.
+    ``kv_routing`` and ``kv_events`` say whether the frontend routes by KV cache and whether it
+    hears KV events; None where that cannot be told because it serves no model.
+    ``event_source_mismatches``: workers whose KV events the router misses, by target endpoint.
+    ``problems`` names rows that could not be used.
+    """
+
+    worker_loads: Mapping[Rank, WorkerLoad] = field(default_factory=dict)
+    registered: Mapping[Rank, str] = field(default_factory=dict)
+    models: Mapping[str, ModelFacts] = field(default_factory=dict)
+    queues: tuple[QueuePending, ...] = ()
+    rejections: Mapping[str, int] = field(default_factory=dict)
+    kv_routing: bool | None = None
+    kv_events: bool | None = None
+    event_source_mismatches: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def pending_requests(self) -> int:
+        return sum(queue.requests for queue in self.queues)
+
+
+def add_loads(
+    frontends: Iterable[FrontendMetrics], *, mirrored: bool = False
+) -> dict[Rank, WorkerLoad]:
+    """The load of every rank over several frontends.
+
+    ``mirrored`` is for frontends with replica sync, each of which counts the load of all: the most
+    decode blocks that one counts (another may lag), the least prefill tokens (a gauge keeps what a
+    peer has finished). The metrics do not say whether replica sync is on.
+    """
+    found: dict[Rank, WorkerLoad] = {}
+    for frontend in frontends:
+        for rank, load in frontend.worker_loads.items():
+            known = found.get(rank)
+            if known is None:
+                found[rank] = load
+            elif mirrored:
+                found[rank] = replace(
+                    known,
+                    active_decode_blocks=max(known.active_decode_blocks, load.active_decode_blocks),
+                    active_prefill_tokens=min(
+                        known.active_prefill_tokens, load.active_prefill_tokens
+                    ),
+                )
+            else:
+                found[rank] = replace(
+                    known,
+                    active_decode_blocks=known.active_decode_blocks + load.active_decode_blocks,
+                    active_prefill_tokens=known.active_prefill_tokens + load.active_prefill_tokens,
+                )
+    return found
+
+
+def read_frontend_metrics(body: bytes) -> FrontendMetrics:
+    """Read a whole answer. Raises WireError where it is not in the Prometheus text format."""
+    reading = _Reading()
+    for name, labels, value in samples(body, _WANTED):
+        reading.take(name, labels, value)
+    return reading.result()
+
+
+# -- the rows that are read -----------------------------------------------------------------------
+
+_LOADS: Final = {
+    f"dynamo_frontend_worker_{name}": name
+    for name in ("active_decode_blocks", "active_prefill_tokens")
+}
+_FACTS: Final = {
+    f"dynamo_frontend_model_{name}": name
+    for name in (
+        "kv_cache_block_size",
+        "total_kv_blocks",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "context_length",
+    )
+}
+_QUEUES: Final = {
+    f"dynamo_frontend_router_queue_pending_{name}": name
+    for name in ("requests", "isl_tokens", "cached_tokens")
+}
+_READY: Final = "dynamo_frontend_model_ready"
+_REJECTIONS: Final = "dynamo_frontend_model_rejection_total"
+#: Exported by a kv router as soon as it knows a worker, and by no router of another mode.
+_REGISTERED: Final = "dynamo_component_router_worker_registered"
+#: Exported by a kv router that listens to KV events; not with --no-router-kv-events.
+_MISMATCHES: Final = "dynamo_component_router_kv_event_source_mismatch_workers"
+_WANTED: Final = frozenset(
+    {*_LOADS, *_FACTS, *_QUEUES, _READY, _REJECTIONS, _REGISTERED, _MISMATCHES}
+)
+
+
+class _Reading:
+    """Collects rows by what they belong to."""
+
+    def __init__(self) -> None:
+        self.loads: dict[Rank, dict[str, int]] = {}
+        self.types: dict[Rank, str] = {}
+        self.registered: dict[Rank, str] = {}
+        self.facts: dict[str, dict[str, int]] = defaultdict(dict)
+        self.ready: dict[str, bool] = {}
+        self.queues: dict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
+        self.rejections: dict[str, int] = defaultdict(int)
+        self.mismatches: dict[str, int] = {}
+        self.problems: list[str] = []
+        self.unnamed = 0
+
+    def take(self, name: str, labels: Mapping[str, str], text: str) -> None:
+        try:
+            self._place(name, labels, _count(text))
+        except ValueError as error:
+            if len(self.problems) < MAX_PROBLEMS:
+                self.problems.append(f"{name}: {error}")
+            else:
+                self.unnamed += 1
+
+    def _place(self, name: str, labels: Mapping[str, str], value: int) -> None:
+        if name in _LOADS:
+            rank = _rank(labels, "worker_id")
+            row = self.loads.setdefault(rank, {})
+            row[_LOADS[name]] = max(value, row.get(_LOADS[name], 0))
+            self.types[rank] = labels.get("worker_type", "")
+        elif name == _REGISTERED:
+            # worker_id names the frontend itself here, in hex.
+            rank = _rank(labels, "router_worker_id")
+            if value:
+                self.registered[rank] = labels.get("worker_type", "")
+        elif name in _FACTS:
+            self.facts[_label(labels, "model")][_FACTS[name]] = value
+        elif name == _READY:
+            self.ready[_label(labels, "model")] = value == 1
+        elif name in _QUEUES:
+            queue = (
+                _label(labels, "model"),
+                labels.get("policy_class", ""),
+                labels.get("worker_type", ""),
+            )
+            self.queues[queue][_QUEUES[name]] = value
+        elif name == _REJECTIONS:
+            self.rejections[_label(labels, "model")] += value
+        else:
+            target = [_label(labels, f"target_{part}") for part in ("namespace", "component")]
+            target.append(_label(labels, "target_endpoint"))
+            self.mismatches[".".join(target)] = value
+
+    def result(self) -> FrontendMetrics:
+        if self.unnamed:
+            self.problems.append(f"and {self.unnamed:,} more rows")
+        models = {
+            model: ModelFacts(
+                ready=self.ready.get(model),
+                # 0 is how Dynamo spells "not known".
+                **{name: value or None for name, value in self.facts.get(model, {}).items()},
+            )
+            for model in sorted({*self.facts, *self.ready})
+        }
+        routing = bool(self.registered) or (False if any(self.ready.values()) else None)
+        return FrontendMetrics(
+            worker_loads={
+                rank: WorkerLoad(**row, worker_type=self.types[rank])
+                for rank, row in self.loads.items()
+            },
+            registered=self.registered,
+            models=models,
+            queues=tuple(
+                QueuePending(model, policy, kind, **row)
+                for (model, policy, kind), row in sorted(self.queues.items())
+            ),
+            rejections=dict(self.rejections),
+            kv_routing=routing,
+            kv_events=bool(self.mismatches) if routing else routing,
+            event_source_mismatches=self.mismatches,
+            problems=tuple(self.problems),
+        )
+
+
+def _rank(labels: Mapping[str, str], worker: str) -> Rank:
+    return _whole(labels, worker, U64_MAX), _whole(labels, "dp_rank", U32_MAX)
+
+
+def _whole(labels: Mapping[str, str], name: str, high: int) -> int:
+    text = _label(labels, name)
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= high):
+        raise ValueError(f"{name}: expected an integer up to {high}, got {text[:40]!r}")
+    return int(text)
+
+
+def _label(labels: Mapping[str, str], name: str) -> str:
+    if name not in labels:
+        raise ValueError(f"label {name} is missing")
+    return labels[name]
+
+
+def _count(text: str) -> int:
+    """Go's spelling of a number, where it is a count: ``512``, ``5.12e+02``."""
+    number = float(text)
+    if not 0 <= number <= _COUNT_MAX or not number.is_integer():
+        raise ValueError(f"expected a count, got {text[:40]}")
+    return int(number)
+
+
+# -- the text format ------------------------------------------------------------------------------
+
+
+class Sample(NamedTuple):
+    """One row; ``value`` is its text."""
+
+    name: str
+    labels: dict[str, str]
+    value: str
+
+
+_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+#: A label value holds no bare quote, backslash or newline.
+_LABEL: Final = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*')
+_CLOSING: Final = re.compile(r"[ \t]*\}")
+_VALUE: Final = re.compile(r"[ \t]*([-+.0-9A-Za-z]+)(?:[ \t]+-?[0-9]+)?[ \t]*")
+_ESCAPE: Final = re.compile(r"\\(.)")
+_ESCAPES: Final = {"n": "\n", "\\": "\\", '"': '"'}
+
+
+def samples(body: bytes, wanted: frozenset[str]) -> Iterator[Sample]:
+    """The rows of the ``wanted`` metrics, in order.
+
+    Other rows are only looked at as far as their name. Raises WireError naming the line.
+    """
+    if len(body) > MAX_BYTES:
+        raise WireError("metrics", f"{len(body):,} bytes are over the limit of {MAX_BYTES:,}")
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise WireError("metrics", f"not UTF-8 at byte {error.start:,}") from None
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line or line[0] == "#":
+            continue
+        row = line.lstrip(" \t")
+        if not row or row[0] == "#":
+            continue
+        name = _NAME.match(row)
+        if name is None or row[name.end() : name.end() + 1] not in ("{", " ", "\t"):
+            raise WireError(f"metrics line {number}", "expected the name of a metric")
+        if name[0] in wanted:
+            labels, value = _rest(row[name.end() :].lstrip(" \t"), number)
+            yield Sample(name[0], labels, value)
+
+
+def _rest(row: str, number: int) -> tuple[dict[str, str], str]:
+    """``{labels} value [timestamp]``."""
+    labels: dict[str, str] = {}
+    at = 0
+    if row.startswith("{"):
+        at = 1
+        while match := _LABEL.match(row, at):
+            labels[match[1]] = _ESCAPE.sub(_unescape, match[2]) if "\\" in match[2] else match[2]
+            at = match.end()
+            if not row.startswith(",", at):
+                break
+            at += 1
+        closing = _CLOSING.match(row, at)
+        if closing is None:
+            raise WireError(f"metrics line {number}", 'expected labels as {name="value",..}')
+        at = closing.end()
+    value = _VALUE.fullmatch(row, at)
+    if value is None:
+        raise WireError(f"metrics line {number}", "expected a value after the name and labels")
+    try:
+        float(value[1])
+    except ValueError:
+        raise WireError(f"metrics line {number}", "expected a number as the value") from None
+    return labels, value[1]
+
+
+def _unescape(match: re.Match[str]) -> str:
+    """An escape that the format does not define stays as it is."""
+    return _ESCAPES.get(match[1], match[0])

@@ -1,0 +1,200 @@
+"""The router settings that a worker's model card advertises, as ours.
+
+A frontend that finds ``router_config`` in a card uses it instead of its own configuration, whole:
+mode, kv router and thresholds. A key that is absent stands for Dynamo's default, not for the
+frontend's setting. Names as seen on Dynamo 1.6.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dynctl.wire.fields import describe
+from router_core.busy import THRESHOLD_SETTINGS
+from router_core.config import SETTINGS, legacy_overlap_weight
+from router_core.errors import ConfigError
+
+MAX_NAMED: Final = 40
+"""Settings that :class:`CardSettings` names one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotFollowed:
+    """A setting of the card that this router does not act on: its path there, value and why."""
+
+    setting: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.setting} {self.value}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class CardSettings:
+    """``values``: by our names, checked, ready for ``RouterConfig.with_values``.
+
+    They hold every setting that a card decides, at Dynamo's default where the card is silent, but
+    no ``router_mode`` where we lack the card's: decisions cannot be told then.
+    A setting that we read and do not act on yet is both in ``values`` and in ``not_followed``.
+    """
+
+    values: Mapping[str, Any]
+    not_followed: tuple[NotFollowed, ...] = ()
+
+
+def read_router_config(card: Mapping[str, Any]) -> CardSettings:
+    """The settings of a card's ``router_config``. Never raises: what cannot be used is named."""
+    reading = _Reading()
+    reading.mode(card.get("router_mode"))
+    for name, value in _section(card, "kv_router_config", reading):
+        reading.kv(name, value)
+    for name, value in _section(card, "load_threshold_config", reading):
+        if name in THRESHOLD_SETTINGS:
+            reading.take(f"load_threshold_config.{name}", name, value)
+        else:
+            reading.other(f"load_threshold_config.{name}", name, value)
+    for name, value in card.items():
+        if name not in ("router_mode", "kv_router_config", "load_threshold_config"):
+            reading.other(name, name, value)
+    return CardSettings(reading.values, reading.named())
+
+
+#: Dynamo's mode -> ours; those that we lack have the name under which they are planned.
+_MODES: Final = {
+    "k_v": "kv",
+    "round_robin": "round-robin",
+    "random": "random",
+    "least_loaded": "least-loaded",
+    "power_of_two_choices": "power-of-two",
+    "direct": "direct",
+    "device_aware_weighted": "device-aware-weighted",
+}
+#: The keys of kv_router_config that we have; all bear the same name.
+_KV: Final = (
+    "overlap_score_credit",
+    "overlap_score_credit_decay",
+    "prefill_load_scale",
+    "decode_active_request_weight",
+    "host_cache_hit_weight",
+    "disk_cache_hit_weight",
+    "router_temperature",
+    "use_kv_events",
+    "router_replica_sync",
+    "router_track_active_blocks",
+    "router_track_output_blocks",
+    "router_assume_kv_reuse",
+    "router_track_prefill_tokens",
+    "router_prefill_load_model",
+    "router_ttl_secs",
+    "router_queue_threshold",
+    "router_queue_policy",
+    "router_predicted_ttl_secs",
+    "use_remote_indexer",
+    "serve_indexer",
+)
+#: Keys that we lack -> (values that change no decision, what another value does).
+_LACKED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "router_policy_config": ((None,), "a policy file replaces cost parameters and queues"),
+    "conditional_disagg_enabled": ((None, False), "prefill may be left to a decode worker"),
+    "shared_cache_type": ((None, "none"), "hits in a shared cache lower the cost"),
+    "enforce_disagg": ((None, False), "requests are refused while no prefill worker is there"),
+    "session_affinity_ttl_secs": ((None,), "requests of a session stay with their worker"),
+    "router_tracking_hash": ((None, "public-xxh3-v1"), "active blocks have other hashes"),
+    "router_approximate_cache_policy": ((None, "ttl"), "approximate mode forgets otherwise"),
+}
+#: Keys that never change a decision by themselves: how a router works inside, and settings of a
+#: feature that another key switches on.
+_HARMLESS: Final = frozenset(
+    {
+        "router_event_threads",
+        "skip_initial_worker_wait",
+        "enable_session_prefix_index",
+        "session_affinity_mode",
+        "shared_cache_multiplier",
+    }
+)
+_CONDITIONAL: Final = "conditional_disagg_"
+
+
+class _Reading:
+    def __init__(self) -> None:
+        #: Wholesale: what the card does not say is Dynamo's default.
+        self.values: dict[str, Any] = {
+            name: SETTINGS[name].default for name in (*_KV, *THRESHOLD_SETTINGS)
+        }
+        self._found: list[NotFollowed] = []
+
+    def named(self) -> tuple[NotFollowed, ...]:
+        more = len(self._found) - MAX_NAMED
+        if more <= 0:
+            return tuple(self._found)
+        rest = NotFollowed("...", "", f"and {more:,} more settings")
+        return (*self._found[:MAX_NAMED], rest)
+
+    def name(self, where: str, value: Any, reason: str) -> None:
+        path = where if len(where) <= 80 else where[:80] + "..."
+        self._found.append(NotFollowed(path, describe(value), reason))
+
+    def mode(self, value: Any) -> None:
+        mode = _MODES.get(value, value) if isinstance(value, str) else value
+        try:
+            self.values["router_mode"] = SETTINGS["router_mode"].check(mode)
+        except ConfigError as error:
+            self.name("router_mode", value, _reason(error))
+
+    def kv(self, name: str, value: Any) -> None:
+        where = f"kv_router_config.{name}"
+        if name != "overlap_score_weight":
+            if name in _KV:
+                self.take(where, name, value)
+            else:
+                self.other(where, name, value)
+        elif value is not None:
+            # The old name of the scale; where both are given, it wins.
+            try:
+                weight = SETTINGS["prefill_load_scale"].check(value)
+            except ConfigError as error:
+                self.name(where, value, _reason(error))
+            else:
+                self.values |= legacy_overlap_weight(weight)
+
+    def take(self, where: str, name: str, value: Any) -> None:
+        """A setting that bears our name."""
+        setting = SETTINGS[name]
+        try:
+            checked = setting.check(value)
+        except ConfigError as error:
+            self.name(where, value, _reason(error))
+            return
+        self.values[name] = checked
+        if checked != setting.default and not setting.is_built(checked):
+            self.name(where, value, f"needs {setting.needs}, not built yet; {setting.without}")
+
+    def other(self, where: str, name: str, value: Any) -> None:
+        """A setting that we do not have."""
+        if name in _HARMLESS:
+            return
+        if name in _LACKED:
+            harmless, effect = _LACKED[name]
+            if value not in harmless:
+                self.name(where, value, f"not built yet; in Dynamo {effect}")
+        elif not name.startswith(_CONDITIONAL):
+            self.name(where, value, "unknown here; what it changes cannot be told")
+
+
+def _section(card: Mapping[str, Any], name: str, reading: _Reading) -> Iterator[tuple[str, Any]]:
+    section = card.get(name)
+    if section is None:
+        return
+    if not isinstance(section, Mapping):
+        reading.name(name, section, "expected an object")
+        return
+    # The old weight after the scale that it overrides.
+    yield from sorted(section.items(), key=lambda item: item[0] == "overlap_score_weight")
+
+
+def _reason(error: ConfigError) -> str:
+    return str(error).partition(": ")[2] or str(error)
