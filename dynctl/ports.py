@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 from dynctl.wire.dynamo.discovery import EventChannel, Instance
+from dynctl.wire.dynamo.request_plane import RawItem
 from router_core.changes import Change, IndexMarked, KvEvent
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
 
@@ -283,6 +284,12 @@ class RequestPlane(Protocol):
         ``timeout``: seconds that each next item may take; ``max_bytes`` bounds the whole answer.
         Raises RequestPlaneError naming the instance and what went wrong.
         """
+        ...
+
+    def ask_raw(
+        self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
+    ) -> AsyncIterator[RawItem]:
+        """As ask, with the items undecoded: for answers too large to be decoded in one turn."""
         ...
 
     async def close(self) -> None: ...

@@ -57,7 +57,7 @@ class TcpRequestPlane:
         *,
         listen_host: str | None = None,
         advertised_host: str | None = None,
-        limits: RequestLimits = RequestLimits(),  # noqa: B008 - frozen
+        limits: RequestLimits = RequestLimits(),
     ) -> None:
         self._listen_host = listen_host
         self._advertised_host = advertised_host
