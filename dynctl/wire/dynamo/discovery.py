@@ -56,11 +56,16 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class CardFile:
-    """A file of the model that a card names: a URL of the worker, or a path on its disk."""
+    """A file of the model that a card names: a URL of the worker, or a path on its disk.
+
+    ``kind`` is Dynamo's name of the format (``hf_tokenizer_json``, ``hf_chat_template``, ...).
+    ``checksum`` is written ``blake3:HEX``, ``size`` is in bytes.
+    """
 
     path: str
     checksum: str | None = None
     size: int | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,14 +281,19 @@ def _card(value: bytes) -> ModelCard:
 
 
 def _files(card: _CardJson) -> dict[str, CardFile]:
-    """``{"tokenizer": {"hf_tokenizer_json": {"path": ..}}}``, whatever the inner name is."""
+    """``{"tokenizer": {"hf_tokenizer_json": {"path": ..}}}``, whatever the inner name is.
+
+    A chat template's file is one level deeper: ``{"is_custom": false, "file": {"path": ..}}``.
+    """
     found = {}
     for name in _FILES:
         kinds = getattr(card, name)
-        for told in kinds.values() if kinds else ():
+        for kind, told in kinds.items() if kinds else ():
+            if isinstance(told, dict) and isinstance(told.get("file"), dict):
+                told = told["file"]
             if isinstance(told, dict) and isinstance(told.get("path"), str):
                 read = msgspec.convert(told, _FileJson)
-                found[name] = CardFile(read.path, read.checksum, read.size)
+                found[name] = CardFile(read.path, read.checksum, read.size, kind)
                 break
     return found
 
