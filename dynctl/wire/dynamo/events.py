@@ -1,0 +1,349 @@
+"""Messages of Dynamo's event plane: envelopes, KV events and worker metrics, in both directions.
+
+An envelope is a msgpack map with the publisher, its sequence number of this topic (from 0) and a
+payload that is msgpack again. NATS carries it as the body. ZMQ carries four frames: topic,
+publisher id and sequence number (u64, big endian), then a version byte, the envelope's length (u32,
+big endian) and the envelope. Seen so with Dynamo 1.6.1.
+
+Everything here is pure. Fields that are not known here are ignored; errors hold a path and never a
+value of the payload.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dynctl.wire.dynamo.payload import (
+    DEFAULT_LIMITS,
+    Limits,
+    bound_payload,
+    kind_name,
+    reading,
+)
+from dynctl.wire.errors import WireError
+from router_core.changes import LoadReported
+from router_core.events import DEVICE, BlocksRemoved, BlocksStored, Cleared, KvEvent
+
+FRAME_VERSION: Final = 1
+"""The version byte in front of an envelope in a ZMQ message."""
+
+_U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
+_LONGEST_NAME: Final = 256  # topics, tiers, kinds: they reach logs and tables
+_HEADER: Final = 5  # version byte and length
+
+# No upper bound on a u64: msgpack itself has no larger integer.
+_U64 = Annotated[int, Meta(ge=0)]
+_U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+_Count = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
+_Name = Annotated[str, Meta(max_length=_LONGEST_NAME)]
+
+
+ENVELOPE_MARGIN_BYTES: Final = 4096
+"""What an envelope may take beside its payload, frames of ZMQ included."""
+
+
+class Envelope(Struct, frozen=True, gc=False):
+    """One message of a publisher. ``published_at``: its wall clock in milliseconds."""
+
+    publisher_id: _U64
+    sequence: _U64
+    published_at: _U64
+    topic: _Name
+    payload: bytes
+
+
+class RouterEvent(Struct, frozen=True):
+    """What one rank of a worker did to its cache; ``event_id`` counts a publisher's events from 1.
+
+    ``storage_tier`` is Dynamo's name (``device``, ``host_pinned``, ``disk``, ``external``, or one
+    that is not known here), the same as the ``tier`` of the event. ``residency_domain`` says whose
+    memory it is; ``worker`` is the only one seen. An event of a kind that is not known here is an
+    :class:`UnknownEvent`, so that the numbers stay without a hole.
+    """
+
+    worker_id: int
+    dp_rank: int
+    event_id: int
+    event: "KvEvent | UnknownEvent"
+    storage_tier: str = DEVICE
+    residency_domain: str = "worker"
+
+
+class UnknownEvent(Struct, frozen=True):
+    """An event that this version does not understand, by its name on the wire."""
+
+    kind: str
+
+
+class KvMetrics(Struct, frozen=True, gc=False):
+    """What a rank reports about itself; None was not reported and leaves the last value."""
+
+    worker_id: _U64
+    dp_rank: _U32 = 0
+    active_decode_blocks: _Count | None = None
+    active_prefill_tokens: _Count | None = None
+    kv_used_blocks: _Count | None = None
+
+    def change(self) -> LoadReported:
+        """The router's change."""
+        return LoadReported(
+            self.worker_id,
+            self.dp_rank,
+            active_decode_blocks=self.active_decode_blocks,
+            kv_used_blocks=self.kv_used_blocks,
+            active_prefill_tokens=self.active_prefill_tokens,
+        )
+
+
+# -- envelopes -------------------------------------------------------------------------------------
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_envelope_decoder: Final = msgspec.msgpack.Decoder(Envelope)
+
+
+def decode_envelope(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Envelope:
+    """The envelope in a NATS body. Raises ``WireError``."""
+    longest = limits.payload_bytes + ENVELOPE_MARGIN_BYTES
+    if len(body) > longest:
+        raise WireError("envelope", f"{len(body)} bytes, expected at most {longest} bytes")
+    with reading("envelope"):
+        return _envelope_decoder.decode(body)
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """The body of a NATS message."""
+    return _encoder.encode(envelope)
+
+
+def decode_zmq_frames(frames: Sequence[bytes], limits: Limits = DEFAULT_LIMITS) -> Envelope:
+    """The envelope in a ZMQ message, whose frames must tell the same as it does.
+
+    Raises ``WireError``.
+    """
+    if len(frames) != 4:
+        raise WireError(
+            "message",
+            f"expected 4 frames (topic, publisher, sequence, envelope), got {len(frames)} frames",
+        )
+    topic, publisher, sequence, framed = frames
+    if len(publisher) != 8:
+        raise WireError("publisher_id", f"expected 8 bytes, got {len(publisher)}")
+    if len(sequence) != 8:
+        raise WireError("sequence", f"expected 8 bytes, got {len(sequence)}")
+    if len(framed) < _HEADER:
+        raise WireError("envelope", f"expected at least {_HEADER} bytes, got {len(framed)}")
+    if framed[0] != FRAME_VERSION:
+        raise WireError("envelope.version", f"expected {FRAME_VERSION}, got {framed[0]}")
+    length = int.from_bytes(framed[1:_HEADER], "big")
+    if length != len(framed) - _HEADER:
+        raise WireError(
+            "envelope.length", f"it says {length} bytes, {len(framed) - _HEADER} bytes follow"
+        )
+    envelope = decode_envelope(framed[_HEADER:], limits)
+    for name, told, frame in (
+        ("topic", envelope.topic.encode(), topic),
+        ("publisher_id", envelope.publisher_id.to_bytes(8, "big"), publisher),
+        ("sequence", envelope.sequence.to_bytes(8, "big"), sequence),
+    ):
+        if told != frame:
+            raise WireError(name, "the frame and the envelope differ")
+    return envelope
+
+
+def encode_zmq_frames(envelope: Envelope) -> tuple[bytes, bytes, bytes, bytes]:
+    """The four frames of a ZMQ message."""
+    body = _encoder.encode(envelope)
+    header = bytes((FRAME_VERSION,)) + len(body).to_bytes(4, "big")
+    return (
+        envelope.topic.encode(),
+        envelope.publisher_id.to_bytes(8, "big"),
+        envelope.sequence.to_bytes(8, "big"),
+        header + body,
+    )
+
+
+# -- kv-events -------------------------------------------------------------------------------------
+
+
+class _Block(Struct, gc=False):
+    block_hash: _U64
+    tokens_hash: _U64
+
+
+class _Stored(Struct, gc=False):
+    blocks: list[_Block]
+    parent_hash: _U64 | None = None
+
+
+class _Removed(Struct, gc=False):
+    block_hashes: tuple[_U64, ...]
+
+
+class _Data(Struct, gc=False):
+    stored: _Stored | None = None
+    removed: _Removed | None = None
+
+
+class _Event(Struct, gc=False):
+    event_id: _U64
+    data: _Data | str
+    dp_rank: _U32 = 0
+
+
+class _RouterEvent(Struct, gc=False):
+    worker_id: _U64
+    event: _Event
+    storage_tier: _Name = DEVICE
+    residency_domain: _Name = "worker"
+
+
+class _RawEvent(Struct, gc=False):
+    data: msgspec.Raw
+
+
+class _RawRouterEvent(Struct, gc=False):
+    event: _RawEvent
+
+
+_events_decoder: Final = msgspec.msgpack.Decoder(list[_RouterEvent])
+_raw_events_decoder: Final = msgspec.msgpack.Decoder(list[_RawRouterEvent])
+_any_decoder: Final = msgspec.msgpack.Decoder()
+
+
+def decode_router_events(
+    payload: bytes, limits: Limits = DEFAULT_LIMITS
+) -> tuple[RouterEvent, ...]:
+    """The events of a ``kv-events`` message, in order.
+
+    Raises ``WireError`` when the payload is not an array of events, a known event lacks a field or
+    has one of the wrong type, or a bound of ``limits`` is passed.
+    """
+    bound_payload(payload, limits)
+    with reading("events"):
+        read = _events_decoder.decode(payload)
+    if len(read) > limits.events:
+        raise WireError("events", f"{len(read)} events, expected at most {limits.events}")
+    blocks = 0
+    events = []
+    for place, told in enumerate(read):
+        event = _to_event(told) or UnknownEvent(_unknown_kind(payload, place))
+        if isinstance(event, BlocksStored | BlocksRemoved):
+            blocks += len(event.block_hashes)
+        events.append(_router_event(told, event))
+    if blocks > limits.blocks:
+        raise WireError("events", f"{blocks} blocks, expected at most {limits.blocks}")
+    return tuple(events)
+
+
+def router_event_from(value: Any, where: str = "event") -> RouterEvent:
+    """One event that came decoded, as plain dicts and lists: from a recovery answer, from JSON.
+
+    Raises ``WireError`` below the path ``where``.
+    """
+    with reading(where):
+        told = msgspec.convert(value, _RouterEvent)
+    event = _to_event(told) or UnknownEvent(kind_name(value["event"]["data"]))
+    names: tuple[int, ...] = (told.worker_id, told.event.event_id)
+    if isinstance(event, BlocksStored):
+        names += (event.parent_hash or 0, *event.block_hashes, *event.local_hashes)
+    elif isinstance(event, BlocksRemoved):
+        names += tuple(event.block_hashes)
+    if max(names) > _U64_MAX:
+        raise WireError(where, "expected unsigned 64-bit ids and hashes, got a larger number")
+    return _router_event(told, event)
+
+
+def encode_router_events(events: Sequence[RouterEvent]) -> bytes:
+    """A ``kv-events`` payload as Dynamo's worker writes it."""
+    return _encoder.encode([_event_map(event) for event in events])
+
+
+def _router_event(told: _RouterEvent, event: KvEvent | UnknownEvent) -> RouterEvent:
+    return RouterEvent(
+        told.worker_id,
+        told.event.dp_rank,
+        told.event.event_id,
+        event,
+        told.storage_tier,
+        told.residency_domain,
+    )
+
+
+def _to_event(told: _RouterEvent) -> KvEvent | None:
+    """None for a kind that is not known."""
+    data = told.event.data
+    if isinstance(data, str):
+        return Cleared() if data == "cleared" else None
+    stored, removed = data.stored, data.removed
+    if stored is not None:
+        blocks = stored.blocks
+        return BlocksStored(
+            stored.parent_hash,
+            tuple([block.block_hash for block in blocks]),
+            tuple([block.tokens_hash for block in blocks]),
+            told.storage_tier,
+        )
+    if removed is not None:
+        return BlocksRemoved(removed.block_hashes, told.storage_tier)
+    return None
+
+
+def _unknown_kind(payload: bytes, place: int) -> str:
+    """Decoded again, and only then: the fast path keeps no names that it does not know."""
+    raw = _raw_events_decoder.decode(payload)[place].event.data
+    with reading(f"events[{place}].event.data"):
+        return kind_name(_any_decoder.decode(raw))
+
+
+def _event_map(event: RouterEvent) -> dict[str, Any]:
+    return {
+        "worker_id": event.worker_id,
+        "storage_tier": event.storage_tier,
+        "residency_domain": event.residency_domain,
+        "event": {
+            "event_id": event.event_id,
+            "data": _data(event.event),
+            "dp_rank": event.dp_rank,
+        },
+    }
+
+
+def _data(event: KvEvent | UnknownEvent) -> dict[str, Any] | str:
+    match event:
+        case BlocksStored():
+            blocks = [
+                {"block_hash": name, "tokens_hash": local, "mm_extra_info": None}
+                for name, local in zip(event.block_hashes, event.local_hashes, strict=True)
+            ]
+            return {
+                "stored": {
+                    "parent_hash": event.parent_hash,
+                    "start_position": None,
+                    "blocks": blocks,
+                }
+            }
+        case BlocksRemoved():
+            return {"removed": {"block_hashes": list(event.block_hashes)}}
+        case Cleared():
+            return "cleared"
+        case UnknownEvent():
+            return event.kind
+
+
+# -- kv_metrics ------------------------------------------------------------------------------------
+
+_metrics_decoder: Final = msgspec.msgpack.Decoder(KvMetrics)
+
+
+def decode_kv_metrics(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> KvMetrics:
+    """The report in a ``kv_metrics`` message. Raises ``WireError``."""
+    bound_payload(payload, limits)
+    with reading("metrics"):
+        return _metrics_decoder.decode(payload)
+
+
+def encode_kv_metrics(metrics: KvMetrics) -> bytes:
+    """A ``kv_metrics`` payload."""
+    return _encoder.encode(metrics)
