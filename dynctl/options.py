@@ -18,7 +18,11 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GlobalOptions:
-    """``timeout`` is in seconds; at most one of ``frontend``, ``view`` and ``demo`` is set."""
+    """``timeout`` and ``wait`` are in seconds.
+
+    Of ``frontend``, ``view``, ``demo`` and the planes (``discovery`` and what belongs to it) at
+    most one is a source; frontends beside planes add load and settings.
+    """
 
     frontend: tuple[str, ...] = ()
     view: Path | None = None
@@ -26,5 +30,12 @@ class GlobalOptions:
     output: OutputFormat = OutputFormat.TABLE
     timeout: float = 10.0
     token: str | None = None
+    discovery: str | None = None
+    dyn_namespace: str | None = None
+    file_kv: Path | None = None
+    etcd_endpoints: str | None = None
+    etcd_client: str | None = None
+    nats_server: str | None = None
+    wait: float = 5.0
     no_color: bool = False
     debug: bool = False

@@ -16,6 +16,7 @@ import typer
 from dynctl.options import GlobalOptions, OutputFormat
 
 PANEL = "Global options"
+DYNAMO = "A live Dynamo"
 
 
 _ANNOTATIONS: dict[str, Any] = {
@@ -74,6 +75,72 @@ _ANNOTATIONS: dict[str, Any] = {
             metavar="TOKEN",
             help="Bearer token; $DYNCTL_TOKEN keeps it out of the process list.",
             rich_help_panel=PANEL,
+        ),
+    ],
+    "discovery": Annotated[
+        str | None,
+        typer.Option(
+            "--discovery",
+            metavar="BACKEND",
+            help="Look at a live Dynamo through its discovery backend: file or etcd. "
+            "Default: $DYN_DISCOVERY_BACKEND.",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "dyn_namespace": Annotated[
+        str | None,
+        typer.Option(
+            "--dyn-namespace",
+            metavar="NAME",
+            help="Dynamo namespace, * for all. [default: $DYN_NAMESPACE, then dynamo]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "file_kv": Annotated[
+        Path | None,
+        typer.Option(
+            "--file-kv",
+            metavar="DIR",
+            help="Directory of the file backend. [default: $DYN_FILE_KV]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "etcd_endpoints": Annotated[
+        str | None,
+        typer.Option(
+            "--etcd-endpoints",
+            metavar="HOST:PORT,..",
+            help="Members of the etcd. [default: $ETCD_ENDPOINTS, then localhost:2379]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "etcd_client": Annotated[
+        str | None,
+        typer.Option(
+            "--etcd-client",
+            metavar="CLIENT",
+            help="etcd3 (gRPC) or gateway (its JSON API). [default: etcd3]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "nats_server": Annotated[
+        str | None,
+        typer.Option(
+            "--nats-server",
+            metavar="URL,..",
+            help="Where events come over NATS. [default: $NATS_SERVER]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "wait": Annotated[
+        float | None,
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            min=0,
+            max=86400,
+            help="How long the workers' caches may take to be read. [default: 5]",
+            rich_help_panel=DYNAMO,
         ),
     ],
     "no_color": Annotated[
