@@ -54,6 +54,7 @@ class NamespaceReadiness:
     workers: Mapping[str, int] = field(default_factory=dict)
     needs: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class DynamoFrontend:
     # -- what is served --------------------------------------------------------------------
 
     def health(self) -> FrontendHealth:
-        """Everything in discovery as this frontend sees it, event channels and cards excepted."""
+        """The instances in discovery as this frontend sees it."""
         # 503 is its answer while it is not healthy.
         response = self._send("GET", "/health", answers=(200, 503))
         read = self._decode(response, _HealthJson)
@@ -130,8 +131,11 @@ class DynamoFrontend:
     def ready(self, model: str) -> ModelReadiness:
         """How many workers serve ``model``; raises UsageProblem where the frontend lacks it."""
         path = f"/v1/models/{quote(model, safe='')}/ready"
+        # 503 is its answer for a model that lacks a worker type; /v1/models does not list it then.
         response = self._send("GET", path, answers=(200, 404, 503))
         if response.status_code == 404:
+            if _message(response).startswith("Route not found"):
+                self._strange(path, "it does not tell readiness; Dynamo 1.6 does")
             self._no_model(model, self.models())
         read = self._decode(response, _ReadyJson)
         namespaces = {
@@ -143,6 +147,7 @@ class DynamoFrontend:
                     for kind, row in space.worker_types.items()
                 },
                 missing=tuple(space.missing_worker_types),
+                reason=space.reason or "",
             )
             for name, space in read.namespaces.items()
         }
@@ -157,7 +162,7 @@ class DynamoFrontend:
     # -- busy thresholds -------------------------------------------------------------------
 
     def thresholds(self) -> dict[str, Values]:
-        """Model -> its thresholds by our names, for every model that the frontend has found."""
+        """Model -> its thresholds by our names, for every model that can be served now."""
         read = self._decode(self._send("GET", "/busy_threshold"), _ThresholdsJson)
         return {row.model: _values(row) for row in read.thresholds}
 
@@ -312,6 +317,7 @@ class _NamespaceJson(msgspec.Struct):
     ready: bool
     worker_types: dict[str, _WorkerTypeJson] = {}
     missing_worker_types: list[str] = []
+    reason: str | None = None
 
 
 class _ReadyJson(msgspec.Struct):

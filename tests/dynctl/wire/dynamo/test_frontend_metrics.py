@@ -1,0 +1,234 @@
+"""Reading a Dynamo frontend's metrics: captured answers, the text format, adding up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from dynctl.wire.dynamo.frontend_metrics import (
+    MAX_PROBLEMS,
+    FrontendMetrics,
+    ModelFacts,
+    QueuePending,
+    WorkerLoad,
+    add_loads,
+    read_frontend_metrics,
+    samples,
+)
+from dynctl.wire.errors import WireError
+
+CAPTURES = Path(__file__).parents[3] / "captures"
+
+
+def captured(name: str) -> FrontendMetrics:
+    return read_frontend_metrics((CAPTURES / f"metrics-frontend-{name}.txt").read_bytes())
+
+
+def test_an_aggregated_fleet():
+    read = captured("agg")
+    assert read.worker_loads == {(2324035517153284872, 0): WorkerLoad(0, 0, "decode")}
+    # The idle worker has no load row yet; it is registered all the same.
+    assert read.registered == {
+        (2324035517153284872, 0): "decode",
+        (2324035517153284879, 0): "decode",
+    }
+    assert read.models == {"tiny": ModelFacts(True, 16, 512, 8192, 256, None)}
+    assert read.queues == (QueuePending("tiny", "default", "decode", 0, 0, 0),)
+    assert (read.kv_routing, read.kv_events) == (True, True)
+    assert read.event_source_mismatches == {"dynamo.backend.generate": 0}
+    assert (read.rejections, read.problems) == ({}, ())
+
+
+def test_a_disaggregated_fleet():
+    read = captured("disagg")
+    assert {rank: load.worker_type for rank, load in read.worker_loads.items()} == {
+        (2324035517153284941, 0): "prefill",
+        (2324035517153284948, 0): "decode",
+        (2324035517153284967, 0): "prefill",
+    }
+    assert [queue.worker_type for queue in read.queues] == ["decode", "prefill"]
+    assert read.models["tiny"].total_kv_blocks == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "routing", "events"),
+    [
+        ("agg", True, True),
+        ("no-kv-events", True, False),
+        ("round-robin", False, False),
+        ("model-gone", None, None),
+    ],
+)
+def test_how_the_frontend_routes(name, routing, events):
+    read = captured(name)
+    assert (read.kv_routing, read.kv_events) == (routing, events)
+
+
+def test_facts_outlive_the_model():
+    assert captured("model-gone").models == {"tiny": ModelFacts(None, 16, 512, 8192, 256, None)}
+
+
+def test_rows_under_load():
+    read = read_frontend_metrics(
+        b'dynamo_frontend_worker_active_decode_blocks{dp_rank="1",worker_id="18446744073709551615",'
+        b'worker_type="decode"} 30\n'
+        b'dynamo_frontend_worker_active_prefill_tokens{dp_rank="1",'
+        b'worker_id="18446744073709551615",worker_type="decode"} 8.4e+01\n'
+        b'dynamo_frontend_model_rejection_total{endpoint="completions",model="tiny"} 4\n'
+        b'dynamo_frontend_model_rejection_total{endpoint="chat_completions",model="tiny"} 3\n'
+        b'dynamo_frontend_router_queue_pending_requests{model="tiny",policy_class="default",'
+        b'worker_type="decode"} 2\n'
+        b'dynamo_frontend_router_queue_pending_isl_tokens{model="tiny",policy_class="default",'
+        b'worker_type="decode"} 512\n'
+    )
+    assert read.worker_loads == {(2**64 - 1, 1): WorkerLoad(30, 84, "decode")}
+    assert read.rejections == {"tiny": 7}
+    assert read.queues == (QueuePending("tiny", "default", "decode", 2, 512, 0),)
+    assert read.pending_requests == 2
+
+
+def test_odd_rows_are_named_and_hide_no_other():
+    row = 'dynamo_frontend_worker_active_decode_blocks{{dp_rank="{}",worker_id="{}"}} {}\n'
+    rows = [("0", "5", "7"), ("0", "5a", "7"), ("-1", "5", "7"), ("0", "6", "NaN")]
+    rows += [("0", "6", "-1"), ("0", "6", "1.5"), ("0", str(2**64), "1"), ("0", "6", "+Inf")]
+    text = "".join(row.format(*values) for values in rows)
+    text += 'dynamo_frontend_worker_active_decode_blocks{worker_id="9"} 1\n'
+    read = read_frontend_metrics(text.encode())
+    assert read.worker_loads == {(5, 0): WorkerLoad(7, 0, "")}
+    name = "dynamo_frontend_worker_active_decode_blocks: "
+    assert read.problems == (
+        f"{name}worker_id: expected an integer up to {2**64 - 1}, got '5a'",
+        f"{name}dp_rank: expected an integer up to {2**32 - 1}, got '-1'",
+        f"{name}expected a count, got NaN",
+        f"{name}expected a count, got -1",
+        f"{name}expected a count, got 1.5",
+        f"{name}worker_id: expected an integer up to {2**64 - 1}, got '{2**64}'",
+        f"{name}expected a count, got +Inf",
+        f"{name}label dp_rank is missing",
+    )
+
+
+def test_many_odd_rows_are_counted():
+    read = read_frontend_metrics(b'dynamo_frontend_model_ready{x="y"} 1\n' * 100)
+    assert len(read.problems) == MAX_PROBLEMS + 1
+    assert read.problems[-1] == "and 80 more rows"
+
+
+# -- the text format ------------------------------------------------------------------------------
+
+
+def rows(text: str, name: str = "m") -> list[tuple[dict[str, str], str]]:
+    return [(s.labels, s.value) for s in samples(text.encode(), frozenset({name}))]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("m 1", ({}, "1")),
+        ("m{} 1", ({}, "1")),
+        ("  m  1  1395066363000 ", ({}, "1")),
+        ("m\t1\t-5", ({}, "1")),
+        ('m{a="b"}1', ({"a": "b"}, "1")),
+        ('m {a="b",} 1', ({"a": "b"}, "1")),
+        ('m{ a = "b" , c = "d" } 1', ({"a": "b", "c": "d"}, "1")),
+        ('m{a="x} 2,y=\\"z\\""} 1', ({"a": 'x} 2,y="z"'}, "1")),
+        (r'm{a="C:\\n\n\t"} 1', ({"a": "C:\\n\n\\t"}, "1")),
+        ('m{a="é"} +Inf', ({"a": "é"}, "+Inf")),
+    ],
+)
+def test_a_row(line, expected):
+    assert rows(f"# HELP m {line}\n\n{line}\nmore{{broken 1\n") == [expected]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "<html>",
+        "{a} 1",
+        "m",
+        "m{a=b} 1",
+        'm{a="b} 1',
+        'm{a="b" c="d"} 1',
+        'm{a="b",,} 1',
+        'm{a="b"}',
+        "m one",
+        "m 1_0",
+        "m 1 2 3",
+        "m ١",
+    ],
+)
+def test_not_the_format(line):
+    with pytest.raises(WireError, match="metrics line 2"):
+        rows(f"ok 1\n{line}\n")
+
+
+def test_not_text():
+    with pytest.raises(WireError, match="not UTF-8 at byte 2"):
+        list(samples(b"m \xff", frozenset()))
+
+
+def test_an_answer_that_is_too_long(monkeypatch):
+    monkeypatch.setattr("dynctl.wire.dynamo.frontend_metrics.MAX_BYTES", 3)
+    with pytest.raises(WireError, match="4 bytes are over the limit of 3"):
+        read_frontend_metrics(b"m 1\n")
+
+
+_NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)
+
+
+@given(labels=st.dictionaries(_NAMES, st.text(st.characters(codec="utf-8")), max_size=3))
+def test_any_label_comes_back(labels):
+    def escaped(text: str) -> str:
+        return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+    inside = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
+    assert rows(f"m{{{inside}}} 1\n") == [(labels, "1")]
+
+
+@pytest.mark.parametrize("name", ["agg", "disagg"])
+def test_captures_read_as_another_parser_reads_them(name):
+    text = (CAPTURES / f"metrics-frontend-{name}.txt").read_text()
+    names = {line.split("{")[0].split(" ")[0] for line in text.split("\n")} - {"", "#"}
+    # The other parser ends the name of every counter with _total.
+    other = [
+        (sample.name.removesuffix("_total"), sorted(sample.labels.items()), sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+    read = [
+        (sample.name.removesuffix("_total"), sorted(sample.labels.items()), float(sample.value))
+        for sample in samples(text.encode(), frozenset(names))
+    ]
+    assert len(read) > 700
+    assert sorted(read) == sorted(other)
+
+
+# -- several frontends ----------------------------------------------------------------------------
+
+
+def loads(*rows: tuple[int, int, int]) -> FrontendMetrics:
+    return FrontendMetrics(
+        worker_loads={(worker, 0): WorkerLoad(b, t, "decode") for worker, b, t in rows}
+    )
+
+
+def test_each_frontend_counts_its_own():
+    one, two = loads((1, 72, 100), (2, 3, 0)), loads((1, 10, 5), (3, 1, 1))
+    assert add_loads([one, two]) == {
+        (1, 0): WorkerLoad(82, 105, "decode"),
+        (2, 0): WorkerLoad(3, 0, "decode"),
+        (3, 0): WorkerLoad(1, 1, "decode"),
+    }
+    assert one == loads((1, 72, 100), (2, 3, 0))
+    assert add_loads([]) == {}
+
+
+def test_replicas_that_mirror_each_other_are_not_added_up():
+    # As seen with --router-replica-sync: eight requests through the first, all decoding.
+    serving, peer = loads((1, 72, 0), (2, 72, 0)), loads((1, 72, 1160), (2, 72, 1176))
+    assert add_loads([serving, peer], mirrored=True) == serving.worker_loads
+    assert add_loads([peer, serving], mirrored=True) == serving.worker_loads
