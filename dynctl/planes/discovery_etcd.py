@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from dynctl.errors import Unreachable
@@ -37,17 +38,32 @@ class EtcdCompacted(EtcdFailure):
     """The revision that was asked for is gone: list again."""
 
 
+class EtcdTooLarge(EtcdFailure):
+    """One answer is over the bound of a message: ask for less at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a list: undecoded keys and values in key order, and whether there is more."""
+
+    entries: Sequence[tuple[bytes, bytes]]
+    revision: int
+    more: bool
+
+
 class EtcdSession(Protocol):
     """One connection to one member; used once and thrown away after the first failure."""
 
-    async def list(self, reach_s: float) -> tuple[tuple[DiscoveryEntry, ...], int]:
-        """All entries, and the revision they are of. Raises EtcdFailure.
-
-        ``reach_s`` bounds everything until the first page is there, later ones have PAGE_S each.
-        """
+    async def open(self, timeout: float) -> None:
+        """Connect, and say who we are. Raises EtcdFailure."""
         ...
 
-    def watch(self, revision: int) -> AsyncIterator[Put | Deleted]:
+    async def page(self, key: bytes, end: bytes, limit: int, revision: int, timeout: float) -> Page:
+        """At most ``limit`` entries from ``key`` on and before ``end``, as of ``revision``; 0 is
+        now. Raises EtcdFailure; EtcdTooLarge when the answer is more than a message may be."""
+        ...
+
+    def watch(self, key: bytes, end: bytes, revision: int) -> AsyncGenerator[Put | Deleted, None]:
         """Changes from ``revision`` on; ends with an EtcdFailure only. Close it with aclose."""
         ...
 
@@ -55,16 +71,23 @@ class EtcdSession(Protocol):
 
 
 class EtcdDiscovery:
-    """Reads an etcd through sessions that ``connect`` makes. It holds no lease and writes nothing.
+    """Reads what begins with ``prefix``, through sessions that ``connect`` makes.
 
+    It holds no lease and writes nothing.
     A watch keeps to the member that answered. On any failure its session is closed and the next
     member is tried, with pauses of 0.2 to 2 s once all have failed.
     """
 
     def __init__(
-        self, access: EtcdAccess, connect: Callable[[EtcdEndpoint], EtcdSession], title: str
+        self,
+        access: EtcdAccess,
+        connect: Callable[[EtcdEndpoint], EtcdSession],
+        prefix: bytes,
+        title: str,
     ) -> None:
         self._access = access
+        self._prefix = prefix
+        self._end = range_end(prefix)
         self._connect = connect
         self._title = title
         self._first = 0
@@ -84,7 +107,7 @@ class EtcdDiscovery:
         await self._drop(session)
         return Listed(entries)
 
-    async def watch(self) -> AsyncIterator[DiscoveryChange]:
+    async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
         interrupted = False
         pause = _FIRST_PAUSE_S
         while not self._closed.is_set():
@@ -100,7 +123,8 @@ class EtcdDiscovery:
             interrupted, pause = False, _FIRST_PAUSE_S
             try:
                 yield Listed(entries)
-                async with aclosing(session.watch(revision + 1)) as changes:  # type: ignore[type-var]
+                watch = session.watch(self._prefix, self._end, revision + 1)
+                async with aclosing(watch) as changes:
                     async for change in changes:
                         yield change
             except EtcdCompacted:
@@ -136,7 +160,7 @@ class EtcdDiscovery:
             session = self._connect(members[number])
             self._sessions.add(session)
             try:
-                entries, revision = await session.list(left)
+                entries, revision = await self._list(session, left)
             except EtcdFailure as failure:
                 await self._drop(session)
                 said.append(f"{members[number]}: {failure}")
@@ -147,6 +171,48 @@ class EtcdDiscovery:
                 self._first = number
                 return session, entries, revision
         raise EtcdFailure("; ".join(said))
+
+    async def _list(
+        self, session: EtcdSession, reach_s: float
+    ) -> tuple[tuple[DiscoveryEntry, ...], int]:
+        """All entries, and the revision they are of. Raises EtcdFailure.
+
+        ``reach_s`` bounds everything until the first page is there, later ones have PAGE_S each.
+        """
+        try:
+            async with asyncio.timeout(reach_s):
+                # A client gets a little less time than we have, since it knows better what it was
+                # waiting for; our own timeout is for what it does not bound.
+                await session.open(0.9 * reach_s)
+                page, limit = await self._page(session, self._prefix, 0, PAGE, 0.9 * reach_s)
+        except TimeoutError as error:
+            raise EtcdFailure(f"no answer in {reach_s:.1f} s") from error
+        entries: list[DiscoveryEntry] = []
+        size, revision = 0, page.revision
+        while True:
+            for key, value in page.entries:
+                size += len(key) + len(value)
+                if len(entries) >= MAX_ENTRIES:
+                    raise EtcdFailure(f"more than {MAX_ENTRIES:,} entries")
+                if size > MAX_BYTES:
+                    raise EtcdFailure(f"more than {MAX_BYTES:,} bytes of entries")
+                entries.append(DiscoveryEntry(key_of(key), value))
+            if not page.more or not page.entries:
+                return tuple(entries), revision
+            after = page.entries[-1][0] + b"\0"
+            page, limit = await self._page(session, after, revision, limit, PAGE_S)
+
+    async def _page(
+        self, session: EtcdSession, key: bytes, revision: int, limit: int, timeout: float
+    ) -> tuple[Page, int]:
+        """The page, and how many entries it is good to ask for."""
+        while True:
+            try:
+                return await session.page(key, self._end, limit, revision, timeout), limit
+            except EtcdTooLarge:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 16)
 
     async def _drop(self, session: EtcdSession) -> None:
         self._sessions.discard(session)
@@ -180,26 +246,6 @@ def range_end(prefix: bytes) -> bytes:
         if prefix[length - 1] < 0xFF:
             return prefix[: length - 1] + bytes([prefix[length - 1] + 1])
     return b"\0"
-
-
-class Collected:
-    """The pages of one list, within bounds."""
-
-    def __init__(self) -> None:
-        self._entries: list[DiscoveryEntry] = []
-        self._bytes = 0
-
-    def add(self, key: bytes, value: bytes) -> None:
-        """Raises EtcdFailure when that is too much."""
-        self._bytes += len(key) + len(value)
-        if len(self._entries) >= MAX_ENTRIES:
-            raise EtcdFailure(f"more than {MAX_ENTRIES:,} entries")
-        if self._bytes > MAX_BYTES:
-            raise EtcdFailure(f"more than {MAX_BYTES:,} bytes of entries")
-        self._entries.append(DiscoveryEntry(key_of(key), value))
-
-    def entries(self) -> tuple[DiscoveryEntry, ...]:
-        return tuple(self._entries)
 
 
 def one_line(text: str) -> str:

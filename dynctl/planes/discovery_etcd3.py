@@ -7,21 +7,19 @@ each session makes them in a thread of its own, never on the event loop.
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from dynctl.planes.discovery_etcd import (
-    PAGE,
-    PAGE_S,
-    Collected,
     EtcdCompacted,
     EtcdDiscovery,
     EtcdFailure,
+    EtcdTooLarge,
+    Page,
     key_of,
     one_line,
-    range_end,
 )
 from dynctl.planes.etcd3_shim import Etcd3Unusable, load_etcdrpc
 from dynctl.planes.etcd_address import EtcdAccess, EtcdEndpoint, etcd_access, system_roots
@@ -61,18 +59,15 @@ class Etcd3Discovery(EtcdDiscovery):
         key: str | None = None,
         prefix: bytes = PREFIX.encode(),
     ) -> None:
-        access = etcd_access(
-            endpoints, user=user, password=password, ca=ca, cert=cert, key=key
-        )
-        super().__init__(access, partial(_Session, access, prefix), f"etcd {access}")
+        access = etcd_access(endpoints, user=user, password=password, ca=ca, cert=cert, key=key)
+        super().__init__(access, partial(_Session, access), prefix, f"etcd {access}")
 
 
 class _Session:
     """One gRPC channel to one member, and the thread that waits for it."""
 
-    def __init__(self, access: EtcdAccess, prefix: bytes, endpoint: EtcdEndpoint) -> None:
+    def __init__(self, access: EtcdAccess, endpoint: EtcdEndpoint) -> None:
         self._access = access
-        self._prefix = prefix
         self._endpoint = endpoint
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dynctl-etcd3")
         self._channel: Any = None
@@ -82,28 +77,30 @@ class _Session:
         self._busy: asyncio.Future[Any] | None = None
         self._closed = False
 
-    async def list(self, reach_s: float) -> tuple[tuple[DiscoveryEntry, ...], int]:
-        collected = Collected()
-        try:
-            async with asyncio.timeout(reach_s):
-                # gRPC gets a little less than we have, since it knows better what went wrong; our
-                # own timeout is for what it does not bound.
-                within = 0.9 * reach_s
-                await self._blocking(self._open, within)
-                page = await self._page(self._prefix, 0, within)
-        except TimeoutError as error:
-            raise EtcdFailure(f"no answer in {reach_s:.1f} s") from error
-        revision = page.header.revision
-        while True:
-            for entry in page.kvs:
-                collected.add(entry.key, entry.value)
-            if not page.more or not page.kvs:
-                return collected.entries(), revision
-            page = await self._page(page.kvs[-1].key + b"\0", revision, PAGE_S)
+    async def open(self, timeout: float) -> None:
+        await self._blocking(self._connect, timeout)
 
-    async def watch(self, revision: int) -> AsyncIterator[Put | Deleted]:
+    async def page(self, key: bytes, end: bytes, limit: int, revision: int, timeout: float) -> Page:
+        request = self._rpc.RangeRequest(key=key, range_end=end, limit=limit, revision=revision)
+        stub = self._rpc.KVStub(self._channel)
+        call = partial(stub.Range, request, timeout=timeout, metadata=self._metadata)
+        answer = await self._blocking(call)
+        entries = [(entry.key, entry.value) for entry in answer.kvs]
+        return Page(entries, answer.header.revision, answer.more)
+
+    async def watch(
+        self, key: bytes, end: bytes, revision: int
+    ) -> AsyncGenerator[Put | Deleted, None]:
+        create = self._rpc.WatchCreateRequest(
+            key=key,
+            range_end=end,
+            start_revision=revision,
+            # To tell a value that was only written again from one that changed.
+            prev_kv=True,
+        )
+        request = self._rpc.WatchRequest(create_request=create)
         call = self._rpc.WatchStub(self._channel).Watch(
-            self._watch_requests(revision), metadata=(*self._metadata, _REQUIRE_LEADER)
+            self._once(request), metadata=(*self._metadata, _REQUIRE_LEADER)
         )
         try:
             while True:
@@ -144,7 +141,7 @@ class _Session:
         self._busy = future
         return await asyncio.shield(future)
 
-    def _open(self, timeout: float) -> None:
+    def _connect(self, timeout: float) -> None:
         self._rpc = load_etcdrpc()
         import grpc  # type: ignore[import-untyped]
 
@@ -171,24 +168,9 @@ class _Session:
         else:
             self._metadata = (("token", answer.token),)
 
-    async def _page(self, key: bytes, revision: int, timeout: float) -> Any:
-        request = self._rpc.RangeRequest(
-            key=key, range_end=range_end(self._prefix), limit=PAGE, revision=revision
-        )
-        stub = self._rpc.KVStub(self._channel)
-        call = partial(stub.Range, request, timeout=timeout, metadata=self._metadata)
-        return await self._blocking(call)
-
-    def _watch_requests(self, revision: int) -> Iterator[Any]:
+    def _once(self, request: Any) -> Iterator[Any]:
         """One request, and then silence: where this ends, so does the stream."""
-        create = self._rpc.WatchCreateRequest(
-            key=self._prefix,
-            range_end=range_end(self._prefix),
-            start_revision=revision,
-            # To tell a value that was only written again from one that changed.
-            prev_kv=True,
-        )
-        yield self._rpc.WatchRequest(create_request=create)
+        yield request
         self._released.wait()
 
 
@@ -219,6 +201,8 @@ def _failure(error: Any) -> EtcdFailure:
     details = one_line(error.details() or "")
     if "compacted" in details:
         return EtcdCompacted(details)
+    if error.code().name == "RESOURCE_EXHAUSTED" and "message larger than" in details:
+        return EtcdTooLarge(details)
     # "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: what happened"
     text = _ADDRESS.sub("", details.rpartition("last error: ")[2])
     return EtcdFailure(text or error.code().name.lower())

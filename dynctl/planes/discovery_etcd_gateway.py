@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
@@ -19,15 +19,14 @@ import httpx
 import msgspec
 
 from dynctl.planes.discovery_etcd import (
-    PAGE,
     PAGE_S,
-    Collected,
     EtcdCompacted,
     EtcdDiscovery,
     EtcdFailure,
+    EtcdTooLarge,
+    Page,
     key_of,
     one_line,
-    range_end,
 )
 from dynctl.planes.etcd_address import EtcdAccess, EtcdEndpoint, etcd_access
 from dynctl.ports import Deleted, DiscoveryEntry, Put
@@ -67,7 +66,7 @@ class EtcdGatewayDiscovery(EtcdDiscovery):
         tls = any(endpoint.tls for endpoint in access.endpoints)
         verify = access.ssl_context() if tls else False
         super().__init__(
-            access, partial(_Session, access, prefix, verify), f"etcd {access} (JSON gateway)"
+            access, partial(_Session, access, verify), prefix, f"etcd {access} (JSON gateway)"
         )
 
 
@@ -83,7 +82,7 @@ class _KeyValue(msgspec.Struct):
     value: bytes = b""
 
 
-class _Page(msgspec.Struct):
+class _Range(msgspec.Struct):
     header: _Header
     kvs: list[_KeyValue] = []
     more: bool = False
@@ -115,10 +114,9 @@ class _Session:
     """One HTTP client for one member."""
 
     def __init__(
-        self, access: EtcdAccess, prefix: bytes, verify: Any, endpoint: EtcdEndpoint
+        self, access: EtcdAccess, verify: ssl.SSLContext | bool, endpoint: EtcdEndpoint
     ) -> None:
         self._access = access
-        self._prefix = prefix
         self._headers: dict[str, str] = {}
         self._client = httpx.AsyncClient(
             base_url=endpoint.url,
@@ -127,30 +125,36 @@ class _Session:
             timeout=PAGE_S,
         )
 
-    async def list(self, reach_s: float) -> tuple[tuple[DiscoveryEntry, ...], int]:
-        collected = Collected()
+    async def open(self, timeout: float) -> None:
+        if self._access.user is None:
+            return
+        body = {"name": self._access.user, "password": self._access.password}
         try:
-            async with asyncio.timeout(reach_s):
-                await self._authenticate()
-                page = await self._page(self._prefix, 0)
-        except TimeoutError as error:
-            raise EtcdFailure(f"no answer in {reach_s:.1f} s") from error
-        revision = int(page.header.revision)
-        while True:
-            for entry in page.kvs:
-                collected.add(entry.key, entry.value)
-            if not page.more or not page.kvs:
-                return collected.entries(), revision
-            try:
-                async with asyncio.timeout(PAGE_S):
-                    page = await self._page(page.kvs[-1].key + b"\0", revision)
-            except TimeoutError as error:
-                raise EtcdFailure(f"no next page in {PAGE_S:.0f} s") from error
+            answer = await self._post("/v3/auth/authenticate", body, _Token, timeout)
+        except EtcdFailure as failure:
+            # As etcd's own clients do: credentials for an etcd that wants none are no mistake.
+            if "authentication is not enabled" not in str(failure):
+                raise
+        else:
+            self._headers = {"Authorization": answer.token}
 
-    async def watch(self, revision: int) -> AsyncIterator[Put | Deleted]:
+    async def page(self, key: bytes, end: bytes, limit: int, revision: int, timeout: float) -> Page:
+        body = {
+            "key": _text(key),
+            "range_end": _text(end),
+            "limit": str(limit),
+            "revision": str(revision),
+        }
+        answer = await self._post("/v3/kv/range", body, _Range, timeout)
+        entries = [(entry.key, entry.value) for entry in answer.kvs]
+        return Page(entries, int(answer.header.revision), answer.more)
+
+    async def watch(
+        self, key: bytes, end: bytes, revision: int
+    ) -> AsyncGenerator[Put | Deleted, None]:
         create = {
-            "key": _text(self._prefix),
-            "range_end": _text(range_end(self._prefix)),
+            "key": _text(key),
+            "range_end": _text(end),
             "start_revision": str(revision),
             # To tell a value that was only written again from one that changed.
             "prev_kv": True,
@@ -178,40 +182,21 @@ class _Session:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _authenticate(self) -> None:
-        if self._access.user is None:
-            return
-        body = {"name": self._access.user, "password": self._access.password}
+    async def _post(self, path: str, body: Any, kind: type[_Answer], timeout: float) -> _Answer:
         try:
-            answer = await self._post("/v3/auth/authenticate", body, _Token)
-        except EtcdFailure as failure:
-            # As etcd's own clients do: credentials for an etcd that wants none are no mistake.
-            if "authentication is not enabled" not in str(failure):
-                raise
-        else:
-            self._headers = {"Authorization": answer.token}
-
-    async def _page(self, key: bytes, revision: int) -> _Page:
-        body = {
-            "key": _text(key),
-            "range_end": _text(range_end(self._prefix)),
-            "limit": str(PAGE),
-            "revision": str(revision),
-        }
-        return await self._post("/v3/kv/range", body, _Page)
-
-    async def _post(self, path: str, body: Any, kind: type[_Answer]) -> _Answer:
-        try:
-            async with self._client.stream(
-                "POST", path, json=body, headers=self._headers
-            ) as response:
+            async with (
+                asyncio.timeout(timeout),
+                self._client.stream("POST", path, json=body, headers=self._headers) as response,
+            ):
                 if response.status_code != httpx.codes.OK:
                     raise _refusal(response.status_code, await _read(response, _MAX_ERROR_BYTES))
                 content = await _read(response, _MAX_ANSWER_BYTES)
+        except TimeoutError as error:
+            raise EtcdFailure(f"no answer in {timeout:.1f} s") from error
         except httpx.HTTPError as error:
             raise _failure(error) from error
         if len(content) > _MAX_ANSWER_BYTES:
-            raise EtcdFailure(f"{path} answered more than {_MAX_ANSWER_BYTES:,} bytes")
+            raise EtcdTooLarge(f"more than {_MAX_ANSWER_BYTES:,} bytes in one answer")
         return _decode(content, kind)
 
 
@@ -292,7 +277,7 @@ def _failure(error: httpx.HTTPError) -> EtcdFailure:
             break
         deepest = inner
     if isinstance(deepest, OSError) and deepest.errno is not None:
-        # Names that are not found and TLS have numbers of their own, which the system does not know.
+        # Names that are not found and TLS have numbers of their own.
         known = deepest.errno in errno.errorcode and not isinstance(deepest, ssl.SSLError)
         text = os.strerror(deepest.errno) if known else deepest.strerror
         return EtcdFailure(one_line(text or str(deepest)))

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -66,7 +66,7 @@ class FileDiscovery:
         except _Unreadable as error:
             raise Unreachable(str(error), _HINT) from error
 
-    async def watch(self) -> AsyncIterator[DiscoveryChange]:
+    async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
         store: _Store | None = None
         interrupted = False
         while not self._closed.is_set():

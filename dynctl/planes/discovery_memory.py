@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from dynctl.ports import Deleted, DiscoveryChange, DiscoveryEntry, Listed, Put
@@ -17,7 +17,7 @@ class MemoryDiscovery:
     def __init__(self) -> None:
         self._entries: dict[str, bytes] = {}
         self._readers: set[_Reader] = set()
-        self._closed = False
+        self._closed = asyncio.Event()
 
     @property
     def title(self) -> str:
@@ -38,8 +38,8 @@ class MemoryDiscovery:
     async def list(self) -> Listed:
         return self._listed()
 
-    async def watch(self) -> AsyncIterator[DiscoveryChange]:
-        if self._closed:
+    async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
+        if self._closed.is_set():
             return
         reader = _Reader()
         self._readers.add(reader)
@@ -57,14 +57,14 @@ class MemoryDiscovery:
                         yield reader.changes.popleft()
                     else:
                         break
-                if self._closed:
+                if self._closed.is_set():
                     return
         finally:
             self._readers.discard(reader)
 
     async def close(self) -> None:
         """Ends every watch."""
-        self._closed = True
+        self._closed.set()
         for reader in self._readers:
             reader.wake.set()
 

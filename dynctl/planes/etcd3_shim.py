@@ -51,10 +51,10 @@ def load_etcdrpc() -> Any:
 
 
 def _install_messages() -> None:
-    from google.protobuf import descriptor_pool
+    from google.protobuf import descriptor_pool  # type: ignore[import-untyped]
 
     folder = _folder()
-    pool = descriptor_pool.DescriptorPool()  # type: ignore[no-untyped-call]
+    pool = descriptor_pool.DescriptorPool()
     modules = {f"{_PACKAGE}.{name}_pb2": _module(pool, folder, name) for name in _FILES}
     sys.modules.update(modules)
 
@@ -69,7 +69,7 @@ def _folder() -> Path:
 def _module(pool: Any, folder: Path, name: str) -> ModuleType:
     """What protoc's output for ``name.proto`` offers, made anew."""
     from google.protobuf import descriptor_pb2, message_factory
-    from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+    from google.protobuf.internal import enum_type_wrapper  # type: ignore[import-untyped]
 
     source = folder / f"{name}_pb2.py"
     if source.stat().st_size > _MAX_SOURCE_BYTES:
@@ -88,7 +88,7 @@ def _module(pool: Any, folder: Path, name: str) -> ModuleType:
         setattr(module, message.name, message_factory.GetMessageClass(descriptor))
     for enum in file.enum_type:
         descriptor = pool.FindEnumTypeByName(prefix + enum.name)
-        setattr(module, enum.name, EnumTypeWrapper(descriptor))
+        setattr(module, enum.name, enum_type_wrapper.EnumTypeWrapper(descriptor))
         for value in enum.value:
             setattr(module, value.name, value.number)
     return module

@@ -95,7 +95,7 @@ def etcd_access(
     members = tuple(dict.fromkeys(_endpoint(text, tls) for text in texts if text))
     if not 0 < len(members) <= _MOST:
         raise UsageProblem(f"etcd endpoints: expected 1 to {_MOST}, got {len(members)}", _HINT)
-    return EtcdAccess(
+    access = EtcdAccess(
         members,
         user or None,
         password or None,
@@ -103,6 +103,10 @@ def etcd_access(
         _pem(cert, "ETCD_AUTH_CLIENT_CERT"),
         _pem(key, "ETCD_AUTH_CLIENT_KEY"),
     )
+    if tls:
+        # gRPC would only fail to connect, and not say that a certificate is no certificate.
+        access.ssl_context()
+    return access
 
 
 def system_roots() -> bytes | None:
