@@ -1,6 +1,13 @@
-"""One ZMQ context for all streams of a process: one IO thread instead of one a stream."""
+"""What all ZMQ streams of a process share: one context with its IO thread, and fair reading."""
 
+from typing import Final
+
+import zmq
 import zmq.asyncio
+
+# One turn of the event loop: small, because streams of tokens wait behind it.
+TURN_MESSAGES: Final = 16
+TURN_BYTES: Final = 64 * 1024
 
 
 def new_context() -> zmq.asyncio.Context:
@@ -11,3 +18,17 @@ def new_context() -> zmq.asyncio.Context:
 def close_context(context: zmq.asyncio.Context) -> None:
     """Close it and every socket that is left, without waiting for anybody."""
     context.destroy(linger=0)
+
+
+def drain(socket: zmq.Socket[bytes]) -> list[list[bytes]]:
+    """What lies ready now, as much as fits one turn of the event loop."""
+    received: list[list[bytes]] = []
+    size = 0
+    while len(received) < TURN_MESSAGES and size < TURN_BYTES:
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            break
+        received.append(frames)
+        size += sum(map(len, frames))
+    return received

@@ -27,6 +27,7 @@ from dynctl.planes.kv_event_source import (
     StreamBounds,
     dialable_endpoint,
 )
+from dynctl.planes.zmq_context import TURN_BYTES, TURN_MESSAGES, drain
 from dynctl.planes.zmq_replay import ReplayFailed, ReplaySilent, replay
 from dynctl.ports import IndexUpdate, StreamCode, StreamCondition, StreamState, StreamValue
 from dynctl.wire.errors import WireError
@@ -38,9 +39,6 @@ from dynctl.wire.vllm_events import (
 )
 from router_core.events import Cleared
 
-# One turn of the event loop: small, because streams of tokens wait behind it.
-_TURN_MESSAGES: Final = 16
-_TURN_BYTES: Final = 64 * 1024
 # ZMQ drops the connection at its own limit, so a batch that is merely too big must stay below it to
 # be reported as one.
 _MESSAGE_MARGIN: Final = 4
@@ -133,7 +131,7 @@ class ZmqKvEvents:
         changes: zmq.Socket[bytes] = zmq.Socket.shadow(monitor.underlying)
         while True:
             ready = await poller.poll(int(self._bounds.idle_check * 1000))
-            received = _drain(messages)
+            received = drain(messages)
             # Read after the messages: a disconnect is always told before the first message of
             # the connection that followed, so none of those passes as the old one's.
             self._watch_connection(changes)
@@ -148,7 +146,7 @@ class ZmqKvEvents:
     # -- connection -------------------------------------------------------------------------
 
     def _watch_connection(self, changes: zmq.Socket[bytes]) -> None:
-        for frames in _drain(changes):
+        for frames in drain(changes):
             event = parse_monitor_message(frames)["event"]
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._connected = True
@@ -317,7 +315,7 @@ class ZmqKvEvents:
                     self._apply(seq, xxh3_64_intdigest(payload), batch, problem, replayed=True)
                     applied += 1
                 turn, size = turn + 1, size + len(payload)
-                if turn == _TURN_MESSAGES or size >= _TURN_BYTES:
+                if turn == TURN_MESSAGES or size >= TURN_BYTES:
                     turn = size = 0
                     await asyncio.sleep(0)
         return True
@@ -420,17 +418,3 @@ class ZmqKvEvents:
                 missing,
             )
         )
-
-
-def _drain(socket: zmq.Socket[bytes]) -> list[list[bytes]]:
-    """What lies ready now, as much as fits one turn of the event loop."""
-    received: list[list[bytes]] = []
-    size = 0
-    while len(received) < _TURN_MESSAGES and size < _TURN_BYTES:
-        try:
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            break
-        received.append(frames)
-        size += sum(map(len, frames))
-    return received
