@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -28,10 +28,11 @@ from dynctl.planes.zmq_context import TURN_BYTES, TURN_MESSAGES
 from dynctl.ports import ChannelCounts, ChannelValue
 from dynctl.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import EventChannel, NatsTransport
-from dynctl.wire.dynamo.events import decode_envelope
+from dynctl.wire.dynamo.events import Envelope, decode_envelope
 from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, Limits
 from dynctl.wire.errors import WireError
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 # The library prints what it also tells us, with tracebacks.
@@ -76,6 +77,8 @@ class NatsEventPlane:
     ) -> None:
         self._servers = nats_servers(servers)
         self._auth = NatsAuth.from_environment() if auth is None else auth
+        for server in self._servers:
+            self._auth.options(server)  # what is wrong with a file is better said now
         self._bounds = bounds or NatsBounds()
         self._followers: dict[str, list[NatsFollower]] = {}
         self._subscribed: dict[str, Subscription] = {}
@@ -133,7 +136,7 @@ class NatsEventPlane:
         self._followers.setdefault(subject, []).append(follower)
         self.start()
         if self._tried.is_set() and self._address is None:
-            follower.intake.disconnect(self._problem)
+            follower.disconnect(self._problem)
         self._wake.set()
 
     def remove(self, subject: str, follower: "NatsFollower") -> None:
@@ -175,32 +178,30 @@ class NatsEventPlane:
             try:
                 async with asyncio.timeout(self._bounds.dial):
                     await self._dial(client, server)
-            except (OSError, NatsError, TimeoutError, DynctlError) as error:
-                await _hang_up(client)
-                problem = self._problem if isinstance(error, NoServersError) else ""
-                problem = problem or _reason(error, self._bounds.dial)
-                problems.append(
-                    problem if len(self._servers) == 1 else f"{server.title}: {problem}"
-                )
-            except BaseException:
-                await _hang_up(client)
-                raise
-            else:
                 self._problem = ""
                 self._address = server.title
                 return client
+            except Exception as error:  # whatever a key or a certificate may cause, too
+                problem = self._problem if isinstance(error, NoServersError) else ""
+                problem = problem or _reason(error, self._bounds.dial)
+                several = len(self._servers) > 1
+                problems.append(f"{server.title}: {problem}" if several else problem)
+            finally:
+                if self._address is None:
+                    await _hang_up(client)
         self._problem = "; ".join(problems)
         return None
 
     async def _dial(self, client: Client, server: NatsServer) -> None:
+        # The library annotates whole seconds and takes fractions.
         await client.connect(
             servers=[server.url],
             name="dynctl",
             allow_reconnect=False,
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
-            connect_timeout=self._bounds.dial,  # type: ignore[arg-type] - it takes fractions
-            ping_interval=self._bounds.ping,  # type: ignore[arg-type]
+            connect_timeout=cast(int, self._bounds.dial),
+            ping_interval=cast(int, self._bounds.ping),
             max_outstanding_pings=2,
             error_cb=self._on_error,
             closed_cb=self._on_closed,
@@ -263,14 +264,14 @@ class NatsEventPlane:
             refused = self._refused.get(subject)
             for follower in followers:
                 if refused is not None:
-                    follower.intake.disconnect(f"{self._address} refuses {subject}: {refused}")
+                    follower.disconnect(f"{self._address} refuses {subject}: {refused}")
                 elif subject in self._subscribed:
-                    follower.intake.connect(f"{self._address}, subject {subject}")
+                    follower.connect(f"{self._address}, subject {subject}")
 
     def _disconnect_all(self, why: str) -> None:
         for followers in self._followers.values():
             for follower in followers:
-                follower.intake.disconnect(why)
+                follower.disconnect(why)
 
     def _deliver(self, subject: str, body: bytes) -> None:
         followers = self._followers.get(subject, ())
@@ -279,13 +280,13 @@ class NatsEventPlane:
         except WireError as error:
             # Nobody can say whose it was.
             for follower in list(followers):
-                follower.give(lambda intake, error=error: intake.malformed(error))
+                follower.malformed(error)
             return
         claimed = False
         for follower in list(followers):
             if follower.intake.channel.publisher_id == envelope.publisher_id:
                 claimed = True
-                follower.give(lambda intake: intake.take(envelope))
+                follower.take(envelope)
         self.unclaimed += not claimed
 
 
@@ -311,12 +312,24 @@ class NatsFollower:
         if self._end is not None and not self._end.done():
             self._end.cancel()
 
-    def give(self, act: Callable[[ChannelIntake], None]) -> None:
-        """Hand a message on; what its reader raises ends this follower and no other."""
+    def connect(self, address: str) -> None:
+        self._give(self.intake.connect, address)
+
+    def disconnect(self, why: str) -> None:
+        self._give(self.intake.disconnect, why)
+
+    def take(self, envelope: Envelope) -> None:
+        self._give(self.intake.take, envelope)
+
+    def malformed(self, error: WireError) -> None:
+        self._give(self.intake.malformed, error)
+
+    def _give(self, act: Callable[[_T], None], value: _T) -> None:
+        """Hand something on; what its reader raises ends this follower and no other."""
         if self._end is None or self._end.done():
             return
         try:
-            act(self.intake)
+            act(value)
         except Exception as error:
             self._end.set_exception(error)
 
@@ -347,10 +360,12 @@ _VARIABLES: Final = (
 
 
 def _reason(error: BaseException, seconds: float) -> str:
-    """One line that holds no credentials: neither the library nor the system puts any there."""
+    """One line without credentials: of errors that might hold some, only the name."""
     if isinstance(error, TimeoutError) and not str(error):
         return f"no answer within {seconds:g} s"
-    return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
+    if isinstance(error, OSError | NatsError | DynctlError) and str(error):
+        return str(error).removeprefix("nats: ").strip("'")
+    return type(error).__name__
 
 
 async def _hang_up(client: Any) -> None:

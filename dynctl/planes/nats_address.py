@@ -1,9 +1,10 @@
-"""Where NATS is and who we are to it, with Dynamo's variables; credentials never reach a message."""
+"""Where NATS is and who we are to it, as Dynamo's variables say; no message holds credentials."""
 
 import os
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,11 +28,8 @@ class NatsServer:
 
 def nats_servers(told: str | Sequence[str]) -> tuple[NatsServer, ...]:
     """Servers from what was told, commas or not. Raises UsageProblem."""
-    parts = [
-        part.strip()
-        for each in ([told] if isinstance(told, str) else told)
-        for part in each.split(",")
-    ]
+    several = [told] if isinstance(told, str) else told
+    parts = [part.strip() for each in several for part in each.split(",")]
     servers = tuple(_server(part) for part in parts if part)
     if not servers:
         raise UsageProblem("no NATS server is named", "set --nats-server or NATS_SERVER")
@@ -44,10 +42,10 @@ def _server(told: str) -> NatsServer:
     shown = f"{url.partition('://')[0]}://{url.rpartition('@')[2].removeprefix('nats://')}"
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError:
-        host, port = None, None
-    if not host or parts.scheme not in _SCHEMES:
+        scheme, host, port = "", None, None
+    if not host or scheme not in _SCHEMES:
         raise UsageProblem(
             f"NATS server {shown!r}: expected nats://HOST:PORT or tls://HOST:PORT",
             "set --nats-server or NATS_SERVER",
@@ -56,8 +54,8 @@ def _server(told: str) -> NatsServer:
     user = url.rpartition("@")[0].partition("://")[2]
     address = f"{shown_host}:{port or _PORT}"
     return NatsServer(
-        f"{parts.scheme}://{user}@{address}" if user else f"{parts.scheme}://{address}",
-        f"{parts.scheme}://{address}",
+        f"{scheme}://{user}@{address}" if user else f"{scheme}://{address}",
+        f"{scheme}://{address}",
     )
 
 
@@ -135,10 +133,8 @@ def _need_file(path: str, variable: str) -> None:
 
 
 def _need_nkeys(variable: str) -> None:
-    try:
-        import nkeys  # noqa: F401 - the client imports it without saying what for
-    except ImportError:
+    if find_spec("nkeys") is None:
         raise UsageProblem(
             f"{variable} is set, and the package that signs with it is missing",
             "pip install nkeys",
-        ) from None
+        )
