@@ -1,7 +1,9 @@
 """From what the person named to something that answers: the one place that chooses a source.
 
-Exactly one of ``--demo``, ``--view`` and ``--frontend`` (repeatable: replicas of one service).
-None given: ``$DYNCTL_FRONTEND``, then ``http://127.0.0.1:8000`` if it answers as ours.
+Exactly one of ``--demo``, ``--view``, ``--frontend`` (repeatable: replicas of one service) and a
+live Dynamo's planes (``--discovery`` and what belongs to it); frontends beside planes add load and
+settings. None given: Dynamo's variables, ``$DYNCTL_FRONTEND``, then ``http://127.0.0.1:8000`` if it
+answers as ours.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ WAYS = """give one source:
 --demo                             the embedded demo fleet, nothing needs to run
 --view FILE                        a view saved with `dynctl route PROMPT --save-view FILE`
 --frontend http://HOST:PORT        a running frontend; start one with
-                                   `dynctl serve frontend --worker http://HOST:PORT`"""
+                                   `dynctl serve frontend --worker http://HOST:PORT`
+--discovery file --file-kv DIR     a live Dynamo that registers in files
+--discovery etcd --etcd-endpoints HOST:2379   ... or in etcd"""
 
 
 class Source(Protocol):
@@ -69,6 +73,8 @@ def connect(options: GlobalOptions) -> Source:
         from dynctl.connect.view_source import open_view
 
         return open_view(options.view)
+    if "--discovery" in given or (not given and _planes_by_environment(options)):
+        return _planes(options)
     return _frontend(options)
 
 
@@ -103,12 +109,27 @@ def token(options: GlobalOptions) -> str | None:
 
 
 def _given(options: GlobalOptions) -> list[str]:
+    planes = (options.discovery, options.file_kv, options.etcd_endpoints)
+    live = any(item is not None for item in planes)
     named = {
         "--demo": options.demo,
         "--view": options.view is not None,
-        "--frontend": bool(options.frontend),
+        "--discovery": live,
+        "--frontend": bool(options.frontend) and not live,
     }
     return [flag for flag, given in named.items() if given]
+
+
+def _planes_by_environment(options: GlobalOptions) -> bool:
+    from dynctl.connect.planes import backend
+
+    return not options.frontend and backend(options) is not None
+
+
+def _planes(options: GlobalOptions) -> Source:
+    from dynctl.connect.planes_source import PlanesSource
+
+    return PlanesSource(options, frontends(options))
 
 
 def _frontend(options: GlobalOptions) -> Source:

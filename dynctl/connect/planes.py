@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dynctl.errors import UsageProblem
 from dynctl.options import GlobalOptions
@@ -112,22 +112,23 @@ def _etcd(options: GlobalOptions) -> Discovery:
     told = options.etcd_endpoints or os.environ.get("ETCD_ENDPOINTS") or DEFAULT_ENDPOINTS
     endpoints = [part.strip() for part in told.split(",") if part.strip()]
     access = {
-        "user": os.environ.get("ETCD_AUTH_USERNAME") or None,
-        "password": os.environ.get("ETCD_AUTH_PASSWORD") or None,
-        "ca": os.environ.get("ETCD_AUTH_CA") or None,
-        "cert": os.environ.get("ETCD_AUTH_CLIENT_CERT") or None,
-        "key": os.environ.get("ETCD_AUTH_CLIENT_KEY") or None,
+        "user": os.environ.get("ETCD_AUTH_USERNAME"),
+        "password": os.environ.get("ETCD_AUTH_PASSWORD"),
+        "ca": os.environ.get("ETCD_AUTH_CA"),
+        "cert": os.environ.get("ETCD_AUTH_CLIENT_CERT"),
+        "key": os.environ.get("ETCD_AUTH_CLIENT_KEY"),
     }
+    given: dict[str, Any] = {name: value for name, value in access.items() if value}
     client = options.etcd_client or "etcd3"
     if client == "gateway":
         from dynctl.planes.discovery_etcd_gateway import EtcdGatewayDiscovery
 
-        return EtcdGatewayDiscovery(endpoints, **access)
+        return EtcdGatewayDiscovery(endpoints, **given)
     if client != "etcd3":
         raise UsageProblem(f"--etcd-client {client}: expected etcd3 or gateway")
     from dynctl.planes.discovery_etcd3 import Etcd3Discovery
 
-    return Etcd3Discovery(endpoints, **access)
+    return Etcd3Discovery(endpoints, **given)
 
 
 class _EventPlanes:

@@ -1,0 +1,262 @@
+"""Answers about a live Dynamo, read from its planes. Nothing is written there.
+
+Each question observes anew: list what is registered, ask the workers what they cache, take over
+load and settings, decide. What could not be known is an assumption that the answer carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dynctl.connect.dynamo_frontend import DynamoFrontend
+from dynctl.connect.planes import Planes, namespace, open_planes
+from dynctl.connect.query import RouteQuery, choose_model
+from dynctl.connect.view_source import ViewSource
+from dynctl.errors import Unreachable, UsageProblem
+from dynctl.observing.deployment import Deployment, ProblemCode
+from dynctl.observing.load_mirror import gauge_changes
+from dynctl.observing.observer import Observer
+from dynctl.options import GlobalOptions
+from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
+from dynctl.wire.dynamo.router_settings import read_router_config
+from dynctl.wire.route_result import RouteResult
+from dynctl.wire.view_file import SavedView
+from dynctl.wire.worker_rows import WorkerRow
+from router_core.changes import ConfigSet, ThresholdsSet
+from router_core.config import preset
+from router_core.router import Router
+
+PRESET: Final = "dynamo-1.6"
+#: Contradictions that make an answer doubtful, so they stand beside it.
+_DOUBTFUL: Final = (
+    ProblemCode.BLOCK_SIZES_DIFFER,
+    ProblemCode.ROUTER_CONFIGS_DIFFER,
+    ProblemCode.UNKNOWN_ROLE,
+    ProblemCode.CARD_REJECTED,
+)
+_MOST_NAMED: Final = 3
+
+Thresholds = dict[str, float | int | None]
+
+
+class PlanesSource:
+    """A live deployment. ``frontends``: URLs that add load, thresholds and what is set there."""
+
+    def __init__(self, options: GlobalOptions, frontends: tuple[str, ...] = ()) -> None:
+        self._options = options
+        self._frontends = [DynamoFrontend(url, options.timeout) for url in frontends]
+        self.title = "live Dynamo"
+
+    # -- what a Source answers -------------------------------------------------------------
+
+    def route(self, query: RouteQuery) -> RouteResult:
+        tokens_needed = query.token_ids is None and query.model_path is None
+        return self._view(query.model, tokenizer=tokens_needed).route(query)
+
+    def workers(self) -> list[WorkerRow]:
+        return self._view().workers()
+
+    def thresholds(self) -> dict[str, Thresholds]:
+        if self._frontends:
+            return self._frontends[0].thresholds()
+        return self._view(index=False).thresholds()
+
+    def set_thresholds(
+        self, model: str, values: Mapping[str, float | int | None]
+    ) -> dict[str, float | int | None]:
+        """Set on every frontend that was named; thresholds live in those processes."""
+        if not self._frontends:
+            raise UsageProblem(
+                "busy thresholds live in the frontends, and none was named",
+                "name every replica: --frontend http://HOST:8000",
+            )
+        failed, after = [], None
+        for frontend in self._frontends:
+            try:
+                after = frontend.set_thresholds(model, values)
+            except Unreachable as error:
+                failed.append(error.message)
+        if failed or after is None:
+            done = len(self._frontends) - len(failed)
+            raise Unreachable(
+                f"thresholds were set on {done} of {len(self._frontends)} frontends: "
+                f"{'; '.join(failed)}",
+                "run the same command again once all of them answer",
+            )
+        return after
+
+    def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
+        return self._view(index=False).judged(model, values)
+
+    def config(self) -> dict[str, Any]:
+        return self._view(index=False).config()
+
+    def decision(self, decision_id: str) -> RouteResult:
+        raise UsageProblem(
+            f"Dynamo keeps no decisions, so {decision_id} cannot be looked up",
+            'ask before the request instead: dynctl route --explain "PROMPT"',
+        )
+
+    def save(self) -> bytes:
+        return self._view(tokenizer=True).save()
+
+    # -- observing -------------------------------------------------------------------------
+
+    def _view(
+        self, model: str | None = None, *, index: bool = True, tokenizer: bool = False
+    ) -> ViewSource:
+        view = asyncio.run(self._observe(model, index=index, tokenizer=tokenizer))
+        return ViewSource(view, self.title)
+
+    async def _observe(self, model: str | None, *, index: bool, tokenizer: bool) -> SavedView:
+        planes = open_planes(self._options)
+        self.title = planes.title
+        router = Router(preset(PRESET).with_values({"decode_capacity_guard": False}))
+        observer = Observer(
+            router,
+            planes.discovery,
+            planes.plane_of,
+            planes.requests,
+            time.monotonic,
+            namespace=namespace(self._options),
+            prefer=model,
+            follow_index=index,
+            follow_load=not self._frontends,
+        )
+        try:
+            async with observer:
+                return await self._observed(observer, planes, model, tokenizer=tokenizer)
+        finally:
+            await planes.close()
+
+    async def _observed(
+        self, observer: Observer, planes: Planes, model: str | None, *, tokenizer: bool
+    ) -> SavedView:
+        deployment = observer.deployment
+        if not deployment.workers:
+            raise _nobody(deployment, planes, namespace(self._options))
+        assumptions = [p.message for p in deployment.problems if p.code in _DOUBTFUL]
+        paths: dict[str, str] = {}
+        if tokenizer:
+            paths = await self._tokenizers(deployment, model)
+        told = await asyncio.to_thread(self._ask_frontends)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.wait):
+                await observer.settled()
+        assumptions += _index_doubts(observer)
+        assumptions += _settings(observer, told.thresholds)
+        source, doubts = _load(observer, told.metrics)
+        assumptions += doubts
+        return SavedView(
+            observer.router,
+            time.monotonic(),
+            PRESET,
+            paths,
+            {},
+            tuple(dict.fromkeys(assumptions)),
+            source,
+        )
+
+    async def _tokenizers(self, deployment: Deployment, model: str | None) -> dict[str, str]:
+        from dynctl.planes.model_files import fetch_model_files, host_of
+
+        chosen = choose_model(model, deployment.models)
+        item = next(item for item in deployment.workers if item.worker.model == chosen)
+        fetched = await fetch_model_files(
+            item.card,
+            host_of(item.instance),
+            _cache_directory(),
+            timeout=self._options.timeout,
+        )
+        return {chosen: str(fetched.directory)}
+
+    def _ask_frontends(self) -> _Told:
+        """What the frontends say; the settings come from the first, load from every one."""
+        return _Told(
+            [frontend.metrics() for frontend in self._frontends],
+            self._frontends[0].thresholds() if self._frontends else {},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    metrics: list[FrontendMetrics]
+    thresholds: Mapping[str, Thresholds]
+
+
+def _settings(observer: Observer, thresholds: Mapping[str, Thresholds]) -> list[str]:
+    """Take over what cards and frontends say of the router's settings; what is assumed."""
+    said = []
+    cards = [item.card.router_config for item in observer.deployment.workers]
+    advertised = next((card for card in cards if card is not None), None)
+    if advertised is None:
+        said.append(
+            f"router settings are those of {PRESET}: no card advertises any "
+            "(--set router_temperature=0.5 tells others)"
+        )
+    else:
+        settings = read_router_config(advertised)
+        observer.apply(ConfigSet({**settings.values, "decode_capacity_guard": False}))
+        said.append("router settings are those that the workers' cards advertise")
+        said += [f"not followed: {item}" for item in settings.not_followed]
+    for model, values in thresholds.items():
+        observer.apply(ThresholdsSet(model, values))
+    return said
+
+
+def _load(observer: Observer, told: list[FrontendMetrics]) -> tuple[str, list[str]]:
+    """Take over the load; (where it comes from, what is doubtful about it)."""
+    if told:
+        for change in gauge_changes(observer.router.registry, add_loads(told)):
+            observer.apply(change)
+        doubts = []
+        if any(metrics.kv_routing is False for metrics in told):
+            doubts.append("a frontend does not route by kv: this is what kv mode would do")
+        return f"/metrics of {len(told)} frontend{'s' if len(told) > 1 else ''}", doubts
+    since = time.monotonic() - observer.load.since
+    if observer.load.added:
+        return f"replica-sync events of {since:.0f} s", [
+            f"requests that began before these {since:.0f} s are not counted"
+        ]
+    return "kv_metrics" if observer.load.reports else "unknown", [
+        "load is unknown, counted as none: name the frontends (--frontend http://HOST:8000)"
+    ]
+
+
+def _nobody(deployment: Deployment, planes: Planes, wanted: str | None) -> UsageProblem:
+    """Nobody serves there: say what there is instead."""
+    others = [name for name in deployment.namespaces if name != wanted]
+    found = f"{planes.title}: no worker is registered"
+    if wanted is not None:
+        found += f" in namespace {wanted}"
+    if others:
+        return UsageProblem(
+            f"{found}; there are: {', '.join(others)}", f"--dyn-namespace {others[0]}, or '*'"
+        )
+    problems = [f"{p.subject}: {p.message}" for p in deployment.problems[:_MOST_NAMED]]
+    return UsageProblem(found, "\n".join(problems) or "is this the right backend? dynctl check")
+
+
+def _index_doubts(observer: Observer) -> list[str]:
+    doubts = observer.not_current()
+    if not doubts:
+        return []
+    names = {item.worker.worker_id: item.worker.name for item in observer.deployment.workers}
+    told = [
+        f"{names.get(worker_id, f'{worker_id:x}')}: {why}"
+        for (worker_id, _), why in list(doubts.items())[:_MOST_NAMED]
+    ]
+    more = f" and {len(doubts) - _MOST_NAMED} more" if len(doubts) > _MOST_NAMED else ""
+    return [f"the cache of {len(doubts)} ranks is not fully known ({'; '.join(told)}{more})"]
+
+
+def _cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "dynctl" / "models"
