@@ -27,7 +27,7 @@ _SMALL: Final = 32 * 1024
 _LENGTH: Final = struct.Struct(">I")
 _SHORT: Final = struct.Struct(">H")
 
-Buffer = bytes | bytearray | memoryview | msgspec.Raw
+Buffer = bytes | memoryview
 
 
 class Address(NamedTuple):
@@ -280,6 +280,7 @@ class AnswerDecoder:
             read = msgspec.json.decode(body, type=_ItemDocument)
         if read.complete_final:
             return Completed()
-        if not bytes(read.data):
+        document = memoryview(read.data)
+        if not document:
             raise WireError("answer", "an item without `data`")
-        return RawItem(read.data, self._codec)
+        return RawItem(document, self._codec)
