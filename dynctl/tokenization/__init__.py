@@ -1,6 +1,7 @@
 """Prompts to tokens and back: a model's tokenizer, and its chat template in a sandbox."""
 
 from dynctl.tokenization.budget import RenderLimits
+from dynctl.tokenization.dynamo import DynamoChat, as_dynamo_reads
 from dynctl.tokenization.errors import (
     PromptError,
     PromptTooLongError,
@@ -16,6 +17,7 @@ from dynctl.tokenization.template import ChatTemplate
 __all__ = [
     "DEMO_MODEL_DIR",
     "ChatTemplate",
+    "DynamoChat",
     "ModelTokenizer",
     "PromptError",
     "PromptTooLongError",
@@ -25,5 +27,6 @@ __all__ = [
     "TokenizationError",
     "TokenizerError",
     "UnsupportedContentError",
+    "as_dynamo_reads",
     "load_tokenizer",
 ]

@@ -129,7 +129,7 @@ class ModelTokenizer:
         chars = _text_chars(messages)
         if chars > self.max_prompt_chars:
             raise PromptTooLongError(chars, self.max_prompt_chars)
-        return self._template(bool(tools)).render(
+        return self.template_for(with_tools=bool(tools)).render(
             messages,
             tools=tools,
             documents=documents,
@@ -192,7 +192,8 @@ class ModelTokenizer:
             return self.encode_prompt(text)
         return await asyncio.to_thread(self.encode_prompt, text)
 
-    def _template(self, with_tools: bool) -> ChatTemplate:
+    def template_for(self, *, with_tools: bool) -> ChatTemplate:
+        """The template that a chat is rendered with. Raises TemplateError if there is none."""
         if with_tools and "tool_use" in self._templates:
             return self._templates["tool_use"]
         if "default" in self._templates:

@@ -35,7 +35,8 @@ class ChatTemplate:
     ``origin`` is what errors call it (a file name). ``variables`` are offered to every render
     (``bos_token`` and the like). ``now`` answers ``strftime_now``, ``clock`` the time limit.
     Raises :class:`TemplateError` if the source does not compile. ``heavy`` turns true once a
-    render was so much work that the next should not run on an event loop.
+    render was so much work that the next should not run on an event loop. ``takes_parts``: it
+    walks over the parts of a content; ``wraps_strings``: parts are all it knows.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ChatTemplate:
         except (JinjaError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
             raise TemplateError(f"{origin}: does not compile: {_kind(error)}") from error
         self.takes_parts, tests_string = _content_shape(tree)
-        self._wraps_strings = self.takes_parts and not tests_string
+        self.wraps_strings = self.takes_parts and not tests_string
 
     def render(
         self,
@@ -143,7 +144,7 @@ class ChatTemplate:
         content = prepared.get("content")
         field = f"messages[{index}].content"
         if isinstance(content, str):
-            if self._wraps_strings:
+            if self.wraps_strings:
                 prepared["content"] = [{"type": "text", "text": content}]
         elif isinstance(content, list | tuple):
             if not self.takes_parts:

@@ -1,6 +1,7 @@
 """The suite against a real Dynamo: marked as such, and told plainly when Dynamo is not there."""
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,23 @@ import pytest
 from tests.dynamo.fleet import DYNAMO_PYTHON
 
 HERE = Path(__file__).resolve().parent
+_FINDINGS = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def finding(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """``finding("199 of 200 predicted")``: a line of the summary at the end of the run."""
+    return pytestconfig.stash.setdefault(_FINDINGS, []).append
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    lines = config.stash.get(_FINDINGS, [])
+    if lines:
+        terminalreporter.section("findings")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -54,7 +54,7 @@ DYNAMO_PYTHON = os.environ.get("DYNCTL_DYNAMO_PYTHON", "")
 class Worker:
     """A worker's process. ``held`` is there for kind ``held``; ``instance_id`` once it is ready."""
 
-    def __init__(self, plan: WorkerPlan, process: Process, system_port: int) -> None:
+    def __init__(self, plan: WorkerPlan, process: Process, system_port: int | None) -> None:
         self.plan = plan
         self.process = process
         self.system_port = system_port
@@ -78,7 +78,9 @@ class Worker:
         return self._instance_id
 
     def learn_instance_id(self) -> bool:
-        """Its own metrics name it, for every discovery backend alike."""
+        """Its own metrics name it, for every discovery backend alike. True once it is known."""
+        if self.system_port is None:
+            return True
         if self._instance_id is None:
             with contextlib.suppress(OSError):
                 _, text = FrontendClient(self.system_port).get("/metrics", timeout=2)
@@ -328,11 +330,12 @@ class DynamoFleet:
     def _launch_worker(self, plan: WorkerPlan) -> Worker:
         if plan.name in self.workers:
             raise ValueError(f"{plan.name} runs already")
-        system_port = free_port()
-        environment = {
-            "DYN_SYSTEM_PORT": str(system_port),
-            "DYN_SYSTEM_STARTING_HEALTH_STATUS": "ready",
-            "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+        environment = {"DYN_SDK_DISABLE_ANSI_LOGGING": "1"}
+        system_port = free_port() if plan.system_server else None
+        if system_port is not None:
+            environment["DYN_SYSTEM_PORT"] = str(system_port)
+            environment["DYN_SYSTEM_STARTING_HEALTH_STATUS"] = "ready"
+        environment |= {
             **self._topology(plan),
             **plan.environment,
         }

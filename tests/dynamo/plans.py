@@ -14,7 +14,9 @@ class WorkerPlan:
 
     With domains the KV transfer policy is set too: ``transfer_domain``, ``enforcement`` and
     ``weight`` (None leaves it unset). ``late``: not started with the fleet, but by
-    :meth:`DynamoFleet.start_worker`. ``args`` and ``environment`` go to the process as they are.
+    :meth:`DynamoFleet.start_worker`. ``system_server`` off: no metrics and no metadata over HTTP,
+    hence no known instance id, and paths in its card. ``args`` and ``environment`` go to the
+    process as they are.
     """
 
     name: str
@@ -25,6 +27,7 @@ class WorkerPlan:
     enforcement: str | None = "required"
     weight: float | None = None
     late: bool = False
+    system_server: bool = True
     args: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,0 +1,109 @@
+"""An observer of a fleet, and predictions out of it, for the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from dynctl.connect.planes import open_planes
+from dynctl.connect.query import RouteQuery
+from dynctl.connect.view_source import ViewSource
+from dynctl.observing.observer import Observer
+from dynctl.options import GlobalOptions
+from dynctl.wire.route_result import RouteResult
+from dynctl.wire.view_file import SavedView
+from router_core.config import preset
+from router_core.router import Router
+from tests.dynamo.fleet import DynamoFleet
+
+QUIET_SECONDS = 0.06
+"""Events of a finished request have reached us, and Dynamo's own router, when none came so long."""
+
+
+class Observed:
+    """A fleet's observer. ``changes`` counts what it applied."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.changes = 0
+        self.last_change = time.monotonic()
+
+    @property
+    def router(self) -> Router:
+        return self.observer.router
+
+    def noted(self, _: Any) -> None:
+        self.changes += 1
+        self.last_change = time.monotonic()
+
+    async def quiet(self, seconds: float = QUIET_SECONDS) -> None:
+        """Until nothing has changed for so long and everything is applied."""
+        while True:
+            await self.observer.settled()
+            rest = self.last_change + seconds - time.monotonic()
+            if rest <= 0:
+                return
+            await asyncio.sleep(rest)
+
+    def predict(self, tokens: Sequence[int], **settings: Any) -> RouteResult:
+        """What ``route`` answers for this prompt now."""
+        view = SavedView(self.router, time.monotonic(), "dynamo-1.6", source="test")
+        assignments = tuple(f"{name}={value}" for name, value in settings.items())
+        query = RouteQuery(token_ids=list(tokens), assignments=assignments)
+        return ViewSource(view, "test").route(query)
+
+
+@asynccontextmanager
+async def observing(
+    fleet: DynamoFleet, *, options: GlobalOptions | None = None, **more: Any
+) -> AsyncIterator[Observed]:
+    """Observe a fleet from now on, settled."""
+    planes = open_planes(options or GlobalOptions(discovery="file", file_kv=fleet.file_kv))
+    router = Router(preset("dynamo-1.6").with_values({"decode_capacity_guard": False}))
+    holder: list[Observed] = []
+    observer = Observer(
+        router,
+        planes.discovery,
+        planes.plane_of,
+        planes.requests,
+        time.monotonic,
+        on_change=lambda change: holder[0].noted(change),
+        **more,
+    )
+    holder.append(Observed(observer))
+    try:
+        async with observer:
+            await asyncio.wait_for(observer.settled(), 20)
+            yield holder[0]
+    finally:
+        await planes.close()
+
+
+def possible(result: RouteResult) -> set[tuple[int | None, int]]:
+    """(prefill worker, decode worker) pairs that the prediction allows: exact ties are any of them.
+
+    Aggregated: the same worker twice, as Dynamo reports it.
+    """
+    if result.prefill is None:
+        decision = result.decode
+        assert decision is not None
+        assert decision.winner is not None
+        tied = decision.tied or [decision.winner]
+        return {(ref.worker_id, ref.worker_id) for ref in tied}
+    pairs = set()
+    for prefill_id, decision in _hops(result):
+        assert decision.winner is not None, decision.outcome
+        for ref in decision.tied or [decision.winner]:
+            pairs.add((prefill_id, ref.worker_id))
+    return pairs
+
+
+def _hops(result: RouteResult) -> list[tuple[int, Any]]:
+    if result.decode_by_prefill:
+        return [(item.prefill.worker_id, item.decode) for item in result.decode_by_prefill]
+    assert result.prefill is not None
+    assert result.prefill.winner is not None
+    return [(result.prefill.winner.worker_id, result.decode)]
