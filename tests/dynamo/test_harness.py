@@ -1,5 +1,6 @@
 """The harness itself: a real Dynamo comes up, answers, can be held and broken, and goes."""
 
+import base64
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.etcd_server import EtcdServer
+from tests.contract.nats_server import nats_server
 from tests.dynamo.fleet import DYNAMO_PYTHON, DynamoFleet, WorkerPlan, aggregated, two_zones
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,11 +76,11 @@ def test_requests_are_held_before_and_after_the_first_token(max_tokens):
         [request] = held.wait_for(1, "prefill")
         assert request.tokens == 40
         # Before the first token a prompt counts as prefill and decode load, then as decode alone.
-        assert loads(fleet) == (40, 2)
+        assert loads(fleet.frontend) == (40, 2)
 
         held.step(request.id)
         held.wait_for(1, "decode")
-        fleet.wait_until(lambda: loads(fleet) == (0, 2), "the prefill load to be freed")
+        fleet.wait_until(lambda: loads(fleet.frontend) == (0, 2), "the prefill load to be freed")
         assert not flight.done
 
         held.release()
@@ -85,7 +88,31 @@ def test_requests_are_held_before_and_after_the_first_token(max_tokens):
         assert answer.ok
         assert answer.request_id == request.id
         assert held.requests("done")[0].id == request.id
-        fleet.wait_until(lambda: loads(fleet) == (0, 0), "the decode load to be freed")
+        fleet.wait_until(lambda: loads(fleet.frontend) == (0, 0), "the decode load to be freed")
+
+
+def test_replicas_know_of_many_requests_in_flight():
+    with DynamoFleet(
+        aggregated(2, kind="held"),
+        frontends=[(), ()],
+        frontend_args=("--router-replica-sync",),
+    ) as fleet:
+        workers = [worker.held for worker in fleet.workers.values()]
+        for held in workers:
+            held.hold(prefill=True)
+        first, second = fleet.frontends
+        prompts = [list(range(start, start + 40)) for start in range(64)]
+        flights = [
+            (first if number % 2 else second).begin(prompt) for number, prompt in enumerate(prompts)
+        ]
+        booked = (64 * 40, 64 * 2)
+        fleet.wait_until(lambda: loads(first) == booked == loads(second), "both to count all")
+        assert sum(len(held.requests("prefill")) for held in workers) == 64
+
+        for held in workers:
+            held.release()
+        assert all(flight.result().ok for flight in flights)
+        fleet.wait_until(lambda: loads(first) == (0, 0) == loads(second), "both to count none")
 
 
 def test_a_client_that_leaves_is_seen_by_the_worker():
@@ -142,6 +169,34 @@ def test_workers_come_late_and_go_in_either_way():
         assert [answer.placement.decode for answer in answers] == [late.instance_id] * 2
 
 
+async def test_services_can_be_etcd_and_nats(tmp_path):
+    etcd = EtcdServer(tmp_path / "etcd")
+    try:
+        etcd.start()
+        async with nats_server(tmp_path) as nats:
+            with DynamoFleet(
+                two_zones("required"),
+                discovery="etcd",
+                etcd_endpoints=etcd.url,
+                event_plane="nats",
+                nats_server=f"nats://{nats.address}",
+                namespace="other",
+            ) as fleet:
+                placed = fleet.frontend.complete(list(range(40))).placement
+                prefill, decode = fleet.worker_of(placed.prefill), fleet.worker_of(placed.decode)
+                assert prefill.plan.domains == decode.plan.domains
+                registered = etcd.post("/v3/kv/range", key=b64("v1/"), range_end=b64("v10"))
+                keys = [base64.b64decode(each["key"]).decode() for each in registered["kvs"]]
+                assert f"v1/instances/other/prefill/generate/{prefill.instance_id:x}" in keys
+                assert all("/other/" in key for key in keys)
+    finally:
+        etcd.close()
+
+
+def b64(text):
+    return base64.b64encode(text.encode()).decode()
+
+
 def test_a_worker_that_cannot_start_fails_with_its_log():
     broken = WorkerPlan("broken", args=("--no-such-flag",))
     started = []
@@ -190,9 +245,9 @@ def still_working(pid):
         return False
 
 
-def loads(fleet):
+def loads(frontend):
     """(active prefill tokens, active decode blocks) as the frontend's metrics count them."""
-    _, text = fleet.frontend.get("/metrics")
+    _, text = frontend.get("/metrics")
     found: dict[str, float] = {}
     for line in text.splitlines():
         for name in ("prefill_tokens", "decode_blocks"):
