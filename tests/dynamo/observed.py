@@ -93,7 +93,7 @@ def possible(result: RouteResult) -> set[tuple[int | None, int]]:
         assert decision.winner is not None
         tied = decision.tied or [decision.winner]
         return {(ref.worker_id, ref.worker_id) for ref in tied}
-    pairs = set()
+    pairs: set[tuple[int | None, int]] = set()
     for prefill_id, decision in _hops(result):
         assert decision.winner is not None, decision.outcome
         for ref in decision.tied or [decision.winner]:
