@@ -138,6 +138,8 @@ class _Session:
         future = asyncio.get_running_loop().run_in_executor(
             self._thread, partial(_translated, function, *arguments)
         )
+        # Whoever is cancelled does not hear how the call ends; without this, asyncio complains.
+        future.add_done_callback(_heard)
         self._busy = future
         return await asyncio.shield(future)
 
@@ -172,6 +174,11 @@ class _Session:
         """One request, and then silence: where this ends, so does the stream."""
         yield request
         self._released.wait()
+
+
+def _heard(future: "asyncio.Future[Any]") -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _change(event: Any) -> Put | Deleted | None:
