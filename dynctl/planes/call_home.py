@@ -5,6 +5,7 @@ question held. Whoever names none of ours is dropped without an answer.
 """
 
 import asyncio
+import socket
 import uuid
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -57,7 +58,12 @@ class CallHome:
                 raise OSError("the request plane was closed")
             server = self._servers.get(host)
             if server is None:
-                server = await asyncio.start_server(self._greet, host, 0, limit=READ_BYTES)
+                # One address alone: with port 0 each of a name's addresses would get another port.
+                found = await asyncio.get_running_loop().getaddrinfo(
+                    host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                )
+                address = str(found[0][4][0])
+                server = await asyncio.start_server(self._greet, address, 0, limit=READ_BYTES)
                 self._servers[host] = server
         port: int = server.sockets[0].getsockname()[1]
         return port

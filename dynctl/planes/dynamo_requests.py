@@ -49,7 +49,8 @@ class TcpRequestPlane:
 
     ``listen_host`` is the local address to listen at. None takes the local address of the route to
     each worker, which is loopback for a worker on loopback: nothing is open to a network that no
-    worker is on. ``advertised_host`` is what workers are told where that differs (NAT).
+    worker is on. ``advertised_host`` is what workers are told instead; it is listened at too where
+    it is an address of this host, and forwarded to us by somebody (NAT) where it is not.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class TcpRequestPlane:
             _fail(instance, f"{known}; its events can be followed, but nothing can be recovered")
         subject, calling = self._home.expect()
         finished = False
+        answer: AnswerDecoder | None = None
         try:
             home = await self._put(instance, body, subject, timeout)
             caller = await self._called(instance, calling, home, timeout)
@@ -123,6 +125,8 @@ class TcpRequestPlane:
         finally:
             self._home.forget(subject)
             if calling.done() and not calling.cancelled():
+                # Who wants one item only leaves before the end is read, though it is here.
+                finished = finished or (answer is not None and _at_end(answer))
                 self._hang_up(calling.result(), finished=finished)
 
     async def close(self) -> None:
@@ -187,17 +191,22 @@ class TcpRequestPlane:
     async def _home_for(self, instance: Instance, writer: asyncio.StreamWriter) -> str:
         """HOST:PORT where this worker will reach us."""
         local: str = writer.get_extra_info("sockname")[0]
+        told = self._advertised_host or self._listen_host
+        if told is None or told in _ANY:
+            told = local
+        if self._listen_host is None and self._advertised_host is not None:
+            # What workers are told is mostly an address of ours; behind NAT it is not.
+            with suppress(OSError):
+                return format_host_port(_unmapped(told), await self._home.port(told))
         listen = local if self._listen_host is None else self._listen_host
         try:
-            port = await self._home.port(listen)
+            return format_host_port(_unmapped(told), await self._home.port(listen))
         except OSError as error:
             _fail(
                 instance,
                 f"cannot answer: listening at {listen or 'any address'} failed: {error}"
                 f" ({RESPONSE_HOST_VARIABLE} sets the address)",
             )
-        told = self._advertised_host or (local if listen in _ANY else listen)
-        return format_host_port(_unmapped(told), port)
 
     # -- the answer
 
@@ -275,6 +284,13 @@ async def _next_step(caller: Caller, answer: AnswerDecoder) -> Step | None:
             return None
         answer.feed(data)
     return step
+
+
+def _at_end(answer: AnswerDecoder) -> bool:
+    """Whether what arrived already says that no item follows."""
+    with suppress(WireError):
+        return isinstance(answer.next_step(), Completed)
+    return False
 
 
 def _unmapped(host: str) -> str:

@@ -96,16 +96,19 @@ async def test_many_questions_at_once_share_one_listener(plane: TcpRequestPlane)
         (None, None, "127.0.0.1:"),
         ("127.0.0.2", None, "127.0.0.2:"),
         ("0.0.0.0", None, "127.0.0.1:"),
-        ("127.0.0.2", "127.0.0.3", "127.0.0.3:"),
-        (None, "::ffff:10.0.0.1", "10.0.0.1:"),
+        (None, "127.0.0.3", "127.0.0.3:"),
+        ("localhost", None, "localhost:"),
+        ("127.0.0.2", "192.0.2.1", "192.0.2.1:"),
+        (None, "::ffff:192.0.2.1", "192.0.2.1:"),
     ],
 )
 async def test_workers_are_told_the_route_to_them_unless_told_otherwise(
     listen: str | None, advertised: str | None, told: str
 ) -> None:
     plane = TcpRequestPlane(listen_host=listen, advertised_host=advertised)
-    async with fake_endpoint(fault=Fault.NO_ACK if advertised else Fault.NONE) as endpoint:
-        if advertised:
+    elsewhere = told.startswith("192.0.2.1")  # TEST-NET: no worker reaches us there
+    async with fake_endpoint(fault=Fault.NO_ACK if elsewhere else Fault.NONE) as endpoint:
+        if elsewhere:
             with pytest.raises(RequestPlaneError):
                 await ask(plane, endpoint.instance(), timeout=SHORT)
         else:
@@ -223,6 +226,16 @@ async def test_leaving_early_kills_the_rest(plane: TcpRequestPlane) -> None:
                 break
         await endpoint.ended.wait()
         assert endpoint.calls_ended == 1
+
+
+async def test_who_wanted_one_item_of_a_whole_answer_kills_nothing(plane: TcpRequestPlane) -> None:
+    async with fake_endpoint(lambda _: [1]) as endpoint:
+        items = plane.ask(endpoint.instance(), None, timeout=LONG, max_bytes=1_000)
+        async with aclosing(items):
+            assert await anext(items) == 1
+            await asyncio.sleep(0)
+        await endpoint.ended.wait()
+        assert endpoint.controls == []
 
 
 @pytest.mark.parametrize("fault", [Fault.NO_ACK, Fault.NEVER_CALLS, Fault.STALLS])
