@@ -31,6 +31,7 @@ for group in groups:
 """
 
 
+_chance = random.SystemRandom()  # not seeded alike in two runs at once
 _given: set[int] = set()
 
 
@@ -41,7 +42,7 @@ def free_port() -> int:
     its system port as a signed 16-bit number, which fits.
     """
     for _ in range(1000):
-        port = random.randrange(20_000, 32_768)
+        port = _chance.randrange(20_000, 32_768)
         if port in _given:
             continue
         with socket.socket() as probe:
