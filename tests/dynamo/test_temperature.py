@@ -1,0 +1,69 @@
+"""A frontend with settings of its own: said as assumed, and predicted once they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+
+from dynctl.connect.planes_source import PlanesSource
+from dynctl.connect.query import RouteQuery
+from dynctl.options import GlobalOptions
+from tests.dynamo.fleet import DynamoFleet, aggregated
+from tests.dynamo.observed import observing
+
+DRAWS = 500
+SETTINGS = {"router_temperature": 0.5, "prefill_load_scale": 1.5}
+FLAGS = ("--router-temperature", "0.5", "--router-prefill-load-scale", "1.5")
+#: 99.9th percentile of chi-square by degrees of freedom: a true prediction fails once in 1,000.
+CRITICAL = {2: 13.82}
+
+
+def test_probabilities_are_told_and_hold() -> None:
+    prompt = list(range(50, 50 + 96))
+
+    async def run() -> tuple[dict[int, float], Counter[int], list[str]]:
+        with DynamoFleet(aggregated(3, kind="held"), frontend_args=FLAGS) as fleet:
+            workers = list(fleet.workers.values())
+            workers[0].held.store(prompt[:64])
+            workers[1].held.store(prompt[:32])
+            async with observing(fleet) as seen:
+                await seen.quiet(0.3)
+                told = seen.predict(prompt, **SETTINGS).decode
+                assert told is not None
+                expected = {row.worker_id: row.probability for row in told.candidates}
+                drawn: Counter[int] = Counter()
+                for _ in range(DRAWS):
+                    answer = await asyncio.to_thread(fleet.frontend.dry_run, prompt)
+                    assert answer.placement.decode is not None
+                    drawn[answer.placement.decode] += 1
+            options = GlobalOptions(discovery="file", file_kv=fleet.file_kv)
+            untold = await asyncio.to_thread(
+                PlanesSource(options).route, RouteQuery(token_ids=prompt)
+            )
+        return expected, drawn, untold.assumptions
+
+    expected, drawn, assumptions = asyncio.run(run())
+    assert math.isclose(sum(expected.values()), 1.0)
+    assert 0.02 < min(expected.values()) < max(expected.values()) < 0.9
+    statistic = sum(
+        (drawn[worker] - DRAWS * chance) ** 2 / (DRAWS * chance)
+        for worker, chance in expected.items()
+    )
+    assert statistic < CRITICAL[len(expected) - 1], (expected, drawn)
+    assert any("no card advertises any" in text for text in assumptions), assumptions
+
+
+def test_settings_in_a_card_are_followed() -> None:
+    """A mocker that advertises them makes the frontend, and us, use them."""
+    args = ("--router-mode", "kv", "--router-prefill-load-scale", "3.0")
+    with DynamoFleet(aggregated(2, args=args), router_mode="round-robin") as fleet:
+        options = GlobalOptions(discovery="file", file_kv=fleet.file_kv)
+        told = PlanesSource(options).route(RouteQuery(token_ids=list(range(3, 43))))
+        assert told.decode is not None
+        assert told.decode.parameters["prefill_load_scale"] == 3.0
+        assert any("cards advertise" in text for text in told.assumptions)
+        asked = {"annotations": ["query_instance_id:"]}
+        assert fleet.frontend.complete(list(range(3, 43)), nvext=asked).ok
+        lines = fleet.frontend.log_lines("Selected worker")
+        assert any(f"logit={told.decode.candidates[0].cost:g}" in line for line in lines), lines
