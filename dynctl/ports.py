@@ -4,7 +4,7 @@ Adapters in ``dynctl.planes`` produce these values; nobody else needs to know wh
 came through. A Protocol stands here once it has a reader.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -176,10 +176,10 @@ class Discovery(Protocol):
         """What is registered now. Raises dynctl.errors.Unreachable."""
         ...
 
-    def watch(self) -> AsyncIterator[DiscoveryChange]:
+    def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
         """A Listed, then changes in order, for as long as the caller reads; close it with aclose.
 
-        Does not raise when the plane goes: that is an Interrupted, and it goes on trying.
+        Does not raise when the plane is not there: that is an Interrupted, and it goes on trying.
         """
         ...
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dynctl.connect.dynamo_frontend import DynamoFrontend
 from dynctl.connect.planes import Planes, namespace, open_planes
@@ -26,12 +26,15 @@ from dynctl.observing.observer import Observer
 from dynctl.options import GlobalOptions
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
 from dynctl.wire.dynamo.router_settings import read_router_config
-from dynctl.wire.route_result import RouteResult
+from dynctl.wire.route_result import UNKNOWN_LOAD, RouteResult
 from dynctl.wire.view_file import SavedView
 from dynctl.wire.worker_rows import WorkerRow
 from router_core.changes import ConfigSet, ThresholdsSet
 from router_core.config import preset
 from router_core.router import Router
+
+if TYPE_CHECKING:
+    from dynctl.tokenization import ModelTokenizer
 
 PRESET: Final = "dynamo-1.6"
 #: Contradictions that make an answer doubtful, so they stand beside it.
@@ -113,7 +116,7 @@ class PlanesSource:
         self, model: str | None = None, *, index: bool = True, tokenizer: bool = False
     ) -> ViewSource:
         view = asyncio.run(self._observe(model, index=index, tokenizer=tokenizer))
-        return ViewSource(view, self.title)
+        return _DynamoView(view, self.title)
 
     async def _observe(self, model: str | None, *, index: bool, tokenizer: bool) -> SavedView:
         planes = open_planes(self._options)
@@ -185,6 +188,17 @@ class PlanesSource:
         )
 
 
+class _DynamoView(ViewSource):
+    """A view of a live Dynamo, whose frontend reads chats in its own way."""
+
+    def encode_chat(
+        self, tokenizer: ModelTokenizer, messages: list[Mapping[str, Any]]
+    ) -> list[int]:
+        from dynctl.tokenization import as_dynamo_reads
+
+        return tokenizer.encode_chat(as_dynamo_reads(tokenizer, messages).messages)
+
+
 @dataclass(frozen=True, slots=True)
 class _Told:
     metrics: list[FrontendMetrics]
@@ -214,20 +228,35 @@ def _settings(observer: Observer, thresholds: Mapping[str, Thresholds]) -> list[
 def _load(observer: Observer, told: list[FrontendMetrics]) -> tuple[str, list[str]]:
     """Take over the load; (where it comes from, what is doubtful about it)."""
     if told:
-        for change in gauge_changes(observer.router.registry, add_loads(told)):
+        mirrored = _replicas_mirror(observer)
+        loads = add_loads(told, mirrored=mirrored)
+        for change in gauge_changes(observer.router.registry, loads):
             observer.apply(change)
         doubts = []
         if any(metrics.kv_routing is False for metrics in told):
             doubts.append("a frontend does not route by kv: this is what kv mode would do")
-        return f"/metrics of {len(told)} frontend{'s' if len(told) > 1 else ''}", doubts
+        if len(told) > 1 and not mirrored:
+            doubts.append(
+                "the load of the frontends is added up; with --router-replica-sync each counts "
+                "the others' too, and it is too high"
+            )
+        many = "the /metrics of " + ("a frontend" if len(told) == 1 else f"{len(told)} frontends")
+        return many, doubts
     since = time.monotonic() - observer.load.since
     if observer.load.added:
         return f"replica-sync events of {since:.0f} s", [
             f"requests that began before these {since:.0f} s are not counted"
         ]
-    return "kv_metrics" if observer.load.reports else "unknown", [
+    return "kv_metrics" if observer.load.reports else UNKNOWN_LOAD, [
         "load is unknown, counted as none: name the frontends (--frontend http://HOST:8000)"
     ]
+
+
+def _replicas_mirror(observer: Observer) -> bool:
+    """Whether a card says that frontends tell each other their load."""
+    cards = [item.card.router_config or {} for item in observer.deployment.workers]
+    routers = [card.get("kv_router_config") for card in cards]
+    return any(isinstance(r, dict) and r.get("router_replica_sync") is True for r in routers)
 
 
 def _nobody(deployment: Deployment, planes: Planes, wanted: str | None) -> UsageProblem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
@@ -22,6 +22,9 @@ from router_core.hashing import hash_prompt
 from router_core.router import Router
 from router_core.selection import Pin, RoutingRequest
 from router_core.taints import constraints
+
+if TYPE_CHECKING:
+    from dynctl.tokenization import ModelTokenizer
 
 
 class ViewSource:
@@ -148,8 +151,14 @@ class ViewSource:
                 "not match"
             )
         if query.messages is not None:
-            return tokenizer.encode_chat(list(query.messages))
+            return self.encode_chat(tokenizer, list(query.messages))
         return tokenizer.encode_prompt(query.prompt or "")
+
+    def encode_chat(
+        self, tokenizer: ModelTokenizer, messages: list[Mapping[str, Any]]
+    ) -> list[int]:
+        """A chat's token ids, as the frontend that the view is of would make them."""
+        return tokenizer.encode_chat(messages)
 
     def _block_size(self, model: str, assumptions: list[str]) -> int:
         sizes = [w.block_size for w in self.router.registry if w.model == model]

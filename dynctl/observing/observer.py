@@ -197,7 +197,7 @@ class Observer:
     async def _watch(self) -> None:
         while True:
             try:
-                async with aclosing(self.discovery.watch()) as changes:  # type: ignore[type-var]
+                async with aclosing(self.discovery.watch()) as changes:
                     async for change in changes:
                         self._take(change)
             except Unreachable as error:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dynctl.views.numbers import age, amount, blocks, plural
 from dynctl.wire.route_result import (
+    UNKNOWN_LOAD,
     CandidateRow,
     Constraint,
     DecisionResult,
@@ -371,7 +372,9 @@ def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
         silent = len(judged.candidates) - index.publishers
         if silent > 0:
             text += f", {silent:,} without KV events"
-    if load.oldest_s is None:
+    if load.source == UNKNOWN_LOAD:
+        yield f"{text}; load unknown"
+    elif load.oldest_s is None:
         yield f"{text}; load as {load.source} counts it, none reported"
     else:
         yield f"{text}; load {age(load.oldest_s)} old ({load.source})"

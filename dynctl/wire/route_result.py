@@ -20,6 +20,8 @@ from router_core.router import Freshness, Router
 from router_core.selection import RoutingRequest, RoutingView
 
 SCHEMA = 1
+#: A load source that says that nobody tells.
+UNKNOWN_LOAD = "unknown"
 #: Prefill ranks whose decode hop is spelled out where several could have been chosen.
 MAX_BY_PREFILL = 16
 

@@ -139,7 +139,7 @@ async def watched(discovery: Discovery) -> AsyncIterator[Callable[[], Awaitable[
     try:
         yield following
     finally:
-        await changes.aclose()  # type: ignore[attr-defined]
+        await changes.aclose()
         await discovery.close()
 
 
@@ -202,10 +202,10 @@ async def test_two_readers_see_the_same(backend: Backend):
     assert await anext(first) == await anext(second) == Listed(())
     backend.put(KEY, VALUE)
     assert await anext(first) == await anext(second) == Put(DiscoveryEntry(KEY, VALUE))
-    await first.aclose()  # type: ignore[attr-defined]
+    await first.aclose()
     backend.delete(KEY)
     assert await anext(second) == Deleted(KEY)
-    await second.aclose()  # type: ignore[attr-defined]
+    await second.aclose()
     await discovery.close()
 
 
@@ -266,9 +266,9 @@ async def test_nothing_is_left_behind(backend: Backend, ending: str):
     if ending == "cancel":
         await _cancel_a_reader(changes)
     elif ending == "aclose":
-        await changes.aclose()  # type: ignore[attr-defined]
+        await changes.aclose()
     await discovery.close()
-    await changes.aclose()  # type: ignore[attr-defined]
+    await changes.aclose()
 
     def left() -> object:
         return (

@@ -61,17 +61,14 @@ async def agreed(
     ],
     ids=["aggregated", "required", "preferred"],
 )
-def test_sequential_requests_are_predicted(plans: list[WorkerPlan], name: str, capsys) -> None:
+def test_sequential_requests_are_predicted(plans: list[WorkerPlan], name: str, finding) -> None:
     async def run() -> tuple[int, int]:
         with DynamoFleet(plans, blocks=4096, speedup=0) as fleet:
             async with observing(fleet) as seen:
                 return await agreed(fleet, seen, prompts(REQUESTS, seed=7))
 
     hits, certain = asyncio.run(run())
-    with capsys.disabled():
-        print(  # noqa: T201  the rates are what this suite is for
-            f"\n{name}: {hits} of {REQUESTS} predicted, {certain} of them without a tie"
-        )
+    finding(f"{name}: {hits} of {REQUESTS} predicted, {certain} of them without a tie")
     assert hits == REQUESTS
     assert certain > REQUESTS / 4, "the prompts must not leave everything to chance"
 
@@ -129,7 +126,7 @@ class HeldLoad:
 
 @pytest.mark.parametrize("flying", [32, 64])
 @pytest.mark.parametrize("source", ["replica sync", "metrics"])
-def test_requests_under_load_are_predicted(flying: int, source: str, capsys) -> None:
+def test_requests_under_load_are_predicted(flying: int, source: str, finding) -> None:
     mirrored = source == "replica sync"
     asked = prompts(flying + 40, seed=flying)
 
@@ -157,10 +154,7 @@ def test_requests_under_load_are_predicted(flying: int, source: str, capsys) -> 
         return hits, certain
 
     hits, certain = asyncio.run(run())
-    with capsys.disabled():
-        print(  # noqa: T201  the rates are what this suite is for
-            f"\n{flying} in flight, load from {source}: {hits} of 40, {certain} without a tie"
-        )
+    finding(f"{flying} in flight, load from {source}: {hits} of 40, {certain} without a tie")
     assert certain > 20
     if mirrored:
         assert hits >= 0.95 * 40
