@@ -30,6 +30,11 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("route", "route:route", "Show which workers would serve a prompt, and why."),
     ("workers list", "workers:list_workers", "List the workers: role, topology, load, freshness."),
     ("workers show", "workers:show_worker", "Show one worker: card, policy, taints, load."),
+    (
+        "topology show",
+        "topology:show_topology",
+        "Show domains: capacity, policy, what is stranded.",
+    ),
     ("thresholds get", "thresholds:get_thresholds", "Show the busy thresholds in force."),
     ("thresholds set", "thresholds:set_thresholds", "Set busy thresholds; --dry-run tries them."),
     ("config show", "config:show_config", "Show every router setting and where it came from."),
@@ -40,6 +45,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 GROUPS = {
     "serve": "Run a frontend, a router or a simulated engine.",
     "workers": "The workers that a router knows.",
+    "topology": "Topology domains: capacity and KV-transfer policy.",
     "thresholds": "Busy thresholds, live on the frontend.",
     "config": "The router's settings and their sources.",
 }

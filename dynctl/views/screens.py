@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from dynctl.demo.story import DemoEnd, DemoStep
-from dynctl.views import story, tables, worker_tables
+from dynctl.views import story, tables, topology_tables, worker_tables
 from dynctl.views.canvas import Canvas
+from dynctl.views.domain_capacity import NO_DOMAIN, TopologyShow
 from dynctl.views.results import (
     ConfigReport,
     ThresholdChange,
@@ -22,6 +23,7 @@ _SCREENS: dict[type, Any] = {
     RouteResult: tables.route_short,
     WorkerList: worker_tables.worker_list,
     WorkerDetail: worker_tables.worker_detail,
+    TopologyShow: topology_tables.topology_show,
     ThresholdList: tables.threshold_list,
     ThresholdChange: tables.threshold_change,
     ConfigReport: tables.config_report,
@@ -40,6 +42,8 @@ def items(result: Any) -> Iterable[Any]:
     """What a line of jsonl holds: each item of a list, else the whole result."""
     if isinstance(result, WorkerList):
         return result.workers
+    if isinstance(result, TopologyShow):
+        return result.rows
     if isinstance(result, ThresholdList):
         return result.thresholds
     if isinstance(result, ConfigReport):
@@ -56,6 +60,8 @@ def names(result: Any) -> list[str]:
         return [worker.name for worker in result.workers]
     if isinstance(result, WorkerDetail):
         return [result.worker.name]
+    if isinstance(result, TopologyShow):
+        return [NO_DOMAIN if row.value is None else row.value for row in result.rows]
     if isinstance(result, ThresholdList):
         return [one.model for one in result.thresholds]
     if isinstance(result, ThresholdChange):

@@ -122,3 +122,25 @@ def two_zones(
         changes,
         {"active_prefill_tokens_threshold": 10_000, **config},
     )
+
+
+def stranded_zones(**config: object) -> ViewSource:
+    """Four zones: healthy, its only decode worker busy, without decode, and one of two policies."""
+    named = [
+        worker("prefill-a0", "prefill", 1, zone="zone-a", enforcement="required"),
+        worker("decode-a0", "decode", 2, zone="zone-a"),
+        worker("prefill-b0", "prefill", 3, zone="zone-b", enforcement="required"),
+        worker("decode-b0", "decode", 4, zone="zone-b"),
+        worker("prefill-c0", "prefill", 5, zone="zone-c", enforcement="required"),
+        worker("prefill-c1", "prefill", 6, zone="zone-c", enforcement="required"),
+        worker("prefill-d0", "prefill", 7, zone="zone-d", enforcement="required"),
+        worker("prefill-d1", "prefill", 8, zone="zone-d", enforcement="preferred", weight=0.85),
+        worker("decode-x0", "decode", 9),
+    ]
+    changes = [*load(named[3], decode=4000), *load(named[0], prefill=512)]
+    return view(named, changes, {"active_decode_blocks_threshold": 0.9, **config})
+
+
+def settings(source: ViewSource) -> dict[str, object]:
+    """A source's router settings by name, as `topology show` reads them."""
+    return {name: item["value"] for name, item in source.config()["settings"].items()}

@@ -13,10 +13,20 @@ from typing import Any
 from dynctl.connect.query import RouteQuery
 from dynctl.connect.view_source import ViewSource
 from dynctl.views.canvas import Canvas
+from dynctl.views.domain_capacity import topology_show
 from dynctl.views.explain import ExplainScreen
 from dynctl.views.results import WorkerDetail, WorkerList
 from dynctl.views.screens import draw
-from tests.golden.fleets import TOKENS, load, stored, two_zones, view, worker
+from tests.golden.fleets import (
+    TOKENS,
+    load,
+    settings,
+    stored,
+    stranded_zones,
+    two_zones,
+    view,
+    worker,
+)
 
 HERE = Path(__file__).parent
 WIDTHS = (80, 200)
@@ -62,6 +72,11 @@ def tied() -> ViewSource:
     )
 
 
+def topology(source: ViewSource, domain: str | None = None) -> Callable[[int], str]:
+    result = topology_show("test", source.workers(), settings(source), domain=domain)
+    return lambda width: draw(result, Canvas(width))
+
+
 def screens() -> dict[str, Callable[[int], str]]:
     """File stem -> the screen at a width."""
     guarded = two_zones(active_decode_blocks_threshold=0.002)
@@ -99,6 +114,9 @@ def screens() -> dict[str, Callable[[int], str]]:
             WorkerList("test", big_fleet().workers()[195:205]), Canvas(width)
         ),
         "workers-load-only": lambda width: draw(WorkerList("test", fleet.workers()), Canvas(width)),
+        "topology": topology(two_zones()),
+        "topology-large": topology(big_fleet(), "rack"),
+        "topology-stranded": topology(stranded_zones()),
         "worker": lambda width: draw(WorkerDetail("test", workers[2]), Canvas(width)),
     }
 

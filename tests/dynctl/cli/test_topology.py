@@ -1,0 +1,48 @@
+"""`dynctl topology show` as people run it."""
+
+from __future__ import annotations
+
+import json
+
+from tests.golden.fleets import stranded_zones
+
+
+def test_a_row_a_domain(dynctl):
+    ran = dynctl("topology", "show", "--demo")
+    assert (ran.code, ran.err) == (0, "")
+    assert [line.split()[0] for line in ran.out.splitlines()] == ["ZONE", "zone-a", "zone-b"]
+    assert dynctl("topology", "show", "--demo", "-o", "name").out == "zone-a\nzone-b\n"
+    rows = dynctl("topology", "show", "--demo", "--no-headers").out.splitlines()
+    assert [line.split()[0] for line in rows] == ["zone-a", "zone-b"]
+
+
+def test_json_is_one_value_and_jsonl_its_rows(dynctl):
+    shown = dynctl("topology", "show", "--demo", "-o", "json").json
+    assert (shown["kind"], shown["schema"], shown["domain"]) == ("TopologyShow", 1, "zone")
+    lines = dynctl("topology", "show", "--demo", "-o", "jsonl").out.splitlines()
+    assert [json.loads(line) for line in lines] == shown["rows"]
+
+
+def test_a_saved_view_says_what_is_stranded(dynctl, tmp_path):
+    path = tmp_path / "view.json"
+    path.write_bytes(stranded_zones().save())
+    ran = dynctl("topology", "show", "--view", path, "--sort-by", "prefill_tokens")
+    assert ran.code == 0
+    assert "zone-c is STRANDED: prefill-c0, prefill-c1 require" in ran.out
+    assert "(none): decode-x0 publishes no zone" in ran.out
+    assert ran.out.splitlines()[5].startswith("zone-a")
+
+
+def test_selected_workers_are_counted(dynctl):
+    ran = dynctl("topology", "show", "--demo", "-o", "json", "-l", "zone=zone-b,name!=decode-b1")
+    [row] = ran.json["rows"]
+    assert row["workers"] == ["decode-b0", "prefill-b0", "prefill-b1"]
+
+
+def test_wrong_names_are_usage_problems(dynctl):
+    ran = dynctl("topology", "show", "--demo", "--domain", "city")
+    assert ran.code == 2
+    assert "--domain city: no worker publishes it; published: zone" in ran.err
+    ran = dynctl("topology", "show", "--demo", "--sort-by", "size")
+    assert ran.code == 2
+    assert "expected one of domain, model, prefill" in ran.err
