@@ -11,6 +11,7 @@ from dynctl.views.numbers import age, amount, count, plural
 from dynctl.views.results import WorkerDetail, WorkerList
 from dynctl.views.table import table
 from dynctl.wire.worker_rows import RankRow, WorkerRow
+from router_core.workers import Role
 
 
 def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
@@ -188,7 +189,8 @@ def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]
             where = f" rank {rank.dp_rank}" if len(worker.ranks) > 1 else ""
             for why in rank.busy_reasons[:1]:
                 yield from canvas.paragraph(f"{worker.name}{where} is busy: {why}", first="")
-    silent = [worker.name for worker in workers if not worker.kv_events]
+    # Decode is chosen by load whether a worker tells its events or not.
+    silent = [w.name for w in workers if not w.kv_events and w.role != Role.DECODE]
     if silent:
         names = ", ".join(silent[:5]) + (f" and {len(silent) - 5:,} more" if silent[5:] else "")
         yield from canvas.paragraph(f"no KV events: routed by load only: {names}", first="")
