@@ -14,18 +14,19 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
     Without a source it is what `serve frontend` would use here, with the same flags; with
     --frontend (or --view) it is what that router uses.
     """
-    from dynctl.connect import connect
+    from dynctl.connect import connect, names_source
     from dynctl.errors import UsageProblem
     from dynctl.views.render import emit, talk
 
-    if options.frontend or options.view is not None or options.demo:
+    if names_source(options):
         if router_flags:
             raise UsageProblem(
                 f"{next(iter(router_flags))} describes a frontend to be started; "
                 "leave it out to see what a running one uses"
             )
         source = connect(options)
-        report = _remote(source.title, source.config())
+        document = source.config()
+        report = _remote(source.title, document)
     else:
         report = _local(router_flags)
     for warning in report.warnings:

@@ -78,6 +78,11 @@ def connect(options: GlobalOptions) -> Source:
     return _frontend(options)
 
 
+def names_source(options: GlobalOptions) -> bool:
+    """Whether an option (not the environment) names where to look."""
+    return bool(_given(options))
+
+
 def peer_versions(options: GlobalOptions) -> list[tuple[str, str | None, str | None]]:
     """``(url, version, why not)`` of the named frontends, or of the default one if it is there."""
     from dynctl.connect.frontend_source import FrontendSource
