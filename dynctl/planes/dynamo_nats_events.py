@@ -25,7 +25,7 @@ from dynctl.errors import DynctlError, Unreachable
 from dynctl.planes.event_channel_sequence import ChannelIntake
 from dynctl.planes.nats_address import NatsAuth, NatsServer, nats_servers
 from dynctl.planes.zmq_context import TURN_BYTES, TURN_MESSAGES
-from dynctl.ports import ChannelCounts, ChannelValue
+from dynctl.ports import ChannelValue
 from dynctl.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import EventChannel, NatsTransport
 from dynctl.wire.dynamo.events import Envelope, decode_envelope
@@ -88,6 +88,7 @@ class NatsEventPlane:
         self._address: str | None = None
         self._problem = ""
         self._keeper: asyncio.Task[None] | None = None
+        self._closing = False
         self.slow_drops = 0
         """Messages that our own full queue dropped; the followers count them as dropped too."""
         self.unclaimed = 0
@@ -109,17 +110,20 @@ class NatsEventPlane:
             async with asyncio.timeout(self._bounds.connect):
                 await self._tried.wait()
         if self._address is None:
-            problem = self._problem or f"no answer within {self._bounds.connect:g} s"
             await self.close()
+            refused = "uthorization" in self._problem
             raise Unreachable(
-                f"cannot reach NATS at {self.title}: {problem}",
+                self._unreachable(),
                 "set --nats-server or NATS_SERVER"
-                + (f" and credentials ({_VARIABLES})" if "uthorization" in problem else ""),
+                + (f" and credentials ({_VARIABLES})" if refused else ""),
             )
 
     async def close(self) -> None:
         """Ends the connection, and the followers that still run as if they were cancelled."""
         if self._keeper is not None:
+            # Beside the cancellation, which the library loses when it comes at the wrong moment.
+            self._closing = True
+            self._wake.set()
             await end_tasks((self._keeper,))
             self._keeper = None
         for follower in [each for all_ in self._followers.values() for each in all_]:
@@ -130,13 +134,14 @@ class NatsEventPlane:
 
     def start(self) -> None:
         if self._keeper is None or self._keeper.done():
+            self._closing = False
             self._keeper = asyncio.create_task(self._keep_connected())
 
     def add(self, subject: str, follower: "NatsFollower") -> None:
         self._followers.setdefault(subject, []).append(follower)
         self.start()
         if self._tried.is_set() and self._address is None:
-            follower.disconnect(self._problem)
+            follower.disconnect(self._unreachable())
         self._wake.set()
 
     def remove(self, subject: str, follower: "NatsFollower") -> None:
@@ -154,7 +159,7 @@ class NatsEventPlane:
             client = await self._dial_any()
             self._tried.set()
             if client is None:
-                self._disconnect_all(f"cannot reach NATS at {self.title}: {self._problem}")
+                self._disconnect_all(self._unreachable())
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, self._bounds.retry_max)
                 continue
@@ -166,9 +171,15 @@ class NatsEventPlane:
                 self._refused.clear()
                 address, self._address = self._address, None
                 await _hang_up(client)
+            if self._closing:
+                return
             self._problem = self._problem or "the connection ended"
             self._disconnect_all(f"lost {address}: {self._problem}; reconnecting")
             await asyncio.sleep(pause)
+
+    def _unreachable(self) -> str:
+        problem = self._problem or f"no answer within {self._bounds.connect:g} s"
+        return f"cannot reach NATS at {self.title}: {problem}"
 
     async def _dial_any(self) -> Client | None:
         problems = []
@@ -228,13 +239,15 @@ class NatsEventPlane:
     async def _serve(self, client: Client) -> None:
         """Keep the subscriptions as the followers want them until the connection ends."""
         with contextlib.suppress(NatsError, OSError, TimeoutError):
-            while not client.is_closed:
+            while not client.is_closed and not self._closing:
                 self._wake.clear()
                 for subject in self._followers.keys() - self._subscribed.keys():
                     self._subscribed[subject] = await self._subscribe(client, subject)
                 for subject in self._subscribed.keys() - self._followers.keys():
                     await self._subscribed.pop(subject).unsubscribe()
                 # An answer to a ping says that the server has taken the subscriptions, or refused.
+                # To the second one: the library sends a ping at once, before what it has buffered.
+                await client.flush()
                 await client.flush()
                 self._connect_all()
                 await self._wake.wait()
@@ -297,12 +310,9 @@ class NatsFollower:
         self, plane: NatsEventPlane, channel: EventChannel, emit: Callable[[ChannelValue], None]
     ) -> None:
         self.intake = ChannelIntake(channel, emit)
+        self.counts = self.intake.counts
         self._plane = plane
         self._end: asyncio.Future[None] | None = None
-
-    @property
-    def counts(self) -> ChannelCounts:
-        return self.intake.counts
 
     @property
     def connected(self) -> bool:

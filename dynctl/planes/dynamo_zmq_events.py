@@ -2,7 +2,7 @@
 
 ZMQ reconnects by itself, loses what was sent meanwhile and says nothing; the sequence numbers tell.
 When we read too slowly our queue fills, then the publisher's, which then drops: seen in the numbers
-too. A follower takes one socket with its monitor (about eight file descriptors once connected).
+too. A follower takes one socket and its monitor: four file descriptors.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from dynctl.planes.event_channel_sequence import ChannelIntake
 from dynctl.planes.kv_event_source import EndpointError, dialable_endpoint
 from dynctl.planes.zmq_context import close_context, drain, new_context
-from dynctl.ports import ChannelCounts, ChannelValue
+from dynctl.ports import ChannelValue
 from dynctl.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import EventChannel, ZmqTransport
 from dynctl.wire.dynamo.events import ENVELOPE_MARGIN_BYTES, decode_zmq_frames
@@ -105,12 +105,9 @@ class ZmqFollower:
         bounds: ZmqBounds,
     ) -> None:
         self.intake = ChannelIntake(channel, emit)
+        self.counts = self.intake.counts
         self._plane = plane
         self._bounds = bounds
-
-    @property
-    def counts(self) -> ChannelCounts:
-        return self.intake.counts
 
     @property
     def connected(self) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from dynctl.planes.event_channel_sequence import ChannelIntake
-from dynctl.ports import ChannelCounts, ChannelValue
+from dynctl.ports import ChannelValue
 from dynctl.wire.dynamo.discovery import EventChannel
 from dynctl.wire.dynamo.events import Envelope, decode_envelope, encode_envelope
 from dynctl.wire.errors import WireError
@@ -133,12 +133,9 @@ class MemoryFollower:
         self, plane: MemoryEventPlane, channel: EventChannel, emit: Callable[[ChannelValue], None]
     ) -> None:
         self.intake = ChannelIntake(channel, emit)
+        self.counts = self.intake.counts
         self._plane = plane
         self._end: asyncio.Future[None] | None = None
-
-    @property
-    def counts(self) -> ChannelCounts:
-        return self.intake.counts
 
     @property
     def connected(self) -> bool:

