@@ -24,7 +24,7 @@ from nats.errors import NoServersError, SlowConsumerError
 from dynctl.errors import DynctlError, Unreachable
 from dynctl.planes.event_channel_sequence import ChannelIntake
 from dynctl.planes.nats_address import NatsAuth, NatsServer, nats_servers
-from dynctl.planes.zmq_context import TURN_BYTES, TURN_MESSAGES
+from dynctl.planes.turns import TURN_BYTES, TURN_MESSAGES
 from dynctl.ports import ChannelValue
 from dynctl.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import EventChannel, NatsTransport

@@ -1,13 +1,9 @@
 """What all ZMQ streams of a process share: one context with its IO thread, and fair reading."""
 
-from typing import Final
-
 import zmq
 import zmq.asyncio
 
-# One turn of the event loop: small, because streams of tokens wait behind it.
-TURN_MESSAGES: Final = 16
-TURN_BYTES: Final = 64 * 1024
+from dynctl.planes.turns import TURN_BYTES, TURN_MESSAGES
 
 
 def new_context() -> zmq.asyncio.Context:

@@ -27,7 +27,8 @@ from dynctl.planes.kv_event_source import (
     StreamBounds,
     dialable_endpoint,
 )
-from dynctl.planes.zmq_context import TURN_BYTES, TURN_MESSAGES, drain
+from dynctl.planes.turns import TURN_BYTES, TURN_MESSAGES
+from dynctl.planes.zmq_context import drain
 from dynctl.planes.zmq_replay import ReplayFailed, ReplaySilent, replay
 from dynctl.ports import IndexUpdate, StreamCode, StreamCondition, StreamState, StreamValue
 from dynctl.wire.errors import WireError
