@@ -111,12 +111,12 @@ class NatsEventPlane:
                 await self._tried.wait()
         if self._address is None:
             await self.close()
-            refused = "uthorization" in self._problem
-            raise Unreachable(
-                self._unreachable(),
-                "set --nats-server or NATS_SERVER"
-                + (f" and credentials ({_VARIABLES})" if refused else ""),
-            )
+            hint = "set --nats-server or NATS_SERVER"
+            if "uthorization" in self._problem:
+                hint += f" and credentials ({_VARIABLES})"
+            if "CERTIFICATE" in self._problem:
+                hint += "; NATS_TLS_CA_CERT_PATH names the authority of its certificate"
+            raise Unreachable(self._unreachable(), hint)
 
     async def close(self) -> None:
         """Ends the connection, and the followers that still run as if they were cancelled."""
