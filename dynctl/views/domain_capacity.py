@@ -144,10 +144,12 @@ def _domain(
         return wanted
     transfer = [row.runtime_config.get("kv_transfer_domain") for row in workers]
     transfer.append(policy.domain if policy is not None else None)
-    for candidate in (*transfer, "zone", *known):
-        if candidate in known:
-            return str(candidate)
-    return None
+    return primary_domain(known, transfer)
+
+
+def primary_domain(known: Sequence[str], transfer: Sequence[str | None]) -> str | None:
+    """The domain that matters most: one that KV transfer is bound to, else zone, else the first."""
+    return next((name for name in (*transfer, "zone", *known) if name in known), None)
 
 
 def _router_policy(settings: Mapping[str, Any]) -> RouterPolicy | None:

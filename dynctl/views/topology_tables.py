@@ -44,8 +44,8 @@ def domain_columns(
             "ratio", "P:D", _ratio, lambda r: r.decode_per_prefill, right=True, rank=4,
         ),
         Column(
-            "kv_used", "DECODE KV USED" if decode else "KV USED", _kv, lambda r: _generating(r).kv_used_blocks,
-            right=True, rank=5,
+            "kv_used", "DECODE KV USED" if decode else "KV USED", _kv,
+            lambda r: _generating(r).kv_used_blocks, right=True, rank=5,
         ),
         Column(
             "prefill_tokens", "PREFILL TOKENS", lambda r: count(_prefill_tokens(r)),
