@@ -30,11 +30,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("route", "route:route", "Show which workers would serve a prompt, and why."),
     ("workers list", "workers:list_workers", "List the workers: role, topology, load, freshness."),
     ("workers show", "workers:show_worker", "Show one worker: card, policy, taints, load."),
-    (
-        "topology show",
-        "topology:show_topology",
-        "Show domains: capacity, policy, what is stranded.",
-    ),
+    ("topology show", "topology:show_topology", "Show domains: capacity, load, policy, stranded."),
+    ("events tail", "events:tail_events", "Show KV events as they come; gaps are marked."),
     ("thresholds get", "thresholds:get_thresholds", "Show the busy thresholds in force."),
     ("thresholds set", "thresholds:set_thresholds", "Set busy thresholds; --dry-run tries them."),
     ("config show", "config:show_config", "Show every router setting and where it came from."),
@@ -46,6 +43,7 @@ GROUPS = {
     "serve": "Run a frontend, a router or a simulated engine.",
     "workers": "The workers that a router knows.",
     "topology": "Topology domains: capacity and KV-transfer policy.",
+    "events": "What workers tell of their caches.",
     "thresholds": "Busy thresholds, live on the frontend.",
     "config": "The router's settings and their sources.",
 }
