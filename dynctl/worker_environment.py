@@ -81,13 +81,13 @@ def read_worker_environment(
             "DYN_TOPOLOGY_ENABLED is set but DYN_KV_TRANSFER_DOMAIN is not set. "
             "Set it to the name of the topology domain file to use for KV transfer. Exiting."
         )
-    if "/" in domain or domain.startswith("."):
+    if not names_a_file(domain):
         raise TopologyEnvironmentError(
             f"DYN_KV_TRANSFER_DOMAIN is {domain!r}; expected the plain name of a file in the "
             "topology directory. Exiting."
         )
     mount = Path(env.get("DYN_TOPOLOGY_MOUNT_PATH", "").strip() or DEFAULT_MOUNT_PATH)
-    domains = _wait_for_domain(mount, domain, now=now, sleep=sleep, log=log)
+    domains = wait_for_domain(mount, domain, now=now, sleep=sleep, log=log)
     enforcement, weight = _transfer_policy(env)
     config = TopologyConfig(domains, domain, enforcement, weight)
     try:
@@ -165,15 +165,26 @@ def _enabled(raw: str, log: Log) -> bool:
     return False
 
 
-def _wait_for_domain(
+def names_a_file(domain: str) -> bool:
+    """Whether a domain can be the name of a visible file in the topology directory."""
+    return bool(domain) and "/" not in domain and "\0" not in domain and domain[0] != "."
+
+
+def wait_for_domain(
     mount: Path,
     domain: str,
     *,
     now: Callable[[], float],
     sleep: Callable[[float], None],
     log: Log,
+    timeout_s: float = POLL_TIMEOUT_S,
 ) -> dict[str, str]:
-    deadline = now() + POLL_TIMEOUT_S
+    """All domains of the directory, as soon as the file of ``domain`` has content.
+
+    Looks once, then every second for ``timeout_s`` seconds of ``now`` (monotonic); ``log`` hears
+    what it waits for. Raises TopologyEnvironmentError in the worker's own words.
+    """
+    deadline = now() + timeout_s
     waits = 0
     while True:
         domains = read_domain_files(mount)
@@ -183,12 +194,12 @@ def _wait_for_domain(
         if remaining <= 0:
             raise TopologyEnvironmentError(
                 f"DYN_TOPOLOGY_ENABLED is set but topology file {mount / domain} was not "
-                f"populated within {POLL_TIMEOUT_S:.0f}s. This indicates the configured topology "
+                f"populated within {timeout_s:g}s. This indicates the configured topology "
                 "source did not publish the selected transfer domain. Exiting."
             )
         # Counted, not computed from the clock: a sleep that overshoots by a millisecond must
         # not skip a number in the countdown.
-        shown = max(1, int(POLL_TIMEOUT_S) - waits)
+        shown = max(1, int(timeout_s) - waits)
         log(
             logging.INFO, f"Waiting for topology domain {domain} in {mount} ({shown}s remaining)..."
         )

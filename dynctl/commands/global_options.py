@@ -156,14 +156,22 @@ _PREFIX = "global_"
 
 
 def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the global options; it receives them as its first argument, ``options``."""
+    """Give a command the global options; it receives them as its first argument, ``options``.
+
+    A command that declares one of them itself (another default, another spelling) gets that
+    one's value too where it was given before the command's name only.
+    """
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    redeclared = [parameter.name for parameter in own if parameter.name in _ANNOTATIONS]
 
     @functools.wraps(function)
     def command(**arguments: Any) -> Any:
         context: typer.Context = arguments.pop("context")
         merged = _merge(context, arguments)
         values = {key: value for key, value in merged.items() if key in _ANNOTATIONS}
+        for name in redeclared:
+            if arguments[name] is None:
+                arguments[name] = values.get(name)
         return function(GlobalOptions(**values), **arguments)
 
     return _with_signature(command, own)
@@ -183,7 +191,7 @@ def _merge(context: typer.Context, arguments: dict[str, Any]) -> dict[str, Any]:
     """Take the global options out of ``arguments`` and lay them over those given further left."""
     merged: dict[str, Any] = dict(context.obj) if isinstance(context.obj, dict) else {}
     for item in fields(GlobalOptions):
-        value = arguments.pop(_PREFIX + item.name)
+        value = arguments.pop(_PREFIX + item.name, None)
         if item.name == "frontend":
             value = (*merged.get("frontend", ()), *value) if value else None
         if value is not None:
@@ -202,6 +210,7 @@ def _with_signature(
     parameters += [
         inspect.Parameter(_PREFIX + name, keyword, default=None, annotation=annotation)
         for name, annotation in _ANNOTATIONS.items()
+        if name not in {parameter.name for parameter in own}
     ]
     signature = inspect.Signature(parameters)
     function.__signature__ = signature  # type: ignore[attr-defined]

@@ -107,6 +107,16 @@ class ConfigReport(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
+class TopologyValue(msgspec.Struct, frozen=True):
+    """What a worker would read for one topology domain, and the file it stands in."""
+
+    domain: str
+    value: str
+    path: str
+    kind: str = "TopologyValue"
+    schema: int = SCHEMA
+
+
 def versions(peers: Sequence[tuple[str, str | None, str | None]]) -> Versions:
     """This client's version, and ``(url, version, error)`` of each peer."""
     import platform

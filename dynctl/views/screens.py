@@ -13,6 +13,7 @@ from dynctl.views.results import (
     ConfigReport,
     ThresholdChange,
     ThresholdList,
+    TopologyValue,
     Versions,
     WorkerDetail,
     WorkerList,
@@ -24,6 +25,7 @@ _SCREENS: dict[type, Any] = {
     WorkerList: worker_tables.worker_list,
     WorkerDetail: worker_tables.worker_detail,
     TopologyShow: topology_tables.topology_show,
+    TopologyValue: tables.topology_value,
     ThresholdList: tables.threshold_list,
     ThresholdChange: tables.threshold_change,
     ConfigReport: tables.config_report,
@@ -62,6 +64,8 @@ def names(result: Any) -> list[str]:
         return [result.worker.name]
     if isinstance(result, TopologyShow):
         return [NO_DOMAIN if row.value is None else row.value for row in result.rows]
+    if isinstance(result, TopologyValue):
+        return [result.value]
     if isinstance(result, ThresholdList):
         return [one.model for one in result.thresholds]
     if isinstance(result, ThresholdChange):

@@ -16,6 +16,7 @@ from dynctl.views.results import (
     SettingRow,
     ThresholdChange,
     ThresholdList,
+    TopologyValue,
     Versions,
 )
 from dynctl.views.table import table
@@ -193,6 +194,11 @@ def setting_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return amount(value) if isinstance(value, (int, float)) else str(value)
+
+
+def topology_value(result: TopologyValue, canvas: Canvas) -> str:
+    """Only the value, so that a script can take it."""
+    return result.value + "\n"
 
 
 def versions(result: Versions, canvas: Canvas) -> str:
