@@ -14,10 +14,8 @@ settings.register_profile(
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-_PREFIXES = ("DYN_", "DYNCTL_", "OTEL_")
+_PREFIXES = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "OTEL_")
 _NAMES = {
-    "ETCD_ENDPOINTS",
-    "NATS_SERVER",
     "KUBECONFIG",
     "KUBERNETES_SERVICE_HOST",
     "KUBERNETES_SERVICE_PORT",

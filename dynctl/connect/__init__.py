@@ -1,9 +1,9 @@
 """From what the person named to something that answers: the one place that chooses a source.
 
 Exactly one of ``--demo``, ``--view``, ``--frontend`` (repeatable: replicas of one service) and a
-live Dynamo's planes (``--discovery`` and what belongs to it); frontends beside planes add load and
-settings. None given: Dynamo's variables, ``$DYNCTL_FRONTEND``, then ``http://127.0.0.1:8000`` if it
-answers as ours.
+live Dynamo's planes (``--discovery`` and what belongs to it); Dynamo's frontends beside planes add
+load and settings. Dynamo's variables name planes too, unless an option names one of our frontends.
+None given: ``$DYNCTL_FRONTEND``, then ``http://127.0.0.1:8000`` if it answers as ours.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def connect(options: GlobalOptions) -> Source:
         from dynctl.connect.view_source import open_view
 
         return open_view(options.view)
-    if "--discovery" in given or (not given and _planes_by_environment(options)):
+    if "--discovery" in given or _planes_by_environment(options):
         return _planes(options)
     return _frontend(options)
 
@@ -126,9 +126,16 @@ def _given(options: GlobalOptions) -> list[str]:
 
 
 def _planes_by_environment(options: GlobalOptions) -> bool:
+    """Whether Dynamo's variables name planes, and no frontend of ours was asked for by option."""
     from dynctl.connect.planes import backend
 
-    return not options.frontend and backend(options) is not None
+    if backend(options) is None:
+        return False
+    if not options.frontend:
+        return True
+    from dynctl.connect.dynamo_frontend import DynamoFrontend
+
+    return DynamoFrontend(options.frontend[0], options.timeout).identify() != "dynctl"
 
 
 def _planes(options: GlobalOptions) -> Source:

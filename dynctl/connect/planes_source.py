@@ -24,13 +24,16 @@ from dynctl.observing.deployment import Deployment, ProblemCode
 from dynctl.observing.load_mirror import gauge_changes
 from dynctl.observing.observer import Observer
 from dynctl.options import GlobalOptions
+from dynctl.ports import RequestPlaneError
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
 from dynctl.wire.dynamo.router_settings import read_router_config
+from dynctl.wire.errors import WireError
 from dynctl.wire.route_result import UNKNOWN_LOAD, RouteResult
 from dynctl.wire.view_file import SavedView
 from dynctl.wire.worker_rows import WorkerRow
 from router_core.changes import ConfigSet, ThresholdsSet
 from router_core.config import preset
+from router_core.hashing import hash_prompt
 from router_core.router import Router
 
 if TYPE_CHECKING:
@@ -61,7 +64,7 @@ class PlanesSource:
 
     def route(self, query: RouteQuery) -> RouteResult:
         tokens_needed = query.token_ids is None and query.model_path is None
-        return self._view(query.model, tokenizer=tokens_needed).route(query)
+        return self._view(query.model, tokenizer=tokens_needed, query=query).route(query)
 
     def workers(self) -> list[WorkerRow]:
         return self._view().workers()
@@ -113,12 +116,20 @@ class PlanesSource:
     # -- observing -------------------------------------------------------------------------
 
     def _view(
-        self, model: str | None = None, *, index: bool = True, tokenizer: bool = False
+        self,
+        model: str | None = None,
+        *,
+        index: bool = True,
+        tokenizer: bool = False,
+        query: RouteQuery | None = None,
     ) -> ViewSource:
-        view = asyncio.run(self._observe(model, index=index, tokenizer=tokenizer))
+        """What is known now. ``query``: only this prompt matters, so an indexer may be asked."""
+        view = asyncio.run(self._observe(model, index=index, tokenizer=tokenizer, query=query))
         return _DynamoView(view, self.title)
 
-    async def _observe(self, model: str | None, *, index: bool, tokenizer: bool) -> SavedView:
+    async def _observe(
+        self, model: str | None, *, index: bool, tokenizer: bool, query: RouteQuery | None
+    ) -> SavedView:
         planes = open_planes(self._options)
         self.title = planes.title
         router = Router(preset(PRESET).with_values({"decode_capacity_guard": False}))
@@ -130,25 +141,31 @@ class PlanesSource:
             time.monotonic,
             namespace=namespace(self._options),
             prefer=model,
-            follow_index=index,
+            follow_index=False,
             follow_load=not self._frontends,
         )
         try:
             async with observer:
-                return await self._observed(observer, planes, model, tokenizer=tokenizer)
+                self._check(observer, planes)
+                paths = await self._tokenizers(observer.deployment, model) if tokenizer else {}
+                doubts: list[str] = []
+                if query is not None and await _asked_indexers(observer, query, paths, doubts):
+                    index = False
+                if index:
+                    observer.follow_indexes()
+                return await self._observed(observer, paths, doubts)
         finally:
             await planes.close()
 
+    def _check(self, observer: Observer, planes: Planes) -> None:
+        if not observer.deployment.workers:
+            raise _nobody(observer.deployment, planes, namespace(self._options))
+
     async def _observed(
-        self, observer: Observer, planes: Planes, model: str | None, *, tokenizer: bool
+        self, observer: Observer, paths: dict[str, str], doubts: list[str]
     ) -> SavedView:
-        deployment = observer.deployment
-        if not deployment.workers:
-            raise _nobody(deployment, planes, namespace(self._options))
-        assumptions = [p.message for p in deployment.problems if p.code in _DOUBTFUL]
-        paths: dict[str, str] = {}
-        if tokenizer:
-            paths = await self._tokenizers(deployment, model)
+        problems = observer.deployment.problems
+        assumptions = [p.message for p in problems if p.code in _DOUBTFUL] + doubts
         told = await asyncio.to_thread(self._ask_frontends)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
@@ -203,6 +220,34 @@ class _DynamoView(ViewSource):
 class _Told:
     metrics: list[FrontendMetrics]
     thresholds: Mapping[str, Thresholds]
+
+
+async def _asked_indexers(
+    observer: Observer, query: RouteQuery, paths: dict[str, str], doubts: list[str]
+) -> bool:
+    """Ask the indexers that frontends serve for this one prompt; False where there are too few.
+
+    Then the workers' whole caches need not be read: only the prompt's hashes travel.
+    """
+    deployment = observer.deployment
+    model = choose_model(query.model, deployment.models)
+    members = [i for i in deployment.workers if i.worker.model == model and i.sources]
+    pools = {item.instance.endpoint[:2] for item in members}
+    indexers = {item.endpoint[:2]: item for item in deployment.indexers}
+    if not members or not pools <= indexers.keys():
+        return False
+    view = _DynamoView(SavedView(observer.router, time.monotonic(), PRESET, paths), "")
+    tokens = await asyncio.to_thread(view.tokens, query, model)
+    hashes = hash_prompt(tokens, members[0].worker.block_size)
+    try:
+        for pool in sorted(pools):
+            pooled = [i.worker for i in members if i.instance.endpoint[:2] == pool]
+            await observer.ask_indexer(indexers[pool], model, hashes, pooled)
+    except (RequestPlaneError, WireError) as error:
+        doubts.append(f"{error}: the workers were asked instead")
+        return False
+    doubts.append("what is cached is known from the indexer that a frontend serves")
+    return True
 
 
 def _settings(observer: Observer, thresholds: Mapping[str, Thresholds]) -> list[str]:

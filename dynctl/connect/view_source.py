@@ -130,6 +130,10 @@ class ViewSource:
             source=view.source,
         )
 
+    def tokens(self, query: RouteQuery, model: str) -> list[int]:
+        """The prompt's token ids; raises UsageProblem where no tokenizer is known."""
+        return self._tokens(query, model, [])
+
     def _tokens(self, query: RouteQuery, model: str, assumptions: list[str]) -> list[int]:
         if query.token_ids is not None:
             return list(query.token_ids)

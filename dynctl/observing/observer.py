@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -30,9 +30,27 @@ from dynctl.ports import (
 from dynctl.runtime import IndexRuntime
 from dynctl.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, Instance, NatsTransport
-from dynctl.wire.dynamo.recovery import RecoveryAnswer, parse_recovery, recovery_query
-from router_core.changes import Applied, Change, Expired, IndexMarked, WorkerLost, WorkerUpserted
+from dynctl.wire.dynamo.recovery import (
+    RecoveryAnswer,
+    TieredScores,
+    indexer_query,
+    parse_recovery,
+    parse_scores,
+    recovery_query,
+)
+from router_core.changes import (
+    Applied,
+    Change,
+    Expired,
+    IndexMarked,
+    KvEvent,
+    WorkerLost,
+    WorkerUpserted,
+)
+from router_core.events import BlocksStored
+from router_core.hashing import BlockHashes
 from router_core.router import Router
+from router_core.workers import Worker
 
 _EXPIRY_S: Final = 5.0
 #: A subscription reaches its publisher a little after the connection does.
@@ -82,6 +100,7 @@ class Asked:
     """What observing has cost so far, in questions and bytes of answers."""
 
     recoveries: int = 0
+    indexers: int = 0
     recovery_bytes: int = 0
 
 
@@ -191,6 +210,44 @@ class Observer:
     def stream_states(self) -> dict[Rank, StreamState]:
         """How far each rank's events can be believed."""
         return {rank: followed.index.state() for rank, followed in self._ranks.items()}
+
+    # -- the index, in two ways ------------------------------------------------------------
+
+    def follow_indexes(self) -> None:
+        """Begin to follow what every worker caches, where that was not asked for at first."""
+        self._follow_index = True
+        for item in self.deployment.workers:
+            self._follow_worker(item)
+
+    async def ask_indexer(
+        self, indexer: Instance, model: str, hashes: BlockHashes, workers: Iterable[Worker]
+    ) -> None:
+        """Learn from a served indexer how much of one prompt ``workers`` hold; nothing else.
+
+        Only the prompt's hashes travel. Raises RequestPlaneError or WireError; then nothing is
+        taken over.
+        """
+        body = indexer_query(model, hashes.local)
+        bounds = self._bounds
+        self.asked.indexers += 1
+        scores = None
+        answer = self._requests.ask_raw(
+            indexer, body, timeout=bounds.recovery_s, max_bytes=bounds.recovery_bytes
+        )
+        async with aclosing(answer) as items:
+            async for item in items:
+                self.asked.recovery_bytes += len(item.document)
+                scores = parse_scores(item)
+        if not isinstance(scores, TieredScores):
+            told = "nothing" if scores is None else scores.message
+            raise RequestPlaneError(f"the indexer of {indexer.endpoint} answered: {told}")
+        for worker in workers:
+            for rank in worker.ranks:
+                held = min(scores.device.get((worker.worker_id, rank), 0), len(hashes.sequence))
+                if held:
+                    first = BlocksStored(None, hashes.sequence[:held], hashes.local[:held])
+                    self.apply(KvEvent(worker.worker_id, rank, first))
+                self.apply(IndexMarked(worker.worker_id, rank, "current"))
 
     # -- discovery -------------------------------------------------------------------------
 
