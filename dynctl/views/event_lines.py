@@ -16,7 +16,7 @@ _WIDEST_EVENT = f"! {TailKind.DISCONNECT}"
 _HASH = 8
 #: Everything else is told in words.
 _IN_COLUMNS = (TailKind.STORED, TailKind.REMOVED, TailKind.CLEARED)
-#: Columns that such words share with events; its message stands behind them.
+#: Columns that such words share with events; they stand behind them.
 _SHARED = ("time", "event", "worker", "domain")
 
 
@@ -40,24 +40,23 @@ class EventLines:
         return self._canvas.faint(self._fitted.heading()) + "\n"
 
     def line(self, line: TailLine) -> str:
-        """One line with its end; a remark is never wider than the canvas either."""
-        if line.event not in _IN_COLUMNS:
-            return self._told(line)
-        text = self._fitted.line(line)
-        if line.message is not None:
-            text = self._cut(f"{text}  ! {line.message}")
-        return text + "\n"
-
-    def _told(self, line: TailLine) -> str:
+        """One line with its end; words that do not fit beside it stand on lines below."""
+        if line.event in _IN_COLUMNS:
+            text = self._fitted.line(line)
+            return self._with_words(text, f"! {line.message}" if line.message else "")
         cells = [column.text(line) for column in self._head.columns]
-        start = self._head.texts(cells)
         used = sum(self._head.widths) + GAP * (len(self._head.widths) - 1)
-        text = self._cut(start.ljust(used) + " " * GAP + (line.message or "")).rstrip()
-        return (self._canvas.bold(text) if line.is_remark else text) + "\n"
+        text = self._with_words(self._head.texts(cells).ljust(used), line.message or "")
+        return self._canvas.bold(text[:-1]) + "\n" if line.is_remark else text
 
-    def _cut(self, text: str) -> str:
+    def _with_words(self, text: str, words: str) -> str:
         width = self._canvas.width
-        return text if width is None or len(text) <= width else text[: width - 2] + ".."
+        whole = f"{text}{' ' * GAP}{words}".rstrip()
+        if width is None or len(whole) <= width:
+            return whole + "\n"
+        indent = " " * (self._head.widths[0] + GAP)
+        below = self._canvas.paragraph(words, first=indent)
+        return "".join(line + "\n" for line in (text.rstrip(), *below))
 
 
 def _columns(domain: str | None) -> list[Column[TailLine]]:

@@ -6,17 +6,22 @@ commit it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dynctl.connect.query import RouteQuery
 from dynctl.connect.view_source import ViewSource
+from dynctl.observing.tail_lines import TailKind, event_line, load_line, remark
 from dynctl.views.canvas import Canvas
 from dynctl.views.domain_capacity import topology_show
+from dynctl.views.event_lines import EventLines
 from dynctl.views.explain import ExplainScreen
 from dynctl.views.results import WorkerDetail, WorkerList
 from dynctl.views.screens import draw
+from dynctl.wire.dynamo.events import KvMetrics, RouterEvent
+from router_core.events import BlocksRemoved, BlocksStored, Cleared
 from tests.golden.fleets import (
     TOKENS,
     load,
@@ -77,6 +82,32 @@ def topology(source: ViewSource, domain: str | None = None) -> Callable[[int], s
     return lambda width: draw(result, Canvas(width))
 
 
+def events(width: int) -> str:
+    """A minute of `events tail`; a time of day depends on where one is, so it is left out."""
+    canvas = Canvas(width)
+    prefill, decode = (
+        worker("prefill-a0", "prefill", 1, zone="zone-a"),
+        worker("my-llm-decode-00007-1a2b", "decode", 2, zone="zone-b"),
+    )
+    rank = (prefill.worker_id, 0)
+    hashes = tuple(range(0xABCDEF0123456789, 0xABCDEF0123456789 + 12))
+    parted = {"missing": 3, "dp_rank": 0}
+    lines = [
+        event_line(prefill, RouterEvent(*rank, 7, BlocksStored(5, hashes, hashes)), 0, None),
+        event_line(prefill, RouterEvent(*rank, 8, BlocksRemoved(hashes[:1])), 0, None),
+        remark(TailKind.GAP, 0, "events 9 to 11 are missing (1 message lost)", prefill, **parted),
+        event_line(prefill, RouterEvent(*rank, 8, Cleared()), 0, "again or late: after event 8"),
+        remark(TailKind.RESTART, 0, "the publisher began anew: message 0 came after 41", prefill),
+        remark(TailKind.DISCONNECT, 0, "lost tcp://10.0.0.7:5557; reconnecting", decode),
+        load_line(decode, KvMetrics(decode.worker_id, 0, 13, None, 1_024), 0),
+        load_line(None, KvMetrics(1, 0, 13), 0),
+        remark(TailKind.SKIPPED, 0, "1,204 events not shown: the output is slower"),
+    ]
+    drawn = EventLines([prefill, decode], "zone", canvas)
+    text = drawn.heading() + "".join(map(drawn.line, lines))
+    return re.sub(r"\d\d:\d\d:\d\d\.000", "HH:MM:SS.000", text)
+
+
 def screens() -> dict[str, Callable[[int], str]]:
     """File stem -> the screen at a width."""
     guarded = two_zones(active_decode_blocks_threshold=0.002)
@@ -114,6 +145,7 @@ def screens() -> dict[str, Callable[[int], str]]:
             WorkerList("test", big_fleet().workers()[195:205]), Canvas(width)
         ),
         "workers-load-only": lambda width: draw(WorkerList("test", fleet.workers()), Canvas(width)),
+        "events": events,
         "topology": topology(two_zones()),
         "topology-large": topology(big_fleet(), "rack"),
         "topology-stranded": topology(stranded_zones()),
