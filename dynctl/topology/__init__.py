@@ -1,0 +1,1 @@
+"""Topology on Kubernetes: manifests, what is wrong with them, what a pod needs, what fits where."""

@@ -1,0 +1,62 @@
+"""What a component's workers do: prefill, decode, or both; and from what that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+Role = Literal["prefill", "decode", "aggregated"]
+RoleSource = Literal["type", "sub-type", "arguments", "name", "nothing"]
+
+_MODES: dict[str, Role] = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "agg": "aggregated",
+    "aggregated": "aggregated",
+    "prefill_and_decode": "aggregated",
+    "null": "aggregated",
+    "none": "aggregated",
+}
+
+
+def role_of(
+    name: str, kind: str, sub_type: str, words: Sequence[str]
+) -> tuple[Role | None, RoleSource]:
+    """The role of a worker component, and what told it; ``kind`` and ``sub_type`` in lower case.
+
+    A name is the weakest witness: it is what people call a component, not what it does.
+    """
+    if kind in ("prefill", "decode"):
+        return ("prefill" if kind == "prefill" else "decode"), "type"
+    if kind != "worker":
+        return None, "nothing"
+    if sub_type in ("prefill", "decode"):
+        return ("prefill" if sub_type == "prefill" else "decode"), "sub-type"
+    said = _from_words(words)
+    if said is not None:
+        return said, "arguments"
+    lower = name.lower()
+    if ("prefill" in lower) != ("decode" in lower):
+        return ("prefill" if "prefill" in lower else "decode"), "name"
+    return None, "nothing"
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    """The value of ``--name VALUE`` or ``--name=VALUE``; the last one counts."""
+    found = None
+    for place, word in enumerate(words):
+        bare = word.strip("\"'\\;&")
+        if bare == name and place + 1 < len(words):
+            found = words[place + 1].strip("\"'\\;&")
+        elif bare.startswith(name + "="):
+            found = bare[len(name) + 1 :].strip("\"'")
+    return found
+
+
+def _from_words(words: Sequence[str]) -> Role | None:
+    bare = {word.strip("\"'\\;&") for word in words}
+    if "--is-prefill-worker" in bare:
+        return "prefill"
+    if "--is-decode-worker" in bare:
+        return "decode"
+    return _MODES.get((option(words, "--disaggregation-mode") or "").lower())
