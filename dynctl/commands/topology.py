@@ -47,7 +47,7 @@ def show_topology(
 
     wanted = Selector.parse(selector or "")
     source = connect(options)
-    workers = [row for row in source.workers() if model in (None, row.model)]
+    workers = [row for row in source.workers(index=False) if model in (None, row.model)]
     told = source.config().get("settings", {})
     settings = {name: item.get("value") for name, item in told.items()}
     result = topology_show(source.title, workers, settings, domain=domain, counted=wanted.matches)

@@ -69,7 +69,7 @@ class FrontendSource:
                     controls[key] = resolve_worker(text, workers)
         return controls
 
-    def workers(self) -> list[WorkerRow]:
+    def workers(self, *, index: bool = True) -> list[WorkerRow]:
         try:
             return decode_worker_rows(self._send("GET", "/v1/workers").content)
         except WireError as error:

@@ -66,8 +66,8 @@ class PlanesSource:
         tokens_needed = query.token_ids is None and query.model_path is None
         return self._view(query.model, tokenizer=tokens_needed, query=query).route(query)
 
-    def workers(self) -> list[WorkerRow]:
-        return self._view().workers()
+    def workers(self, *, index: bool = True) -> list[WorkerRow]:
+        return self._view(index=index).workers()
 
     def thresholds(self) -> dict[str, Thresholds]:
         if self._frontends:

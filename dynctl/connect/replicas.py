@@ -27,7 +27,7 @@ class Replicas:
     def route(self, query: RouteQuery) -> RouteResult:
         return self._first(lambda source: source.route(query))
 
-    def workers(self) -> list[WorkerRow]:
+    def workers(self, *, index: bool = True) -> list[WorkerRow]:
         return self._first(lambda source: source.workers())
 
     def thresholds(self) -> dict[str, dict[str, float | int | None]]:

@@ -76,7 +76,7 @@ class ViewSource:
             load_source=self.view.source,
         )
 
-    def workers(self) -> list[WorkerRow]:
+    def workers(self, *, index: bool = True) -> list[WorkerRow]:
         return worker_rows(self.router, self.view.now)
 
     def thresholds(self) -> dict[str, dict[str, float | int | None]]:
