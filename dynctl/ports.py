@@ -30,6 +30,8 @@ class StreamCode(StrEnum):
     MALFORMED_MESSAGE = "MALFORMED_MESSAGE"
     MALFORMED_BATCH = "MALFORMED_BATCH"
     UNKNOWN_EVENT = "UNKNOWN_EVENT"
+    FOREIGN_PUBLISHER = "FOREIGN_PUBLISHER"
+    """Messages of somebody else came on this worker's channel; they are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +299,7 @@ class RequestPlane(Protocol):
 
 class RequestPlaneError(Exception):
     """A worker did not answer as it should; the message says where and how."""
+
+
+class NotCalledBack(RequestPlaneError):
+    """A worker took the question and no connection of its own came: the way back is closed."""

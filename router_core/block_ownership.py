@@ -74,6 +74,18 @@ class BlockOwnership:
         """Distinct blocks."""
         return len(self._owners)
 
+    def own_names(self, slot: int) -> int:
+        """Blocks that ``slot`` calls otherwise than the slots that announced them before it."""
+        own = self._names.own.get(slot)
+        return 0 if own is None else len(own.names)
+
+    def any_shared(self) -> bool:
+        """Whether any block is held by two slots: only then can their names be compared.
+
+        Looks at the blocks one by one until it finds one.
+        """
+        return any(mask & (mask - 1) for shard in self._owners.shards for mask in shard.values())
+
     def store(
         self,
         slot: int,

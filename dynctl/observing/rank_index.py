@@ -173,12 +173,12 @@ class RankIndex:
                 self._tell_once(StreamCode.MALFORMED_MESSAGE, value.message)
                 self._ask()
             case ChannelCode.FOREIGN_PUBLISHER:
-                self._tell_once(StreamCode.UNKNOWN_EVENT, value.message)
+                self._tell_once(StreamCode.FOREIGN_PUBLISHER, value.message)
 
     def _live(self, event: RouterEvent) -> None:
         if (event.worker_id, event.dp_rank) != (self.source.worker_id, self.source.dp_rank):
             self._tell_once(
-                StreamCode.UNKNOWN_EVENT,
+                StreamCode.FOREIGN_PUBLISHER,
                 f"an event of worker {event.worker_id:x} rank {event.dp_rank} came on the channel "
                 f"of worker {self.source.worker_id:x} rank {self.source.dp_rank}; skipped",
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from dynctl.planes.call_home import READ_BYTES, Caller, CallHome, CallHomeCounts
-from dynctl.ports import RequestPlaneError
+from dynctl.ports import NotCalledBack, RequestPlaneError
 from dynctl.wire.dynamo.discovery import Instance
 from dynctl.wire.dynamo.request_plane import (
     Address,
@@ -222,6 +222,7 @@ class TcpRequestPlane:
                 f"accepted the question and did not call back to {home} within {timeout:g} s:"
                 " it cannot read the question or cannot reach that address"
                 f" ({RESPONSE_HOST_VARIABLE} sets it)",
+                NotCalledBack,
             )
         caller = calling.result()
         self._open.add(caller.writer)
@@ -302,7 +303,9 @@ def _unmapped(host: str) -> str:
     return host if mapped is None else str(mapped)
 
 
-def _fail(instance: Instance, problem: str) -> NoReturn:
+def _fail(
+    instance: Instance, problem: str, kind: type[RequestPlaneError] = RequestPlaneError
+) -> NoReturn:
     location = printable(instance.address.partition("/")[0])
     who = f"{instance.endpoint} of worker {instance.instance_id:x} at {location}"
-    raise RequestPlaneError(f"{who} {problem}") from None
+    raise kind(f"{who} {problem}") from None
