@@ -1,0 +1,147 @@
+"""The codes: what each claims, how it reads, why it happens and what to do. Read from codes.toml.
+
+The file is data so that screens, ``dynctl explain`` and the documentation cannot differ.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from string import Formatter
+from typing import Any, Final, Literal, get_args
+
+Level = Literal["fail", "warn"]
+
+_FILE: Final = Path(__file__).with_name("codes.toml")
+_CODE: Final = re.compile(r"DY[RT]\d{4}")
+_FAMILIES: Final = {"DYR": "a live deployment", "DYT": "topology"}
+SECTIONS: Final = {
+    "DYR01": "planes",
+    "DYR02": "workers",
+    "DYR03": "events",
+    "DYR04": "frontends",
+    "DYR05": "versions",
+}
+"""Codes are grouped by their hundreds."""
+
+
+class CatalogueError(Exception):
+    """codes.toml is not as it must be: a defect of this program, never of its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One code. ``template``, ``expected`` and ``fix`` hold ``{names}`` that a finding fills in.
+
+    ``subject`` may always stand in them. A retired code is explained and no longer found.
+    """
+
+    code: str
+    level: Level
+    title: str
+    template: str
+    expected: str
+    cause: str
+    fix: str
+    retired: bool = False
+
+    @property
+    def anchor(self) -> str:
+        """Where its page is in docs/checks.md."""
+        return self.code.lower()
+
+    @property
+    def section(self) -> str:
+        """The name of the section that its hundred belongs to."""
+        return SECTIONS.get(self.code[:5], self.code[:5])
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """The names that a finding of this code must give."""
+        texts = (self.template, self.expected, self.fix)
+        names = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
+        return frozenset(names - {"subject"})
+
+
+class Catalogue(Mapping[str, Entry]):
+    """Code -> entry, in the order of the file."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self._entries = dict(entries)
+
+    def __getitem__(self, code: str) -> Entry:
+        return self._entries[code]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def near(self, text: str) -> list[str]:
+        """Codes that may have been meant by ``text``: its digits, its hundred, or close to it."""
+        wanted = text.strip().upper()
+        digits = "".join(filter(str.isdigit, wanted))
+        same = [code for code in self if digits and code.endswith(digits.zfill(4))]
+        if same:
+            return same
+        close = get_close_matches(wanted, list(self), n=5, cutoff=0.7)
+        hundred = [code for code in self if len(wanted) > 4 and code[:5] == wanted[:5]]
+        return list(dict.fromkeys([*close, *hundred]))[:5]
+
+
+@cache
+def catalogue() -> Catalogue:
+    """The codes of this version, read and checked at the first use."""
+    return parse(_FILE.read_bytes())
+
+
+def parse(data: bytes) -> Catalogue:
+    """Read a file of codes. Raises CatalogueError naming the code and what is wrong with it."""
+    try:
+        tables = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CatalogueError(f"codes: {error}") from None
+    entries = {code: _entry(code, table) for code, table in tables.items()}
+    if list(entries) != sorted(entries):
+        raise CatalogueError("codes: expected them in ascending order")
+    return Catalogue(entries)
+
+
+def _entry(code: str, table: Any) -> Entry:
+    if not _CODE.fullmatch(code):
+        raise CatalogueError(f"{code}: expected {' or '.join(_FAMILIES)} and four digits")
+    if not isinstance(table, dict):
+        raise CatalogueError(f"{code}: expected a table")
+    known = {item.name for item in fields(Entry)} - {"code"}
+    unknown, missing = set(table) - known, known - set(table) - {"retired"}
+    if unknown or missing:
+        what = f"unknown {', '.join(sorted(unknown))}" if unknown else ""
+        what = what or f"lacks {', '.join(sorted(missing))}"
+        raise CatalogueError(f"{code}: {what}")
+    if table["level"] not in get_args(Level):
+        raise CatalogueError(f"{code}: level {table['level']!r}, expected fail or warn")
+    if not isinstance(table.get("retired", False), bool):
+        raise CatalogueError(f"{code}: retired: expected true or false")
+    texts = {name: table[name] for name in known - {"retired", "level"}}
+    for name, text in texts.items():
+        if not isinstance(text, str) or not text.strip():
+            raise CatalogueError(f"{code}: {name}: expected a text")
+    entry = Entry(
+        code,
+        level=table["level"],
+        retired=table.get("retired", False),
+        **{name: text.strip() for name, text in texts.items()},
+    )
+    try:
+        named = entry.arguments
+    except ValueError as error:
+        raise CatalogueError(f"{code}: {error}") from None
+    if not all(name.isidentifier() for name in named):
+        raise CatalogueError(f"{code}: expected {{names}} only, got {sorted(named)}")
+    return entry

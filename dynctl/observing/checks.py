@@ -1,0 +1,44 @@
+"""Every check of a live deployment, in the order in which they are made and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from dynctl.findings.catalogue import catalogue
+from dynctl.findings.results import Report
+from dynctl.findings.running import Check, run
+from dynctl.observing.event_checks import EVENT_CHECKS
+from dynctl.observing.facts import CheckFacts
+from dynctl.observing.frontend_checks import FRONTEND_CHECKS, VERSION_CHECKS
+from dynctl.observing.plane_checks import PLANE_CHECKS, WORKER_CHECKS
+
+SECTIONS: Final[Sequence[tuple[str, Sequence[Check[CheckFacts]]]]] = (
+    ("planes", PLANE_CHECKS),
+    ("workers", WORKER_CHECKS),
+    ("events", EVENT_CHECKS),
+    ("frontends", FRONTEND_CHECKS),
+    ("versions", VERSION_CHECKS),
+)
+NOT_CHECKED: Final = (
+    "the KV transfer itself (NIXL, RDMA)",
+    "the engines' own health",
+    "Kubernetes objects and node labels",
+)
+
+
+def judge(facts: CheckFacts, suppressed: AbstractSet[str] = frozenset()) -> Report:
+    """The report on what was gathered. ``suppressed``: codes that are not to be judged."""
+    sources = [facts.planes.title] if facts.planes is not None else []
+    if facts.planes is not None and facts.planes.unreachable is None:
+        sources[0] += f", namespace {facts.planes.namespace or '*'}"
+    sources += [one.url for one in facts.frontends]
+    return run(
+        SECTIONS,
+        facts,
+        catalogue(),
+        sources=sources,
+        suppressed=suppressed,
+        not_checked=NOT_CHECKED,
+    )
