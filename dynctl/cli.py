@@ -36,6 +36,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("thresholds get", "thresholds:get_thresholds", "Show the busy thresholds in force."),
     ("thresholds set", "thresholds:set_thresholds", "Set busy thresholds; --dry-run tries them."),
     ("config show", "config:show_config", "Show every router setting and where it came from."),
+    ("check", "check:check", "Check a live deployment; say what is wrong and how to fix it."),
+    ("explain", "explain:explain", "Explain a code that a check printed."),
     ("why", "why:why", "Explain a decision that a frontend made."),
     ("version", "version:version", "Print the versions of dynctl and of the frontends."),
 )

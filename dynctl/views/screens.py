@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from dynctl.demo.story import DemoEnd, DemoStep
-from dynctl.views import story, tables, topology_tables, worker_tables
+from dynctl.findings.results import CodeList, CodePage, Report, State
+from dynctl.views import check_table, story, tables, topology_tables, worker_tables
 from dynctl.views.canvas import Canvas
 from dynctl.views.domain_capacity import NO_DOMAIN, TopologyShow
 from dynctl.views.results import (
@@ -30,6 +31,9 @@ _SCREENS: dict[type, Any] = {
     ThresholdChange: tables.threshold_change,
     ConfigReport: tables.config_report,
     Versions: tables.versions,
+    Report: check_table.check_report,
+    CodePage: check_table.code_page,
+    CodeList: check_table.code_list,
     DemoStep: story.demo_step,
     DemoEnd: story.demo_end,
 }
@@ -50,6 +54,10 @@ def items(result: Any) -> Iterable[Any]:
         return result.thresholds
     if isinstance(result, ConfigReport):
         return result.settings
+    if isinstance(result, Report):
+        return result.checks
+    if isinstance(result, CodeList):
+        return result.codes
     return [result]
 
 
@@ -72,4 +80,8 @@ def names(result: Any) -> list[str]:
         return [result.after.model]
     if isinstance(result, ConfigReport):
         return [setting.name for setting in result.settings]
+    if isinstance(result, Report):
+        return [check.code for check in result.checks if check.state in (State.FAIL, State.WARN)]
+    if isinstance(result, CodeList | CodePage):
+        return [page.code for page in getattr(result, "codes", [result])]
     return [result.client] if isinstance(result, Versions) else []

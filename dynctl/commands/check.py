@@ -1,0 +1,47 @@
+"""`dynctl check`: the general doctor."""
+
+from typing import Annotated
+
+import typer
+
+from dynctl.options import GlobalOptions
+
+
+def check(
+    options: GlobalOptions,
+    fail_on: Annotated[
+        str,
+        typer.Option(metavar="LEVEL", help="What makes the exit code 1: fail, or warn too."),
+    ] = "fail",
+    suppress: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE", help="Leave a check out (repeatable): --suppress DYR0212."),
+    ] = None,
+) -> int:
+    """Check a live deployment: planes, workers, events, frontends, versions.
+
+    Name its discovery backend, every frontend, or both. Nothing is written there. Exit code 0
+    when nothing failed, 1 when a check did, 3 when discovery cannot be reached.
+    """
+    from dynctl.connect.check_source import gather
+    from dynctl.errors import ExitCode, UsageProblem
+    from dynctl.findings.catalogue import catalogue
+    from dynctl.observing.checks import judge
+    from dynctl.views.render import emit
+
+    if fail_on not in ("fail", "warn"):
+        raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
+    codes = catalogue()
+    suppressed = {code.upper() for code in suppress or ()}
+    for code in sorted(suppressed - set(codes)):
+        near = ", ".join(codes.near(code))
+        raise UsageProblem(
+            f"--suppress {code}: no such code",
+            f"near it: {near}" if near else "dynctl explain lists all",
+        )
+    facts = gather(options)
+    report = judge(facts, suppressed)
+    emit(report, options)
+    if facts.planes is not None and facts.planes.unreachable is not None:
+        return ExitCode.UNREACHABLE
+    return ExitCode.YES if report.passes(fail_on) else ExitCode.NO
