@@ -310,7 +310,9 @@ class Observer:
         index = RankIndex(source, self._recover, self.applier.take, self._clock)
         name = f"index {source.worker_id:x}.{source.dp_rank}"
         tasks = [asyncio.create_task(index.run(), name=name)]
-        if channel is not None:
+        if channel is None:
+            index.ask()
+        else:
             follower = self._plane_of(channel).follow(channel, index.take)
             tasks.append(asyncio.create_task(follower.run(), name=f"kv events of {name}"))
         return _FollowedRank(index, source, channel, tasks)

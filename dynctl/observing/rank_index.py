@@ -99,6 +99,7 @@ class RankIndex:
         self._loose = False  # the worker could not be asked: events are taken as they come
         self._failures = 0
         self._why = "not asked yet"
+        self._unheard = ""
         self._told: set[str] = set()
 
     # -- reading ---------------------------------------------------------------------------
@@ -124,12 +125,14 @@ class RankIndex:
     @property
     def current(self) -> bool:
         """Whether every event up to now is in the index (or on its way into it)."""
-        return self._settled.is_set() and not self._missing
+        return self._connected and self._settled.is_set() and not self._missing
 
     @property
     def problem(self) -> str | None:
         """Why the index is not current; None if it is."""
-        return None if self.current else self._why
+        if self.current:
+            return None
+        return self._why if self._connected else self._unheard or self._why
 
     async def settled(self) -> None:
         """Until recovery succeeded, or failed for now."""
@@ -147,7 +150,7 @@ class RankIndex:
         except WireError as error:
             self._counts.malformed += 1
             self._tell_once(StreamCode.MALFORMED_BATCH, f"a batch is unreadable: {error}")
-            self._ask()  # whatever it held is missing now
+            self.ask()  # whatever it held is missing now
             return
         self._counts.batches += 1
         self._last_at = self._clock()
@@ -159,19 +162,22 @@ class RankIndex:
             case ChannelCode.CHANNEL_CONNECTED:
                 self._connected = True
                 self._tell(StreamCode.STREAM_CONNECTED, value.message)
-                self._ask()
+                self.ask()
             case ChannelCode.CHANNEL_DISCONNECTED:
                 self._connected = False
+                self._unheard = value.message
                 self._tell(StreamCode.STREAM_DISCONNECTED, value.message)
+                if self._last is None:
+                    self.ask()  # it may answer all the same: what it holds now is worth having
             case ChannelCode.PUBLISHER_RESTARTED:
                 self._restarted(value.message)
             case ChannelCode.EVENTS_DROPPED:
                 # Asked at once: no later event would show a loss at the end of a burst.
-                self._ask()
+                self.ask()
             case ChannelCode.MALFORMED_MESSAGE:
                 self._counts.malformed += 1
                 self._tell_once(StreamCode.MALFORMED_MESSAGE, value.message)
-                self._ask()
+                self.ask()
             case ChannelCode.FOREIGN_PUBLISHER:
                 self._tell_once(StreamCode.FOREIGN_PUBLISHER, value.message)
 
@@ -194,7 +200,7 @@ class RankIndex:
             self._apply([event])
         else:
             self._counts.gaps += 1
-            self._ask()
+            self.ask()
             self._wait(event)
 
     def _wait(self, event: RouterEvent) -> None:
@@ -202,11 +208,12 @@ class RankIndex:
         if len(self._waiting) > MAX_WAITING:
             # Nothing is lost for good: the answer of the worker covers what is let go here.
             del self._waiting[: MAX_WAITING // 2]
-            self._ask()
+            self.ask()
 
     # -- recovery --------------------------------------------------------------------------
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """Have the worker say what it holds, or what came after the last event seen."""
         self._asking = True
         self._due.set()
         self._settled.clear()
@@ -317,7 +324,7 @@ class RankIndex:
         self._emit_condition(
             StreamCode.ENGINE_RESTARTED, f"the publisher restarted: {why}", clears=True, missing=0
         )
-        self._ask()
+        self.ask()
 
     # -- telling ---------------------------------------------------------------------------
 

@@ -269,6 +269,21 @@ async def test_a_worker_that_cannot_be_asked_leaves_a_named_gap(worker):
     await follower.close()
 
 
+async def test_events_that_cannot_be_heard_leave_a_snapshot(worker):
+    follower = Follower(worker)
+    follower.condition(ChannelCode.CHANNEL_DISCONNECTED)
+    await follower.settle()
+    assert applied(follower.values) == worker.blocks
+    assert not follower.is_current()
+    assert follower.index.problem == "said by the test"
+    worker.store(44)
+    follower.connect()
+    await follower.settle()
+    assert applied(follower.values) == worker.blocks
+    assert follower.is_current()
+    await follower.close()
+
+
 async def test_an_answer_that_says_no_is_a_problem(worker):
     async def refuse(source: EventSource, start: int | None) -> RecoveryAnswer:
         return RecoveryError("worker_id mismatch")
