@@ -319,16 +319,17 @@ def _nobody(deployment: Deployment, planes: Planes, wanted: str | None) -> Usage
 
 
 def _index_doubts(observer: Observer) -> list[str]:
-    doubts = observer.not_current()
-    if not doubts:
-        return []
+    """One line for each reason why caches may not be known up to now."""
     names = {item.worker.worker_id: item.worker.name for item in observer.deployment.workers}
-    told = [
-        f"{names.get(worker_id, f'{worker_id:x}')}: {why}"
-        for (worker_id, _), why in list(doubts.items())[:_MOST_NAMED]
-    ]
-    more = f" and {len(doubts) - _MOST_NAMED} more" if len(doubts) > _MOST_NAMED else ""
-    return [f"the cache of {len(doubts)} ranks is not fully known ({'; '.join(told)}{more})"]
+    reasons: dict[str, list[str]] = {}
+    for (worker_id, _), why in observer.not_current().items():
+        reasons.setdefault(why, []).append(names.get(worker_id, f"{worker_id:x}"))
+    lines = []
+    for why, who in reasons.items():
+        named = ", ".join(dict.fromkeys(who[:_MOST_NAMED]))
+        more = f" and {len(who) - _MOST_NAMED} more" if len(who) > _MOST_NAMED else ""
+        lines.append(f"what {named}{more} cached may not be up to date: {why}")
+    return lines
 
 
 def _cache_directory() -> Path:
