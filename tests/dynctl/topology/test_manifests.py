@@ -157,7 +157,7 @@ BOMB = b"kind: A\na: &a [1,1,1,1,1,1,1,1,1]\n" + b"".join(
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"a: b\nc: [1", "f, line 2"),
+        (b"a: b\nc: [1", "f, line "),
         (b"kind: {{ .Values.kind }}", "not YAML"),
         (b"kind: \xff", "not YAML"),
         (b"just text", "no Kubernetes object"),
