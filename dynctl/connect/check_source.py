@@ -17,7 +17,6 @@ from typing import Final, TypeVar
 from dynctl.connect import (
     DEFAULT_FRONTEND,
     GUESS_TIMEOUT,
-    WAYS,
     frontends,
     token,
 )
@@ -57,6 +56,11 @@ _FRONTENDS_AT_ONCE: Final = 8
 #: A number that no worker's events reach: asked from there, it only tells its newest one.
 _BEYOND: Final = 2**62
 
+_WAYS: Final = """name its discovery backend, its frontends, or both:
+--discovery etcd --etcd-endpoints HOST:2379   a live Dynamo that registers in etcd
+--discovery file --file-kv DIR                ... or in files
+--frontend http://HOST:8000                   once for every replica"""
+
 _T = TypeVar("_T")
 
 
@@ -67,7 +71,7 @@ def gather(options: GlobalOptions) -> CheckFacts:
         if given:
             raise UsageProblem(
                 f"{flag}: check looks at a running deployment",
-                "name its discovery backend, its frontends, or both\n" + WAYS,
+                _WAYS,
             )
     planes_named = backend(options) is not None
     urls = frontends(options)
@@ -79,7 +83,7 @@ def gather(options: GlobalOptions) -> CheckFacts:
             guess = "other"
         if guess == "other":
             raise Unreachable(
-                f"nothing was named to check, and no frontend answers at {DEFAULT_FRONTEND}", WAYS
+                f"nothing was named to check, and no frontend answers at {DEFAULT_FRONTEND}", _WAYS
             )
         urls = (DEFAULT_FRONTEND,)
     return asyncio.run(_gather(options, planes_named, urls))

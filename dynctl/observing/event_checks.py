@@ -40,6 +40,8 @@ def _indexers(facts: CheckFacts) -> Outcome:
     asked = [rank for rank in planes.ranks if rank.indexer is not None]
     if not asked:
         return Skipped("no worker has a local indexer (DYR0304)")
+    if all(rank.called_back is False for rank in asked):
+        return Skipped("no worker calls back (DYR0104)", unread=True)
     findings = [
         found(rank.name, why=rank.refusal or "", seconds=f"{planes.asked_s:g}")
         for rank in asked

@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import os
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -186,7 +187,10 @@ class TcpRequestPlane:
         except TimeoutError:
             _fail(instance, f"did not take the connection within {wait:g} s")
         except OSError as error:
-            _fail(instance, f"cannot be connected to: {error.strerror or error}")
+            # asyncio's own text repeats the address instead of saying what is wrong.
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else str(error)
+            _fail(instance, f"cannot be connected to: {reason}")
 
     async def _home_for(self, instance: Instance, writer: asyncio.StreamWriter) -> str:
         """HOST:PORT where this worker will reach us."""

@@ -201,3 +201,10 @@ def test_a_suppressed_code_is_not_judged():
     report = judge(facts, {"DYR0403"})
     assert result(report, "DYR0403").message == "suppressed"
     assert report.passes("fail")
+
+
+def test_a_closed_way_back_is_said_once():
+    broken = next(broken for broken in BROKEN if broken.code == "DYR0104")
+    found = result(judge(broken.change(healthy())), "DYR0303")
+    assert (found.state, found.unread) == (State.SKIP, True)
+    assert "DYR0104" in found.message
