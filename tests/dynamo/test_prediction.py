@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -158,6 +158,49 @@ def test_requests_under_load_are_predicted(flying: int, source: str, finding) ->
     assert certain > 20
     if mirrored:
         assert hits >= 0.95 * 40
+
+
+@pytest.mark.parametrize(("enforcement", "weight"), [("required", None), ("preferred", 0.85)])
+def test_two_hops_under_load_are_predicted(
+    enforcement: str, weight: float | None, finding: Callable[[str], None]
+) -> None:
+    """Decode is held, so its load stays; prefill goes through and leaves its cache behind."""
+    plans = two_zones(enforcement, weight, prefill=2, decode=2, kind="held", args=("--cache",))
+    asked = prompts(80, seed=3)
+
+    async def run() -> tuple[int, int]:
+        hits = certain = 0
+        flags = ("--router-replica-sync",)
+        with DynamoFleet(plans, blocks=8192, frontend_args=flags) as fleet:
+            decoders = [w for w in fleet.workers.values() if w.plan.role == "decode"]
+            for worker in decoders:
+                worker.held.hold(decode=True)
+            async with observing(fleet) as seen:
+                running: list[tuple[InFlight, set[tuple[int | None, int]]]] = []
+                for number, tokens in enumerate(asked):
+                    await seen.quiet()
+                    expected = possible(seen.predict(tokens))
+                    certain += len(expected) == 1
+                    flight = fleet.frontend.begin(tokens, max_tokens=2)
+                    running.append((flight, expected))
+                    await asyncio.to_thread(_arrived, fleet, decoders, number + 1)
+                for worker in decoders:
+                    worker.held.release()
+                for flight, expected in running:
+                    placed = (await asyncio.to_thread(flight.result)).placement
+                    hits += (placed.prefill, placed.decode) in expected
+        return hits, certain
+
+    hits, certain = asyncio.run(run())
+    finding(f"two hops under load, {enforcement}: {hits} of {len(asked)}, {certain} without a tie")
+    assert hits >= 0.95 * len(asked)
+
+
+def _arrived(fleet: DynamoFleet, workers: Sequence[Worker], count: int) -> None:
+    fleet.wait_until(
+        lambda: sum(len(worker.held.requests()) for worker in workers) == count,
+        f"{count} requests to arrive",
+    )
 
 
 async def _take_gauges(fleet: DynamoFleet, seen: Observed) -> None:
