@@ -31,6 +31,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("workers list", "workers:list_workers", "List the workers: role, topology, load, freshness."),
     ("workers show", "workers:show_worker", "Show one worker: card, policy, taints, load."),
     ("topology show", "topology:show_topology", "Show domains: capacity, load, policy, stranded."),
+    ("topology plan", "topology_plan:plan_topology", "Plan domains: ratio, losses, what to add."),
     ("topology wait", "topology_wait:wait_for_topology", "Wait for a domain's topology file."),
     ("events tail", "events:tail_events", "Show KV events as they come; gaps are marked."),
     ("thresholds get", "thresholds:get_thresholds", "Show the busy thresholds in force."),

@@ -7,7 +7,8 @@ from typing import Any
 
 from dynctl.demo.story import DemoEnd, DemoStep
 from dynctl.findings.results import CodeList, CodePage, Report, State
-from dynctl.views import check_table, story, tables, topology_tables, worker_tables
+from dynctl.topology.plan_result import TopologyPlan
+from dynctl.views import check_table, plan_tables, story, tables, topology_tables, worker_tables
 from dynctl.views.canvas import Canvas
 from dynctl.views.domain_capacity import NO_DOMAIN, TopologyShow
 from dynctl.views.results import (
@@ -26,6 +27,7 @@ _SCREENS: dict[type, Any] = {
     WorkerList: worker_tables.worker_list,
     WorkerDetail: worker_tables.worker_detail,
     TopologyShow: topology_tables.topology_show,
+    TopologyPlan: plan_tables.topology_plan,
     TopologyValue: tables.topology_value,
     ThresholdList: tables.threshold_list,
     ThresholdChange: tables.threshold_change,
@@ -48,7 +50,7 @@ def items(result: Any) -> Iterable[Any]:
     """What a line of jsonl holds: each item of a list, else the whole result."""
     if isinstance(result, WorkerList):
         return result.workers
-    if isinstance(result, TopologyShow):
+    if isinstance(result, TopologyShow | TopologyPlan):
         return result.rows
     if isinstance(result, ThresholdList):
         return result.thresholds
@@ -70,7 +72,7 @@ def names(result: Any) -> list[str]:
         return [worker.name for worker in result.workers]
     if isinstance(result, WorkerDetail):
         return [result.worker.name]
-    if isinstance(result, TopologyShow):
+    if isinstance(result, TopologyShow | TopologyPlan):
         return [NO_DOMAIN if row.value is None else row.value for row in result.rows]
     if isinstance(result, TopologyValue):
         return [result.value]
