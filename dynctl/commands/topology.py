@@ -42,12 +42,14 @@ def show_topology(
     from dynctl.connect.selector import Selector
     from dynctl.views.columns import sort_rows
     from dynctl.views.domain_capacity import topology_show
-    from dynctl.views.render import emit
+    from dynctl.views.render import doubted, emit
     from dynctl.views.topology_tables import domain_columns, topology_rows_only
 
     wanted = Selector.parse(selector or "")
     source = connect(options)
-    workers = [row for row in source.workers(index=False) if model in (None, row.model)]
+    rows = source.workers(index=False)
+    doubts = source.doubts
+    workers = [row for row in rows if model in (None, row.model)]
     told = source.config().get("settings", {})
     settings = {name: item.get("value") for name, item in told.items()}
     result = topology_show(source.title, workers, settings, domain=domain, counted=wanted.matches)
@@ -55,4 +57,5 @@ def show_topology(
         columns = domain_columns(result.rows, result.domain)
         result = replace(result, rows=sort_rows(columns, result.rows, sort_by))
     emit(result, options, screen=topology_rows_only if no_headers else None)
+    doubted(doubts)
     return 0

@@ -36,7 +36,7 @@ def list_workers(
     from dynctl.connect.selector import Selector
     from dynctl.errors import UsageProblem
     from dynctl.views.columns import sort_rows
-    from dynctl.views.render import emit
+    from dynctl.views.render import doubted, emit
     from dynctl.views.results import WorkerList
     from dynctl.views.worker_tables import worker_columns, worker_rows_only
     from router_core.workers import Role
@@ -57,6 +57,7 @@ def list_workers(
     if sort_by is not None:
         rows = sort_rows(worker_columns(rows), rows, sort_by)
     emit(WorkerList(source.title, rows), options, screen=worker_rows_only if no_headers else None)
+    doubted(source.doubts)
     return 0
 
 
@@ -72,7 +73,7 @@ def show_worker(
     """Show one worker: card, KV-transfer policy, taints, load and freshness of each rank."""
     from dynctl.connect import connect
     from dynctl.naming import resolve_worker
-    from dynctl.views.render import emit
+    from dynctl.views.render import doubted, emit
     from dynctl.views.results import WorkerDetail
 
     source = connect(options)
@@ -80,4 +81,5 @@ def show_worker(
     found = resolve_worker(worker, [(row.worker_id, row.name) for row in rows])
     row = next(row for row in rows if row.worker_id == found)
     emit(WorkerDetail(source.title, row), options)
+    doubted(source.doubts)
     return 0

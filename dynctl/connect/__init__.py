@@ -41,6 +41,11 @@ class Source(Protocol):
     @property
     def title(self) -> str: ...
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What the last answer about workers could not know; whole sentences for the person."""
+        ...
+
     def route(self, query: RouteQuery) -> RouteResult: ...
 
     def workers(self, *, index: bool = True) -> list[WorkerRow]:

@@ -28,6 +28,7 @@ class FrontendSource:
     def __init__(self, url: str, token: str | None = None, timeout: float = 10.0) -> None:
         self.url = _checked(url)
         self.title = f"frontend {self.url}"
+        self.doubts: tuple[str, ...] = ()
         self._timeout = timeout
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 

@@ -59,6 +59,7 @@ class PlanesSource:
         self._options = options
         self._frontends = [DynamoFrontend(url, options.timeout) for url in frontends]
         self.title = "live Dynamo"
+        self.doubts: tuple[str, ...] = ()
 
     # -- what a Source answers -------------------------------------------------------------
 
@@ -170,10 +171,10 @@ class PlanesSource:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await observer.settled()
-        assumptions += _index_doubts(observer)
+        source, load_doubts = _load(observer, told.metrics)
+        assumptions += _index_doubts(observer) + load_doubts
+        self.doubts = tuple(assumptions)
         assumptions += _settings(observer, told.thresholds)
-        source, doubts = _load(observer, told.metrics)
-        assumptions += doubts
         return SavedView(
             observer.router,
             time.monotonic(),

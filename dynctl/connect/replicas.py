@@ -19,6 +19,7 @@ class Replicas:
 
     def __init__(self, sources: Sequence[FrontendSource]) -> None:
         self.sources = list(sources)
+        self.doubts: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

@@ -33,6 +33,7 @@ class ViewSource:
     def __init__(self, view: SavedView, title: str) -> None:
         self.view = view
         self.title = title
+        self.doubts: tuple[str, ...] = ()
 
     @property
     def router(self) -> Router:

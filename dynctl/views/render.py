@@ -7,7 +7,7 @@ is as wide as it needs to be, so that a pipe never sees a shortened name.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -44,6 +44,12 @@ def emit(
 def talk(message: str) -> None:
     """A line for the person, on stderr: never part of the answer."""
     sys.stderr.write(message + "\n")
+
+
+def doubted(doubts: Iterable[str]) -> None:
+    """What an answer about workers could not know, on stderr."""
+    for doubt in doubts:
+        talk(f"note: {doubt}")
 
 
 def _yaml(result: Any) -> str:
