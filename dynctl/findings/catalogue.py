@@ -17,7 +17,8 @@ from typing import Any, Final, Literal, get_args
 
 Level = Literal["fail", "warn"]
 
-_FILE: Final = Path(__file__).with_name("codes.toml")
+_FILES: Final = ("codes.toml", "topology_codes.toml")
+"""One a family, in the order of their codes."""
 _CODE: Final = re.compile(r"DY[RT]\d{4}")
 _FAMILIES: Final = {"DYR": "a live deployment", "DYT": "topology"}
 SECTIONS: Final = {
@@ -26,6 +27,11 @@ SECTIONS: Final = {
     "DYR03": "events",
     "DYR04": "frontends",
     "DYR05": "versions",
+    "DYT01": "transfer policy",
+    "DYT02": "topology levels",
+    "DYT04": "worker pods",
+    "DYT05": "topology files",
+    "DYT09": "domain capacity",
 }
 """Codes are grouped by their hundreds."""
 
@@ -98,7 +104,7 @@ class Catalogue(Mapping[str, Entry]):
 @cache
 def catalogue() -> Catalogue:
     """The codes of this version, read and checked at the first use."""
-    return parse(_FILE.read_bytes())
+    return parse(b"\n".join(Path(__file__).with_name(name).read_bytes() for name in _FILES))
 
 
 def parse(data: bytes) -> Catalogue:

@@ -1,0 +1,43 @@
+"""Everything that manifests alone can tell about topology, in the order in which it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from dynctl.findings.catalogue import catalogue
+from dynctl.findings.results import Report
+from dynctl.findings.running import Check, run
+from dynctl.topology.lint_capacity import CAPACITY_CHECKS
+from dynctl.topology.lint_facts import LintFacts, gather, sources
+from dynctl.topology.lint_graph import GRAPH_CHECKS, POD_CHECKS
+from dynctl.topology.lint_levels import LEVEL_CHECKS
+from dynctl.topology.lint_policy import POLICY_CHECKS
+from dynctl.topology.manifests import Manifest
+
+LINT_SECTIONS: Final[Sequence[tuple[str, Sequence[Check[LintFacts]]]]] = (
+    ("transfer policy", sorted((*POLICY_CHECKS, *GRAPH_CHECKS), key=lambda check: check.code)),
+    ("topology levels", LEVEL_CHECKS),
+    ("worker pods", POD_CHECKS[:1]),
+    ("topology files", POD_CHECKS[1:]),
+    ("domain capacity", CAPACITY_CHECKS),
+)
+NOT_CHECKED: Final = (
+    "the cluster: node labels, the Grove topology that is there, the operator and its version",
+    "whether a running graph has another policy, which cannot be changed",
+    "the KV transfer itself (NIXL, RDMA)",
+)
+
+
+def lint(manifests: Sequence[Manifest], suppressed: AbstractSet[str] = frozenset()) -> Report:
+    """The report on some manifests. Raises UsageProblem where none of them is about topology."""
+    facts = gather(manifests)
+    return run(
+        LINT_SECTIONS,
+        facts,
+        catalogue(),
+        sources=sources(facts),
+        suppressed=suppressed,
+        not_checked=NOT_CHECKED,
+    )

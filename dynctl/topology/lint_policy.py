@@ -1,0 +1,122 @@
+"""Checks of the kvTransferPolicy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from dynctl.findings.running import Check, Found, Outcome, found, outcome
+from dynctl.topology.draft_shapes import draft_levels, drafts_of
+from dynctl.topology.graphs import Graph
+from dynctl.topology.lint_facts import LintFacts, has_graphs, has_policy
+from dynctl.topology.manifests import mapping, text
+from dynctl.topology.transfer_policy import objections
+
+#: Words at the end of label keys that name a domain; a policy that says another one misleads.
+_DOMAIN_WORDS: Final = ("region", "zone", "datacenter", "block", "rack", "host", "numa")
+_SAME: Final = {"hostname": "host", "node": "host", "dc": "datacenter", "az": "zone"}
+_LONGEST_DOMAIN: Final = 63
+
+
+def _present(facts: LintFacts) -> Outcome:
+    without = [
+        graph
+        for graph in facts.graphs
+        if _raw(graph) is None and graph.workers and not any(drafts_of(graph))
+    ]
+    return outcome(
+        (found(graph.name, path="spec.experimental.kvTransferPolicy") for graph in without),
+        says=_policies(facts),
+    )
+
+
+def _policies(facts: LintFacts) -> str:
+    told = []
+    for graph in facts.governed:
+        policy = graph.policy or {}
+        how = "required" if facts.required(graph) else f"preferred {policy.get('preferredWeight')}"
+        told.append(f"{graph.name}: {policy.get('domain')}, {how}")
+    return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if told[3:] else "")
+
+
+def _drafts(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for one in facts.graphs:
+            for draft in drafts_of(one):
+                yield found(one.name, where=draft.where, what=draft.what, shipped=draft.shipped)
+        for topology in facts.topologies:
+            for draft in draft_levels(topology):
+                yield found(
+                    topology.name, where=draft.where, what=draft.what, shipped=draft.shipped
+                )
+
+    return outcome(all_of())
+
+
+def _raw(graph: Graph) -> Any:
+    """What stands in the policy's place, a policy or not."""
+    spec = mapping(graph.manifest.body.get("spec"))
+    return mapping(spec.get("experimental")).get("kvTransferPolicy")
+
+
+def _objected(aspect: str, facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for graph in facts.graphs:
+            if _raw(graph) is None:
+                continue
+            for one in objections(_raw(graph), graph.manifest.annotations):
+                if one.aspect == aspect:
+                    yield found(graph.name, who=one.who, says=one.says, fix=one.fix)
+
+    return outcome(all_of())
+
+
+def _written(facts: LintFacts) -> Any:
+    """Something stands in the policy's place."""
+    return None if any(_raw(graph) is not None for graph in facts.graphs) else has_policy(facts)
+
+
+def _key_fits_domain(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for graph in facts.governed:
+            domain, key = facts.domain(graph), text((graph.policy or {}).get("labelKey"))
+            if domain is None or not key:
+                continue
+            last = key.rpartition("/")[2].lower().replace("_", "-").replace(".", "-")
+            named = _SAME.get(last, last)
+            known = named in _DOMAIN_WORDS and _SAME.get(domain, domain) in _DOMAIN_WORDS
+            if known and named != _SAME.get(domain, domain):
+                yield found(graph.name, domain=domain, key=key, named=named)
+
+    return outcome(all_of())
+
+
+def _weight_acts(facts: LintFacts) -> Outcome:
+    return outcome(
+        found(graph.name)
+        for graph in facts.governed
+        if not facts.required(graph) and (graph.policy or {}).get("preferredWeight") in (0, 0.0)
+    )
+
+
+def _domain_short(facts: LintFacts) -> Outcome:
+    return outcome(
+        found(graph.name, domain=domain, length=len(domain))
+        for graph in facts.governed
+        if (domain := facts.domain(graph)) is not None and len(domain) > _LONGEST_DOMAIN
+    )
+
+
+POLICY_CHECKS: Final[Sequence[Check[LintFacts]]] = (
+    Check("DYT0102", _present, (has_graphs,)),
+    Check("DYT0103", _drafts),
+    Check("DYT0104", partial(_objected, "source"), (_written,)),
+    Check("DYT0105", partial(_objected, "label key"), (_written,)),
+    Check("DYT0106", partial(_objected, "domain"), (_written,)),
+    Check("DYT0107", partial(_objected, "weight"), (_written,)),
+    Check("DYT0108", _key_fits_domain, (has_policy,)),
+    Check("DYT0114", partial(_objected, "field"), (_written,)),
+    Check("DYT0116", _weight_acts, (has_policy,)),
+    Check("DYT0117", _domain_short, (has_policy,)),
+)
