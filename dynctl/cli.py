@@ -32,6 +32,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("workers show", "workers:show_worker", "Show one worker: card, policy, taints, load."),
     ("topology show", "topology:show_topology", "Show domains: capacity, load, policy, stranded."),
     ("topology lint", "topology_lint:lint_topology", "Check graph manifests, offline."),
+    ("topology render", "topology_render:render_topology", "Print what worker pods need; YAML."),
     ("topology wait", "topology_wait:wait_for_topology", "Wait for a domain's topology file."),
     ("topology plan", "topology_plan:plan_topology", "Plan domains: ratio, losses, what to add."),
     ("events tail", "events:tail_events", "Show KV events as they come; gaps are marked."),

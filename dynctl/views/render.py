@@ -28,7 +28,7 @@ def emit(
     elif output is OutputFormat.JSONL:
         text = "".join(msgspec.json.encode(i).decode() + "\n" for i in screens.items(result))
     elif output is OutputFormat.YAML:
-        text = _yaml(result)
+        text = yaml_text(result)
     elif output is OutputFormat.NAME:
         text = "".join(name + "\n" for name in screens.names(result))
     else:
@@ -52,7 +52,8 @@ def doubted(doubts: Iterable[str]) -> None:
         talk(f"note: {doubt}")
 
 
-def _yaml(result: Any) -> str:
+def yaml_text(result: Any) -> str:
+    """``result`` as one YAML document, keys in their own order."""
     import yaml
 
     plain = msgspec.to_builtins(result)
