@@ -123,7 +123,8 @@ def _fleet(
         fleet_of_workers,
     )
 
-    live = options.demo or options.view or options.frontend or options.discovery
+    planes = options.discovery or options.file_kv or options.etcd_endpoints
+    live = options.demo or options.view or options.frontend or planes
     if bool(capacity) + bool(files) + bool(live) > 1:
         raise UsageProblem(
             "--capacity, --file and a deployment (--demo, --view, --frontend, --discovery) are "

@@ -142,7 +142,8 @@ def idle_decode(cells: Sequence[Cell], enforcement: str) -> list[int]:
 def uncarried_prefill(cells: Sequence[Cell], enforcement: str, ratio: Ratio | None) -> Fraction:
     """Prefill capacity, in workers, that decode cannot carry at the target ratio.
 
-    Without a ratio: the workers that have nobody at all.
+    Without a ratio: the workers that have nobody at all. Under ``fallback`` what falls back is
+    carried by whoever it meets and is not counted.
     """
     if ratio is None:
         return Fraction(sum(stranded_prefill(cells, enforcement)))
@@ -160,6 +161,24 @@ def uncarried_prefill(cells: Sequence[Cell], enforcement: str, ratio: Ratio | No
         prefill, decode = pools.get(cell.pool, (0, 0))
         pools[cell.pool] = (prefill + cell.prefill, decode + cell.decode)
     return sum((max(Fraction(), p - ratio.carried_by(d)) for p, d in pools.values()), Fraction())
+
+
+def uncarried_after(
+    cells: Sequence[Cell], lost: Cell, enforcement: str, ratio: Ratio | None, before: Fraction
+) -> Fraction:
+    """:func:`uncarried_prefill` without the workers ``lost``; ``before`` is that with them.
+
+    ``cells`` are one pool. Not worked out from all cells again where a loss changes one alone.
+    """
+    somebody = enforcement == "fallback" and sum(cell.decode for cell in cells) > lost.decode
+    if enforcement == "required" or somebody:
+        hit = [cell for cell in cells if cell.value == lost.value]
+        if somebody:
+            # Whoever has no decode of its own falls back to this one.
+            hit.append(Cell(lost.pool, "(elsewhere)", decode=1))
+        after = uncarried_prefill(subtract(hit, lost), enforcement, ratio)
+        return before - uncarried_prefill(hit, enforcement, ratio) + after
+    return uncarried_prefill(subtract(cells, lost), enforcement, ratio)
 
 
 def _beyond(cell: Cell, ratio: Ratio) -> Fraction:

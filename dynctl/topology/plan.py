@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from dynctl.topology.capacity import (
@@ -19,7 +20,7 @@ from dynctl.topology.capacity import (
     idle_decode,
     stranded_bounds,
     stranded_prefill,
-    subtract,
+    uncarried_after,
     uncarried_prefill,
 )
 from dynctl.topology.patches import Patch, replicas_patch, scaled_elsewhere, widest
@@ -59,15 +60,15 @@ def topology_plan(
         enforcement=_common([judged[pool] for pool in pools]) or "required",
         in_force=_common([fleet.in_force.get(pool) for pool in pools]),
         ratio=None if ratio is None else str(ratio),
-        prefill=sum(c.prefill for c in fleet.cells) + _floating(fleet, "prefill"),
-        decode=sum(c.decode for c in fleet.cells) + _floating(fleet, "decode"),
+        prefill=sum(_all(fleet, pool, "prefill") for pool in pools),
+        decode=sum(_all(fleet, pool, "decode") for pool in pools),
         state=_overall(rows, bounds),
         rows=rows,
         losses=list(_losses(fleet, judged, ratio)),
         bounds=bounds,
         patches=patches,
         warnings=list(_warnings(fleet, rows, bounds)),
-        notes=[*fleet.notes, *notes],
+        notes=[*fleet.notes, *_unplaced(fleet, ratio, target), *notes],
     )
 
 
@@ -94,7 +95,8 @@ def _rows(
     for pool, mode in judged.items():
         cells = [cell for cell in fleet.cells if cell.pool == pool] or [Cell(pool, None)]
         unknown = any(one.pool == pool for one in fleet.floating)
-        wanted = _targets(cells, target)
+        wanted = {} if unknown else _targets(cells, target)
+        nobody = unknown and mode != "required" and not _all(fleet, pool, "decode")
         stranded, idle = stranded_prefill(cells, mode), idle_decode(cells, mode)
         for cell, lacking, useless in zip(cells, stranded, idle, strict=True):
             spare = None if ratio is None or unknown else headroom(cell, ratio)
@@ -115,9 +117,9 @@ def _rows(
                     unpinned_decode=_may_land(fleet, cell, "decode"),
                     decode_per_prefill=None if unknown else _per(cell),
                     headroom=Headroom(spare, cell.kv_blocks_free, cell.batched_tokens_free),
-                    stranded_prefill=0 if unknown else lacking,
+                    stranded_prefill=lacking if nobody or not unknown else 0,
                     idle_decode=0 if unknown else useless,
-                    state=_state(lacking, useless, spare, unknown),
+                    state=_state(mode, lacking, useless, spare, unknown=unknown, nobody=nobody),
                     add=add,
                 )
             )
@@ -136,9 +138,13 @@ def _per(cell: Cell) -> float | None:
     return round(cell.decode / cell.prefill, 6) if cell.prefill and cell.decode else None
 
 
-def _state(stranded: int, idle: int, spare: int | None, unknown: bool) -> str:
-    if unknown:
-        return "unknown"
+def _state(
+    mode: str, stranded: int, idle: int, spare: int | None, *, unknown: bool, nobody: bool
+) -> str:
+    """``unknown``: placement is; ``nobody``: and wherever it leads, there is no decode at all."""
+    if unknown and not nobody:
+        # Where the decode hop is not bound to a value, placement strands nobody.
+        return "unknown" if mode == "required" else "ok"
     if stranded:
         return "stranded"
     if spare is not None and spare < 0:
@@ -163,8 +169,29 @@ def _may_land(fleet: Fleet, cell: Cell, role: str) -> int:
     )
 
 
-def _floating(fleet: Fleet, role: str) -> int:
-    return sum(one.workers for one in fleet.floating if one.role == role)
+def _all(fleet: Fleet, pool: str, role: str) -> int:
+    """The workers of a role, pinned or not."""
+    pinned = sum(
+        cell.prefill if role == "prefill" else cell.decode
+        for cell in fleet.cells
+        if cell.pool == pool
+    )
+    return pinned + sum(
+        one.workers for one in fleet.floating if (one.pool, one.role) == (pool, role)
+    )
+
+
+def _unplaced(fleet: Fleet, ratio: Ratio | None, target: tuple[int, int] | None) -> Iterator[str]:
+    """What can be said of pools whose placement is not known."""
+    for pool in sorted({one.pool for one in fleet.floating}):
+        prefill, decode = _all(fleet, pool, "prefill"), _all(fleet, pool, "decode")
+        missing = 0 if ratio is None else ratio.decode_for(prefill) - decode
+        if missing > 0:
+            yield f"{pool}: wherever they land, {missing:,} decode are missing for {ratio}"
+        split = _targets([cell for cell in fleet.cells if cell.pool == pool], target)
+        if split:
+            shares = ", ".join(f"{value} {p:,}:{d:,}" for value, (p, d) in split.items())
+            yield f"{pool}: pin a component of each role to each value first, then {shares}"
 
 
 # -- what placement leaves open --------------------------------------------------------------------
@@ -191,12 +218,21 @@ def _losses(fleet: Fleet, judged: Mapping[str, str], ratio: Ratio | None) -> Ite
     loose = {one.pool for one in fleet.floating}
     for pool in sorted({cell.pool for cell in fleet.cells} - loose):
         cells = [cell for cell in fleet.cells if cell.pool == pool]
-        if not any(cell.prefill or cell.decode for cell in cells):
+        whole = Cell(pool, None, sum(c.prefill for c in cells), sum(c.decode for c in cells))
+        if not (whole.prefill or whole.decode):
             continue
-        yield _loss("nothing", None, cells, Cell(pool, None), judged[pool], ratio)
+        mode = judged[pool]
+        if mode in ("preferred", "none"):
+            # Where a worker is makes no difference, and one cell is quicker than all.
+            spread, now = [whole], uncarried_prefill([whole], mode, ratio)
+        else:
+            spread, now = cells, uncarried_prefill(cells, mode, ratio)
+        yield _loss("nothing", None, whole, Cell(pool, None), now)
         for cell in cells:
             for what, node, lost in _losable(cell, alone=len(cells) == 1):
-                yield _loss(what, node, cells, lost, judged[pool], ratio)
+                hit = lost if spread is cells else replace(lost, value=None)
+                after = uncarried_after(spread, hit, mode, ratio, now)
+                yield _loss(what, node, whole, lost, after)
 
 
 def _losable(cell: Cell, *, alone: bool) -> Iterator[tuple[str, str | None, Cell]]:
@@ -210,27 +246,18 @@ def _losable(cell: Cell, *, alone: bool) -> Iterator[tuple[str, str | None, Cell
         yield "domain", None, Cell(cell.pool, cell.value, cell.prefill, cell.decode)
 
 
-def _loss(
-    what: str,
-    node: str | None,
-    cells: Sequence[Cell],
-    lost: Cell,
-    judged: str,
-    ratio: Ratio | None,
-) -> Loss:
-    left = subtract(cells, lost)
-    before, prefill = sum(c.prefill for c in cells), sum(c.prefill for c in left)
-    stranded = uncarried_prefill(left, judged, ratio)
+def _loss(what: str, node: str | None, whole: Cell, lost: Cell, stranded: Fraction) -> Loss:
+    prefill = whole.prefill - lost.prefill
     return Loss(
         what=what,
         pool=lost.pool,
         value=lost.value,
         node=node,
         prefill_left=prefill,
-        decode_left=sum(c.decode for c in left),
+        decode_left=whole.decode - lost.decode,
         stranded_prefill=round(float(stranded), 6),
         stranded_share=_share(stranded, prefill),
-        served_share=_share(prefill - stranded, before),
+        served_share=_share(prefill - stranded, whole.prefill),
     )
 
 

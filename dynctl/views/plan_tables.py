@@ -68,6 +68,8 @@ def plan_columns(rows: Sequence[DomainPlan], domain: str) -> list[Column[DomainP
 
 
 def topology_plan(result: TopologyPlan, canvas: Canvas) -> str:
+    if not result.rows:
+        return f"no prefill or decode workers to plan for ({result.source})\n"
     lines = canvas.paragraph(_headline(result), first="", rest="  ")
     parts = ["".join(line + "\n" for line in lines)]
     parts.append(table(plan_columns(result.rows, result.domain), result.rows, canvas))

@@ -75,6 +75,7 @@ def test_unpinned_workers_may_be_said_to_land_in_given_zones(dynctl):
     [
         (["--ratio", "half", *GUIDE], "--ratio half: expected PREFILL:DECODE"),
         (["--enforcement", "strict", *GUIDE], "--enforcement strict: expected required, preferred"),
+        (["--file-kv", "somewhere", *GUIDE], "are different sources; name one"),
         (["--demo", *GUIDE], "are different sources; name one"),
         (["--model", "m", *GUIDE], "--model m: manifests and --capacity tell no model"),
         (["--demo", "--over", "a"], "--over: a deployment tells where its workers are"),

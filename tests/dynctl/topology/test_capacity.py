@@ -22,6 +22,7 @@ from dynctl.topology.capacity import (
     stranded_bounds,
     stranded_prefill,
     subtract,
+    uncarried_after,
     uncarried_prefill,
 )
 
@@ -72,6 +73,16 @@ def test_a_domain_that_is_lost_and_restored_is_as_it_was(found: list[Cell], whic
     assert sum(c.prefill for c in left) == sum(c.prefill for c in found) - lost.prefill
     assert (left[which % len(found)].prefill, left[which % len(found)].decode) == (0, 0)
     assert restore(left, lost) == found
+
+
+@given(cells, st.integers(0, 5), st.one_of(st.none(), ratios), enforcements)
+def test_a_loss_costs_what_the_fleet_without_it_lacks(
+    found: list[Cell], which: int, r: Ratio | None, mode: str
+):
+    lost = found[which % len(found)]
+    before = uncarried_prefill(found, mode, r)
+    left = subtract(found, lost)
+    assert uncarried_after(found, lost, mode, r, before) == uncarried_prefill(left, mode, r)
 
 
 @given(cells, ratios)

@@ -166,6 +166,26 @@ def test_unpinned_components_are_bounds_not_guesses():
     assert topology_plan(fleet(document), enforcement="preferred").bounds == []
 
 
+def test_placement_strands_nobody_where_decode_may_be_anywhere():
+    document = graph(part("P", "prefill", 6, "az-1"), part("D", "decode", 12))
+    for mode in ("preferred", "fallback", "none"):
+        plan = topology_plan(fleet(document), enforcement=mode)
+        assert (plan.state, plan.warnings, plan.bounds) == ("ok", [], [])
+    lonely = graph(part("P", "prefill", 6, "az-1"), part("P2", "prefill", 1))
+    plan = topology_plan(fleet(lonely), enforcement="preferred")
+    assert (plan.state, [row.stranded_prefill for row in plan.rows]) == ("stranded", [6])
+
+
+def test_what_holds_wherever_workers_land_is_said():
+    document = graph(part("P", "prefill", 6), part("D", "decode", 8))
+    plan = topology_plan(fleet(document, over=("az-1", "az-2")), target=(6, 12))
+    assert [(row.add.prefill, row.add.decode) for row in plan.rows] == [(0, 0), (0, 0)]
+    assert plan.notes == [
+        "g: wherever they land, 4 decode are missing for 1:2",
+        "g: pin a component of each role to each value first, then az-1 3:6, az-2 3:6",
+    ]
+
+
 def test_a_component_that_may_run_in_two_zones_is_bounded_by_them():
     document = graph(part("P", "prefill", 6, "az-1"), part("D", "decode", 4, "az-1", "az-2"))
     plan = topology_plan(fleet(document))
