@@ -185,7 +185,8 @@ def fleet_of_manifests(
     """
     graphs = graphs_of(manifests)
     if not graphs:
-        kinds = ", ".join(sorted({one.kind for one in manifests})) or "nothing"
+        found = {f"{one.body.get('apiVersion', '(no apiVersion)')} {one.kind}" for one in manifests}
+        kinds = ", ".join(sorted(found)[:5]) or "nothing"
         raise UsageProblem(f"--file {source}: no {GRAPH} ({GRAPH_GROUP}) in it; found {kinds}")
     domain = domain or _common_domain(graphs)
     topologies = topologies_of(manifests)

@@ -258,6 +258,7 @@ def test_what_is_not_counted_is_named():
         (graph() | {"apiVersion": "nvidia.com/v9"}, "apiVersion nvidia.com/v9: expected"),
         (graph(policy={"domain": "zone", "enforcement": "maybe"}), "enforcement: 'maybe'"),
         ({"apiVersion": "v1", "kind": "Pod"}, "no DynamoGraphDeployment (nvidia.com) in it"),
+        ({"kind": "DynamoGraphDeployment"}, "found (no apiVersion) DynamoGraphDeployment"),
     ],
 )
 def test_what_cannot_be_counted_is_refused_by_path(document: dict[str, Any], said: str):
