@@ -82,7 +82,8 @@ class StrandedBounds(msgspec.Struct, frozen=True):
 class TopologyPlan(msgspec.Struct, frozen=True):
     """``enforcement`` is what was judged under, ``in_force`` what holds now (None where not known);
     both are ``mixed`` where pools or workers differ. ``ratio``: the target, PREFILL:DECODE.
-    ``state``: ok, short, unknown or stranded. ``bounds`` is there where placement is not known. ``patches`` make the changes of ``add``.
+    ``state``: ok, short, unknown or stranded. ``bounds`` is there where placement is not known.
+    ``patches`` make the changes of ``add``.
     """
 
     source: str
