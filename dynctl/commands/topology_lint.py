@@ -18,9 +18,7 @@ def lint_topology(
             help="Manifests, YAML or JSON; - is stdin (repeatable).",
         ),
     ] = None,
-    more: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="More files.")
-    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="More files.")] = None,
     fail_on: Annotated[
         str,
         typer.Option(metavar="LEVEL", help="What makes the exit code 1: fail, or warn too."),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
+from dynctl.findings.running import Check, Found, Outcome, Passed, Skipped, Wrong, found
 from dynctl.topology.graphs import Graph
 from dynctl.topology.lint_facts import LintFacts, has_policy
 
@@ -56,13 +56,6 @@ def pinned(facts: LintFacts, graph: Graph) -> Pinned | None:
     return Pinned(graph, domain, counts["prefill"], counts["decode"], tuple(loose), tuple(unknown))
 
 
-def _all(facts: LintFacts, only: Callable[[Graph], bool]) -> Iterator[Pinned]:
-    for graph in facts.governed:
-        one = pinned(facts, graph) if only(graph) else None
-        if one is not None and not (one.loose or one.unknown) and one.prefill and one.decode:
-            yield one
-
-
 def _judged(
     facts: LintFacts,
     only: Callable[[Graph], bool],
@@ -71,27 +64,41 @@ def _judged(
     counted: bool = False,
 ) -> Outcome:
     """Judge the graphs whose every prefill and decode component is pinned; say why no other."""
-    graphs = [graph for graph in facts.governed if only(graph)]
-    judged = list(_all(facts, only))
-    if not judged:
-        return Skipped(_why_not(facts, graphs))
-    told = "; ".join(_counted(one) for one in judged[:2]) if counted else ""
-    return outcome((item for one in judged for item in judge(one)), says=told)
-
-
-def _why_not(facts: LintFacts, graphs: Sequence[Graph]) -> str:
-    if not graphs:
-        return "no graph here has a policy of this enforcement"
-    for graph in graphs:
+    judged: list[Pinned] = []
+    gaps: list[str] = []
+    for graph in facts.governed:
+        if not only(graph) or not (graph.of_role("prefill") and graph.of_role("decode")):
+            continue
         one = pinned(facts, graph)
-        if one is None:
-            return f"{graph.name}: the label behind its domain is not in these files"
-        if one.unknown:
-            return f"{graph.name}: the role of {', '.join(one.unknown[:3])} is not known (DYT0111)"
-        if one.loose:
-            names = ", ".join(one.loose[:3]) + (", .." if one.loose[3:] else "")
-            return f"{graph.name}: not pinned to one {one.domain}, so placement decides: {names}"
-    return "no graph here has both prefill and decode replicas"
+        gap = _gap(one)
+        if gap is not None or one is None:
+            gaps.append(f"{graph.name}: {gap}")
+        else:
+            judged.append(one)
+    told = "; ".join(gaps[:2]) + (f"; and {len(gaps) - 2} more" if gaps[2:] else "")
+    if not judged and not gaps:
+        return Skipped("no disaggregated graph here has a policy of this enforcement")
+    wrong = tuple(item for one in judged for item in judge(one))
+    if wrong:
+        return Wrong(wrong, f"not judged: {told}" if gaps else "")
+    if gaps:
+        return Skipped(told)
+    return Passed("; ".join(_counted(one) for one in judged[:2]) if counted else "")
+
+
+def _gap(one: Pinned | None) -> str | None:
+    """Why its capacity by domain cannot be told."""
+    if one is None:
+        return "its domain, or the label behind it, is not in these files"
+    if one.unknown:
+        return f"the role of {_some(one.unknown)} is not known (DYT0111)"
+    if one.loose:
+        return f"not pinned to one {one.domain}, so placement decides: {_some(one.loose)}"
+    return None if one.prefill and one.decode else "it has no replicas of one role"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", .." if names[3:] else "")
 
 
 def _counted(one: Pinned) -> str:
@@ -106,7 +113,7 @@ def _stranded(facts: LintFacts) -> Outcome:
 
 
 def _crossing(facts: LintFacts) -> Outcome:
-    return _judged(facts, lambda graph: not facts.required(graph), _without_decode, counted=True)
+    return _judged(facts, facts.preferred, _without_decode, counted=True)
 
 
 def _without_decode(one: Pinned) -> Iterator[Found]:

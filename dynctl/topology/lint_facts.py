@@ -35,6 +35,10 @@ class LintFacts:
         """Whether decode must stay in the domain; required is the default."""
         return (graph.policy or {}).get("enforcement") in (None, "required")
 
+    def preferred(self, graph: Graph) -> bool:
+        """Whether decode only should stay in the domain."""
+        return (graph.policy or {}).get("enforcement") == "preferred"
+
     def label_key(self, graph: Graph) -> str | None:
         return policy_label_key(graph, self.topologies)
 

@@ -92,7 +92,7 @@ def _level_exists(facts: LintFacts) -> Outcome:
             )
         else:
             told.append(f"{name} has {domain}")
-    if not (wrong or told):
+    if not wrong and (absent or not told):
         named = ", ".join(dict.fromkeys(absent))
         return Skipped(f"{named}: not in these files" if absent else "no graph names one")
     return outcome(wrong, says="; ".join(told))

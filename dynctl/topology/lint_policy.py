@@ -35,7 +35,9 @@ def _policies(facts: LintFacts) -> str:
     told = []
     for graph in facts.governed:
         policy = graph.policy or {}
-        how = "required" if facts.required(graph) else f"preferred {policy.get('preferredWeight')}"
+        how = "required" if facts.required(graph) else str(policy.get("enforcement"))
+        if facts.preferred(graph):
+            how += f" {policy.get('preferredWeight')}"
         told.append(f"{graph.name}: {policy.get('domain')}, {how}")
     return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if told[3:] else "")
 
@@ -96,7 +98,7 @@ def _weight_acts(facts: LintFacts) -> Outcome:
     return outcome(
         found(graph.name)
         for graph in facts.governed
-        if not facts.required(graph) and (graph.policy or {}).get("preferredWeight") in (0, 0.0)
+        if facts.preferred(graph) and (graph.policy or {}).get("preferredWeight") in (0, 0.0)
     )
 
 
