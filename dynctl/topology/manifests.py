@@ -110,10 +110,9 @@ def _bytes(file: str) -> bytes:
 def _documents(data: bytes, source: str) -> list[Any]:
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     documents: list[Any] = []
     try:
-        for document in yaml.load_all(data, Loader=loader):
+        for document in yaml.load_all(data, Loader=_loader()):
             documents.append(document)
             if len(documents) > _MAX_DOCUMENTS:
                 raise UsageProblem(f"{source}: more than {_MAX_DOCUMENTS} documents")
@@ -131,6 +130,30 @@ def _documents(data: bytes, source: str) -> list[Any]:
     except (ValueError, TypeError) as error:  # a date that is none, a key that is a list
         raise UsageProblem(f"{source}: not YAML: {error}") from None
     return documents
+
+
+def _loader() -> Any:
+    """A safe loader whose merge keys are bounded.
+
+    ``<<: [*a, *a]`` doubles a mapping with each line, while it is built: by then it is too late to
+    count its nodes.
+    """
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class BoundedLoader(base):  # type: ignore[misc]
+        merged = 0
+
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            self.merged += len(node.value)
+            if self.merged > _MAX_NODES:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"more than {_MAX_NODES:,} merged keys", node.start_mark
+                )
+
+    return BoundedLoader
 
 
 def _objects(document: Any, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -185,3 +185,10 @@ def test_files_are_named(tmp_path: Path):
         read_manifests([str(tmp_path)])
     with pytest.raises(UsageProblem, match="expected the name of a file"):
         read_manifests(["a\0b"])
+
+
+def test_merge_keys_do_not_double_without_end() -> None:
+    lines = ["a0: &a0 {x: 1, y: 2}"]
+    lines += [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 60)]
+    with pytest.raises(UsageProblem, match="merged keys"):
+        parse_manifests("\n".join(lines).encode(), "bomb.yaml")
