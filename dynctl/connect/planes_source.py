@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ _DOUBTFUL: Final = (
     ProblemCode.CARD_REJECTED,
 )
 _MOST_NAMED: Final = 3
+_PROGRESS_S: Final = 1.0
 
 Thresholds = dict[str, float | int | None]
 
@@ -170,7 +172,7 @@ class PlanesSource:
         told = await asyncio.to_thread(self._ask_frontends)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
-                await observer.settled()
+                await _settled(observer)
         source, load_doubts = _load(observer, told.metrics)
         assumptions += _index_doubts(observer) + load_doubts
         self.doubts = tuple(assumptions)
@@ -296,6 +298,17 @@ def _load(observer: Observer, told: list[FrontendMetrics]) -> tuple[str, list[st
     return "kv_metrics" if observer.load.reports else UNKNOWN_LOAD, [
         "load is unknown, counted as none: name the frontends (--frontend http://HOST:8000)"
     ]
+
+
+async def _settled(observer: Observer) -> None:
+    """Until every cache is known; says once a second on stderr how many are not."""
+    settled = asyncio.ensure_future(observer.settled())
+    try:
+        while not (await asyncio.wait({settled}, timeout=_PROGRESS_S))[0]:
+            left, total = len(observer.not_current()), len(observer.stream_states())
+            sys.stderr.write(f"reading caches: {total - left:,} of {total:,} ranks are current\n")
+    finally:
+        settled.cancel()
 
 
 def _replicas_mirror(observer: Observer) -> bool:

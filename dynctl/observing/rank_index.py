@@ -214,6 +214,7 @@ class RankIndex:
 
     def ask(self) -> None:
         """Have the worker say what it holds, or what came after the last event seen."""
+        self._why = "it was asked and has not answered yet"
         self._asking = True
         self._due.set()
         self._settled.clear()
