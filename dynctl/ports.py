@@ -4,7 +4,7 @@ Adapters in ``dynctl.planes`` produce these values; nobody else needs to know wh
 came through. A Protocol stands here once it has a reader.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -278,20 +278,15 @@ class EventPlane(Protocol):
 class RequestPlane(Protocol):
     """Asks an endpoint of a worker and streams its answer."""
 
-    def ask(
-        self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
-    ) -> AsyncIterator[Any]:
-        """The items of the answer, decoded, as they arrive.
-
-        ``timeout``: seconds that each next item may take; ``max_bytes`` bounds the whole answer.
-        Raises RequestPlaneError naming the instance and what went wrong.
-        """
-        ...
-
     def ask_raw(
         self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
-    ) -> AsyncIterator[RawItem]:
-        """As ask, with the items undecoded: for answers too large to be decoded in one turn."""
+    ) -> AsyncGenerator[RawItem, None]:
+        """The items of the answer as they arrive, undecoded: one may be too large for one turn.
+
+        ``timeout``: seconds that each next item may take; ``max_bytes`` bounds the whole answer.
+        Who stops early closes it (aclose), which tells the worker. Raises RequestPlaneError naming
+        the instance and what went wrong.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -40,8 +40,8 @@ def show_topology(
 
     from dynctl.connect import connect
     from dynctl.connect.selector import Selector
+    from dynctl.topology.domain_capacity import topology_show
     from dynctl.views.columns import sort_rows
-    from dynctl.views.domain_capacity import topology_show
     from dynctl.views.render import doubted, emit
     from dynctl.views.topology_tables import domain_columns, topology_rows_only
 

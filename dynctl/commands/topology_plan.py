@@ -144,7 +144,7 @@ def _fleet(
     if over:
         raise UsageProblem("--over: a deployment tells where its workers are; leave it out")
     from dynctl.connect import connect
-    from dynctl.views.domain_capacity import topology_show
+    from dynctl.topology.domain_capacity import topology_show
 
     seen = connect(options)
     workers = [row for row in seen.workers() if model in (None, row.model)]

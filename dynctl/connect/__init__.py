@@ -2,7 +2,7 @@
 
 Exactly one of ``--demo``, ``--view``, ``--frontend`` (repeatable: replicas of one service) and a
 live Dynamo's planes (``--discovery`` and what belongs to it); Dynamo's frontends beside planes add
-load and settings. Dynamo's variables name planes too, unless an option names one of our frontends.
+load and settings. Dynamo's variables name planes too, unless the frontend that was named is ours.
 None given: ``$DYNCTL_FRONTEND``, then ``http://127.0.0.1:8000`` if it answers as ours.
 """
 
@@ -133,16 +133,17 @@ def _given(options: GlobalOptions) -> list[str]:
 
 
 def _planes_by_environment(options: GlobalOptions) -> bool:
-    """Whether Dynamo's variables name planes, and no frontend of ours was asked for by option."""
+    """Whether Dynamo's variables name planes, and the frontend that was named is not ours."""
     from dynctl.connect.planes import backend
 
     if backend(options) is None:
         return False
-    if not options.frontend:
+    named = frontends(options)
+    if not named:
         return True
     from dynctl.connect.dynamo_frontend import DynamoFrontend
 
-    return DynamoFrontend(options.frontend[0], options.timeout).identify() != "dynctl"
+    return DynamoFrontend(named[0], options.timeout).identify() != "dynctl"
 
 
 def _planes(options: GlobalOptions) -> Source:

@@ -33,16 +33,13 @@ from dynctl.observing.facts import (
     RankFacts,
     Unread,
 )
-from dynctl.observing.observer import Observer
+from dynctl.observing.observer import Observer, live_router
 from dynctl.options import GlobalOptions
 from dynctl.ports import NotCalledBack, RequestPlaneError, StreamCode, StreamCondition, StreamState
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, ZmqTransport
 from dynctl.wire.dynamo.recovery import Events, TooNew, TreeDump, parse_recovery, recovery_query
 from dynctl.wire.errors import WireError
-from router_core.config import preset
-from router_core.router import Router
 
-_PRESET: Final = "dynamo-1.6"
 #: Events are listened to for this long once the caches are read.
 LISTEN_S: Final = 1.0
 #: What was published just before its publisher was asked has this long to arrive.
@@ -133,7 +130,7 @@ async def _plane_facts(options: GlobalOptions) -> PlaneFacts:
     wanted = namespace(options)
     conditions = _Conditions()
     observer = Observer(
-        Router(preset(_PRESET).with_values({"decode_capacity_guard": False})),
+        live_router(),
         planes.discovery,
         planes.plane_of,
         planes.requests,

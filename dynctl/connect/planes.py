@@ -16,8 +16,7 @@ from dynctl.errors import UsageProblem
 from dynctl.options import GlobalOptions
 
 if TYPE_CHECKING:
-    from dynctl.observing.observer import RawRequestPlane
-    from dynctl.ports import Discovery, EventPlane
+    from dynctl.ports import Discovery, EventPlane, RequestPlane
     from dynctl.wire.dynamo.discovery import EventChannel
 
 DISCOVERY_VARIABLE: Final = "DYN_DISCOVERY_BACKEND"
@@ -38,7 +37,7 @@ class Planes:
     title: str
     discovery: Discovery
     plane_of: Callable[[EventChannel], EventPlane]
-    requests: RawRequestPlane
+    requests: RequestPlane
     opened: list[EventPlane]
 
     async def close(self) -> None:

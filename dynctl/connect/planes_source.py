@@ -14,16 +14,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Literal
 
 from dynctl.connect.dynamo_frontend import DynamoFrontend
 from dynctl.connect.planes import Planes, namespace, open_planes
 from dynctl.connect.query import RouteQuery, choose_model
+from dynctl.connect.replicas import set_on_all
 from dynctl.connect.view_source import ViewSource
 from dynctl.errors import Unreachable, UsageProblem
 from dynctl.observing.deployment import Deployment, ProblemCode
 from dynctl.observing.load_mirror import gauge_changes
-from dynctl.observing.observer import Observer
+from dynctl.observing.observer import PRESET, Observer, live_router
 from dynctl.options import GlobalOptions
 from dynctl.ports import RequestPlaneError
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
@@ -33,14 +34,8 @@ from dynctl.wire.route_result import UNKNOWN_LOAD, RouteResult
 from dynctl.wire.view_file import SavedView
 from dynctl.wire.worker_rows import WorkerRow
 from router_core.changes import ConfigSet, ThresholdsSet
-from router_core.config import preset
 from router_core.hashing import hash_prompt
-from router_core.router import Router
 
-if TYPE_CHECKING:
-    from dynctl.tokenization import ModelTokenizer
-
-PRESET: Final = "dynamo-1.6"
 #: Contradictions that make an answer doubtful, so they stand beside it.
 _DOUBTFUL: Final = (
     ProblemCode.BLOCK_SIZES_DIFFER,
@@ -52,6 +47,8 @@ _MOST_NAMED: Final = 3
 _PROGRESS_S: Final = 1.0
 
 Thresholds = dict[str, float | int | None]
+Wanted = Literal["none", "asked", "all"]
+"""Whose tokenizers are fetched: nobody's, that of the model asked about, every model's."""
 
 
 class PlanesSource:
@@ -66,8 +63,9 @@ class PlanesSource:
     # -- what a Source answers -------------------------------------------------------------
 
     def route(self, query: RouteQuery) -> RouteResult:
-        tokens_needed = query.token_ids is None and query.model_path is None
-        return self._view(query.model, tokenizer=tokens_needed, query=query).route(query)
+        known = query.token_ids is not None or query.model_path is not None
+        wanted: Wanted = "none" if known else "asked"
+        return self._view(query.model, tokenizers=wanted, query=query).route(query)
 
     def workers(self, *, index: bool = True) -> list[WorkerRow]:
         return self._view(index=index).workers()
@@ -86,20 +84,7 @@ class PlanesSource:
                 "busy thresholds live in the frontends, and none was named",
                 "name every replica: --frontend http://HOST:8000",
             )
-        failed, after = [], None
-        for frontend in self._frontends:
-            try:
-                after = frontend.set_thresholds(model, values)
-            except Unreachable as error:
-                failed.append(error.message)
-        if failed or after is None:
-            done = len(self._frontends) - len(failed)
-            raise Unreachable(
-                f"thresholds were set on {done} of {len(self._frontends)} frontends: "
-                f"{'; '.join(failed)}",
-                "run the same command again once all of them answer",
-            )
-        return after
+        return set_on_all(self._frontends, model, values)
 
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         return self._view(index=False).judged(model, values)
@@ -114,7 +99,8 @@ class PlanesSource:
         )
 
     def save(self) -> bytes:
-        return self._view(tokenizer=True).save()
+        """The view with the tokenizers that can be had; without one, --view takes --model-path."""
+        return self._view(tokenizers="all").save()
 
     # -- observing -------------------------------------------------------------------------
 
@@ -123,21 +109,21 @@ class PlanesSource:
         model: str | None = None,
         *,
         index: bool = True,
-        tokenizer: bool = False,
+        tokenizers: Wanted = "none",
         query: RouteQuery | None = None,
     ) -> ViewSource:
         """What is known now. ``query``: only this prompt matters, so an indexer may be asked."""
-        view = asyncio.run(self._observe(model, index=index, tokenizer=tokenizer, query=query))
-        return _DynamoView(view, self.title)
+        look = self._observe(model, index=index, tokenizers=tokenizers, query=query)
+        view = asyncio.run(look)
+        return ViewSource(view, self.title)
 
     async def _observe(
-        self, model: str | None, *, index: bool, tokenizer: bool, query: RouteQuery | None
+        self, model: str | None, *, index: bool, tokenizers: Wanted, query: RouteQuery | None
     ) -> SavedView:
         planes = open_planes(self._options)
         self.title = planes.title
-        router = Router(preset(PRESET).with_values({"decode_capacity_guard": False}))
         observer = Observer(
-            router,
+            live_router(),
             planes.discovery,
             planes.plane_of,
             planes.requests,
@@ -149,9 +135,10 @@ class PlanesSource:
         )
         try:
             async with observer:
-                self._check(observer, planes)
-                paths = await self._tokenizers(observer.deployment, model) if tokenizer else {}
-                doubts: list[str] = []
+                deployment = observer.deployment
+                if not deployment.workers:
+                    raise _nobody(deployment, planes, namespace(self._options))
+                paths, doubts = await self._tokenizers(deployment, model, tokenizers)
                 if query is not None and await _asked_indexers(observer, query, paths, doubts):
                     index = False
                 if index:
@@ -159,10 +146,6 @@ class PlanesSource:
                 return await self._observed(observer, paths, doubts)
         finally:
             await planes.close()
-
-    def _check(self, observer: Observer, planes: Planes) -> None:
-        if not observer.deployment.workers:
-            raise _nobody(observer.deployment, planes, namespace(self._options))
 
     async def _observed(
         self, observer: Observer, paths: dict[str, str], doubts: list[str]
@@ -185,20 +168,37 @@ class PlanesSource:
             {},
             tuple(dict.fromkeys(assumptions)),
             source,
+            chats="dynamo",
         )
 
-    async def _tokenizers(self, deployment: Deployment, model: str | None) -> dict[str, str]:
+    async def _tokenizers(
+        self, deployment: Deployment, model: str | None, wanted: Wanted
+    ) -> tuple[dict[str, str], list[str]]:
+        """(model -> directory, what could not be had); the one asked for must be there."""
+        if wanted == "none":
+            return {}, []
+        if wanted == "asked":
+            return await self._tokenizer(deployment, choose_model(model, deployment.models)), []
+        paths: dict[str, str] = {}
+        doubts = []
+        for name in deployment.models:
+            try:
+                paths |= await self._tokenizer(deployment, name)
+            except (UsageProblem, Unreachable) as error:
+                doubts.append(f"no tokenizer for {name}: {error.message}")
+        return paths, doubts
+
+    async def _tokenizer(self, deployment: Deployment, model: str) -> dict[str, str]:
         from dynctl.planes.model_files import fetch_model_files, host_of
 
-        chosen = choose_model(model, deployment.models)
-        item = next(item for item in deployment.workers if item.worker.model == chosen)
+        item = next(item for item in deployment.workers if item.worker.model == model)
         fetched = await fetch_model_files(
             item.card,
             host_of(item.instance),
             _cache_directory(),
             timeout=self._options.timeout,
         )
-        return {chosen: str(fetched.directory)}
+        return {model: str(fetched.directory)}
 
     def _ask_frontends(self) -> _Told:
         """What the frontends say; the settings come from the first, load from every one."""
@@ -206,17 +206,6 @@ class PlanesSource:
             [frontend.metrics() for frontend in self._frontends],
             self._frontends[0].thresholds() if self._frontends else {},
         )
-
-
-class _DynamoView(ViewSource):
-    """A view of a live Dynamo, whose frontend reads chats in its own way."""
-
-    def encode_chat(
-        self, tokenizer: ModelTokenizer, messages: list[Mapping[str, Any]]
-    ) -> list[int]:
-        from dynctl.tokenization import as_dynamo_reads
-
-        return tokenizer.encode_chat(as_dynamo_reads(tokenizer, messages).messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +228,9 @@ async def _asked_indexers(
     indexers = {item.endpoint[:2]: item for item in deployment.indexers}
     if not members or not pools <= indexers.keys():
         return False
-    view = _DynamoView(SavedView(observer.router, time.monotonic(), PRESET, paths), "")
-    tokens = await asyncio.to_thread(view.tokens, query, model)
+    now = time.monotonic()
+    view = SavedView(observer.router, now, PRESET, paths, chats="dynamo")
+    tokens = await asyncio.to_thread(ViewSource(view, "").tokens, query, model)
     hashes = hash_prompt(tokens, members[0].worker.block_size)
     try:
         for pool in sorted(pools):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dynctl.connect.frontend_source import FrontendSource
 from dynctl.connect.query import RouteQuery
@@ -12,6 +12,34 @@ from dynctl.wire.route_result import RouteResult
 from dynctl.wire.worker_rows import WorkerRow
 
 Answer = TypeVar("Answer")
+
+
+Values = Mapping[str, float | int | None]
+
+
+class HoldsThresholds(Protocol):
+    """A frontend whose busy thresholds can be set: ours or Dynamo's."""
+
+    def set_thresholds(self, model: str, values: Values) -> dict[str, float | int | None]: ...
+
+
+def set_on_all(
+    frontends: Sequence[HoldsThresholds], model: str, values: Values
+) -> dict[str, float | int | None]:
+    """Set on every replica; one that cannot be reached is an error after the others are set."""
+    failed, after = [], None
+    for frontend in frontends:
+        try:
+            after = frontend.set_thresholds(model, values)
+        except Unreachable as error:
+            failed.append(error.message)
+    if failed or after is None:
+        raise Unreachable(
+            f"thresholds were set on {len(frontends) - len(failed)} of "
+            f"{len(frontends)} frontends: {'; '.join(failed)}",
+            "run the same command again once all of them answer",
+        )
+    return after
 
 
 class Replicas:
@@ -37,20 +65,7 @@ class Replicas:
     def set_thresholds(
         self, model: str, values: Mapping[str, float | int | None]
     ) -> dict[str, float | int | None]:
-        """Set on every replica; one that cannot be reached is an error after the others are set."""
-        failed, after = [], None
-        for source in self.sources:
-            try:
-                after = source.set_thresholds(model, values)
-            except Unreachable as error:
-                failed.append(error.message)
-        if failed or after is None:
-            raise Unreachable(
-                f"thresholds were set on {len(self.sources) - len(failed)} of "
-                f"{len(self.sources)} frontends: {'; '.join(failed)}",
-                "run the same command again once all of them answer",
-            )
-        return after
+        return set_on_all(self.sources, model, values)
 
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         return self._first(lambda source: source.judged(model, values))

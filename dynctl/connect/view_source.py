@@ -129,6 +129,7 @@ class ViewSource:
             tokenizers=view.tokenizers,
             assumptions=view.assumptions,
             source=view.source,
+            chats=view.chats,
         )
 
     def tokens(self, query: RouteQuery, model: str) -> list[int]:
@@ -156,13 +157,17 @@ class ViewSource:
                 "not match"
             )
         if query.messages is not None:
-            return self.encode_chat(tokenizer, list(query.messages))
+            return self._encode_chat(tokenizer, list(query.messages))
         return tokenizer.encode_prompt(query.prompt or "")
 
-    def encode_chat(
+    def _encode_chat(
         self, tokenizer: ModelTokenizer, messages: list[Mapping[str, Any]]
     ) -> list[int]:
         """A chat's token ids, as the frontend that the view is of would make them."""
+        if self.view.chats == "dynamo":
+            from dynctl.tokenization import as_dynamo_reads
+
+            return tokenizer.encode_chat(as_dynamo_reads(tokenizer, messages).messages)
         return tokenizer.encode_chat(messages)
 
     def _block_size(self, model: str, assumptions: list[str]) -> int:

@@ -7,15 +7,13 @@ bounded :class:`TailQueue`; a reader that is too slow loses lines, and is told h
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from dynctl.errors import Unreachable
 from dynctl.observing.deployment import Deployment, Registrations
+from dynctl.observing.discovery_watch import watch_discovery
 from dynctl.observing.tail_lines import (
     TailKind,
     TailLine,
@@ -43,9 +41,6 @@ from dynctl.wire.errors import WireError
 from router_core.workers import Worker
 
 MAX_QUEUED: Final = 10_000
-_RETRY_S: Final = 1.0
-
-_log = logging.getLogger(__name__)
 
 
 class TailQueue:
@@ -247,7 +242,8 @@ class EventTail:
     def follow(self) -> None:
         """Begin: lines come from now on."""
         self._follow_channels()
-        self._watching = asyncio.create_task(self._watch(), name="discovery")
+        watching = watch_discovery(self._discovery, self._take)
+        self._watching = asyncio.create_task(watching, name="discovery")
 
     async def close(self) -> None:
         """Leaves no task, and closes discovery; the planes are the caller's."""
@@ -268,18 +264,6 @@ class EventTail:
         return len(self._followed) - self.publishers
 
     # -- discovery -------------------------------------------------------------------------
-
-    async def _watch(self) -> None:
-        while True:
-            try:
-                async with aclosing(self._discovery.watch()) as changes:
-                    async for change in changes:
-                        self._take(change)
-            except Unreachable as error:
-                self._take(Interrupted(error.message))
-            except Exception:
-                _log.exception("following %s failed; following again", self._discovery.title)
-            await asyncio.sleep(_RETRY_S)
 
     def _take(self, change: DiscoveryChange) -> None:
         interrupted = self._registrations.interrupted

@@ -7,29 +7,30 @@ what they carry. Everything becomes a change of one :class:`Router`; questions a
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
-from dynctl.errors import Unreachable
 from dynctl.observing.deployment import Deployment, ObservedWorker, Registrations
+from dynctl.observing.discovery_watch import watch_discovery
 from dynctl.observing.load_mirror import LoadMirror
 from dynctl.observing.rank_index import RankIndex
 from dynctl.ports import (
     ChannelValue,
     Discovery,
+    DiscoveryChange,
     EventPlane,
     Interrupted,
     Listed,
+    RequestPlane,
     RequestPlaneError,
     StreamCondition,
     StreamState,
 )
 from dynctl.runtime import IndexRuntime
 from dynctl.tasks import end_tasks
-from dynctl.wire.dynamo.discovery import EventChannel, EventSource, Instance, NatsTransport
+from dynctl.wire.dynamo.discovery import EventChannel, EventSource, Instance
 from dynctl.wire.dynamo.recovery import (
     RecoveryAnswer,
     TieredScores,
@@ -47,26 +48,19 @@ from router_core.changes import (
     WorkerLost,
     WorkerUpserted,
 )
+from router_core.config import preset
 from router_core.events import BlocksStored
 from router_core.hashing import BlockHashes
 from router_core.router import Router
 from router_core.workers import Worker
 
+PRESET: Final = "dynamo-1.6"
+"""Whose settings hold where nobody tells others."""
 _EXPIRY_S: Final = 5.0
 #: A subscription reaches its publisher a little after the connection does.
 _SUBSCRIBED_S: Final = 0.05
 
-_log = logging.getLogger(__name__)
-
 Rank = tuple[int, int]
-
-
-class RawRequestPlane(Protocol):
-    """A request plane that also hands items out undecoded."""
-
-    def ask_raw(self, instance: Instance, body: Any, *, timeout: float, max_bytes: int) -> Any: ...
-
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +98,11 @@ class Asked:
     recovery_bytes: int = 0
 
 
+def live_router() -> Router:
+    """A router that decides as a live Dynamo's does, which has no decode-capacity guard."""
+    return Router(preset(PRESET).with_values({"decode_capacity_guard": False}))
+
+
 class Observer:
     """One deployment. ``plane_of`` gives the event plane of a channel's transport.
 
@@ -116,7 +115,7 @@ class Observer:
         router: Router,
         discovery: Discovery,
         plane_of: Callable[[EventChannel], EventPlane],
-        requests: RawRequestPlane,
+        requests: RequestPlane,
         clock: Callable[[], float],
         *,
         namespace: str | None = None,
@@ -165,7 +164,7 @@ class Observer:
             raise
         self.applier.start()
         self._tasks = [
-            asyncio.create_task(self._watch(), name="discovery"),
+            asyncio.create_task(watch_discovery(self.discovery, self._take), name="discovery"),
             asyncio.create_task(self._expire(), name="expiry"),
         ]
 
@@ -216,7 +215,7 @@ class Observer:
     def follow_indexes(self) -> None:
         """Begin to follow what every worker caches, where that was not asked for at first."""
         self._follow_index = True
-        for item in self.deployment.workers:
+        for item in self._preferred_first():
             self._follow_worker(item)
 
     async def ask_indexer(
@@ -251,19 +250,7 @@ class Observer:
 
     # -- discovery -------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
-        while True:
-            try:
-                async with aclosing(self.discovery.watch()) as changes:
-                    async for change in changes:
-                        self._take(change)
-            except Unreachable as error:
-                self._registrations.apply(Interrupted(error.message))
-            except Exception:
-                _log.exception("following %s failed; following again", self.discovery.title)
-            await asyncio.sleep(1.0)
-
-    def _take(self, change: Any) -> None:
+    def _take(self, change: DiscoveryChange) -> None:
         self._registrations.apply(change)
         if isinstance(change, Interrupted):
             return
@@ -279,8 +266,7 @@ class Observer:
             self._unfollow(worker_id)
             self.apply(WorkerLost(worker_id))
             self.applier.request_sweep()
-        ordered = sorted(present.values(), key=lambda item: item.worker.model != self._prefer)
-        for item in ordered:
+        for item in self._preferred_first():
             old = known.get(item.worker.worker_id)
             if old is None or old.worker != item.worker:
                 self.apply(WorkerUpserted(item.worker))
@@ -288,6 +274,11 @@ class Observer:
                 self._follow_worker(item)
         if self._follow_load:
             self._follow_loads()
+
+    def _preferred_first(self) -> list[ObservedWorker]:
+        """Who is followed first is asked first: the candidates of the question at hand."""
+        workers = self.deployment.workers
+        return sorted(workers, key=lambda item: item.worker.model != self._prefer)
 
     # -- the index -------------------------------------------------------------------------
 
@@ -371,8 +362,3 @@ class Observer:
         while True:
             await asyncio.sleep(_EXPIRY_S)
             self.apply(Expired())
-
-
-def is_nats(channel: EventChannel) -> bool:
-    """Whether a channel is heard over NATS, not ZMQ."""
-    return isinstance(channel.transport, NatsTransport)

@@ -8,6 +8,7 @@ from typing import Any
 
 from dynctl.errors import UsageProblem
 from dynctl.topology.capacity import MAX_WORKERS, Cell, Floating, Node
+from dynctl.topology.domain_capacity import TopologyShow
 from dynctl.topology.graphs import (
     GRAPH,
     GRAPH_GROUP,
@@ -22,7 +23,6 @@ from dynctl.topology.graphs import (
     topologies_of,
 )
 from dynctl.topology.manifests import Manifest, mapping, sequence, text
-from dynctl.views.domain_capacity import TopologyShow
 from dynctl.wire.worker_rows import WorkerRow
 
 MAX_PLACES = 1_000

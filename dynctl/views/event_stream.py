@@ -12,8 +12,8 @@ from dynctl.observing.event_tail import TailQueue
 from dynctl.observing.tail_lines import TailLine
 from dynctl.options import GlobalOptions, OutputFormat
 from dynctl.tasks import end_tasks
+from dynctl.topology.domain_capacity import primary_domain
 from dynctl.views.canvas import Canvas
-from dynctl.views.domain_capacity import primary_domain
 from dynctl.views.event_lines import EventLines
 from dynctl.views.live import LiveOutput
 from router_core.workers import Worker

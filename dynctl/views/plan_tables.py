@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from dynctl.topology.domain_capacity import NO_DOMAIN
 from dynctl.topology.plan_result import DomainPlan, Loss, TopologyPlan
 from dynctl.views.canvas import Canvas
 from dynctl.views.columns import Column
-from dynctl.views.domain_capacity import NO_DOMAIN
 from dynctl.views.numbers import amount, count, plural
 from dynctl.views.table import table
 

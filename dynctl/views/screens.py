@@ -7,10 +7,10 @@ from typing import Any
 
 from dynctl.demo.story import DemoEnd, DemoStep
 from dynctl.findings.results import CodeList, CodePage, Report, State
+from dynctl.topology.domain_capacity import NO_DOMAIN, TopologyShow
 from dynctl.topology.plan_result import TopologyPlan
 from dynctl.views import check_table, plan_tables, story, tables, topology_tables, worker_tables
 from dynctl.views.canvas import Canvas
-from dynctl.views.domain_capacity import NO_DOMAIN, TopologyShow
 from dynctl.views.results import (
     ConfigReport,
     ThresholdChange,

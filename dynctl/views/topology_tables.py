@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from dynctl.views.canvas import Canvas
-from dynctl.views.columns import Column
-from dynctl.views.domain_capacity import (
+from dynctl.topology.domain_capacity import (
     NO_DOMAIN,
     DomainCapacity,
     RoleCapacity,
     TopologyShow,
     TransferPolicy,
 )
+from dynctl.views.canvas import Canvas
+from dynctl.views.columns import Column
 from dynctl.views.numbers import amount, count, plural
 from dynctl.views.table import table
 

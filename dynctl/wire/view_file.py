@@ -22,7 +22,11 @@ MAX_BYTES = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SavedView:
-    """What a view file says. ``model_paths``: model -> tokenizer directory where it was known."""
+    """What a view file says. ``model_paths``: model -> tokenizer directory where it was known.
+
+    ``chats``: how the router's frontend reads a chat before its template does: ``plain`` as it
+    came, or ``dynamo`` as Dynamo's frontend.
+    """
 
     router: Router
     now: float
@@ -31,6 +35,7 @@ class SavedView:
     tokenizers: dict[str, str] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     source: str = "view"
+    chats: str = "plain"
 
 
 def encode_view(
@@ -42,6 +47,7 @@ def encode_view(
     tokenizers: dict[str, str] | None = None,
     assumptions: tuple[str, ...] = (),
     source: str = "this router",
+    chats: str = "plain",
 ) -> bytes:
     """The file's bytes, from ``router.capture()``.
 
@@ -53,6 +59,7 @@ def encode_view(
         "now": now,
         "preset": preset,
         "source": source,
+        "chats": chats,
         "model_paths": model_paths or {},
         "tokenizers": tokenizers or {},
         "assumptions": list(assumptions),
@@ -83,6 +90,7 @@ def decode_view(data: bytes) -> SavedView:
             tokenizers=dict(document.get("tokenizers", {})),
             assumptions=tuple(document.get("assumptions", ())),
             source=str(document.get("source", "view")),
+            chats=str(document.get("chats", "plain")),
         )
     except (KeyError, TypeError, ValueError, SnapshotError) as error:
         raise WireError("view file", str(error)) from None

@@ -11,11 +11,10 @@ from typing import Any
 from dynctl.connect.planes import open_planes
 from dynctl.connect.query import RouteQuery
 from dynctl.connect.view_source import ViewSource
-from dynctl.observing.observer import Observer
+from dynctl.observing.observer import Observer, live_router
 from dynctl.options import GlobalOptions
 from dynctl.wire.route_result import RouteResult
 from dynctl.wire.view_file import SavedView
-from router_core.config import preset
 from router_core.router import Router
 from tests.dynamo.fleet import DynamoFleet
 
@@ -62,10 +61,9 @@ async def observing(
 ) -> AsyncIterator[Observed]:
     """Observe a fleet from now on, settled."""
     planes = open_planes(options or GlobalOptions(discovery="file", file_kv=fleet.file_kv))
-    router = Router(preset("dynamo-1.6").with_values({"decode_capacity_guard": False}))
     holder: list[Observed] = []
     observer = Observer(
-        router,
+        live_router(),
         planes.discovery,
         planes.plane_of,
         planes.requests,

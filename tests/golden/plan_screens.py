@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from dynctl.topology.capacity import Ratio
+from dynctl.topology.domain_capacity import topology_show
 from dynctl.topology.manifests import parse_manifests
 from dynctl.topology.plan import topology_plan
 from dynctl.topology.plan_result import TopologyPlan
@@ -21,7 +22,6 @@ from dynctl.topology.planned_fleet import (
     fleet_of_workers,
 )
 from dynctl.views.canvas import Canvas
-from dynctl.views.domain_capacity import topology_show
 from dynctl.views.screens import draw
 from tests.golden.fleets import settings, stranded_zones
 

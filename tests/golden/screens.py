@@ -14,8 +14,8 @@ from typing import Any
 from dynctl.connect.query import RouteQuery
 from dynctl.connect.view_source import ViewSource
 from dynctl.observing.tail_lines import TailKind, event_line, load_line, remark
+from dynctl.topology.domain_capacity import topology_show
 from dynctl.views.canvas import Canvas
-from dynctl.views.domain_capacity import topology_show
 from dynctl.views.event_lines import EventLines
 from dynctl.views.explain import ExplainScreen
 from dynctl.views.results import WorkerDetail, WorkerList

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from dynctl.observing.observer import Observer
+from dynctl.observing.observer import Observer, ObserverBounds
 from dynctl.planes.discovery_memory import MemoryDiscovery
 from dynctl.planes.memory_events import MemoryEventPlane
 from dynctl.wire.dynamo.discovery import EventChannel, Instance
@@ -46,7 +46,7 @@ class Requests:
 
     async def ask_raw(
         self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
-    ) -> AsyncIterator[RawItem]:
+    ) -> AsyncGenerator[RawItem, None]:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
@@ -198,6 +198,32 @@ async def test_load_is_mirrored_from_what_routers_tell_each_other(rig):
     await until(lambda: rig.observer.load.reports == 1)
     assert rig.router.busy.reported[rig.slot(decode)].kv_used_blocks == 9
     assert rig.observer.load.malformed == 1
+
+
+async def test_workers_of_the_model_asked_about_are_asked_first():
+    rig = Rig()
+    other = one_more_prefill_worker(rig.values, 1)
+    for key, value in other.items():
+        text = json.dumps(value).replace('"display_name": "tiny"', '"display_name": "other"')
+        rig.discovery.put(key, text.encode())
+    wanted = next(v["instance_id"] for k, v in other.items() if k.startswith("v1/mdc/"))
+    observer = Observer(
+        Router(),
+        rig.discovery,
+        lambda channel: rig.events,
+        rig.requests,
+        time.monotonic,
+        prefer="other",
+        follow_index=False,
+        bounds=ObserverBounds(recoveries=1),
+    )
+    async with asyncio.timeout(30), observer:
+        assert observer.deployment.models == ("other", "tiny")
+        observer.follow_indexes()
+        await observer.settled()
+    assert len(rig.requests.asked) == 3
+    assert rig.requests.asked[0] == wanted
+    await rig.events.close()
 
 
 def one_more_prefill_worker(values: dict[str, Any], number: int) -> dict[str, Any]:

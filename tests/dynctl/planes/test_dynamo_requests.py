@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynctl.planes.dynamo_requests import RequestLimits, TcpRequestPlane
-from dynctl.ports import RequestPlane, RequestPlaneError
+from dynctl.ports import RequestPlaneError
 from dynctl.wire.dynamo.discovery import Instance
 from tests.dynctl.planes.dynamo_endpoint import (
     PATH,
@@ -34,7 +34,7 @@ async def plane() -> AsyncIterator[TcpRequestPlane]:
 
 
 async def ask(
-    plane: RequestPlane,
+    plane: TcpRequestPlane,
     instance: Instance,
     body: Any = None,
     *,

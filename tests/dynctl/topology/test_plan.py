@@ -12,6 +12,7 @@ import yaml
 
 from dynctl.errors import UsageProblem
 from dynctl.topology.capacity import Ratio
+from dynctl.topology.domain_capacity import topology_show
 from dynctl.topology.manifests import parse_manifests
 from dynctl.topology.plan import topology_plan
 from dynctl.topology.planned_fleet import (
@@ -20,7 +21,6 @@ from dynctl.topology.planned_fleet import (
     fleet_of_manifests,
     fleet_of_workers,
 )
-from dynctl.views.domain_capacity import topology_show
 from tests.golden.fleets import view, worker
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "plan"

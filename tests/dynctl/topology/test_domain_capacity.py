@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynctl.errors import UsageProblem
-from dynctl.views.domain_capacity import DomainCapacity, TopologyShow, topology_show
+from dynctl.topology.domain_capacity import DomainCapacity, TopologyShow, topology_show
 from router_core.changes import WorkerAvailability
 from router_core.workers import Worker
 from tests.golden.fleets import load, settings, stranded_zones, two_zones, view, worker
