@@ -5,6 +5,7 @@ came through. A Protocol stands here once it has a reader.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -298,3 +299,132 @@ class RequestPlaneError(Exception):
 
 class NotCalledBack(RequestPlaneError):
     """A worker took the question and no connection of its own came: the way back is closed."""
+
+
+# -- a Kubernetes cluster --------------------------------------------------------------------------
+
+
+class ClusterRefusal(Exception):
+    """The API server answered no. ``status`` is HTTP's, ``reason`` Kubernetes' own word.
+
+    401 never comes as this (that is Unreachable: nothing can be read); 403, 404, 410 and 422 do.
+    """
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+    @property
+    def forbidden(self) -> bool:
+        return self.status == 403
+
+    @property
+    def missing(self) -> bool:
+        return self.status == 404
+
+
+@dataclass(frozen=True, slots=True)
+class AccessQuestion:
+    """May somebody do this? ``resource`` may have a subresource: ``pods/exec``.
+
+    ``namespace`` None asks for all namespaces (or for a resource that has none).
+    """
+
+    verb: str
+    resource: str
+    group: str = ""
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEvent:
+    """One event of a watch. ``kind`` is ADDED, MODIFIED, DELETED or BOOKMARK."""
+
+    kind: str
+    object: Mapping[str, Any]
+
+
+class Cluster(Protocol):
+    """Reads a Kubernetes cluster; blocking, safe to call from several threads.
+
+    It sends GETs, access reviews, exec of ``cat`` and port-forwards, nothing that changes anything.
+    Paths are those of the API (``/api/v1/nodes``), ``query`` its parameters. Everything raises
+    ClusterRefusal where the API server says no, and dynctl.errors.Unreachable where it does not
+    answer, the TLS handshake fails or the credentials are not accepted.
+    """
+
+    @property
+    def title(self) -> str:
+        """What people see: the context's name and the server's address."""
+        ...
+
+    @property
+    def namespace(self) -> str:
+        """The context's namespace, ``default`` where it names none."""
+        ...
+
+    @property
+    def now(self) -> float:
+        """The cluster's clock, seconds since the epoch: told by its last answer."""
+        ...
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+        """One object."""
+        ...
+
+    def pages(
+        self, path: str, query: Mapping[str, str] | None = None, *, page: int = 500
+    ) -> Iterator[Mapping[str, Any]]:
+        """A list in pages of at most ``page`` items, each a whole ``...List`` object.
+
+        Where the continue token expires in between (410), the list is begun again once; the
+        caller then gets a page with ``metadata.dynctlRestarted`` true and drops what it has.
+        """
+        ...
+
+    def watch(
+        self, path: str, resource_version: str, query: Mapping[str, str] | None = None
+    ) -> Iterator[ClusterEvent]:
+        """Changes after ``resource_version``, until the server ends the watch (then it returns).
+
+        Raises ClusterRefusal with status 410 where that version is too old: list again.
+        """
+        ...
+
+    def allowed(
+        self, question: AccessQuestion, *, user: str | None = None, groups: tuple[str, ...] = ()
+    ) -> bool:
+        """Whether we may do it (``user`` None), or that user; an access review either way."""
+        ...
+
+    def read_file(
+        self, namespace: str, pod: str, container: str, path: str, *, max_bytes: int
+    ) -> bytes:
+        """A file of a container, by exec of ``cat``.
+
+        Raises FileNotFoundError naming the path; ClusterRefusal where exec is refused or the
+        container does not run; ValueError where it is larger than ``max_bytes``.
+        """
+        ...
+
+    def log_lines(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        *,
+        previous: bool = False,
+        max_bytes: int = 1 << 20,
+    ) -> Iterator[str]:
+        """The first lines of a container's log, oldest first, at most ``max_bytes`` in all."""
+        ...
+
+    def forward(self, namespace: str, pod: str, port: int) -> AbstractContextManager[str]:
+        """``HOST:PORT`` on this machine that leads to a port of the pod while it is open."""
+        ...
+
+    def close(self) -> None:
+        """Leaves no connection or thread."""
+        ...

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dynctl.topology.graphs import ClusterTopology, Graph
-from dynctl.topology.manifests import mapping, sequence, text
 from dynctl.topology.transfer_policy import DRAFT_FIELDS, PATH
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
 _DRAFT_ENV: Final = {
     "DYN_ROUTER_KV_TRANSFER_TOPOLOGY_LEVEL": "DYN_KV_TRANSFER_DOMAIN on the workers",

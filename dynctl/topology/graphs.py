@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from dynctl.topology.component_role import Role, RoleSource, role_of
-from dynctl.topology.manifests import Manifest, mapping, sequence, text
+from dynctl.topology.manifests import Manifest
 from dynctl.topology.pod_placement import allowed_values
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
 GRAPH: Final = "DynamoGraphDeployment"
 GRAPH_GROUP: Final = "nvidia.com"

@@ -17,8 +17,9 @@ from dynctl.topology.graphs import (
     policy_label_key,
     topologies_of,
 )
-from dynctl.topology.manifests import Manifest, mapping, text
+from dynctl.topology.manifests import Manifest
 from dynctl.topology.transfer_policy import is_domain
+from dynctl.wire.kubernetes.fields import mapping, text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outco
 from dynctl.topology.component_role import option
 from dynctl.topology.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS, Component, Graph
 from dynctl.topology.lint_facts import LintFacts, has_graphs, has_policy, spec_of
-from dynctl.topology.manifests import mapping, sequence, text
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
 _MOST_COMPONENTS: Final = 25
 _TYPES: Final = ("frontend", "worker", "prefill", "decode", "planner", "epp")

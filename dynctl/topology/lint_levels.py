@@ -11,8 +11,8 @@ from typing import Any, Final
 from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.topology.graphs import ClusterTopology, Graph
 from dynctl.topology.lint_facts import LintFacts, has_policy, has_topologies, spec_of
-from dynctl.topology.manifests import mapping, text
 from dynctl.topology.transfer_policy import is_label_key
+from dynctl.wire.kubernetes.fields import mapping, text
 
 #: From broad to narrow, as Grove names them; any other name may stand anywhere.
 KNOWN_LEVELS: Final = ("region", "zone", "datacenter", "block", "rack", "host", "numa")

@@ -10,8 +10,8 @@ from dynctl.findings.running import Check, Found, Outcome, found, outcome
 from dynctl.topology.draft_shapes import draft_levels, drafts_of
 from dynctl.topology.graphs import Graph
 from dynctl.topology.lint_facts import LintFacts, has_graphs, has_policy
-from dynctl.topology.manifests import mapping, text
 from dynctl.topology.transfer_policy import objections
+from dynctl.wire.kubernetes.fields import mapping, text
 
 #: Words at the end of label keys that name a domain; a policy that says another one misleads.
 _DOMAIN_WORDS: Final = ("region", "zone", "datacenter", "block", "rack", "host", "numa")

@@ -6,12 +6,13 @@ Nothing here knows what a document means; :mod:`dynctl.topology.graphs` does.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from dynctl.errors import UsageProblem
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
 _MAX_BYTES: Final = 8 << 20
 _MAX_DOCUMENTS: Final = 2000
@@ -49,21 +50,6 @@ class Manifest:
     @property
     def annotations(self) -> Mapping[str, Any]:
         return mapping(mapping(self.body.get("metadata")).get("annotations"))
-
-
-def text(value: Any) -> str:
-    """``value`` where it is a string, else nothing."""
-    return value if isinstance(value, str) else ""
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """``value`` where it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def sequence(value: Any) -> Sequence[Any]:
-    """``value`` where it is a list, else an empty one."""
-    return value if isinstance(value, list) else ()
 
 
 def read_manifests(files: Iterable[str]) -> list[Manifest]:

@@ -22,7 +22,8 @@ from dynctl.topology.graphs import (
     policy_label_key,
     topologies_of,
 )
-from dynctl.topology.manifests import Manifest, mapping, sequence, text
+from dynctl.topology.manifests import Manifest
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
 from dynctl.wire.worker_rows import WorkerRow
 
 MAX_PLACES = 1_000

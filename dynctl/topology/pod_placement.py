@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dynctl.topology.manifests import mapping, sequence, text
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
 
 def allowed_values(pod: Mapping[str, Any], label_key: str) -> frozenset[str] | None:

@@ -1,0 +1,1 @@
+"""Kubernetes objects as the API server writes them, read into values. Pure."""

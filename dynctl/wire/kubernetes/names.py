@@ -1,0 +1,34 @@
+"""Labels, annotations and paths by which Dynamo's operator (1.2 and later) marks its objects."""
+
+from __future__ import annotations
+
+from typing import Final
+
+GRAPH_LABEL: Final = "nvidia.com/dynamo-graph-deployment-name"
+COMPONENT_LABEL: Final = "nvidia.com/dynamo-component"
+COMPONENT_TYPE_LABEL: Final = "nvidia.com/dynamo-component-type"
+SUB_COMPONENT_TYPE_LABEL: Final = "nvidia.com/dynamo-sub-component-type"
+DYNAMO_NAMESPACE_LABEL: Final = "nvidia.com/dynamo-namespace"
+DISCOVERY_ENABLED_LABEL: Final = "nvidia.com/dynamo-discovery-enabled"
+DISCOVERY_BACKEND_LABEL: Final = "nvidia.com/dynamo-discovery-backend"
+WORKER_HASH_LABEL: Final = "nvidia.com/dynamo-worker-hash"
+DOMAIN_LABEL_PREFIX: Final = "nvidia.com/dynamo-topology."
+"""With a Grove topology each level is copied to ``PREFIX<domain>``."""
+DRAFT_LABEL_PREFIX: Final = "grove.io/topology."
+"""Of a draft of the design: nothing released writes or reads it."""
+
+LABEL_KEY_ANNOTATION: Final = "nvidia.com/topology-label-key"
+CLUSTER_TOPOLOGY_ANNOTATION: Final = "nvidia.com/topology-cluster-topology-name"
+ENABLE_GROVE_ANNOTATION: Final = "nvidia.com/enable-grove"
+DISCOVERY_MODE_ANNOTATION: Final = "nvidia.com/dynamo-kube-discovery-mode"
+
+MAIN_CONTAINER: Final = "main"
+TOPOLOGY_VOLUME: Final = "topology-labels"
+MOUNT_PATH: Final = "/etc/dynamo/topology"
+DRAFT_MOUNT_PATH: Final = "/etc/podinfo/topology"
+
+LABEL_MISSING_REASON: Final = "TopologyLabelMissing"
+"""Of the event that the operator writes where a node lacks the label."""
+
+OPERATOR_APP: Final = "dynamo-operator"
+"""The value of app.kubernetes.io/name of the operator's Deployment."""

@@ -1,0 +1,341 @@
+"""Nodes, pods, endpoints and events, as far as topology needs them.
+
+Times are seconds since the epoch by the cluster's clock. What an object does not say is None or
+empty, as its field tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynctl.wire.kubernetes.fields import count, mapping, moment, sequence, text, texts
+from dynctl.wire.kubernetes.names import MAIN_CONTAINER
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """``schedulable`` False: cordoned. ``taints``: keys of those that keep other pods away."""
+
+    name: str
+    labels: Mapping[str, str]
+    schedulable: bool = True
+    ready: bool = True
+    taints: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """How a container ended. ``finished`` may be unknown."""
+
+    exit_code: int
+    reason: str = ""
+    finished: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DownwardItem:
+    """One file of a Downward API volume: its path and the field that it shows."""
+
+    path: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """``kind`` is Kubernetes' name of the source: downwardAPI, projected, configMap, ..."""
+
+    name: str
+    kind: str
+    items: tuple[DownwardItem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    volume: str
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """``env``: name -> value, None where it comes from elsewhere. ``env_from``: there is more."""
+
+    name: str
+    image: str = ""
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    env_from: bool = False
+    words: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    ports: Mapping[str, int] = field(default_factory=dict)
+    ready: bool = False
+    running_since: float | None = None
+    waiting: str = ""
+    restarts: int = 0
+    last_end: Termination | None = None
+    """How the run before this one ended, or the present one where it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelWrite:
+    """Some manager wrote these labels at a time."""
+
+    manager: str
+    keys: frozenset[str]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """``node`` is empty until it is scheduled; ``deleting`` once it is on its way out."""
+
+    namespace: str
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    node: str = ""
+    phase: str = ""
+    ip: str = ""
+    ready: bool = False
+    deleting: bool = False
+    created: float | None = None
+    scheduled: float | None = None
+    service_account: str = ""
+    containers: tuple[Container, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    label_writes: tuple[LabelWrite, ...] = ()
+    owner: str = ""
+    """``Kind/name`` of the controller."""
+
+    @property
+    def main(self) -> Container | None:
+        """The container into which the operator writes; the only one where none is called main."""
+        named = [one for one in self.containers if one.name == MAIN_CONTAINER]
+        if named or len(self.containers) == 1:
+            return (named or list(self.containers))[0]
+        return None
+
+    def labelled_at(self, key: str) -> float | None:
+        """When the label was last written, where the API server tells."""
+        times = [one.at for one in self.label_writes if key in one.keys]
+        return max(times) if times else None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One address of an EndpointSlice and the pod behind it. ``uid`` may be empty."""
+
+    namespace: str
+    slice: str
+    pod: str
+    uid: str
+    ready: bool
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PodEvent:
+    """Something that was noted about a pod; ``uid`` is the pod's, ``at`` the last time."""
+
+    namespace: str
+    pod: str
+    uid: str
+    reason: str
+    message: str
+    count: int = 1
+    at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A Deployment. ``images``: of its containers; ``selector``: labels of its pods."""
+
+    namespace: str
+    name: str
+    service_account: str
+    replicas: int
+    ready: int
+    images: tuple[str, ...]
+    args: tuple[str, ...] = ()
+    selector: Mapping[str, str] = field(default_factory=dict)
+
+
+def node(body: Mapping[str, Any]) -> Node:
+    """Read a Node."""
+    metadata, spec = mapping(body.get("metadata")), mapping(body.get("spec"))
+    conditions = _conditions(body)
+    taints = (mapping(one) for one in sequence(spec.get("taints")))
+    return Node(
+        text(metadata.get("name")),
+        texts(metadata.get("labels")),
+        schedulable=spec.get("unschedulable") is not True,
+        ready=conditions.get("Ready", ("Unknown", None))[0] == "True",
+        taints=frozenset(
+            text(one.get("key"))
+            for one in taints
+            if one.get("effect") in ("NoSchedule", "NoExecute")
+        ),
+    )
+
+
+def pod(body: Mapping[str, Any]) -> Pod:
+    """Read a Pod."""
+    metadata, spec = mapping(body.get("metadata")), mapping(body.get("spec"))
+    status, conditions = mapping(body.get("status")), _conditions(body)
+    states = {
+        text(mapping(one).get("name")): mapping(one)
+        for one in sequence(status.get("containerStatuses"))
+    }
+    controllers = (mapping(one) for one in sequence(metadata.get("ownerReferences")))
+    owner = next((one for one in controllers if one.get("controller") is True), {})
+    return Pod(
+        namespace=text(metadata.get("namespace")),
+        name=text(metadata.get("name")),
+        uid=text(metadata.get("uid")),
+        labels=texts(metadata.get("labels")),
+        annotations=texts(metadata.get("annotations")),
+        node=text(spec.get("nodeName")),
+        phase=text(status.get("phase")),
+        ip=text(status.get("podIP")),
+        ready=conditions.get("Ready", ("", None))[0] == "True",
+        deleting="deletionTimestamp" in metadata,
+        created=moment(metadata.get("creationTimestamp")),
+        scheduled=conditions.get("PodScheduled", ("", None))[1],
+        service_account=text(spec.get("serviceAccountName")),
+        containers=tuple(
+            _container(mapping(one), states.get(text(mapping(one).get("name")), {}))
+            for one in sequence(spec.get("containers"))
+        ),
+        volumes=tuple(_volume(mapping(one)) for one in sequence(spec.get("volumes"))),
+        label_writes=tuple(_label_writes(metadata)),
+        owner=f"{text(owner.get('kind'))}/{text(owner.get('name'))}" if owner else "",
+    )
+
+
+def endpoints(body: Mapping[str, Any]) -> Iterator[Endpoint]:
+    """Read the pods behind an EndpointSlice; a missing ``ready`` means ready, as documented."""
+    metadata = mapping(body.get("metadata"))
+    for entry in sequence(body.get("endpoints")):
+        one = mapping(entry)
+        target = mapping(one.get("targetRef"))
+        if target.get("kind") == "Pod":
+            yield Endpoint(
+                text(target.get("namespace")) or text(metadata.get("namespace")),
+                text(metadata.get("name")),
+                text(target.get("name")),
+                text(target.get("uid")),
+                mapping(one.get("conditions")).get("ready") is not False,
+                texts(metadata.get("labels")),
+            )
+
+
+def pod_event(body: Mapping[str, Any]) -> PodEvent | None:
+    """Read an Event of core/v1; None where it is not about a pod."""
+    about = mapping(body.get("involvedObject"))
+    if about.get("kind") != "Pod":
+        return None
+    series = mapping(body.get("series"))
+    times = (body.get("lastTimestamp"), series.get("lastObservedTime"), body.get("eventTime"))
+    seen = [one for one in map(moment, (*times, body.get("firstTimestamp"))) if one is not None]
+    return PodEvent(
+        text(about.get("namespace")),
+        text(about.get("name")),
+        text(about.get("uid")),
+        text(body.get("reason")),
+        text(body.get("message")),
+        count(body.get("count")) or count(series.get("count")) or 1,
+        max(seen) if seen else None,
+    )
+
+
+def workload(body: Mapping[str, Any]) -> Workload:
+    """Read a Deployment."""
+    metadata, spec = mapping(body.get("metadata")), mapping(body.get("spec"))
+    template = mapping(mapping(spec.get("template")).get("spec"))
+    containers = [mapping(one) for one in sequence(template.get("containers"))]
+    args = (arg for one in containers for arg in sequence(one.get("args")))
+    replicas = spec.get("replicas")
+    return Workload(
+        text(metadata.get("namespace")),
+        text(metadata.get("name")),
+        text(template.get("serviceAccountName")) or "default",
+        1 if replicas is None else count(replicas),
+        count(mapping(body.get("status")).get("readyReplicas")),
+        tuple(text(one.get("image")) for one in containers),
+        tuple(filter(None, map(text, args))),
+        texts(mapping(spec.get("selector")).get("matchLabels")),
+    )
+
+
+def _conditions(body: Mapping[str, Any]) -> dict[str, tuple[str, float | None]]:
+    """Type -> (status, since when)."""
+    found = {}
+    for entry in sequence(mapping(body.get("status")).get("conditions")):
+        one = mapping(entry)
+        found[text(one.get("type"))] = (
+            text(one.get("status")),
+            moment(one.get("lastTransitionTime")),
+        )
+    return found
+
+
+def _container(body: Mapping[str, Any], status: Mapping[str, Any]) -> Container:
+    state, last = mapping(status.get("state")), mapping(status.get("lastState"))
+    ended = mapping(state.get("terminated")) or mapping(last.get("terminated"))
+    env: dict[str, str | None] = {}
+    for entry in sequence(body.get("env")):
+        one = mapping(entry)
+        if text(one.get("name")):
+            env[text(one.get("name"))] = None if "valueFrom" in one else text(one.get("value"))
+    parts = [*sequence(body.get("command")), *sequence(body.get("args"))]
+    ports = (mapping(one) for one in sequence(body.get("ports")))
+    return Container(
+        name=text(body.get("name")),
+        image=text(body.get("image")),
+        env=env,
+        env_from=bool(body.get("envFrom")),
+        words=tuple(word for part in parts if isinstance(part, str) for word in part.split()),
+        mounts=tuple(
+            Mount(
+                text(mapping(one).get("name")),
+                text(mapping(one).get("mountPath")).rstrip("/"),
+                mapping(one).get("readOnly") is True,
+            )
+            for one in sequence(body.get("volumeMounts"))
+        ),
+        ports={text(one.get("name")): count(one.get("containerPort")) for one in ports},
+        ready=status.get("ready") is True,
+        running_since=moment(mapping(state.get("running")).get("startedAt")),
+        waiting=text(mapping(state.get("waiting")).get("reason")),
+        restarts=count(status.get("restartCount")),
+        last_end=Termination(
+            count(ended.get("exitCode")), text(ended.get("reason")), moment(ended.get("finishedAt"))
+        )
+        if ended
+        else None,
+    )
+
+
+def _volume(body: Mapping[str, Any]) -> Volume:
+    kind = next((key for key in body if key != "name"), "")
+    items = (mapping(one) for one in sequence(mapping(body.get(kind)).get("items")))
+    return Volume(
+        text(body.get("name")),
+        kind,
+        tuple(
+            DownwardItem(text(one.get("path")), text(mapping(one.get("fieldRef")).get("fieldPath")))
+            for one in items
+        ),
+    )
+
+
+def _label_writes(metadata: Mapping[str, Any]) -> Iterator[LabelWrite]:
+    for entry in sequence(metadata.get("managedFields")):
+        one = mapping(entry)
+        at = moment(one.get("time"))
+        labels = mapping(mapping(mapping(one.get("fieldsV1")).get("f:metadata")).get("f:labels"))
+        keys = frozenset(key[2:] for key in labels if key.startswith("f:"))
+        if keys and at is not None:
+            yield LabelWrite(text(one.get("manager")), keys, at)
