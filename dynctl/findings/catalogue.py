@@ -27,10 +27,15 @@ SECTIONS: Final = {
     "DYR03": "events",
     "DYR04": "frontends",
     "DYR05": "versions",
+    "DYT00": "cluster access",
     "DYT01": "transfer policy",
-    "DYT02": "topology levels",
+    "DYT02": "topology levels and nodes",
+    "DYT03": "operator",
     "DYT04": "worker pods",
     "DYT05": "topology files",
+    "DYT06": "worker start",
+    "DYT07": "discovery",
+    "DYT08": "model cards",
     "DYT09": "domain capacity",
 }
 """Codes are grouped by their hundreds."""
