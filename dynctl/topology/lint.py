@@ -18,7 +18,7 @@ from dynctl.topology.manifests import Manifest
 
 LINT_SECTIONS: Final[Sequence[tuple[str, Sequence[Check[LintFacts]]]]] = (
     ("transfer policy", sorted((*POLICY_CHECKS, *GRAPH_CHECKS), key=lambda check: check.code)),
-    ("topology levels", LEVEL_CHECKS),
+    ("topology levels and nodes", LEVEL_CHECKS),
     ("worker pods", POD_CHECKS[:1]),
     ("topology files", POD_CHECKS[1:]),
     ("domain capacity", CAPACITY_CHECKS),
