@@ -1,0 +1,397 @@
+"""Gather what verify judges from a cluster: every list once, then a few pods read closely.
+
+The number of requests does not grow with the number of pods, except for the pods that
+:mod:`dynctl.custody.sampling` chooses. What is refused becomes Unread, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+from dynctl.custody.facts import (
+    Account,
+    ClusterFacts,
+    GraphSchema,
+    Listing,
+    VerifyFacts,
+)
+from dynctl.custody.joining import custody
+from dynctl.custody.pod_reading import read_files, read_start
+from dynctl.custody.sampling import Sampling, chosen
+from dynctl.errors import Unreachable
+from dynctl.observing.facts import Unread
+from dynctl.ports import AccessQuestion, Cluster, ClusterRefusal
+from dynctl.topology.graphs import GRAPH, GRAPH_GROUP, TOPOLOGY_KINDS, WORKER_TYPES
+from dynctl.topology.manifests import Manifest
+from dynctl.wire.kubernetes import objects
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
+from dynctl.wire.kubernetes.names import (
+    COMPONENT_TYPE_LABEL,
+    DISCOVERY_ENABLED_LABEL,
+    GRAPH_LABEL,
+    LABEL_MISSING_REASON,
+    OPERATOR_APP,
+)
+from dynctl.wire.kubernetes.worker_metadata import worker_metadata
+
+GRAPHS: Final = "dynamographdeployments"
+METADATA: Final = "dynamoworkermetadatas"
+_TOPOLOGIES: Final = {f"{kind.lower()}s": kind for kind in TOPOLOGY_KINDS}
+_SETS: Final = "podcliquesets"
+_GRAPH_VERSIONS: Final = ("v1beta1", "v1alpha1")
+_AT_ONCE: Final = 8
+_MOST_ACCOUNTS: Final = 50
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to look at. ``namespace`` None: all. ``graphs``: names, empty for every graph."""
+
+    namespace: str | None
+    graphs: tuple[str, ...] = ()
+    exec: Sampling = Sampling.SAMPLE
+    logs: Sampling = Sampling.SAMPLE
+
+
+def questions(namespace: str | None, group_topologies: Iterable[str]) -> tuple[AccessQuestion, ...]:
+    """What verify needs to be allowed; it asks before it reads, so that a refusal is expected."""
+    inside = namespace
+    return (
+        AccessQuestion("list", "nodes"),
+        AccessQuestion("list", GRAPHS, GRAPH_GROUP, inside),
+        AccessQuestion("list", METADATA, GRAPH_GROUP, inside),
+        AccessQuestion("list", "pods", "", inside),
+        AccessQuestion("list", "events", "", inside),
+        AccessQuestion("list", "endpointslices", "discovery.k8s.io", inside),
+        AccessQuestion("create", "pods/exec", "", inside),
+        AccessQuestion("get", "pods/log", "", inside),
+        AccessQuestion("create", "pods/portforward", "", inside),
+        AccessQuestion("list", "deployments", "apps"),
+        AccessQuestion("get", "customresourcedefinitions", "apiextensions.k8s.io"),
+        *(AccessQuestion("list", name, "grove.io") for name in group_topologies),
+    )
+
+
+def operator_questions(group_topologies: Iterable[str]) -> tuple[AccessQuestion, ...]:
+    """What the operator needs for topology."""
+    return (
+        AccessQuestion("get", "nodes"),
+        AccessQuestion("patch", "pods"),
+        *(AccessQuestion("get", name, "grove.io") for name in group_topologies),
+    )
+
+
+def worker_questions(namespace: str) -> tuple[AccessQuestion, ...]:
+    """What a worker needs to register itself and to find others."""
+    return (
+        AccessQuestion("create", METADATA, GRAPH_GROUP, namespace),
+        AccessQuestion("patch", METADATA, GRAPH_GROUP, namespace),
+        AccessQuestion("list", METADATA, GRAPH_GROUP, namespace),
+        AccessQuestion("list", "endpointslices", "discovery.k8s.io", namespace),
+    )
+
+
+def gather(cluster: Cluster, wanted: Wanted, before: VerifyFacts | None = None) -> VerifyFacts:
+    """The facts of a cluster, laid over ``before`` (a registry, routers).
+
+    Raises Unreachable where the API server does not answer or holds no Dynamo that was named.
+    """
+    facts = replace(before or VerifyFacts(), cluster=_lists(cluster, wanted))
+    _expect_graphs(cluster, wanted, facts)
+    return closer(cluster, wanted, facts)
+
+
+def closer(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> VerifyFacts:
+    """Read the files and logs of the pods that are worth it."""
+    if facts.cluster is None:
+        return facts
+    joined = custody(facts)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
+        files = pool.map(lambda one: read_files(cluster, one), chosen(joined, wanted.exec))
+        logs = pool.map(lambda one: read_start(cluster, one), chosen(joined, wanted.logs))
+        found = replace(
+            facts.cluster,
+            files=dict(files),
+            logs=dict(logs),
+        )
+    return replace(facts, cluster=found)
+
+
+def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
+    version = text(cluster.get("/version").get("gitVersion"))
+    served = _served(cluster)
+    names = served if isinstance(served, Mapping) else {}
+    topologies = [name for name in _TOPOLOGIES if f"{name}.grove.io" in names]
+    selected = _graph_selector(wanted.graphs)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
+        ask = questions(wanted.namespace, topologies)
+        access = pool.map(lambda one: _told(lambda: cluster.allowed(one)), ask)
+        reader = _Reader(cluster, wanted.namespace)
+        jobs: dict[str, Future[Any]] = {
+            "schemas": pool.submit(_schemas, cluster),
+            "graphs": pool.submit(reader.graphs, names),
+            "topologies": pool.submit(reader.topologies, names, topologies),
+            "nodes": pool.submit(reader.all, "/api/v1", "nodes", objects.node),
+            "pods": pool.submit(reader.inside, "/api/v1", "pods", objects.pod, selected),
+            "events": pool.submit(reader.events),
+            "endpoints": pool.submit(reader.endpoints),
+            "metadata": pool.submit(reader.metadata, names),
+            "operators": pool.submit(reader.operators),
+            "grove_sets": pool.submit(reader.grove_sets, names),
+        }
+        lists: dict[str, Any] = {name: job.result() for name, job in jobs.items()}
+        facts = ClusterFacts(
+            cluster.title,
+            cluster.now,
+            version,
+            namespaces=() if wanted.namespace is None else (wanted.namespace,),
+            wanted=wanted.graphs,
+            served=served,
+            access=dict(zip(ask, access, strict=True)),
+            **lists,
+        )
+        accounts = [
+            *((user, operator_questions(topologies)) for user in _operator_users(facts)),
+            *((user, worker_questions(space)) for user, space in _worker_users(facts)),
+        ]
+        told = list(pool.map(lambda one: _account(cluster, *one), accounts))
+    operators = len(_operator_users(facts))
+    return replace(
+        facts, operator_accounts=tuple(told[:operators]), worker_accounts=tuple(told[operators:])
+    )
+
+
+class _Reader:
+    """The lists, each read once. ``namespace`` None reads all."""
+
+    def __init__(self, cluster: Cluster, namespace: str | None) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+
+    def all(
+        self,
+        root: str,
+        plural: str,
+        read: Callable[[Mapping[str, Any]], T],
+        query: Mapping[str, str] | None = None,
+    ) -> Listing[T]:
+        """A list over all namespaces, or of what has none."""
+        return _told(lambda: self._read(f"{root}/{plural}", read, query))
+
+    def inside(
+        self,
+        root: str,
+        plural: str,
+        read: Callable[[Mapping[str, Any]], T],
+        query: Mapping[str, str] | None = None,
+    ) -> Listing[T]:
+        """A list of the namespace that is looked at."""
+        inner = "" if self._namespace is None else f"/namespaces/{self._namespace}"
+        return self.all(root + inner, plural, read, query)
+
+    def graphs(self, served: Mapping[str, tuple[str, ...]]) -> Listing[Manifest]:
+        versions = served.get(f"{GRAPHS}.{GRAPH_GROUP}", ())
+        version = next((one for one in _GRAPH_VERSIONS if one in versions), None)
+        if version is None:
+            return ()
+        root = f"/apis/{GRAPH_GROUP}/{version}"
+        return self.inside(
+            root, GRAPHS, lambda body: _manifest(body, GRAPH, f"{GRAPH_GROUP}/{version}")
+        )
+
+    def topologies(
+        self, served: Mapping[str, tuple[str, ...]], plurals: Iterable[str]
+    ) -> Listing[Manifest]:
+        found: list[Manifest] = []
+        for plural in plurals:
+            version = served[f"{plural}.grove.io"][0]
+            kind, api = _TOPOLOGIES[plural], f"grove.io/{version}"
+            told = self.all(f"/apis/{api}", plural, _as_manifest(kind, api))
+            if isinstance(told, Unread):
+                return told
+            found += told
+        return tuple(found)
+
+    def events(self) -> Listing[objects.PodEvent]:
+        told = self.inside(
+            "/api/v1",
+            "events",
+            objects.pod_event,
+            {"fieldSelector": f"reason={LABEL_MISSING_REASON}"},
+        )
+        return told if isinstance(told, Unread) else tuple(one for one in told if one is not None)
+
+    def endpoints(self) -> Listing[objects.Endpoint]:
+        told = self.inside(
+            "/apis/discovery.k8s.io/v1",
+            "endpointslices",
+            lambda body: tuple(objects.endpoints(body)),
+            {"labelSelector": f"{DISCOVERY_ENABLED_LABEL}=true"},
+        )
+        return told if isinstance(told, Unread) else tuple(one for some in told for one in some)
+
+    def metadata(self, served: Mapping[str, tuple[str, ...]]) -> Listing[Any]:
+        if f"{METADATA}.{GRAPH_GROUP}" not in served:
+            return ()
+        version = served[f"{METADATA}.{GRAPH_GROUP}"][0]
+        return self.inside(f"/apis/{GRAPH_GROUP}/{version}", METADATA, worker_metadata)
+
+    def operators(self) -> Listing[objects.Workload]:
+        query = {"labelSelector": f"app.kubernetes.io/name={OPERATOR_APP}"}
+        return self.all("/apis/apps/v1", "deployments", objects.workload, query)
+
+    def grove_sets(self, served: Mapping[str, tuple[str, ...]]) -> Listing[str]:
+        if f"{_SETS}.grove.io" not in served:
+            return ()
+        root = f"/apis/grove.io/{served[f'{_SETS}.grove.io'][0]}"
+        return self.inside(root, _SETS, _object_name)
+
+    def _read(
+        self, path: str, read: Callable[[Mapping[str, Any]], T], query: Mapping[str, str] | None
+    ) -> tuple[T, ...]:
+        """Page by page: no more than one page is held as it came."""
+        found: list[T] = []
+        for page in self._cluster.pages(path, query):
+            if mapping(page.get("metadata")).get("dynctlRestarted") is True:
+                found.clear()
+            found += (read(mapping(item)) for item in sequence(page.get("items")))
+        return tuple(found)
+
+
+def _served(cluster: Cluster) -> Mapping[str, tuple[str, ...]] | Unread:
+    """``plural.group`` -> versions, of the groups that matter here."""
+    found: dict[str, list[str]] = {}
+    try:
+        for entry in sequence(cluster.get("/apis").get("groups")):
+            group = mapping(entry)
+            name = text(group.get("name"))
+            if name not in (GRAPH_GROUP, "grove.io"):
+                continue
+            for one in sequence(group.get("versions")):
+                version = text(mapping(one).get("version"))
+                resources = cluster.get(f"/apis/{name}/{version}")
+                for resource in sequence(resources.get("resources")):
+                    plural = text(mapping(resource).get("name"))
+                    if plural and "/" not in plural:
+                        found.setdefault(f"{plural}.{name}", []).append(version)
+    except ClusterRefusal as refusal:
+        return _unread(refusal)
+    return {name: tuple(versions) for name, versions in found.items()}
+
+
+def _schemas(cluster: Cluster) -> Listing[GraphSchema]:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    try:
+        body = cluster.get(f"{path}/{GRAPHS}.{GRAPH_GROUP}")
+    except ClusterRefusal as refusal:
+        return () if refusal.missing else _unread(refusal)
+    found = []
+    for entry in sequence(mapping(body.get("spec")).get("versions")):
+        version = mapping(entry)
+        if version.get("served") is True:
+            schema = mapping(mapping(version.get("schema")).get("openAPIV3Schema"))
+            found.append(_graph_schema(text(version.get("name")), schema))
+    return tuple(found)
+
+
+def _graph_schema(version: str, schema: Mapping[str, Any]) -> GraphSchema:
+    here = schema
+    loose = False
+    for name in ("spec", "experimental", "kvTransferPolicy"):
+        loose = loose or here.get("x-kubernetes-preserve-unknown-fields") is True
+        here = mapping(mapping(here.get("properties")).get(name))
+    return GraphSchema(version, frozenset(mapping(here.get("properties"))), loose)
+
+
+def _expect_graphs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> None:
+    """Raise Unreachable where there is nothing of Dynamo to verify, saying what there is."""
+    found = facts.cluster
+    if found is None or isinstance(found.graphs, Unread) or isinstance(found.pods, Unread):
+        return
+    where = "any namespace" if wanted.namespace is None else f"namespace {wanted.namespace}"
+    there = sorted({one.name for one in found.graphs})
+    there += sorted({pod.labels[GRAPH_LABEL] for pod in found.pods} - set(there))
+    for name in wanted.graphs:
+        if name not in there:
+            hint = f"there: {', '.join(there[:20])}" if there else "see: kubectl get dgd -A"
+            raise Unreachable(f"no {GRAPH} {name} in {where} of {cluster.title}", hint)
+    if there or facts.registry is not None or found.metadata:
+        return
+    if isinstance(found.served, Mapping) and f"{GRAPHS}.{GRAPH_GROUP}" not in found.served:
+        raise Unreachable(
+            f"{cluster.title} serves no {GRAPHS}.{GRAPH_GROUP}: Dynamo is not installed there",
+            "install Dynamo's operator and its resource definitions, or name another cluster: "
+            "--kube-context NAME",
+        )
+    raise Unreachable(
+        f"no {GRAPH} in {where} of {cluster.title}",
+        "name its namespace with -n NAME, or look at all with -A",
+    )
+
+
+def _graph_selector(names: tuple[str, ...]) -> dict[str, str]:
+    if not names:
+        return {"labelSelector": GRAPH_LABEL}
+    return {"labelSelector": f"{GRAPH_LABEL} in ({','.join(names)})"}
+
+
+def _operator_users(facts: ClusterFacts) -> list[str]:
+    operators = () if isinstance(facts.operators, Unread) else facts.operators
+    users = {_user(one.namespace, one.service_account) for one in operators}
+    return sorted(users)[:_MOST_ACCOUNTS]
+
+
+def _worker_users(facts: ClusterFacts) -> list[tuple[str, str]]:
+    pods = () if isinstance(facts.pods, Unread) else facts.pods
+    users = {
+        (_user(pod.namespace, pod.service_account or "default"), pod.namespace)
+        for pod in pods
+        if pod.labels.get(COMPONENT_TYPE_LABEL, "").lower() in WORKER_TYPES
+    }
+    return sorted(users)[:_MOST_ACCOUNTS]
+
+
+def _user(namespace: str, account: str) -> str:
+    return f"system:serviceaccount:{namespace}:{account}"
+
+
+def _account(cluster: Cluster, user: str, asked: tuple[AccessQuestion, ...]) -> Account:
+    space = user.split(":")[2]
+    groups = ("system:serviceaccounts", f"system:serviceaccounts:{space}", "system:authenticated")
+    allowed: dict[AccessQuestion, bool] = {}
+    for question in asked:
+        try:
+            allowed[question] = cluster.allowed(question, user=user, groups=groups)
+        except ClusterRefusal as refusal:
+            return Account(user, _unread(refusal))
+    return Account(user, allowed)
+
+
+def _as_manifest(kind: str, api: str) -> Callable[[Mapping[str, Any]], Manifest]:
+    return lambda body: _manifest(body, kind, api)
+
+
+def _manifest(body: Mapping[str, Any], kind: str, api: str) -> Manifest:
+    """Items of a list do not repeat their kind."""
+    return Manifest("cluster", {**body, "kind": kind, "apiVersion": api})
+
+
+def _object_name(body: Mapping[str, Any]) -> str:
+    metadata = mapping(body.get("metadata"))
+    return f"{text(metadata.get('namespace'))}/{text(metadata.get('name'))}"
+
+
+def _told(ask: Callable[[], T]) -> T | Unread:
+    try:
+        return ask()
+    except ClusterRefusal as refusal:
+        return _unread(refusal)
+
+
+def _unread(refusal: ClusterRefusal) -> Unread:
+    return Unread(refusal.message, "ask for this permission" if refusal.forbidden else "")
