@@ -15,7 +15,10 @@ def check(
     ] = "fail",
     suppress: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODE", help="Leave a check out (repeatable): --suppress DYR0212."),
+        typer.Option(
+            metavar="CODE[=SUBJECT]",
+            help="Leave a check out, or a finding (repeatable): --suppress DYR0212.",
+        ),
     ] = None,
 ) -> int:
     """Check a live deployment: planes, workers, events, frontends, versions.
@@ -26,19 +29,13 @@ def check(
     from dynctl.connect.check_source import gather
     from dynctl.errors import ExitCode, UsageProblem
     from dynctl.findings.catalogue import catalogue
+    from dynctl.findings.suppression import Suppressions
     from dynctl.observing.checks import judge
     from dynctl.views.render import emit
 
     if fail_on not in ("fail", "warn"):
         raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
-    codes = catalogue()
-    suppressed = {code.upper() for code in suppress or ()}
-    for code in sorted(suppressed - set(codes)):
-        near = ", ".join(codes.near(code))
-        raise UsageProblem(
-            f"--suppress {code}: no such code",
-            f"near it: {near}" if near else "dynctl explain lists all",
-        )
+    suppressed = Suppressions.parse(suppress or (), catalogue())
     facts = gather(options)
     report = judge(facts, suppressed)
     emit(report, options)

@@ -20,18 +20,16 @@ def explain(
     """Explain a code that a check printed: why it happens and what to do; without one, list all."""
     from dynctl.errors import UsageProblem
     from dynctl.findings.catalogue import catalogue
+    from dynctl.findings.document import code_list, page
     from dynctl.findings.document import markdown as document
-    from dynctl.findings.document import page
-    from dynctl.findings.results import CodeList
     from dynctl.views.render import emit
 
     codes = catalogue()
-    listed = CodeList([page(entry) for entry in codes.values()])
     if markdown:
-        emit(listed, options, screen=lambda *_: document(codes) + "\n")
+        emit(code_list(), options, screen=lambda *_: document(codes) + "\n")
         return 0
     if code is None:
-        emit(listed, options)
+        emit(code_list(), options)
         return 0
     entry = codes.get(code.strip().upper())
     if entry is None:

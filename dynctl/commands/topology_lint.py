@@ -1,5 +1,6 @@
 """`dynctl topology lint`: what is wrong with manifests, before they reach a cluster."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -25,7 +26,10 @@ def lint_topology(
     ] = "fail",
     suppress: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODE", help="Leave a check out (repeatable): --suppress DYT0111."),
+        typer.Option(
+            metavar="CODE[=SUBJECT]",
+            help="Leave a check out, or a finding (repeatable): --suppress DYT0111.",
+        ),
     ] = None,
     against: Annotated[
         str | None,
@@ -36,11 +40,7 @@ def lint_topology(
 
     Reads DynamoGraphDeployments (v1alpha1, v1beta1) and Grove topologies. No cluster is asked.
     """
-    from dynctl.errors import ExitCode, UsageProblem
-    from dynctl.findings.catalogue import catalogue
-    from dynctl.topology.lint import lint
-    from dynctl.topology.manifests import read_manifests
-    from dynctl.views.render import emit
+    from dynctl.errors import UsageProblem
 
     files = [*(file or ()), *(more or ())]
     if against is not None:
@@ -53,14 +53,21 @@ def lint_topology(
         )
     if fail_on not in ("fail", "warn"):
         raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
-    codes = catalogue()
-    suppressed = {code.upper() for code in suppress or ()}
-    for code in sorted(suppressed - set(codes)):
-        near = ", ".join(codes.near(code))
-        raise UsageProblem(
-            f"--suppress {code}: no such code",
-            f"near it: {near}" if near else "dynctl explain lists all",
-        )
+    return lint_files(options, files, fail_on, suppress)
+
+
+def lint_files(
+    options: GlobalOptions, files: Sequence[str], fail_on: str, suppress: Sequence[str] | None
+) -> int:
+    """Check some manifests, print the report and return the exit code."""
+    from dynctl.errors import ExitCode
+    from dynctl.findings.catalogue import catalogue
+    from dynctl.findings.suppression import Suppressions
+    from dynctl.topology.lint import lint
+    from dynctl.topology.manifests import read_manifests
+    from dynctl.views.render import emit
+
+    suppressed = Suppressions.parse(suppress or (), catalogue())
     report = lint(read_manifests(files), suppressed)
     emit(report, options)
     return ExitCode.YES if report.passes(fail_on) else ExitCode.NO

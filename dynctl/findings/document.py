@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dynctl.findings.catalogue import Catalogue, Entry
-from dynctl.findings.results import CodePage
+from dynctl.findings.catalogue import Catalogue, Entry, catalogue
+from dynctl.findings.results import CodeList, CodePage
 
 _HEAD = """\
 <!-- Made from dynctl/findings/codes.toml by `dynctl explain --markdown`; change that file. -->
@@ -14,8 +14,9 @@ _HEAD = """\
 
 Every claim that is checked has a code. The check passes, warns, fails, or is skipped with a reason;
 what could not be read is skipped and said, never passed. `dynctl explain CODE` shows the same pages
-without a network, `--suppress CODE` leaves a check out, `--fail-on warn` makes warnings count.
-Codes are never used again. `<names>` stand for what a check fills in.
+without a network. `--suppress CODE` leaves a check out, `--suppress 'CODE=Pod my-llm-*.prod'` its
+findings about some subjects; `--fail-on warn` makes warnings count. Codes are never used again.
+`<names>` stand for what a check fills in.
 """
 
 
@@ -32,6 +33,11 @@ def page(entry: Entry) -> CodePage:
         _open(entry.fix),
         entry.retired,
     )
+
+
+def code_list(prefix: str = "") -> CodeList:
+    """The pages of every code that starts with ``prefix``: of a family (DYT), or of all."""
+    return CodeList([page(one) for code, one in catalogue().items() if code.startswith(prefix)])
 
 
 def markdown(codes: Catalogue) -> str:

@@ -7,14 +7,15 @@ reason; running, counting and showing are not its business.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from dynctl.findings.catalogue import Catalogue, Entry
 from dynctl.findings.results import CheckResult, Finding, Report, Section, State, summarize
+from dynctl.findings.suppression import NOTHING, Suppressions
 
 Facts = TypeVar("Facts")
+_NOT_TOLD: Final = "not told: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def outcome(findings: Iterable[Found], unread: Iterable[str] = (), says: str = "
     wrong, missing = tuple(findings), tuple(dict.fromkeys(unread))
     told = "; ".join(missing[:3]) + (f"; and {len(missing) - 3} more" if missing[3:] else "")
     if wrong:
-        return Wrong(wrong, f"not told: {told}" if told else "")
+        return Wrong(wrong, f"{_NOT_TOLD}{told}" if told else "")
     return Skipped(told, unread=True) if told else Passed(says)
 
 
@@ -81,10 +82,14 @@ def run(
     codes: Catalogue,
     *,
     sources: Sequence[str] = (),
-    suppressed: AbstractSet[str] = frozenset(),
+    suppressed: Suppressions = NOTHING,
     not_checked: Sequence[str] = (),
 ) -> Report:
-    """Judge every check of every section. ``suppressed``: codes that are not to be judged."""
+    """Judge every check of every section.
+
+    ``suppressed``: checks that are not to be judged, and findings that are only counted. A check
+    whose every finding is suppressed is skipped, never passed.
+    """
     done = [
         Section(name, [_run(check, name, facts, codes[check.code], suppressed) for check in checks])
         for name, checks in sections
@@ -93,7 +98,7 @@ def run(
 
 
 def _run(
-    check: Check[Facts], section: str, facts: Facts, entry: Entry, suppressed: AbstractSet[str]
+    check: Check[Facts], section: str, facts: Facts, entry: Entry, suppressed: Suppressions
 ) -> CheckResult:
     result = _outcome(check, facts, suppressed)
     state, message, unread = State.SKIP, "", False
@@ -109,14 +114,27 @@ def _run(
     return CheckResult(check.code, section, entry.title, state, message, unread, findings)
 
 
-def _outcome(check: Check[Facts], facts: Facts, suppressed: AbstractSet[str]) -> Outcome:
-    if check.code in suppressed:
+def _outcome(check: Check[Facts], facts: Facts, suppressed: Suppressions) -> Outcome:
+    if suppressed.leaves_out(check.code):
         return Skipped("suppressed")
     for need in check.needs:
         skipped = need(facts)
         if skipped is not None:
             return skipped
-    return check.judge(facts)
+    judged = check.judge(facts)
+    return _reported(check.code, judged, suppressed) if isinstance(judged, Wrong) else judged
+
+
+def _reported(code: str, wrong: Wrong, suppressed: Suppressions) -> Wrong | Skipped:
+    """What is left to report. What could not be looked at stays said, and stays a warning."""
+    left = tuple(one for one in wrong.found if not suppressed.hides(code, one.subject))
+    hidden = len(wrong.found) - len(left)
+    if not hidden:
+        return wrong
+    if not left:
+        note = "; ".join(filter(None, (wrong.note, "suppressed")))
+        return Skipped(note, unread=wrong.note.startswith(_NOT_TOLD))
+    return Wrong(left, "; ".join(filter(None, (wrong.note, f"{hidden:,} suppressed"))))
 
 
 def _finding(entry: Entry, one: Found) -> Finding:

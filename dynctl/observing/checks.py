@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from typing import Final
 
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.results import Report
 from dynctl.findings.running import Check, run
+from dynctl.findings.suppression import NOTHING, Suppressions
 from dynctl.observing.event_checks import EVENT_CHECKS
 from dynctl.observing.facts import CheckFacts
 from dynctl.observing.frontend_checks import FRONTEND_CHECKS, VERSION_CHECKS
@@ -28,8 +28,8 @@ NOT_CHECKED: Final = (
 )
 
 
-def judge(facts: CheckFacts, suppressed: AbstractSet[str] = frozenset()) -> Report:
-    """The report on what was gathered. ``suppressed``: codes that are not to be judged."""
+def judge(facts: CheckFacts, suppressed: Suppressions = NOTHING) -> Report:
+    """The report on what was gathered, without what is suppressed."""
     sources = [facts.planes.title] if facts.planes is not None else []
     if facts.planes is not None and facts.planes.unreachable is None:
         sources[0] += f", namespace {facts.planes.namespace or '*'}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from typing import Final
 
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.results import Report
 from dynctl.findings.running import Check, run
+from dynctl.findings.suppression import NOTHING, Suppressions
 from dynctl.topology.lint_capacity import CAPACITY_CHECKS
 from dynctl.topology.lint_facts import LintFacts, gather, sources
 from dynctl.topology.lint_graph import GRAPH_CHECKS, POD_CHECKS
@@ -30,7 +30,7 @@ NOT_CHECKED: Final = (
 )
 
 
-def lint(manifests: Sequence[Manifest], suppressed: AbstractSet[str] = frozenset()) -> Report:
+def lint(manifests: Sequence[Manifest], suppressed: Suppressions = NOTHING) -> Report:
     """The report on some manifests. Raises UsageProblem where none of them is about topology."""
     facts = gather(manifests)
     return run(

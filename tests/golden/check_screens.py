@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dynctl.findings.catalogue import catalogue
-from dynctl.findings.document import page
-from dynctl.findings.results import CodeList
+from dynctl.findings.document import code_list, page
+from dynctl.findings.suppression import Suppressions
 from dynctl.observing.checks import judge
 from dynctl.observing.facts import CheckFacts, PlaneFacts, Unread
 from dynctl.ports import StreamState
@@ -72,12 +72,12 @@ def nobody_there() -> CheckFacts:
 def screens() -> dict[str, Callable[[int], str]]:
     results: dict[str, Any] = {
         "healthy": judge(healthy()),
-        "half-dead": judge(half_dead(), {"DYR0212"}),
+        "half-dead": judge(half_dead(), Suppressions(frozenset({"DYR0212"}))),
         "many-dead": judge(many_dead()),
         "frontends-only": judge(replace(healthy(), planes=None)),
         "unreachable": judge(nobody_there()),
         "explain": page(catalogue()["DYR0210"]),
-        "codes": CodeList([page(entry) for entry in catalogue().values()]),
+        "codes": code_list(),
     }
 
     def drawer(result: Any) -> Callable[[int], str]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from dynctl.findings.catalogue import Catalogue, CatalogueError, catalogue, parse
-from dynctl.findings.document import markdown, page
+from dynctl.findings.document import code_list, markdown, page
 from dynctl.findings.results import Report, State
 from dynctl.findings.running import Check, Passed, Skipped, found, outcome, run
 
@@ -38,6 +38,12 @@ def test_every_code_is_explained_in_full():
         assert entry.fix, code
         told = page(entry)
         assert "{" not in told.found + told.expected + told.fix
+
+
+def test_the_codes_of_a_family_can_be_listed_alone():
+    family = [one.code for one in code_list("DYT").codes]
+    assert family == [code for code in catalogue() if code.startswith("DYT")]
+    assert 0 < len(family) < len(code_list().codes) == len(catalogue())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.results import CheckResult, Report, State
+from dynctl.findings.suppression import Suppressions
 from dynctl.observing.checks import SECTIONS, judge
 from dynctl.observing.facts import CheckFacts, PlaneFacts, Unread
 from dynctl.ports import StreamState
@@ -198,7 +199,7 @@ def test_a_suppressed_code_is_not_judged():
     broken = next(broken for broken in BROKEN if broken.code == "DYR0403")
     facts = broken.change(healthy())
     assert not judge(facts).passes("fail")
-    report = judge(facts, {"DYR0403"})
+    report = judge(facts, Suppressions(frozenset({"DYR0403"})))
     assert result(report, "DYR0403").message == "suppressed"
     assert report.passes("fail")
 
