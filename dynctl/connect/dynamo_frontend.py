@@ -200,6 +200,22 @@ class DynamoFrontend:
             self._strange("/busy_threshold", f"{kept} is {after[kept]} after setting {asked[kept]}")
         return after
 
+    # -- a live request --------------------------------------------------------------------
+
+    def chat(self, model: str, message: str) -> tuple[int, dict[str, Any]]:
+        """Really send a chat of one answer token; status and document, whatever they are.
+
+        ``nvext.worker_id`` of a 200 names the workers that served it.
+        """
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": message}],
+            "max_tokens": 1,
+            "nvext": {"extra_fields": ["worker_id"]},
+        }
+        response = self._exchange("POST", "/v1/chat/completions", body)
+        return response.status_code, _document(response)
+
     # -- inside ----------------------------------------------------------------------------
 
     def _send(

@@ -1,0 +1,138 @@
+"""`dynctl topology verify`: the pipeline from node label to router, link by link."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynctl.commands.durations import seconds
+from dynctl.options import GlobalOptions
+
+
+def verify_topology(
+    options: GlobalOptions,
+    dgd: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dgd",
+            metavar="NAME",
+            help="Only this DynamoGraphDeployment (repeatable). [default: all of the namespace]",
+        ),
+    ] = None,
+    exec_: Annotated[
+        str,
+        typer.Option(
+            "--exec",
+            metavar="all|sample|none",
+            help="Read topology files in pods (exec of cat): of all workers, of one a component "
+            "and domain value and every odd one, or of none.",
+        ),
+    ] = "sample",
+    logs: Annotated[
+        str,
+        typer.Option(
+            "--logs", metavar="all|sample|none", help="Read the start of workers' logs, likewise."
+        ),
+    ] = "sample",
+    reach: Annotated[
+        str,
+        typer.Option(
+            "--reach",
+            metavar="auto|direct|port-forward",
+            help="How to ask frontends: at their pods' addresses, or through the API server "
+            "(auto).",
+        ),
+    ] = "auto",
+    probe: Annotated[
+        int,
+        typer.Option(
+            "--probe",
+            metavar="N",
+            min=0,
+            max=1000,
+            help="Send N live chats of one token to each model of each frontend and see where "
+            "they go. [default: none]",
+        ),
+    ] = 0,
+    path: Annotated[
+        Path | None,
+        typer.Option(
+            "--path", metavar="DIR", help="Judge the topology mount of one worker, from inside."
+        ),
+    ] = None,
+    domain: Annotated[
+        str | None,
+        typer.Option(
+            "--domain",
+            metavar="NAME",
+            help="With --path: the domain that must have a value. "
+            "[default: $DYN_KV_TRANSFER_DOMAIN]",
+        ),
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Check manifests instead, as topology lint does."
+        ),
+    ] = None,
+    fail_on: Annotated[
+        str,
+        typer.Option(metavar="LEVEL", help="What makes the exit code 1: fail, or warn too."),
+    ] = "fail",
+    suppress: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODE[=SUBJECT]",
+            help="Leave a check out, or a finding: --suppress 'DYT0902=Pod my-*.prod'.",
+        ),
+    ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait",
+            parser=seconds,
+            metavar="DURATION",
+            help="Look again until nothing fails, this long: 5m.",
+        ),
+    ] = None,
+    list_checks: Annotated[
+        bool, typer.Option("--list-checks", help="List every check and stop.")
+    ] = False,
+) -> int:
+    """Prove that node topology reaches the router: every link, every worker, the first break.
+
+    Looks at the cluster of the kubeconfig; with --discovery etcd or file at what is registered
+    there; with --path at one worker's mount. Changes nothing: it sends GETs, access reviews, exec
+    of cat and port-forwards. Exit code 0 when nothing failed, 1 when a check did, 3 when the
+    cluster cannot be read.
+    """
+    from dynctl.commands.topology_lint import lint_files
+    from dynctl.custody.looking import VerifyOptions, verified
+    from dynctl.errors import ExitCode, UsageProblem
+    from dynctl.findings.document import code_list
+    from dynctl.views.render import emit
+
+    if list_checks:
+        emit(code_list("DYT"), options)
+        return ExitCode.YES
+    if fail_on not in ("fail", "warn"):
+        raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
+    if file:
+        return lint_files(options, file, fail_on, suppress)
+    report = verified(
+        options,
+        VerifyOptions(
+            graphs=tuple(dgd or ()),
+            exec=exec_,
+            logs=logs,
+            reach=reach,
+            probe=probe,
+            path=path,
+            domain=domain,
+            suppress=tuple(suppress or ()),
+            fail_on=fail_on,
+            wait=wait,
+        ),
+    )
+    emit(report, options)
+    return ExitCode.YES if report.passes(fail_on) else ExitCode.NO

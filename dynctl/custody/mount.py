@@ -1,0 +1,39 @@
+"""The topology mount of one worker, read where we run: ``verify --path DIR`` inside a pod."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from dynctl.custody.facts import MountFacts, TopologyFile
+from dynctl.custody.pod_reading import MOST_BYTES, topology_file
+from dynctl.observing.facts import Unread
+
+_MOST_FILES: Final = 256
+
+
+def read_mount(path: Path, domain: str) -> MountFacts:
+    """Every visible regular file; symlinks are followed, as the Downward API lays them out."""
+    try:
+        with os.scandir(path) as entries:
+            names = [entry.name for entry in islice(entries, _MOST_FILES)]
+        files = {
+            name: _file(path / name)
+            for name in sorted(names)
+            if not name.startswith(".") and (path / name).is_file()
+        }
+    except OSError as error:
+        return MountFacts(str(path), domain, Unread(f"{path}: {error.strerror}"))
+    if domain and domain not in files:
+        files[domain] = TopologyFile(None)
+    return MountFacts(str(path), domain, files)
+
+
+def _file(path: Path) -> TopologyFile:
+    try:
+        with path.open("rb") as stream:
+            return topology_file(stream.read(MOST_BYTES + 1))
+    except OSError as error:
+        return TopologyFile("", f"cannot be read: {error.strerror}")
