@@ -14,6 +14,7 @@ class OutputFormat(StrEnum):
     JSONL = "jsonl"
     YAML = "yaml"
     NAME = "name"
+    JUNIT = "junit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,9 @@ class GlobalOptions:
     """``timeout`` and ``wait`` are in seconds.
 
     Of ``frontend``, ``view``, ``demo`` and the planes (``discovery`` and what belongs to it) at
-    most one is a source; frontends beside planes add load and settings.
+    most one is a source; frontends beside planes add load and settings. ``namespace`` is one of
+    Kubernetes (``dyn_namespace`` is Dynamo's own); dynctl.connect.cluster tells what it and
+    ``all_namespaces`` mean together.
     """
 
     frontend: tuple[str, ...] = ()
@@ -36,6 +39,10 @@ class GlobalOptions:
     etcd_endpoints: str | None = None
     etcd_client: str | None = None
     nats_server: str | None = None
+    namespace: str | None = None
+    all_namespaces: bool = False
+    kube_context: str | None = None
+    kubeconfig: Path | None = None
     wait: float = 5.0
     no_color: bool = False
     debug: bool = False

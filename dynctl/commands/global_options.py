@@ -17,6 +17,7 @@ from dynctl.options import GlobalOptions, OutputFormat
 
 PANEL = "Global options"
 DYNAMO = "A live Dynamo"
+KUBERNETES = "Kubernetes"
 
 
 _ANNOTATIONS: dict[str, Any] = {
@@ -53,7 +54,7 @@ _ANNOTATIONS: dict[str, Any] = {
             "--output",
             "-o",
             metavar="FORMAT",
-            help="table, wide, json, jsonl, yaml or name. [default: table]",
+            help="table, wide, json, jsonl, yaml or name; checks also junit. [default: table]",
             rich_help_panel=PANEL,
         ),
     ],
@@ -82,7 +83,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--discovery",
             metavar="BACKEND",
-            help="Look at a live Dynamo through its discovery backend: file or etcd. "
+            help="Look at a live Dynamo through its discovery backend: file, etcd or kubernetes. "
             "Default: $DYN_DISCOVERY_BACKEND.",
             rich_help_panel=DYNAMO,
         ),
@@ -130,6 +131,38 @@ _ANNOTATIONS: dict[str, Any] = {
             metavar="URL,..",
             help="Where events come over NATS. [default: $NATS_SERVER]",
             rich_help_panel=DYNAMO,
+        ),
+    ],
+    "namespace": Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAME",
+            help="Namespace of the cluster. [default: the context's]",
+            rich_help_panel=KUBERNETES,
+        ),
+    ],
+    "all_namespaces": Annotated[
+        bool | None,
+        typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel=KUBERNETES),
+    ],
+    "kube_context": Annotated[
+        str | None,
+        typer.Option(
+            "--kube-context",
+            metavar="NAME",
+            help="Context of the kubeconfig. [default: the current one]",
+            rich_help_panel=KUBERNETES,
+        ),
+    ],
+    "kubeconfig": Annotated[
+        Path | None,
+        typer.Option(
+            "--kubeconfig",
+            metavar="FILE",
+            help="[default: $KUBECONFIG, ~/.kube/config, the pod's service account]",
+            rich_help_panel=KUBERNETES,
         ),
     ],
     "wait": Annotated[

@@ -1,4 +1,4 @@
-"""The only writer to stdout: one result in, one of six formats out.
+"""The only writer to stdout: one result in, one of seven formats out.
 
 Tables are for people (and fit their terminal); the others carry raw values. Off a terminal a list
 is as wide as it needs to be, so that a pipe never sees a shortened name.
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from dynctl.errors import ReaderLeft
+from dynctl.errors import ReaderLeft, UsageProblem
 from dynctl.options import GlobalOptions, OutputFormat
 from dynctl.views import screens
 from dynctl.views.canvas import Canvas
@@ -31,6 +31,8 @@ def emit(
         text = yaml_text(result)
     elif output is OutputFormat.NAME:
         text = "".join(name + "\n" for name in screens.names(result))
+    elif output is OutputFormat.JUNIT:
+        text = _junit(result)
     else:
         draw = screen or screens.draw
         text = draw(result, Canvas.of(options))
@@ -39,6 +41,18 @@ def emit(
         sys.stdout.flush()
     except BrokenPipeError:
         raise ReaderLeft from None
+
+
+def _junit(result: Any) -> str:
+    from dynctl.findings.results import Report
+    from dynctl.views.junit import junit
+
+    if not isinstance(result, Report):
+        raise UsageProblem(
+            "-o junit: only checks are written as junit; this command's answer holds none",
+            "-o json",
+        )
+    return junit(result)
 
 
 def talk(message: str) -> None:
