@@ -1,4 +1,8 @@
-"""What lint judges: the graphs and topologies of some files, and nothing of any cluster."""
+"""What lint judges: graphs and topologies, of files or as a cluster holds them.
+
+The same checks judge both. What differs are a few words: whoever refuses a file would refuse the
+graph of a cluster, which was let in when its definition was older or the webhook off.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,26 @@ from dynctl.wire.kubernetes.fields import mapping, text
 
 @dataclass(frozen=True, slots=True)
 class LintFacts:
+    """``live``: a cluster holds them already; otherwise they are files, yet to be applied."""
+
     graphs: tuple[Graph, ...]
     topologies: tuple[ClusterTopology, ...]
+    live: bool = False
+
+    @property
+    def refuses(self) -> str:
+        """What they do who have something against a graph."""
+        return "would refuse" if self.live else "refuses"
+
+    @property
+    def place(self) -> str:
+        """Where these graphs and topologies are."""
+        return "here" if self.live else "in these files"
+
+    def remedy(self, fix: str) -> str:
+        """How to change a policy, which cannot be edited where it is live."""
+        again = "; a live policy cannot be edited: delete the graph, then apply it again"
+        return fix + again if self.live else fix
 
     @property
     def governed(self) -> tuple[Graph, ...]:
@@ -65,14 +87,22 @@ def gather(manifests: Sequence[Manifest]) -> LintFacts:
 def sources(facts: LintFacts) -> list[str]:
     """What was read, a line each."""
     found: Iterable[Graph | ClusterTopology] = (*facts.graphs, *facts.topologies)
-    return [
-        f"{one.manifest.kind} {one.name} ({one.manifest.version}) in {one.manifest.source}"
-        for one in found
-    ]
+    return [f"{subject_of(one)} ({one.manifest.version}) in {one.manifest.source}" for one in found]
+
+
+def subject_of(one: Graph | ClusterTopology) -> str:
+    """How findings name it: ``Kind name.namespace``, as istioctl does."""
+    return f"{one.manifest.kind} {short_name(one)}"
+
+
+def short_name(one: Graph | ClusterTopology) -> str:
+    """``name.namespace``. Topologies belong to the cluster: a namespace there means nothing."""
+    namespace = one.manifest.namespace if isinstance(one, Graph) else ""
+    return f"{one.manifest.name}.{namespace}" if namespace else one.manifest.name
 
 
 def has_graphs(facts: LintFacts) -> Skipped | None:
-    return None if facts.graphs else Skipped(f"no {GRAPH} in these files")
+    return None if facts.graphs else Skipped(f"no {GRAPH} {facts.place}")
 
 
 def has_policy(facts: LintFacts) -> Skipped | None:
@@ -82,7 +112,13 @@ def has_policy(facts: LintFacts) -> Skipped | None:
 
 
 def has_topologies(facts: LintFacts) -> Skipped | None:
-    return None if facts.topologies else Skipped("no Grove topology in these files")
+    if facts.topologies:
+        return None
+    return Skipped(
+        "no graph names a Grove topology that is there"
+        if facts.live
+        else "no Grove topology in these files"
+    )
 
 
 def spec_of(one: Graph | ClusterTopology) -> dict[str, object]:

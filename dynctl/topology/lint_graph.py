@@ -9,7 +9,14 @@ from typing import Any, Final
 from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.topology.component_role import option
 from dynctl.topology.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS, Component, Graph
-from dynctl.topology.lint_facts import LintFacts, has_graphs, has_policy, spec_of
+from dynctl.topology.lint_facts import (
+    LintFacts,
+    has_graphs,
+    has_policy,
+    short_name,
+    spec_of,
+    subject_of,
+)
 from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
 _MOST_COMPONENTS: Final = 25
@@ -33,7 +40,7 @@ def _shapes(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.graphs:
             for says, fix in _shape(graph):
-                yield found(graph.name, says=says, fix=fix)
+                yield found(subject_of(graph), refuses=facts.refuses, says=says, fix=fix)
 
     return outcome(all_of())
 
@@ -95,7 +102,7 @@ def _engine_container(facts: LintFacts) -> Outcome:
             for one in graph.workers if graph.version == "v1beta1" else ():
                 names = [text(mapping(c).get("name")) for c in sequence(one.pod.get("containers"))]
                 if names and "main" not in names:
-                    yield found(f"{graph.name}: {one.name}", names=", ".join(names))
+                    yield found(subject_of(graph), component=one.name, names=", ".join(names))
 
     return outcome(all_of())
 
@@ -111,14 +118,15 @@ def _both_roles(facts: LintFacts) -> Outcome:
                 continue
             there = "prefill" if "prefill" in roles else "decode"
             lacks = "decode" if there == "prefill" else "prefill"
-            yield found(graph.name, there=there, lacks=lacks)
+            yield found(subject_of(graph), there=there, lacks=lacks)
 
     return outcome(all_of(), says=_counted(facts))
 
 
 def _counted(facts: LintFacts) -> str:
     told = [
-        f"{graph.name}: {_replicas(graph, 'prefill')} prefill, {_replicas(graph, 'decode')} decode"
+        f"{short_name(graph)}: {_replicas(graph, 'prefill')} prefill, "
+        f"{_replicas(graph, 'decode')} decode"
         for graph in facts.governed
     ]
     return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if told[3:] else "")
@@ -130,7 +138,7 @@ def _replicas(graph: Graph, role: str) -> int:
 
 def _disaggregated(facts: LintFacts) -> Outcome:
     return outcome(
-        found(graph.name, workers=", ".join(one.name for one in graph.workers) or "none")
+        found(subject_of(graph), workers=", ".join(one.name for one in graph.workers) or "none")
         for graph in facts.governed
         if not {one.role for one in graph.workers} & {"prefill", "decode"}
     )
@@ -141,11 +149,13 @@ def _roles_told(facts: LintFacts) -> Outcome:
         for graph in facts.governed:
             known = {one.role for one in graph.workers} & {"prefill", "decode"}
             for one in graph.workers:
-                subject = f"{graph.name}: {one.name}"
+                how = ""
                 if one.role_source == "name":
-                    yield found(subject, how=f"only its name says that it does {one.role}")
+                    how = f"only its name says that it does {one.role}"
                 elif one.role is None and known:
-                    yield found(subject, how="nothing says whether it does prefill or decode")
+                    how = "nothing says whether it does prefill or decode"
+                if how:
+                    yield found(subject_of(graph), component=one.name, how=how)
 
     return outcome(all_of())
 
@@ -158,14 +168,15 @@ def _router_mode(facts: LintFacts) -> Outcome:
         for one in graph.components:
             if one.type != "frontend":
                 continue
-            subject = f"{graph.name}: {one.name}"
             mode = _mode(one)
+            name = f"{short_name(graph)}: {one.name}"
             if mode is None:
-                unknown.append(f"{subject}: its router mode comes from a secret or a field")
+                unknown.append(f"{name}: its router mode comes from a secret or a field")
             elif mode.lower() != "kv":
-                wrong.append(found(subject, mode=mode or "round-robin, the default"))
+                mode = mode or "round-robin, the default"
+                wrong.append(found(subject_of(graph), component=one.name, mode=mode))
             else:
-                modes.append(subject)
+                modes.append(name)
     if not (wrong or unknown or modes):
         return Skipped("no frontend component here: another graph or a gateway routes")
     return outcome(wrong, unknown, says=", ".join(modes))
@@ -192,7 +203,7 @@ def _shadowed(facts: LintFacts) -> Outcome:
             for one in graph.workers:
                 if key in one.pod_labels:
                     value = one.pod_labels[key]
-                    yield found(f"{graph.name}: {one.name}", key=key, label=value)
+                    yield found(subject_of(graph), key=key, label=f"{value} in {one.name}")
 
     return outcome(all_of())
 
@@ -201,9 +212,9 @@ def _overwritten(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.governed:
             for one in graph.workers:
-                taken = list(_taken(one))
+                taken = ", ".join(_taken(one))
                 if taken:
-                    yield found(f"{graph.name}: {one.name}", taken=", ".join(taken))
+                    yield found(subject_of(graph), taken=f"{taken} in {one.name}")
 
     return outcome(all_of())
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.topology.graphs import ClusterTopology, Graph
-from dynctl.topology.lint_facts import LintFacts, has_policy, has_topologies, spec_of
+from dynctl.topology.lint_facts import LintFacts, has_policy, has_topologies, spec_of, subject_of
 from dynctl.topology.transfer_policy import is_label_key
 from dynctl.wire.kubernetes.fields import mapping, text
 
@@ -58,7 +58,7 @@ def misordered(domains: Sequence[str]) -> tuple[str, str] | None:
 
 def _levels(facts: LintFacts) -> Outcome:
     return outcome(
-        found(topology.name, says=says, fix=fix)
+        found(subject_of(topology), refuses=facts.refuses, says=says, fix=fix)
         for topology in facts.topologies
         for says, fix in level_problems(spec_of(topology).get("levels"))
     )
@@ -69,7 +69,7 @@ def _ordered(facts: LintFacts) -> Outcome:
         for topology in facts.topologies:
             pair = misordered([one.domain for one in topology.levels])
             if pair is not None:
-                yield found(topology.name, broad=pair[0], narrow=pair[1])
+                yield found(subject_of(topology), broad=pair[0], narrow=pair[1])
 
     return outcome(all_of())
 
@@ -88,13 +88,20 @@ def _level_exists(facts: LintFacts) -> Outcome:
             absent.append(name)
         elif domain not in (names := [one.domain for one in topology.levels]):
             wrong.append(
-                found(graph.name, domain=domain, topology=name, available=", ".join(names))
+                found(
+                    subject_of(graph),
+                    refuses=facts.refuses,
+                    domain=domain,
+                    topology=name,
+                    available=", ".join(names),
+                )
             )
         else:
             told.append(f"{name} has {domain}")
     if not wrong and (absent or not told):
         named = ", ".join(dict.fromkeys(absent))
-        return Skipped(f"{named}: not in these files" if absent else "no graph names one")
+        gone = "not there (DYT0201)" if facts.live else "not in these files"
+        return Skipped(f"{named}: {gone}" if absent else "no graph names one")
     return outcome(wrong, says="; ".join(told))
 
 
@@ -118,16 +125,19 @@ def _pack_fits(facts: LintFacts) -> Outcome:
                         if narrower
                         else f"its pods may land in several {domain} values of one {pack}"
                     )
-                    yield found(graph.name, where=where, pack=pack, domain=domain, effect=effect)
+                    yield found(
+                        subject_of(graph), where=where, pack=pack, domain=domain, effect=effect
+                    )
 
     return outcome(all_of())
 
 
 def _order(facts: LintFacts, graph: Graph) -> Sequence[str]:
-    spec = spec_of(graph)
+    constraint = mapping(spec_of(graph).get("topologyConstraint"))
     names = (
         text((graph.policy or {}).get("clusterTopologyName")),
-        text(mapping(spec.get("topologyConstraint")).get("clusterTopologyName")),
+        text(constraint.get("clusterTopologyName")),
+        text(constraint.get("topologyProfile")),
     )
     for name in names:
         topology = _named(facts, name)

@@ -7,10 +7,16 @@ from functools import partial
 from typing import Any, Final
 
 from dynctl.findings.running import Check, Found, Outcome, found, outcome
-from dynctl.topology.draft_shapes import draft_levels, drafts_of
+from dynctl.topology.draft_shapes import Draft, draft_levels, drafts_of
 from dynctl.topology.graphs import Graph
-from dynctl.topology.lint_facts import LintFacts, has_graphs, has_policy
-from dynctl.topology.transfer_policy import objections
+from dynctl.topology.lint_facts import (
+    LintFacts,
+    has_graphs,
+    has_policy,
+    short_name,
+    subject_of,
+)
+from dynctl.topology.transfer_policy import Objection, objections
 from dynctl.wire.kubernetes.fields import mapping, text
 
 #: Words at the end of label keys that name a domain; a policy that says another one misleads.
@@ -23,10 +29,10 @@ def _present(facts: LintFacts) -> Outcome:
     without = [
         graph
         for graph in facts.graphs
-        if _raw(graph) is None and graph.workers and not any(drafts_of(graph))
+        if raw_policy(graph) is None and graph.workers and not any(drafts_of(graph))
     ]
     return outcome(
-        (found(graph.name, path="spec.experimental.kvTransferPolicy") for graph in without),
+        (found(subject_of(graph), path="spec.experimental.kvTransferPolicy") for graph in without),
         says=_policies(facts),
     )
 
@@ -38,7 +44,7 @@ def _policies(facts: LintFacts) -> str:
         how = "required" if facts.required(graph) else str(policy.get("enforcement"))
         if facts.preferred(graph):
             how += f" {policy.get('preferredWeight')}"
-        told.append(f"{graph.name}: {policy.get('domain')}, {how}")
+        told.append(f"{short_name(graph)}: {policy.get('domain')}, {how}")
     return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if told[3:] else "")
 
 
@@ -46,17 +52,22 @@ def _drafts(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for one in facts.graphs:
             for draft in drafts_of(one):
-                yield found(one.name, where=draft.where, what=draft.what, shipped=draft.shipped)
+                yield drafted(facts, subject_of(one), draft)
         for topology in facts.topologies:
             for draft in draft_levels(topology):
-                yield found(
-                    topology.name, where=draft.where, what=draft.what, shipped=draft.shipped
-                )
+                yield drafted(facts, subject_of(topology), draft)
 
     return outcome(all_of())
 
 
-def _raw(graph: Graph) -> Any:
+def drafted(facts: LintFacts, subject: str, draft: Draft) -> Found:
+    """The finding about a draft shape."""
+    changed = draft.shipped.startswith(("write", "move"))
+    shipped = facts.remedy(draft.shipped) if changed else draft.shipped
+    return found(subject, where=draft.where, what=draft.what, shipped=shipped)
+
+
+def raw_policy(graph: Graph) -> Any:
     """What stands in the policy's place, a policy or not."""
     spec = mapping(graph.manifest.body.get("spec"))
     return mapping(spec.get("experimental")).get("kvTransferPolicy")
@@ -65,18 +76,28 @@ def _raw(graph: Graph) -> Any:
 def _objected(aspect: str, facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.graphs:
-            if _raw(graph) is None:
+            if raw_policy(graph) is None:
                 continue
-            for one in objections(_raw(graph), graph.manifest.annotations):
+            # Of a live graph the Grove pathway has a check of its own (DYT0203).
+            annotations = {} if facts.live else graph.manifest.annotations
+            for one in objections(raw_policy(graph), annotations):
                 if one.aspect == aspect:
-                    yield found(graph.name, who=one.who, says=one.says, fix=one.fix)
+                    yield objected(facts, graph, one)
 
     return outcome(all_of())
 
 
+def objected(facts: LintFacts, graph: Graph, one: Objection) -> Found:
+    """The finding about what Kubernetes has against a policy."""
+    fix = facts.remedy(one.fix)
+    return found(subject_of(graph), who=one.who, refuses=facts.refuses, says=one.says, fix=fix)
+
+
 def _written(facts: LintFacts) -> Any:
     """Something stands in the policy's place."""
-    return None if any(_raw(graph) is not None for graph in facts.graphs) else has_policy(facts)
+    return (
+        None if any(raw_policy(graph) is not None for graph in facts.graphs) else has_policy(facts)
+    )
 
 
 def _key_fits_domain(facts: LintFacts) -> Outcome:
@@ -89,14 +110,14 @@ def _key_fits_domain(facts: LintFacts) -> Outcome:
             named = _SAME.get(last, last)
             known = named in _DOMAIN_WORDS and _SAME.get(domain, domain) in _DOMAIN_WORDS
             if known and named != _SAME.get(domain, domain):
-                yield found(graph.name, domain=domain, key=key, named=named)
+                yield found(subject_of(graph), domain=domain, key=key, named=named)
 
     return outcome(all_of())
 
 
 def _weight_acts(facts: LintFacts) -> Outcome:
     return outcome(
-        found(graph.name)
+        found(subject_of(graph))
         for graph in facts.governed
         if facts.preferred(graph) and (graph.policy or {}).get("preferredWeight") in (0, 0.0)
     )
@@ -104,7 +125,7 @@ def _weight_acts(facts: LintFacts) -> Outcome:
 
 def _domain_short(facts: LintFacts) -> Outcome:
     return outcome(
-        found(graph.name, domain=domain, length=len(domain))
+        found(subject_of(graph), domain=domain, length=len(domain))
         for graph in facts.governed
         if (domain := facts.domain(graph)) is not None and len(domain) > _LONGEST_DOMAIN
     )

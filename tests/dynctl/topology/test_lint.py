@@ -34,7 +34,8 @@ def test_what_a_file_says_is_found_and_nothing_else(stem: str):
     report = _lint(stem)
     wrong = _wrong(report)
     assert sorted(wrong) == expected.removeprefix("# finds:").split()
-    assert all(subject.startswith("bad") for subjects in wrong.values() for subject in subjects)
+    subjects = [subject for found in wrong.values() for subject in found]
+    assert all(re.fullmatch(r"[A-Z]\w+ bad[a-z-]*(\.prod)?", subject) for subject in subjects)
     for check in report.checks:
         assert check.code not in wrong or check.state == catalogue()[check.code].level
         for finding in check.findings:
@@ -129,7 +130,7 @@ def test_a_graph_that_cannot_be_judged_is_never_behind_a_pass():
     stranded = (MANIFESTS / "DYT0901.yaml").read_text().replace("name: bad", "name: worse")
     report = lint(parse_manifests((data + "---\n" + stranded).encode(), "f"))
     [check] = [c for c in report.checks if c.code == "DYT0901"]
-    assert [finding.subject for finding in check.findings] == ["worse"]
+    assert [one.subject for one in check.findings] == ["DynamoGraphDeployment worse"]
     assert check.message == "not judged: bad: the role of workers is not known (DYT0111)"
 
 
@@ -151,7 +152,9 @@ kind: ClusterTopology
 metadata: {name: t}
 spec: {levels: [{domain: zone, key: topology.kubernetes.io/zone}]}
 """
-    assert _wrong(lint(parse_manifests((named + grove).encode(), "f"))) == {"DYT0901": ["bad"]}
+    assert _wrong(lint(parse_manifests((named + grove).encode(), "f"))) == {
+        "DYT0901": ["DynamoGraphDeployment bad"]
+    }
 
 
 @pytest.mark.parametrize("value", ["null", "[]", "1", "{}", "{labelKey: 1, domain: [x]}", "text"])
@@ -197,7 +200,8 @@ def test_json_names_codes_and_subjects(dynctl):
     ran = dynctl("topology", "lint", "-f", MANIFESTS / "DYT0110.yaml", "-o", "json")
     told = [c for s in ran.json["sections"] for c in s["checks"] if c["state"] == "fail"]
     assert [check["code"] for check in told] == ["DYT0110"]
-    assert told[0]["findings"][0]["subject"] == "bad: frontend"
+    assert told[0]["findings"][0]["subject"] == "DynamoGraphDeployment bad"
+    assert told[0]["findings"][0]["value"].startswith("component frontend: ")
     names = dynctl("topology", "lint", "-f", MANIFESTS / "DYT0902.yaml", "-o", "name").out
     assert names.split() == ["DYT0902", "DYT0908"]
 
