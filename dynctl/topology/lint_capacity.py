@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dynctl.findings.running import Check, Found, Outcome, Passed, Skipped, Wrong, found
+from dynctl.findings.running import Check, Found, Outcome, Passed, Skipped, Wrong
+from dynctl.topology.domain_split import (
+    DomainSplit,
+    single_decode,
+    uneven,
+    without_decode,
+    without_prefill,
+)
 from dynctl.topology.graphs import Graph
-from dynctl.topology.lint_facts import LintFacts, has_policy
-
-_UNEVEN: Final = 1.25
-"""Decode per prefill of two domains may differ by this factor."""
+from dynctl.topology.lint_facts import LintFacts, has_policy, short_name, subject_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +26,9 @@ class Pinned:
     """Replicas by domain value. ``loose``: components that may land in several, or anywhere;
     ``unknown``: those that may do either."""
 
-    graph: Graph
-    domain: str
-    prefill: dict[str, int]
-    decode: dict[str, int]
+    split: DomainSplit
     loose: tuple[str, ...]
     unknown: tuple[str, ...]
-
-    @property
-    def values(self) -> list[str]:
-        return sorted({*self.prefill, *self.decode})
 
 
 def pinned(facts: LintFacts, graph: Graph) -> Pinned | None:
@@ -53,18 +50,19 @@ def pinned(facts: LintFacts, graph: Graph) -> Pinned | None:
             continue
         [value] = values
         counts[one.role][value] = counts[one.role].get(value, 0) + one.replicas
-    return Pinned(graph, domain, counts["prefill"], counts["decode"], tuple(loose), tuple(unknown))
+    split = DomainSplit(subject_of(graph), domain, counts["prefill"], counts["decode"])
+    return Pinned(split, tuple(loose), tuple(unknown))
 
 
 def _judged(
     facts: LintFacts,
     only: Callable[[Graph], bool],
-    judge: Callable[[Pinned], Iterator[Found]],
+    judge: Callable[[DomainSplit], Iterator[Found]],
     *,
     counted: bool = False,
 ) -> Outcome:
     """Judge the graphs whose every prefill and decode component is pinned; say why no other."""
-    judged: list[Pinned] = []
+    judged: list[DomainSplit] = []
     gaps: list[str] = []
     for graph in facts.governed:
         if not only(graph) or not (graph.of_role("prefill") and graph.of_role("decode")):
@@ -72,9 +70,9 @@ def _judged(
         one = pinned(facts, graph)
         gap = _gap(one)
         if gap is not None or one is None:
-            gaps.append(f"{graph.name}: {gap}")
+            gaps.append(f"{short_name(graph)}: {gap}")
         else:
-            judged.append(one)
+            judged.append(one.split)
     told = "; ".join(gaps[:2]) + (f"; and {len(gaps) - 2} more" if gaps[2:] else "")
     if not judged and not gaps:
         return Skipped("no disaggregated graph here has a policy of this enforcement")
@@ -83,7 +81,8 @@ def _judged(
         return Wrong(wrong, f"not judged: {told}" if gaps else "")
     if gaps:
         return Skipped(told)
-    return Passed("; ".join(_counted(one) for one in judged[:2]) if counted else "")
+    told = "; ".join(f"{one.name}: {one.counted}" for one in judged[:2])
+    return Passed(told if counted else "")
 
 
 def _gap(one: Pinned | None) -> str | None:
@@ -93,75 +92,32 @@ def _gap(one: Pinned | None) -> str | None:
     if one.unknown:
         return f"the role of {_some(one.unknown)} is not known (DYT0111)"
     if one.loose:
-        return f"not pinned to one {one.domain}, so placement decides: {_some(one.loose)}"
-    return None if one.prefill and one.decode else "it has no replicas of one role"
+        return f"not pinned to one {one.split.domain}, so placement decides: {_some(one.loose)}"
+    return None if one.split.prefill and one.split.decode else "it has no replicas of one role"
 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", .." if names[3:] else "")
 
 
-def _counted(one: Pinned) -> str:
-    return f"{one.graph.name}: " + ", ".join(
-        f"{value} {one.prefill.get(value, 0)} prefill {one.decode.get(value, 0)} decode"
-        for value in one.values
-    )
-
-
 def _stranded(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.required, _without_decode, counted=True)
-
-
-def _crossing(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.preferred, _without_decode, counted=True)
-
-
-def _without_decode(one: Pinned) -> Iterator[Found]:
-    for value in one.values:
-        if one.prefill.get(value) and not one.decode.get(value):
-            yield found(one.graph.name, domain=one.domain, value=value, prefill=one.prefill[value])
+    return _judged(facts, facts.required, without_decode, counted=True)
 
 
 def _single(facts: LintFacts) -> Outcome:
-    def judge(one: Pinned) -> Iterator[Found]:
-        for value in one.values:
-            if one.prefill.get(value) and one.decode.get(value) == 1:
-                yield found(one.graph.name, domain=one.domain, value=value)
+    return _judged(facts, facts.required, single_decode)
 
-    return _judged(facts, facts.required, judge)
+
+def _crossing(facts: LintFacts) -> Outcome:
+    return _judged(facts, facts.preferred, without_decode, counted=True)
 
 
 def _idle(facts: LintFacts) -> Outcome:
-    def judge(one: Pinned) -> Iterator[Found]:
-        for value in one.values:
-            if one.decode.get(value) and not one.prefill.get(value):
-                yield found(
-                    one.graph.name, domain=one.domain, value=value, decode=one.decode[value]
-                )
-
-    return _judged(facts, facts.required, judge)
+    return _judged(facts, facts.required, without_prefill)
 
 
-def _uneven(facts: LintFacts) -> Outcome:
-    def judge(one: Pinned) -> Iterator[Found]:
-        both = {
-            value: one.decode[value] / one.prefill[value]
-            for value in one.values
-            if one.prefill.get(value) and one.decode.get(value)
-        }
-        if len(both) < 2:
-            return
-        low, high = min(both, key=lambda v: both[v]), max(both, key=lambda v: both[v])
-        if both[high] > _UNEVEN * both[low]:
-            yield found(
-                one.graph.name,
-                low=low,
-                high=high,
-                least=f"1:{both[low]:.3g}",
-                most=f"1:{both[high]:.3g}",
-            )
-
-    return _judged(facts, facts.required, judge)
+def _ratios(facts: LintFacts) -> Outcome:
+    return _judged(facts, facts.required, uneven)
 
 
 CAPACITY_CHECKS: Final[Sequence[Check[LintFacts]]] = (
@@ -169,5 +125,5 @@ CAPACITY_CHECKS: Final[Sequence[Check[LintFacts]]] = (
     Check("DYT0902", _single, (has_policy,)),
     Check("DYT0906", _crossing, (has_policy,)),
     Check("DYT0907", _idle, (has_policy,)),
-    Check("DYT0908", _uneven, (has_policy,)),
+    Check("DYT0908", _ratios, (has_policy,)),
 )
