@@ -65,12 +65,22 @@ def plan_topology(
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only workers of this model (live).")
     ] = None,
+    dgd: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dgd",
+            metavar="NAME",
+            help="Count the pods of this DynamoGraphDeployment in a cluster (repeatable); with "
+            "-n NAMESPACE or -A alone, of all there.",
+        ),
+    ] = None,
     no_headers: Annotated[bool, typer.Option("--no-headers", help="Rows only.")] = False,
 ) -> int:
     """Plan capacity by domain: ratio, headroom, losses, what to add and how.
 
-    Counts come from a live deployment, from manifests (-f) or from --capacity. Exit code 1: under
-    the enforcement that is asked for, prefill workers have no decode worker to hand over to.
+    Counts come from a live deployment, from a cluster (-n, -A, --dgd), from manifests (-f) or from
+    --capacity. Exit code 1: under the enforcement that is asked for, prefill workers have no
+    decode worker to hand over to.
     """
     from dynctl.topology.capacity import ENFORCEMENTS, Ratio
     from dynctl.topology.plan import topology_plan
@@ -84,7 +94,14 @@ def plan_topology(
     whole = None if target is None else role_counts("--target", target, target)
     values = [value.strip() for value in (over or "").split(",") if value.strip()]
     fleet = _fleet(
-        options, capacity or [], file or [], domain, values, model, planned=whole is not None
+        options,
+        capacity or [],
+        file or [],
+        domain,
+        values,
+        model,
+        tuple(dgd or ()),
+        planned=whole is not None,
     )
     if whole is not None and len({cell.pool for cell in fleet.cells}) > 1:
         raise UsageProblem("--target: there are several pools of workers; plan one at a time")
@@ -113,6 +130,7 @@ def _fleet(
     domain: str | None,
     over: list[str],
     model: str | None,
+    graphs: tuple[str, ...],
     *,
     planned: bool,
 ) -> Any:
@@ -125,13 +143,17 @@ def _fleet(
 
     planes = options.discovery or options.file_kv or options.etcd_endpoints
     live = options.demo or options.view or options.frontend or planes
-    if bool(capacity) + bool(files) + bool(live) > 1:
+    where = (options.namespace, options.kube_context, options.kubeconfig)
+    cluster = bool(graphs) or (
+        options.discovery != "kubernetes" and (options.all_namespaces or any(where))
+    )
+    if bool(capacity) + bool(files) + bool(live or cluster) > 1 or (live and cluster):
         raise UsageProblem(
-            "--capacity, --file and a deployment (--demo, --view, --frontend, --discovery) are "
-            "different sources; name one"
+            "--capacity, --file, a deployment (--demo, --view, --frontend, --discovery) and a "
+            "cluster (-n, -A, --dgd, --kube-context) are different sources; name one"
         )
-    if model is not None and (capacity or files):
-        raise UsageProblem(f"--model {model}: manifests and --capacity tell no model")
+    if model is not None and (capacity or files or cluster):
+        raise UsageProblem(f"--model {model}: pods, manifests and --capacity tell no model")
     if capacity or (over and planned and not files and not live):
         given = {one.partition(":")[0].strip() for one in capacity}
         return fleet_of_flags([*capacity, *(f"{v}:" for v in over if v not in given)], domain)
@@ -141,6 +163,11 @@ def _fleet(
         source = ", ".join(files[:3]) + (" and more" if len(files) > 3 else "")
         manifests = read_manifests(files)
         return fleet_of_manifests(manifests, source, domain, over)
+    if cluster:
+        from dynctl.custody.fleet import fleet_of_cluster
+        from dynctl.custody.looking import custody_of_cluster
+
+        return fleet_of_cluster(custody_of_cluster(options, graphs), domain)
     if over:
         raise UsageProblem("--over: a deployment tells where its workers are; leave it out")
     from dynctl.connect import connect

@@ -16,7 +16,7 @@ from dynctl.connect.cluster import namespaces_of, open_cluster
 from dynctl.connect.planes import backend, namespace, open_planes
 from dynctl.custody.facts import Registry, VerifyFacts
 from dynctl.custody.gathering import Wanted, gather
-from dynctl.custody.joining import custody
+from dynctl.custody.joining import Custody, custody
 from dynctl.custody.mount import read_mount
 from dynctl.custody.result import VerifyReport
 from dynctl.custody.routers import REACHES, Reach, Routers, look
@@ -67,6 +67,16 @@ def verified(options: GlobalOptions, asked: VerifyOptions) -> VerifyReport:
             return report
         _talk(f"{report.summary.failed} failed; looking again for {left:,.0f} s")
         time.sleep(min(AGAIN_S, left))
+
+
+def custody_of_cluster(options: GlobalOptions, graphs: tuple[str, ...] = ()) -> Custody:
+    """What runs in the cluster that the options name, joined; no pod is read closely."""
+    cluster = open_cluster(options)
+    try:
+        where = namespaces_of(options, cluster)
+        return custody(gather(cluster, Wanted(where, graphs, Sampling.NONE, Sampling.NONE)))
+    finally:
+        cluster.close()
 
 
 def _talk(message: str) -> None:
