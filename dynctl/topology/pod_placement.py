@@ -1,9 +1,9 @@
-"""Where a pod template may land: node selectors and required node affinity, for one label."""
+"""Where a pod template may land: node selectors, required node affinity and tolerations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
@@ -19,10 +19,84 @@ def allowed_values(pod: Mapping[str, Any], label_key: str) -> frozenset[str] | N
     return _both(by_selector, _by_affinity(pod, label_key))
 
 
-def _by_affinity(pod: Mapping[str, Any], label_key: str) -> frozenset[str] | None:
+def may_run(pod: Mapping[str, Any], node_labels: Mapping[str, str]) -> bool:
+    """Whether a node with these labels is one that the pod may be scheduled on.
+
+    The node selector and the required affinity are compared as the scheduler does. matchFields,
+    which name nodes, are not looked at: they may allow any.
+    """
+    selector = mapping(pod.get("nodeSelector"))
+    if any(node_labels.get(key) != value for key, value in selector.items()):
+        return False
+    terms = [mapping(term) for term in _terms(pod)]
+    return not terms or any(_matches(term, node_labels) for term in terms)
+
+
+def tolerates(pod: Mapping[str, Any], taints: Iterable[str]) -> bool:
+    """Whether the pod names every one of these taint keys among its tolerations.
+
+    Keys alone are compared: a toleration of another value counts, so this is "may", not "does".
+    """
+    keys = set()
+    for entry in sequence(pod.get("tolerations")):
+        one = mapping(entry)
+        if not one.get("key") and one.get("operator") == "Exists":
+            return True
+        keys.add(text(one.get("key")))
+    return keys.issuperset(taints)
+
+
+def _matches(term: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """All expressions of a term hold; a term without any matches no node."""
+    expressions = [mapping(one) for one in sequence(term.get("matchExpressions"))]
+    if not expressions:
+        return bool(sequence(term.get("matchFields")))
+    return all(_holds(one, labels) for one in expressions)
+
+
+def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    value = labels.get(text(expression.get("key")))
+    wanted = sequence(expression.get("values"))
+    operator = _OPERATORS.get(text(expression.get("operator")))
+    return operator is not None and operator(value, [text(one) for one in wanted])
+
+
+def _greater(value: str | None, than: list[str]) -> bool:
+    both = _whole(value, than)
+    return both is not None and both[0] > both[1]
+
+
+def _less(value: str | None, than: list[str]) -> bool:
+    both = _whole(value, than)
+    return both is not None and both[0] < both[1]
+
+
+def _whole(value: str | None, than: list[str]) -> tuple[int, int] | None:
+    try:
+        [other] = than
+        return int(value or ""), int(other)
+    except ValueError:
+        return None
+
+
+_OPERATORS: Final[Mapping[str, Callable[[str | None, list[str]], bool]]] = {
+    "In": lambda value, wanted: value in wanted,
+    "NotIn": lambda value, wanted: value not in wanted,
+    "Exists": lambda value, _: value is not None,
+    "DoesNotExist": lambda value, _: value is None,
+    "Gt": _greater,
+    "Lt": _less,
+}
+
+
+def _terms(pod: Mapping[str, Any]) -> Sequence[Any]:
     affinity = mapping(mapping(pod.get("affinity")).get("nodeAffinity"))
     required = mapping(affinity.get("requiredDuringSchedulingIgnoredDuringExecution"))
-    terms = sequence(required.get("nodeSelectorTerms"))
+    return sequence(required.get("nodeSelectorTerms"))
+
+
+def _by_affinity(pod: Mapping[str, Any], label_key: str) -> frozenset[str] | None:
+    terms = _terms(pod)
     allowed: frozenset[str] = frozenset()
     for term in terms:
         values = _by_term(mapping(term), label_key)
