@@ -1,0 +1,198 @@
+"""What a kubelet answers through the API server: exec, port-forward and logs of pods.
+
+exec speaks ``v4.channel.k8s.io`` and ``v5.channel.k8s.io`` over WebSocket, as kubectl and the
+official client do; port-forward speaks ``v4.channel.k8s.io`` as the official client does. SPDY,
+and kubectl's ``SPDY/3.1+portforward.k8s.io`` over WebSocket, are not spoken.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from tests.kube.api_server.status import StatusError, bad_request
+
+Json = dict[str, Any]
+Ran = tuple[bytes, bytes, int]
+"""What a command left: standard output, standard error, exit code."""
+Files = Path | Callable[[list[str]], Ran]
+"""The root directory of a container, or what runs its commands."""
+
+_STDOUT, _STDERR, _ERROR = 1, 2, 3
+_CHUNK = 32 * 1024
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+
+
+def container_of(pod: Json, asked: str | None) -> str:
+    """The container meant; raises 400 where several could be, or where there is none such."""
+    spec, name = pod["spec"], pod["metadata"]["name"]
+    names = [c["name"] for c in spec["containers"]]
+    every = names + [c["name"] for c in spec.get("initContainers", ())]
+    if asked:
+        if asked not in every:
+            raise bad_request(f"container {asked} is not valid for pod {name}")
+        return asked
+    default: str = (pod["metadata"].get("annotations") or {}).get(_DEFAULT_CONTAINER, "")
+    if default in names:
+        return default
+    if len(names) > 1:
+        choices = f"choose one of: [{' '.join(names)}]"
+        raise bad_request(f"a container name must be specified for pod {name}, {choices}")
+    only: str = names[0]
+    return only
+
+
+def demand_running(pod: Json, container: str) -> None:
+    """Raises what the server answers to exec where nothing runs."""
+    phase = pod.get("status", {}).get("phase")
+    if phase in ("Succeeded", "Failed"):
+        raise bad_request(
+            f"cannot exec into a container in a completed pod; current phase is {phase}"
+        )
+    if not pod["spec"].get("nodeName"):
+        raise bad_request(f"pod {pod['metadata']['name']} does not have a host assigned")
+    for status in pod.get("status", {}).get("containerStatuses") or ():
+        if status["name"] == container and "running" not in status.get("state", {}):
+            raise StatusError(
+                500,
+                "InternalError",
+                f'unable to upgrade connection: container not found ("{container}")',
+                {},
+            )
+
+
+def run(files: Files | None, command: list[str]) -> Ran:
+    """``cat PATH...`` below the root; anything else is not there to be run (126)."""
+    if callable(files):
+        return files(command)
+    if not command or command[0] != "cat":
+        word = command[0] if command else ""
+        return b"", f'exec: "{word}": executable file not found in $PATH\n'.encode(), 126
+    out, err, code = b"", b"", 0
+    for path in command[1:]:
+        if path == "--":
+            continue
+        try:
+            out += _inside(files, path).read_bytes()
+        except IsADirectoryError:
+            err, code = err + f"cat: {path}: Is a directory\n".encode(), 1
+        except PermissionError:
+            err, code = err + f"cat: {path}: Permission denied\n".encode(), 1
+        except OSError:
+            err, code = err + f"cat: {path}: No such file or directory\n".encode(), 1
+    return out, err, code
+
+
+def _inside(root: Path | None, path: str) -> Path:
+    if root is None:
+        raise FileNotFoundError(path)
+    found = (root / path.lstrip("/")).resolve(strict=True)
+    if not found.is_relative_to(root.resolve()):
+        raise FileNotFoundError(path)
+    return found
+
+
+def exit_status(code: int) -> Json:
+    """What is sent on the error channel when the command has ended."""
+    if code == 0:
+        return {"metadata": {}, "status": "Success"}
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "message": f"command terminated with non-zero exit code: exit status {code}",
+        "reason": "NonZeroExitCode",
+        "details": {"causes": [{"reason": "ExitCode", "message": str(code)}]},
+    }
+
+
+def _upgrade() -> web.WebSocketResponse:
+    return web.WebSocketResponse(protocols=("v5.channel.k8s.io", "v4.channel.k8s.io"))
+
+
+async def serve_exec(request: web.Request, files: Files | None) -> web.StreamResponse:
+    """Run the command, send what it left, close. Standard input is read by nobody."""
+    socket = _upgrade()
+    await socket.prepare(request)
+    out, err, code = await asyncio.to_thread(run, files, request.query.getall("command", []))
+    for channel, data, wanted in (
+        (_STDOUT, out, request.query.get("stdout")),
+        (_STDERR, err, request.query.get("stderr")),
+    ):
+        if wanted in ("true", "1"):
+            for at in range(0, len(data), _CHUNK):
+                await socket.send_bytes(bytes([channel]) + data[at : at + _CHUNK])
+    await socket.send_bytes(bytes([_ERROR]) + msgspec.json.encode(exit_status(code)))
+    await socket.close()
+    return socket
+
+
+async def serve_forward(
+    request: web.Request, targets: Mapping[int, tuple[str, int] | None]
+) -> web.StreamResponse:
+    """``targets``: pod port -> where it leads, in the order asked for; None leads nowhere."""
+    socket = _upgrade()
+    await socket.prepare(request)
+    writers: dict[int, asyncio.StreamWriter] = {}
+    pumps: list[asyncio.Task[None]] = []
+    for at, (port, target) in enumerate(targets.items()):
+        for channel in (2 * at, 2 * at + 1):
+            await socket.send_bytes(bytes([channel]) + port.to_bytes(2, "little"))
+        try:
+            if target is None:
+                raise ConnectionRefusedError("connection refused")
+            reader, writers[2 * at] = await asyncio.open_connection(*target)
+            pumps.append(asyncio.create_task(_pump(reader, socket, 2 * at)))
+        except OSError as problem:
+            told = f"error forwarding port {port} to pod: {problem}"
+            await socket.send_bytes(bytes([2 * at + 1]) + told.encode())
+    try:
+        async for message in socket:
+            if message.type is WSMsgType.BINARY and message.data:
+                writer = writers.get(message.data[0])
+                if writer is not None:
+                    writer.write(message.data[1:])
+                    with contextlib.suppress(OSError):
+                        await writer.drain()
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        for writer in writers.values():
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+    return socket
+
+
+async def _pump(reader: asyncio.StreamReader, socket: web.WebSocketResponse, channel: int) -> None:
+    """Until the target closes: then the whole connection ends, since v4 cannot say which half."""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            await socket.send_bytes(bytes([channel]) + data)
+    await socket.close()
+
+
+def log_text(
+    logs: Mapping[tuple[str, str, str, bool], str], pod: Json, query: Mapping[str, str]
+) -> str:
+    """The log asked for; raises 400 where there is none of that container before this one."""
+    container = container_of(pod, query.get("container"))
+    previous = query.get("previous") in ("true", "1")
+    metadata = pod["metadata"]
+    text = logs.get((metadata["namespace"], metadata["name"], container, previous))
+    if text is None:
+        if previous:
+            raise bad_request(
+                f'previous terminated container "{container}" in pod "{metadata["name"]}" not found'
+            )
+        text = ""
+    if query.get("tailLines"):
+        lines = text.splitlines(keepends=True)
+        text = "".join(lines[max(0, len(lines) - int(query["tailLines"])) :])
+    if query.get("limitBytes"):
+        text = text.encode()[: int(query["limitBytes"])].decode(errors="ignore")
+    return text
