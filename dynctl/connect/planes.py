@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 DISCOVERY_VARIABLE: Final = "DYN_DISCOVERY_BACKEND"
 NAMESPACE_VARIABLE: Final = "DYN_NAMESPACE"
-BACKENDS: Final = ("file", "etcd")
+BACKENDS: Final = ("file", "etcd", "kubernetes")
 NOT_YET: Final = {
-    "kubernetes": "is not read yet; ask a frontend of it: --frontend URL",
     "memory": "lives inside one process; nothing outside can read it",
     "mem": "lives inside one process; nothing outside can read it",
 }
@@ -78,7 +77,7 @@ def namespace(options: GlobalOptions) -> str | None:
 def open_planes(options: GlobalOptions) -> Planes:
     """Adapters for what the options name; nothing is connected yet. Needs a running event loop.
 
-    Raises UsageProblem.
+    Raises UsageProblem, or Unreachable where a credential plugin of a kubeconfig fails.
     """
     from dynctl.planes.dynamo_requests import TcpRequestPlane
 
@@ -86,9 +85,11 @@ def open_planes(options: GlobalOptions) -> Planes:
     if named is None:
         raise UsageProblem(
             "no discovery backend was named",
-            "--discovery file --file-kv DIR, or --discovery etcd --etcd-endpoints HOST:2379",
+            "--discovery file --file-kv DIR, --discovery etcd --etcd-endpoints HOST:2379, or "
+            "--discovery kubernetes",
         )
-    discovery = _file(options) if named[0] == "file" else _etcd(options)
+    opened = {"file": _file, "etcd": _etcd, "kubernetes": _kubernetes}
+    discovery = opened[named[0]](options)
     events = _EventPlanes(options)
     advertised = os.environ.get("DYN_TCP_RESPONSE_STREAM_HOST") or None
     requests = TcpRequestPlane(advertised_host=advertised)
@@ -128,6 +129,14 @@ def _etcd(options: GlobalOptions) -> Discovery:
     from dynctl.planes.discovery_etcd3 import Etcd3Discovery
 
     return Etcd3Discovery(endpoints, **given)
+
+
+def _kubernetes(options: GlobalOptions) -> Discovery:
+    from dynctl.connect.cluster import namespaces_of, open_cluster
+    from dynctl.planes.discovery_kubernetes import KubernetesDiscovery
+
+    cluster = open_cluster(options)
+    return KubernetesDiscovery(cluster, namespaces_of(options, cluster))
 
 
 class _EventPlanes:
