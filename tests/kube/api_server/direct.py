@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tests.kube.api_server.conformance import Writer
 from tests.kube.api_server.selectors import field_predicate, label_predicate
-from tests.kube.api_server.store import Json, Store, Writer, copied
+from tests.kube.api_server.store import Json, Store, copied
 
 _DIRECT = "fixture"
 Bodies = list[Json]

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from tests.kube.api_server import discovery, listing, rbac, streams, watching
 from tests.kube.api_server.bodies import Shaper, answer, body_of
+from tests.kube.api_server.conformance import Writer
 from tests.kube.api_server.faults import EXPIRE_CONTINUE, EXPIRE_WATCH, Faults
 from tests.kube.api_server.rbac import Attributes, Authorizer, User
 from tests.kube.api_server.routing import NoSuchPath, Target, target_of
@@ -19,7 +20,7 @@ from tests.kube.api_server.status import (
     invalid,
     method_not_allowed,
 )
-from tests.kube.api_server.store import Store, Writer, copied
+from tests.kube.api_server.store import Store, copied
 from tests.kube.api_server.streams import Files
 
 Json = dict[str, Any]

@@ -108,18 +108,15 @@ def _store(
     body: Json, entries: list[Json], manager: Manager, time: str, won: set[Path], lost: set[Path]
 ) -> None:
     kept: list[Json] = []
-    mine: set[Path] = set(won)
+    mine, at = set(won), len(entries)
     for entry in entries:
         paths = paths_of(entry["fieldsV1"])
         if manager.wrote(entry):
+            at = len(kept)
             if manager.operation == "Update":
                 mine |= paths - lost
-            continue
-        left = paths - lost
-        if left == paths:
-            kept.append(entry)
-        elif left:
-            kept.append(entry | {"fieldsV1": _tree(left)})
+        elif left := paths - lost:
+            kept.append(entry if left == paths else entry | {"fieldsV1": _tree(left)})
     if mine:
         written = {
             "manager": manager.name,
@@ -131,7 +128,7 @@ def _store(
         }
         if manager.subresource:
             written["subresource"] = manager.subresource
-        kept.append(written)
+        kept.insert(at, written)
     body["metadata"]["managedFields"] = kept
 
 

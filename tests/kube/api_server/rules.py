@@ -17,8 +17,8 @@ def _one_source(policy: Json) -> bool:
     return bool(policy.get("labelKey")) != bool(policy.get("clusterTopologyName"))
 
 
-def _short_prefix(policy: Json) -> bool:
-    prefix, slash, _ = policy.get("labelKey", "").partition("/")
+def _short_prefix(label_key: Any) -> bool:
+    prefix, slash, _ = str(label_key).partition("/")
     return not slash or len(prefix) <= 253
 
 
@@ -34,7 +34,7 @@ def _label_key_given(policy: Json) -> bool:
     return bool(policy.get("labelKey"))
 
 
-PREDICATES: Mapping[str, Callable[[Json], bool]] = {
+PREDICATES: Mapping[str, Callable[[Any], bool]] = {
     "labelKey prefix must be 253 characters or less": _short_prefix,
     "exactly one of labelKey or clusterTopologyName is required": _one_source,
     "preferredWeight is required when enforcement is preferred": _weight_given,
@@ -48,8 +48,9 @@ def broken_rules(value: Any, schema: Schema, path: str = "") -> list[Cause]:
     causes: list[Cause] = []
     for rule in schema.get("x-kubernetes-validations", ()):
         predicate = PREDICATES[rule["message"]]
-        if isinstance(value, dict) and not predicate(value):
-            message = f'Invalid value: "object": {rule["message"]}'
+        if not predicate(value):
+            shown = schema.get("type", "object")
+            message = f'Invalid value: "{shown}": {rule["message"]}'
             causes.append(Cause(path, "FieldValueInvalid", message))
     if isinstance(value, dict):
         more = schema.get("additionalProperties")

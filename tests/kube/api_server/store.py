@@ -8,22 +8,20 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from tests.kube.api_server import admission, ownership, schemas
+from tests.kube.api_server.conformance import Writer, conforming, object_to, placed, typed
 from tests.kube.api_server.merging import json_patch, merge_patch, strategic_patch
 from tests.kube.api_server.ownership import Manager
 from tests.kube.api_server.resources import CRDS, NAMESPACES, Registry, Resource, from_definition
 from tests.kube.api_server.status import (
     MODIFIED_MEANWHILE,
-    Cause,
     already_exists,
     bad_request,
     conflict,
-    invalid,
     not_found,
 )
 from tests.kube.api_server.storage import Place, Storage, place_of
@@ -42,24 +40,6 @@ _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
 def copied(body: Any) -> Any:
     """A deep copy of a JSON value, faster than copy.deepcopy."""
     return msgspec.json.decode(msgspec.json.encode(body))
-
-
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """On whose behalf, and how. ``trusted`` is a test itself: it may write a status together with
-    the rest, change the spec of a pod, and need not create a namespace first.
-
-    ``strictness`` is the ``fieldValidation`` parameter; unknown fields are added to ``warnings``.
-    """
-
-    manager: str = "fixture"
-    subresource: str = ""
-    strictness: str = "Warn"
-    trusted: bool = False
-    dry_run: bool = False
-    force: bool = False
-    patching: bool = False
-    warnings: list[str] = field(default_factory=list)
 
 
 class Store:
@@ -111,13 +91,15 @@ class Store:
 
         ``applied``: its ``managedFields`` are right already.
         """
-        body = self._checked_type(resource, version, copied(body))
-        metadata = self._placed(resource, namespace, body)
+        body = typed(resource, version, copied(body))
+        metadata = placed(resource, namespace, body)
         if "generateName" in metadata and not metadata.get("name"):
             letters = random.choices("bcdfghjklmnpqrstvwxz2456789", k=5)
             metadata["name"] = metadata["generateName"] + "".join(letters)
         admission.check_metadata(resource, body)
-        if metadata.get("resourceVersion"):
+        if writer.trusted:
+            metadata.pop("resourceVersion", None)
+        elif metadata.get("resourceVersion"):
             raise bad_request("resourceVersion should not be set on objects to be created")
         uid = str(uuid.uuid4())
         if not (writer.trusted and metadata.get("uid")):
@@ -125,16 +107,17 @@ class Store:
         if not (writer.trusted and metadata.get("creationTimestamp")):
             metadata["creationTimestamp"] = self.timestamp()
         if resource.custom or resource.kind in ("Pod", "Deployment"):
-            metadata["generation"] = 1
+            metadata["generation"] = metadata.get("generation", 1) if writer.trusted else 1
         if resource.custom and resource.has_status and not writer.trusted:
             body.pop("status", None)
-        body = self._conforming(resource, version, body, writer)
+        body = conforming(resource, version, body, writer)
         if not resource.custom:
             admission.admit_new(resource, body, keep_status=writer.trusted, uid=uid)
         if not applied:
             manager = Manager(writer.manager, resource.api_version(version))
             keyed = not resource.custom
             ownership.record_update(None, body, manager, self.timestamp(), keyed=keyed)
+        body = self._as_stored(resource, body)
         with self.storage.lock:
             self._check_namespace(resource, namespace, writer)
             place = place_of(body)
@@ -159,8 +142,8 @@ class Store:
 
         ``applied``: its ``managedFields`` are right already.
         """
-        body = self._checked_type(resource, version, copied(body))
-        metadata = self._placed(resource, place[0], body)
+        body = typed(resource, version, copied(body))
+        metadata = placed(resource, place[0], body)
         name = metadata.setdefault("name", place[1])
         if name != place[1]:
             raise bad_request(
@@ -189,14 +172,14 @@ class Store:
                     body["metadata"][inherited] = old["metadata"][inherited]
             body["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
             admission.check_metadata(resource, body)
-            body = self._conforming(resource, version, body, writer)
+            body = conforming(resource, version, body, writer)
             if resource.kind == "Pod" and not writer.trusted:
-                admission.check_pod_update(live, body)
+                admission.check_pod_update(old, body)
             if applied:
                 body["metadata"]["managedFields"] = managed
             else:
-                body["metadata"]["managedFields"] = live["metadata"].get("managedFields", [])
-                if body == live:
+                body["metadata"]["managedFields"] = old["metadata"].get("managedFields", [])
+                if body == old:
                     return self.shown(resource, live, version)
                 manager = Manager(
                     writer.manager,
@@ -204,7 +187,8 @@ class Store:
                     subresource=writer.subresource,
                 )
                 keyed = not resource.custom
-                ownership.record_update(live, body, manager, self.timestamp(), keyed=keyed)
+                ownership.record_update(old, body, manager, self.timestamp(), keyed=keyed)
+            body = self._as_stored(resource, body)
             return self._stored_over(resource, version, place, live, body, writer)
 
     def _stored_over(
@@ -250,14 +234,14 @@ class Store:
         self, resource: Resource, version: str, place: Place, config: Json, writer: Writer
     ) -> tuple[Json, bool]:
         """Server-side apply; (object, whether it was created)."""
-        config = self._checked_type(resource, version, copied(config))
-        metadata = self._placed(resource, place[0], config)
+        config = typed(resource, version, copied(config))
+        metadata = placed(resource, place[0], config)
         metadata.setdefault("name", place[1])
         if metadata.pop("managedFields", None):
             raise bad_request("metadata.managedFields must be nil")
         if resource.custom:
             config, unknown = schemas.prune(config, resource.schemas[version])
-            _object_to(unknown, resource, version, writer)
+            object_to(unknown, resource, version, writer)
         manager = Manager(
             writer.manager, resource.api_version(version), "Apply", writer.subresource
         )
@@ -338,32 +322,6 @@ class Store:
 
     # -- what both ways of writing need ------------------------------------------------------------
 
-    def _checked_type(self, resource: Resource, version: str, body: Any) -> Json:
-        if not isinstance(body, dict):
-            raise bad_request("the body of the request is not a JSON object")
-        wanted = resource.api_version(version)
-        if body.setdefault("kind", resource.kind) != resource.kind:
-            raise bad_request(
-                f"{body['kind']} in version {version!r} cannot be handled as a {resource.kind}"
-            )
-        if body.setdefault("apiVersion", wanted) != wanted:
-            raise bad_request(
-                f"the API version in the data ({body['apiVersion']}) does not match the expected "
-                f"API version ({wanted})"
-            )
-        return body
-
-    def _placed(self, resource: Resource, namespace: str, body: Json) -> Json:
-        metadata: Json = body.setdefault("metadata", {})
-        if not resource.namespaced:
-            metadata.pop("namespace", None)
-        elif metadata.setdefault("namespace", namespace) != namespace:
-            raise bad_request(
-                "the namespace of the provided object does not match the namespace sent on the "
-                "request"
-            )
-        return metadata
-
     def _check_namespace(self, resource: Resource, namespace: str, writer: Writer) -> None:
         if not resource.namespaced or self.storage.read(NAMESPACES.key, ("", namespace)):
             return
@@ -388,44 +346,22 @@ class Store:
         if version and version != metadata["resourceVersion"]:
             raise conflict(resource, metadata["name"], MODIFIED_MEANWHILE)
 
-    def _conforming(self, resource: Resource, version: str, body: Json, writer: Writer) -> Json:
-        """Pruned, defaulted, valid, and in the version that is stored."""
-        if not resource.custom:
-            return body
-        schema = resource.schemas[version]
-        body, unknown = schemas.prune(body, schema)
-        _object_to(unknown, resource, version, writer)
-        schemas.set_defaults(body, schema)
-        causes = schemas.validate(body, schema)
-        if causes:
-            raise invalid(resource.kind, body["metadata"]["name"], causes, resource.group)
+    def _as_stored(self, resource: Resource, body: Json) -> Json:
+        """In the version that objects are kept in; pruned again where a converter wrote it."""
         stored = resource.api_version()
-        if body["apiVersion"] != stored:
-            body, _ = schemas.prune(
-                copied(self._converted(resource, body, stored)),
-                resource.schemas[resource.storage_version],
-            )
-            schemas.set_defaults(body, resource.schemas[resource.storage_version])
-        return body
+        if body["apiVersion"] == stored:
+            return body
+        converted = self._converted(resource, body, stored)
+        if resource.qualified not in self.converters:
+            return converted
+        schema = resource.schemas[resource.storage_version]
+        converted, _ = schemas.prune(converted, schema)
+        schemas.set_defaults(converted, schema)
+        return converted
 
     def _definition_changed(self, resource: Resource, body: Json) -> None:
         if resource.kind == CRDS.kind:
             self.registry.add(from_definition(body))
-
-
-def _object_to(unknown: list[str], resource: Resource, version: str, writer: Writer) -> None:
-    told = [f'unknown field "{path}"' for path in unknown]
-    if not told or writer.strictness == "Ignore":
-        return
-    if writer.strictness == "Warn":
-        writer.warnings.extend(told)
-        return
-    problem = f"strict decoding error: {', '.join(told)}"
-    if writer.patching:
-        raise invalid("", "", [Cause("patch", "FieldValueInvalid", problem)])
-    raise bad_request(
-        f'{resource.kind} in version "{version}" cannot be handled as a {resource.kind}: {problem}'
-    )
 
 
 def _intent(resource: Resource, body: Json) -> Json:

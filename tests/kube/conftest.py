@@ -1,0 +1,42 @@
+"""What tests of a cluster start from: a server of their own, with Dynamo's definitions or bare."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube import crds
+from tests.kube.api_server import ApiServer
+from tests.kube.client import Api
+from tests.kube.clock import Clock
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def api_server() -> Iterator[ApiServer]:
+    """Plain HTTP, everything allowed, the clock of the machine, no custom resources."""
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+def dynamo_api_server() -> Iterator[ApiServer]:
+    """As ``api_server``, with the definitions of Dynamo and Grove and the graphs' conversion."""
+    with ApiServer() as server:
+        crds.install(server)
+        yield server
+
+
+@pytest.fixture
+def api(api_server: ApiServer) -> Iterator[Api]:
+    with Api(api_server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def kubeconfig(api_server: ApiServer, tmp_path: Path) -> Path:
+    return api_server.kubeconfig(tmp_path / "kubeconfig")
