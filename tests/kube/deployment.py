@@ -12,6 +12,7 @@ from typing import Any, Final
 from dynctl.wire.kubernetes import names
 from tests.kube import objects
 from tests.kube.objects import Component, Json
+from tests.kube.objects import logs as logs_of
 from tests.kube.objects.nodes import RACK
 
 NOW: Final = 1_795_262_400.0
@@ -20,7 +21,6 @@ _AGE_S: Final = 3600.0
 LEVELS: Final = (("zone", objects.ZONE), ("rack", RACK))
 """Of the Grove topology, where there is one."""
 TOPOLOGY_NAME: Final = "cluster-levels"
-LOG_TIME: Final = "2026-11-21T11:00:05.000000Z"
 
 
 def policy(
@@ -252,28 +252,10 @@ def files(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str,
     }
 
 
-def config_line(config: Mapping[str, Any], mount: str = names.MOUNT_PATH) -> str:
-    """The line by which a worker tells its topology; ``config``: a card's runtime_config."""
-    return (
-        f"{LOG_TIME}  INFO topology.read_topology_config: Topology config: TopologyConfig("
-        f"topology_domains={dict(config['topology_domains'])!r}, "
-        f"kv_transfer_domain={config['kv_transfer_domain']!r}, "
-        f"kv_transfer_enforcement={config['kv_transfer_enforcement']!r}, "
-        f"kv_transfer_preferred_weight={config.get('kv_transfer_preferred_weight')!r}) "
-        f"(from {mount})"
-    )
-
-
-def start_log(config: Mapping[str, Any]) -> str:
+def start_log(config: Mapping[str, Any], at: float) -> str:
     """What a worker logs until it serves; without its line where it knows no topology."""
-    head = [
-        f"{LOG_TIME}  INFO main.worker: Created canonical engine config from CLI arguments",
-        f"{LOG_TIME}  INFO dynamo_runtime::worker: dynamo runtime configuration: system_port=9090",
-        f"{LOG_TIME}  INFO dynamo_runtime::distributed: Initializing Kubernetes discovery backend",
-    ]
-    line = [config_line(config)] if config.get("topology_domains") else []
-    tail = [f"{LOG_TIME}  INFO main.worker: Registered model, serving endpoint generate"]
-    return "".join(f"{one}\n" for one in (*head, *line, *tail))
+    line = logs_of.configured(at, config) if config.get("topology_domains") else ""
+    return logs_of.head(at) + line + logs_of.registered(at)
 
 
 def card_config(metadata: Mapping[str, Any]) -> Json:
@@ -283,7 +265,7 @@ def card_config(metadata: Mapping[str, Any]) -> Json:
     return found
 
 
-def logs(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+def logs(found: Iterable[Mapping[str, Any]], *, now: float = NOW) -> dict[tuple[str, str], str]:
     """Pod -> the beginning of its log, of all worker pods: as they registered, else as they are."""
     items = list(found)
     told = {
@@ -293,7 +275,7 @@ def logs(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
     }
     return {
         objects.key_of(one): start_log(
-            told.get(objects.key_of(one)) or card_config(registration(one))
+            told.get(objects.key_of(one)) or card_config(registration(one)), now - _AGE_S + 5
         )
         for one in items
         if one["kind"] == "Pod" and is_worker(one) and one["status"].get("podIP")

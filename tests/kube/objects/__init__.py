@@ -8,6 +8,7 @@ from tests.kube.objects.accounts import (
     operator_objects,
     role_binding,
     service_account,
+    user_binding,
     worker_accounts,
 )
 from tests.kube.objects.discovery import endpoint_slice, worker_metadata
@@ -43,6 +44,7 @@ __all__ = [
     "service_account",
     "stamp",
     "uid_of",
+    "user_binding",
     "worker_accounts",
     "worker_metadata",
 ]

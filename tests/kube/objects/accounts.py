@@ -37,6 +37,21 @@ WORKER_RULES: Final[tuple[Rule, ...]] = (
         ("create", "get", "list", "watch", "update", "patch", "delete"),
     ),
 )
+#: What `dynctl topology verify` asks for, and nothing else.
+VIEWER_RULES: Final[tuple[Rule, ...]] = (
+    ("", "nodes", ("list",)),
+    ("", "pods", ("list",)),
+    ("", "events", ("list",)),
+    ("", "pods/exec", ("create", "get")),
+    ("", "pods/log", ("get",)),
+    ("", "pods/portforward", ("create", "get")),
+    ("apps", "deployments", ("list",)),
+    ("discovery.k8s.io", "endpointslices", ("list",)),
+    ("nvidia.com", "dynamographdeployments dynamoworkermetadatas", ("list",)),
+    ("grove.io", "clustertopologybindings clustertopologies podcliquesets", ("list",)),
+    ("apiextensions.k8s.io", "customresourcedefinitions", ("get",)),
+    ("authorization.k8s.io", "subjectaccessreviews", ("create",)),
+)
 
 
 def operator_deployment(
@@ -160,4 +175,15 @@ def role_binding(
             "name": role_name,
         },
         "subjects": [{"kind": "ServiceAccount", "namespace": account_namespace, "name": account}],
+    }
+
+
+def user_binding(role_name: str, user: str) -> Json:
+    """A ClusterRoleBinding to a person."""
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": metadata("ClusterRoleBinding", "", f"{role_name}-{user}"),
+        "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": role_name},
+        "subjects": [{"apiGroup": _RBAC, "kind": "User", "name": user}],
     }

@@ -145,7 +145,7 @@ def _alpha(one: Component) -> Json:
     if one.zone:
         body["extraPodSpec"]["nodeSelector"] = {one.zone_key: one.zone}
     if one.labels:
-        body["extraPodMetadata"] = {"labels": dict(one.labels)}
+        body["labels"] = dict(one.labels)
     return body
 
 
@@ -171,7 +171,7 @@ def _from_alpha(name: str, body: Mapping[str, Any]) -> Component:
         body.get("subComponentType", ""),
         pod,
         pod.get("mainContainer", {}),
-        body.get("extraPodMetadata", {}).get("labels", {}),
+        body.get("labels", {}),
     )
 
 

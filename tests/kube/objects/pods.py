@@ -10,6 +10,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dynctl.wire.kubernetes import names
@@ -47,8 +48,8 @@ def label_sources(
 
 
 def worker_hash(graph: Mapping[str, Any]) -> str:
-    """Of the graph's worker specs: it changes with every rolling update."""
-    workers = [repr(one) for one in components_of(graph) if one.is_worker]
+    """Of the graph's worker specs without their replicas: it changes with a rolling update."""
+    workers = [repr(replace(one, replicas=0)) for one in components_of(graph) if one.is_worker]
     return hashlib.sha256(json.dumps(workers).encode()).hexdigest()[:8]
 
 

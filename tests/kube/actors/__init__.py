@@ -1,0 +1,8 @@
+"""What makes a simulated cluster live: operator, scheduler, kubelet, workers, each a small loop.
+
+Every actor talks to the API server over HTTP alone and can be told to misbehave.
+"""
+
+from tests.kube.actors.simulation import Simulation, living, simulation
+
+__all__ = ["Simulation", "living", "simulation"]

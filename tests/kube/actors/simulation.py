@@ -1,0 +1,284 @@
+"""A living cluster: an API server, and actors around it that a fake clock drives.
+
+Nothing sleeps: where all actors wait, the clock jumps to when the first of them goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.kube import crds, deployment, objects
+from tests.kube.actors.acting import Actor, Clock, Hands
+from tests.kube.actors.deployments import Deployments
+from tests.kube.actors.frontends import Frontends
+from tests.kube.actors.kubelet import Kubelet
+from tests.kube.actors.labels import LabelController
+from tests.kube.actors.operator import Operator
+from tests.kube.actors.scheduler import Scheduler
+from tests.kube.actors.slices import SliceWriter
+from tests.kube.actors.worker import Workers
+from tests.kube.api_server import ADMIN_TOKEN, ApiServer
+from tests.kube.client import Api, ApiError
+from tests.kube.objects import Json, key_of
+from tests.kube.objects.accounts import OPERATOR_NAME, OPERATOR_NAMESPACE, VIEWER_RULES, role
+
+VIEWER_TOKEN = "viewer"
+VIEWER_ROLE = "dynctl-verify"
+_MOST_ROUNDS = 500
+_KINDS = (
+    *("Node", "Deployment", "DynamoGraphDeployment", "ClusterTopologyBinding", "ClusterTopology"),
+    *("PodCliqueSet", "Pod", "Event", "EndpointSlice", "DynamoWorkerMetadata"),
+)
+
+
+class Simulation:
+    """Actors at ``server``, which must run with ``clock`` and have Dynamo's definitions.
+
+    Where the server has RBAC each actor acts as its own service account. ``discovery``: what the
+    operator writes into pods, kubernetes or etcd. Use with ``with``: it keeps files and threads.
+    """
+
+    def __init__(self, server: ApiServer, clock: Clock, *, discovery: str = "kubernetes") -> None:
+        self.server, self.clock, self.store = server, clock, server.store
+        self.graph: Json = {}
+        """The graph that :func:`living` applies."""
+        self._root = Path(tempfile.mkdtemp(prefix="kubelet-"))
+        self._apis: dict[str, Api] = {}
+        server.add_user(VIEWER_TOKEN, "verifier")
+        admin = self.hands()
+        manager = self.account(OPERATOR_NAMESPACE, OPERATOR_NAME)
+        self.deployments = Deployments(admin)
+        self.operator = Operator(manager, clock, discovery=discovery)
+        self.scheduler = Scheduler(admin, clock)
+        self.labels = LabelController(manager, clock)
+        self.kubelet = Kubelet(admin, clock, server, self._root)
+        self.workers = Workers(self.kubelet, self.account, clock)
+        self.slices = SliceWriter(admin, clock)
+        self.frontends = Frontends(admin, server)
+        self._actors: Sequence[Actor] = (
+            *(self.deployments, self.operator, self.scheduler, self.labels),
+            *(self.kubelet, self.workers, self.slices, self.frontends),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.frontends.close()
+        for api in self._apis.values():
+            api.close()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    # -- people ------------------------------------------------------------------------------------
+
+    def hands(self, token: str = ADMIN_TOKEN) -> Hands:
+        """A user's, by token."""
+        if token not in self._apis:
+            self._apis[token] = Api(self.server.url, token, self.server.ca, user_agent=token)
+        return Hands(self._apis[token])
+
+    def account(self, namespace: str, name: str) -> Hands:
+        """Those of a service account."""
+        token = f"{namespace}.{name}"
+        if token not in self._apis:
+            self.server.add_service_account(token, namespace, name)
+        return self.hands(token)
+
+    def viewer_kubeconfig(self, path: Path, namespace: str = "prod") -> Path:
+        """Of a user who may do what verify asks for and nothing else."""
+        return self.server.kubeconfig(path, token=VIEWER_TOKEN, namespace=namespace)
+
+    def forbid(self, verb: str, resource: str, role_name: str = VIEWER_ROLE) -> None:
+        """Take a verb on a resource (``pods/exec``) out of a ClusterRole, the viewer's if unsaid."""
+        body = self.store.get("ClusterRole", role_name)
+        rules = []
+        for rule in body["rules"]:
+            rest = [one for one in rule["resources"] if one != resource]
+            if rest:
+                rules.append({**rule, "resources": rest})
+            verbs = [one for one in rule["verbs"] if one != verb]
+            if resource in rule["resources"] and verbs:
+                rules.append({**rule, "resources": [resource], "verbs": verbs})
+        self.store.update({**body, "rules": rules})
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def settle(self, within: float = 120.0) -> None:
+        """Run until nothing happens any more, or ``within`` seconds have passed for the cluster.
+
+        A worker that restarts for ever never settles; then those seconds pass.
+        """
+        self._until(self.clock.now + within, idle=False)
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass, with everything that happens meanwhile."""
+        self._until(self.clock.now + seconds, idle=True)
+
+    def _until(self, end: float, *, idle: bool) -> None:
+        for _ in range(_MOST_ROUNDS):
+            did = [actor.step() for actor in self._actors]
+            if any(did):
+                continue
+            due = min((at for one in self._actors if (at := one.due()) is not None), default=None)
+            if due is None or due > end:
+                if idle or due is not None:
+                    self.clock.to(end)
+                return
+            self.clock.to(due)
+        raise AssertionError(f"the cluster does not come to rest in {_MOST_ROUNDS} rounds")
+
+    # -- objects -----------------------------------------------------------------------------------
+
+    def apply(self, *bodies: Mapping[str, Any]) -> None:
+        """Create, or change what is there (RFC 7396), as an administrator; the API checks it."""
+        hands = self.hands()
+        for body in bodies:
+            try:
+                hands.create(body, manager="kubectl-create")
+            except ApiError as refused:
+                if refused.status != 409:
+                    raise
+                hands.merge(body["kind"], *key_of(body), body, manager="kubectl-edit")
+
+    def pods(self, component: str = "") -> list[str]:
+        """Names of pods, of components whose name begins so."""
+        return [
+            body["metadata"]["name"]
+            for body in self.store.list("Pod")
+            if body["metadata"]
+            .get("labels", {})
+            .get("nvidia.com/dynamo-component", "")
+            .startswith(component)
+        ]
+
+    def pod(self, name: str, namespace: str = "prod") -> Json:
+        return self.store.get("Pod", name, namespace)
+
+    def edit(self, kind: str, name: str, patch: Mapping[str, Any], namespace: str = "prod") -> None:
+        """Merge, past all checks: what a cluster's past or another tool has left there."""
+        self.store.patch_merge(kind, name, patch, namespace)
+
+    def recreate(self, *names: str, namespace: str = "prod") -> None:
+        """Delete pods; the operator makes them anew at the next settle."""
+        for name in names:
+            self.store.delete("Pod", name, namespace)
+
+    def restart_operator(self) -> None:
+        """As kubectl rollout restart does."""
+        self.labels.restart()
+
+    def objects(self) -> list[Json]:
+        """Everything that facts are read from, as JSON."""
+        found: list[Json] = []
+        for kind in _KINDS:
+            with contextlib.suppress(KeyError):  # not served here
+                found += self.store.list(kind)
+        return found
+
+    def files(self) -> dict[tuple[str, str], dict[str, str]]:
+        """Pod -> file -> content below the topology mount now, of running containers."""
+        found: dict[tuple[str, str], dict[str, str]] = {}
+        for one in self.kubelet.sandboxes.values():
+            folder = one.root / "etc/dynamo/topology"
+            if one.process is not None and folder.is_dir():
+                found[key_of(one.pod)] = {
+                    path.name: path.read_text()
+                    for path in sorted(folder.iterdir())
+                    if not path.name.startswith(".")
+                }
+        return found
+
+    def logs(self) -> dict[tuple[str, str], str]:
+        """Pod -> what its main container has logged, of both runs that are kept."""
+        found: dict[tuple[str, str], str] = {}
+        earlier_first = sorted(self.server.logs.items(), key=lambda item: not item[0][3])
+        for (namespace, pod, _, _), text in earlier_first:
+            found[namespace, pod] = found.get((namespace, pod), "") + text
+        return found
+
+
+@contextmanager
+def simulation(
+    *,
+    rbac: bool = True,
+    tls: bool = False,
+    discovery: str = "kubernetes",
+    now: float = deployment.NOW,
+    definitions: Iterable[Json] | None = None,
+) -> Iterator[Simulation]:
+    """A cluster with an operator and nothing else. ``definitions`` None: all of Dynamo's and
+    Grove's."""
+    clock = Clock(now)
+    with ApiServer(clock=clock, rbac=rbac, tls=tls) as server:
+        for definition in (
+            (
+                *(crds.graph_crd(), crds.worker_metadata_crd()),
+                *(crds.cluster_topology_crd(), crds.pod_clique_set_crd()),
+            )
+            if definitions is None
+            else definitions
+        ):
+            server.store.create(definition)
+        server.convert[crds.GRAPHS] = crds.convert_graph
+        for body in objects.operator_objects():
+            server.store.create(body)
+        server.store.create(role("", VIEWER_ROLE, VIEWER_RULES))
+        server.store.create(objects.user_binding(VIEWER_ROLE, "verifier"))
+        with Simulation(server, clock, discovery=discovery) as found:
+            yield found
+
+
+@contextmanager
+def living(
+    *,
+    namespace: str = "prod",
+    name: str = "my-llm",
+    zones: Sequence[str] = ("us-east-1a", "us-east-1b"),
+    prefill: int = 2,
+    decode: int = 4,
+    nodes_per_zone: int = 2,
+    frontends: int = 1,
+    enforcement: str = "required",
+    weight: float | None = None,
+    grove: bool = False,
+    pinned: bool = True,
+    settle: bool = True,
+    **cluster: Any,
+) -> Iterator[Simulation]:
+    """The deployment of ``deployment.healthy``, brought about by the actors.
+
+    ``cluster``: what :func:`simulation` takes. Without ``settle`` only its nodes are there.
+    """
+    if enforcement == "preferred" and weight is None:
+        weight = 0.85
+    with simulation(**cluster) as sim:
+        sim.store.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        sim.apply(*deployment.nodes(zones, nodes_per_zone))
+        if grove:
+            sim.operator.grove = True
+            sim.apply(objects.cluster_topology(deployment.LEVELS))
+        sim.graph = objects.graph(
+            namespace,
+            name,
+            deployment.components(
+                zones, prefill=prefill, decode=decode, frontends=frontends, pinned=pinned
+            ),
+            policy=deployment.policy(enforcement=enforcement, weight=weight, grove=grove),
+        )
+        if settle:
+            sim.apply(sim.graph)
+            sim.settle()
+            sim.advance(3600)
+        yield sim
