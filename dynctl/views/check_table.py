@@ -5,11 +5,12 @@ Any room's report is drawn here, so that every doctor of dynctl looks the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.results import CheckResult, CodeList, CodePage, Report, Section, State
+from dynctl.views.alike_findings import alike, one_by_one
 from dynctl.views.canvas import Canvas
 from dynctl.views.columns import Column
 from dynctl.views.numbers import middle, plural
@@ -25,11 +26,24 @@ _SHORTEST: Final = 12
 
 def check_report(report: Report, canvas: Canvas) -> str:
     """Everything that was checked, section by section, then the sums."""
-    lines = list(report.sources)
+    return joined([*checked(report, canvas), "", *sums(report, canvas)])
+
+
+def checked(report: Report, canvas: Canvas) -> Iterator[str]:
+    """What was looked at, and every section."""
+    yield from report.sources
     for section in report.sections:
-        lines += ["", canvas.bold(section.name), "-" * len(section.name)]
-        lines += _section(section, canvas)
-    lines += ["", *_sums(report, canvas)]
+        yield from titled(section.name, canvas)
+        yield from _section(section, canvas)
+
+
+def titled(name: str, canvas: Canvas) -> tuple[str, str, str]:
+    """How a section of the screen begins."""
+    return "", canvas.bold(name), "-" * len(name)
+
+
+def joined(lines: Iterable[str]) -> str:
+    """The screen of some lines."""
     return "".join(line + "\n" for line in lines)
 
 
@@ -79,15 +93,13 @@ def _wrong(check: CheckResult, canvas: Canvas) -> Iterator[str]:
     )
     yield canvas.bold(first[:4]) + first[4:]
     yield from rest
-    shown = check.findings if canvas.wide else check.findings[:_MOST_SHOWN]
+    shown = one_by_one(check.findings) if canvas.wide else alike(check.findings)[:_MOST_SHOWN]
     for one in shown:
-        # Reasons of others often name their subject themselves.
-        text = one.value if one.subject in one.value else f"{one.subject}: {one.value}"
-        yield from canvas.paragraph(text, first=_INDENT, rest=_LABEL)
-    hidden = len(check.findings) - len(shown)
+        yield from canvas.paragraph(one.text, first=_INDENT, rest=_LABEL)
+    hidden = len(check.findings) - sum(one.count for one in shown)
     if hidden:
         yield f"{_INDENT}and {hidden:,} more (-o wide shows all)"
-    yield from _labelled("expected", _unique([one.expected for one in check.findings]), canvas)
+    yield from _labelled("expected", _unique([one.first.expected for one in shown]), canvas)
     if canvas.wide or canvas.screen_width >= _ROOMY:
         entry = catalogue().get(check.code)
         yield from _labelled("why", [] if entry is None else [entry.cause], canvas)
@@ -109,17 +121,18 @@ def _unique(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def _sums(report: Report, canvas: Canvas) -> Iterator[str]:
-    sums = report.summary
+def sums(report: Report, canvas: Canvas) -> Iterator[str]:
+    """The checks counted, and what no check looks at."""
+    summary = report.summary
     counted = (
-        f"{sums.passed:,} passed",
-        plural(sums.warnings, "warning"),
-        f"{sums.failed:,} failed",
-        f"{sums.skipped:,} skipped",
+        f"{summary.passed:,} passed",
+        plural(summary.warnings, "warning"),
+        f"{summary.failed:,} failed",
+        f"{summary.skipped:,} skipped",
     )
     yield ", ".join(counted)
-    if sums.unread:
-        yield f"warning: {sums.unread:,} of those skipped could not be read"
+    if summary.unread:
+        yield f"warning: {summary.unread:,} of those skipped could not be read"
     if report.not_checked:
         text = f"never checked: {', '.join(report.not_checked)}"
         yield from canvas.paragraph(text, first="", rest="  ")

@@ -23,7 +23,7 @@ class Column(Generic[Row]):
 
     ``rank`` says who stays when the terminal is narrow: 0 always, higher leaves earlier.
     ``wide`` columns appear with ``-o wide``, or where there is room. ``name`` columns may be
-    shortened in the middle.
+    shortened in the middle, to ``shortest`` characters where nothing else helps.
     """
 
     key: str
@@ -34,6 +34,7 @@ class Column(Generic[Row]):
     rank: int = 0
     wide: bool = False
     name: bool = False
+    shortest: int = SHORTEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,8 @@ def fit(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int | None) 
             column.key: min(widths[column.key], 24) for column in columns if column.name
         }
         while total() > width:
-            names = [column for column in chosen if column.name]
             # Names give way first, down to 24 characters, then columns, then names again.
+            names = [column for column in chosen if column.name]
             longest = max(names, key=lambda c: widths[c.key], default=None)
             if longest is not None and widths[longest.key] > wanted_names[longest.key]:
                 over = total() - width
@@ -93,9 +94,10 @@ def fit(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int | None) 
             if last.rank > 0:
                 chosen.remove(last)
                 continue
-            if longest is None or widths[longest.key] <= SHORTEST:
+            loosest = max(names, key=lambda c: widths[c.key] - c.shortest, default=None)
+            if loosest is None or widths[loosest.key] <= loosest.shortest:
                 break
-            widths[longest.key] = max(SHORTEST, widths[longest.key] - (total() - width))
+            widths[loosest.key] -= 1
     return Fitted(tuple(chosen), tuple(widths[column.key] for column in chosen))
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
+
+from dynctl.custody.result import VerifyReport
 from dynctl.demo.story import DemoEnd, DemoStep
 from dynctl.findings.results import CodeList, CodePage, Report, State
 from dynctl.topology.domain_capacity import NO_DOMAIN, TopologyShow
 from dynctl.topology.plan_result import TopologyPlan
-from dynctl.views import check_table, plan_tables, story, tables, topology_tables, worker_tables
+from dynctl.views import (
+    check_table,
+    custody_table,
+    plan_tables,
+    story,
+    tables,
+    topology_tables,
+    worker_tables,
+)
 from dynctl.views.canvas import Canvas
 from dynctl.views.results import (
     ConfigReport,
@@ -34,6 +45,7 @@ _SCREENS: dict[type, Any] = {
     ConfigReport: tables.config_report,
     Versions: tables.versions,
     Report: check_table.check_report,
+    VerifyReport: custody_table.verify_report,
     CodePage: check_table.code_page,
     CodeList: check_table.code_list,
     DemoStep: story.demo_step,
@@ -56,11 +68,21 @@ def items(result: Any) -> Iterable[Any]:
         return result.thresholds
     if isinstance(result, ConfigReport):
         return result.settings
+    if isinstance(result, VerifyReport):
+        return _of_two_kinds(result)
     if isinstance(result, Report):
         return result.checks
     if isinstance(result, CodeList):
         return result.codes
     return [result]
+
+
+def _of_two_kinds(result: VerifyReport) -> Iterator[dict[str, Any]]:
+    """The checks, then the workers; each line says which it is."""
+    for check in result.checks:
+        yield {"kind": "Check", **msgspec.to_builtins(check)}
+    for row in result.chain:
+        yield {"kind": "CustodyRow", **msgspec.to_builtins(row)}
 
 
 def names(result: Any) -> list[str]:
