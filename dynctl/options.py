@@ -43,6 +43,7 @@ class GlobalOptions:
     all_namespaces: bool = False
     kube_context: str | None = None
     kubeconfig: Path | None = None
+    reach: str = "auto"
     wait: float = 5.0
     no_color: bool = False
     debug: bool = False

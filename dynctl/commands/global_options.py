@@ -165,6 +165,16 @@ _ANNOTATIONS: dict[str, Any] = {
             rich_help_panel=KUBERNETES,
         ),
     ],
+    "reach": Annotated[
+        str | None,
+        typer.Option(
+            "--reach",
+            metavar="WAY",
+            help="How to ask frontends in pods: direct, port-forward, or auto: at their addresses "
+            "where those answer.",
+            rich_help_panel=KUBERNETES,
+        ),
+    ],
     "wait": Annotated[
         float | None,
         typer.Option(

@@ -34,15 +34,6 @@ def verify_topology(
             "--logs", metavar="all|sample|none", help="Read the start of workers' logs, likewise."
         ),
     ] = "sample",
-    reach: Annotated[
-        str,
-        typer.Option(
-            "--reach",
-            metavar="auto|direct|port-forward",
-            help="How to ask frontends: at their pods' addresses, or through the API server "
-            "(auto).",
-        ),
-    ] = "auto",
     probe: Annotated[
         int,
         typer.Option(
@@ -125,7 +116,6 @@ def verify_topology(
             graphs=tuple(dgd or ()),
             exec=exec_,
             logs=logs,
-            reach=reach,
             probe=probe,
             path=path,
             domain=domain,

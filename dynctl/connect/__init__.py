@@ -32,7 +32,8 @@ WAYS = """give one source:
 --frontend http://HOST:PORT        a running frontend; start one with
                                    `dynctl serve frontend --worker http://HOST:PORT`
 --discovery file --file-kv DIR     a live Dynamo that registers in files
---discovery etcd --etcd-endpoints HOST:2379   ... or in etcd"""
+--discovery etcd --etcd-endpoints HOST:2379   ... or in etcd
+--discovery kubernetes -n NAMESPACE           ... or in a Kubernetes cluster"""
 
 
 class Source(Protocol):

@@ -69,8 +69,13 @@ def backend(options: GlobalOptions) -> tuple[str, str] | None:
 
 
 def namespace(options: GlobalOptions) -> str | None:
-    """The Dynamo namespace to look at; None (``*``) looks at all."""
-    name = options.dyn_namespace or os.environ.get(NAMESPACE_VARIABLE) or "dynamo"
+    """The Dynamo namespace to look at; None (``*``) looks at all.
+
+    In Kubernetes the operator calls it after the graph, so there all is the default.
+    """
+    name = options.dyn_namespace or os.environ.get(NAMESPACE_VARIABLE)
+    if name is None:
+        return None if (backend(options) or ("",))[0] == "kubernetes" else "dynamo"
     return None if name == "*" else name
 
 

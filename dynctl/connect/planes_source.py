@@ -11,13 +11,13 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from dynctl.connect.dynamo_frontend import DynamoFrontend
-from dynctl.connect.planes import Planes, namespace, open_planes
+from dynctl.connect.planes import Planes, backend, namespace, open_planes
 from dynctl.connect.query import RouteQuery, choose_model
 from dynctl.connect.replicas import set_on_all
 from dynctl.connect.view_source import ViewSource
@@ -26,7 +26,7 @@ from dynctl.observing.deployment import Deployment, ProblemCode
 from dynctl.observing.load_mirror import gauge_changes
 from dynctl.observing.observer import PRESET, Observer, live_router
 from dynctl.options import GlobalOptions
-from dynctl.ports import RequestPlaneError
+from dynctl.ports import Cluster, ClusterRefusal, RequestPlaneError
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
 from dynctl.wire.dynamo.router_settings import read_router_config
 from dynctl.wire.errors import WireError
@@ -71,20 +71,22 @@ class PlanesSource:
         return self._view(index=index).workers()
 
     def thresholds(self) -> dict[str, Thresholds]:
-        if self._frontends:
-            return self._frontends[0].thresholds()
+        with self._reached() as found:
+            if found.frontends:
+                return found.frontends[0].thresholds()
         return self._view(index=False).thresholds()
 
     def set_thresholds(
         self, model: str, values: Mapping[str, float | int | None]
     ) -> dict[str, float | int | None]:
         """Set on every frontend that was named; thresholds live in those processes."""
-        if not self._frontends:
-            raise UsageProblem(
-                "busy thresholds live in the frontends, and none was named",
-                "name every replica: --frontend http://HOST:8000",
-            )
-        return set_on_all(self._frontends, model, values)
+        with self._reached() as found:
+            if not found.frontends:
+                raise UsageProblem(
+                    "busy thresholds live in the frontends, and none was named",
+                    "name every replica: --frontend http://HOST:8000",
+                )
+            return set_on_all(found.frontends, model, values)
 
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         return self._view(index=False).judged(model, values)
@@ -113,12 +115,46 @@ class PlanesSource:
         query: RouteQuery | None = None,
     ) -> ViewSource:
         """What is known now. ``query``: only this prompt matters, so an indexer may be asked."""
-        look = self._observe(model, index=index, tokenizers=tokenizers, query=query)
-        view = asyncio.run(look)
+        with self._reached() as found:
+            look = self._observe(found, model, index=index, tokenizers=tokenizers, query=query)
+            view = asyncio.run(look)
         return ViewSource(view, self.title)
 
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[_Reached]:
+        """The frontends that were named; in Kubernetes those of the cluster, unless some were."""
+        if self._frontends or (backend(self._options) or ("",))[0] != "kubernetes":
+            yield _Reached(self._frontends)
+            return
+        from dynctl.connect.cluster import open_cluster
+
+        cluster = open_cluster(self._options)
+        with contextlib.ExitStack() as stack:
+            stack.callback(cluster.close)
+            yield self._in_cluster(cluster, stack)
+
+    def _in_cluster(self, cluster: Cluster, stack: contextlib.ExitStack) -> _Reached:
+        """The ways to the cluster's frontends, open as long as ``stack`` is."""
+        from dynctl.connect.cluster import namespaces_of
+        from dynctl.connect.cluster_frontends import frontend_pods, reach_of, reached
+
+        way = reach_of(self._options.reach)
+        try:
+            pods = frontend_pods(cluster, namespaces_of(self._options, cluster))
+            found = stack.enter_context(reached(cluster, pods, way))
+        except ClusterRefusal as refusal:
+            return _Reached([], workers=way == "direct", refused=refusal.message)
+        fronts = [DynamoFrontend(url, self._options.timeout) for url in found.urls]
+        return _Reached(fronts, workers=found.direct)
+
     async def _observe(
-        self, model: str | None, *, index: bool, tokenizers: Wanted, query: RouteQuery | None
+        self,
+        found: _Reached,
+        model: str | None,
+        *,
+        index: bool,
+        tokenizers: Wanted,
+        query: RouteQuery | None,
     ) -> SavedView:
         planes = open_planes(self._options)
         self.title = planes.title
@@ -131,7 +167,7 @@ class PlanesSource:
             namespace=namespace(self._options),
             prefer=model,
             follow_index=False,
-            follow_load=not self._frontends,
+            follow_load=not found.frontends and found.workers,
         )
         try:
             async with observer:
@@ -139,20 +175,23 @@ class PlanesSource:
                 if not deployment.workers:
                     raise _nobody(deployment, planes, namespace(self._options))
                 paths, doubts = await self._tokenizers(deployment, model, tokenizers)
+                doubts += found.doubts()
+                if not found.workers:
+                    index, query = False, None
                 if query is not None and await _asked_indexers(observer, query, paths, doubts):
                     index = False
                 if index:
                     observer.follow_indexes()
-                return await self._observed(observer, paths, doubts)
+                return await self._observed(observer, found, paths, doubts)
         finally:
             await planes.close()
 
     async def _observed(
-        self, observer: Observer, paths: dict[str, str], doubts: list[str]
+        self, observer: Observer, found: _Reached, paths: dict[str, str], doubts: list[str]
     ) -> SavedView:
         problems = observer.deployment.problems
         assumptions = [p.message for p in problems if p.code in _DOUBTFUL] + doubts
-        told = await asyncio.to_thread(self._ask_frontends)
+        told = await asyncio.to_thread(_ask_frontends, found.frontends)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
@@ -200,12 +239,34 @@ class PlanesSource:
         )
         return {model: str(fetched.directory)}
 
-    def _ask_frontends(self) -> _Told:
-        """What the frontends say; the settings come from the first, load from every one."""
-        return _Told(
-            [frontend.metrics() for frontend in self._frontends],
-            self._frontends[0].thresholds() if self._frontends else {},
-        )
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """Frontends that can be asked, and whether workers can be spoken to from here.
+
+    ``refused``: why the frontends of a cluster are not known.
+    """
+
+    frontends: list[DynamoFrontend]
+    workers: bool = True
+    refused: str = ""
+
+    def doubts(self) -> list[str]:
+        said = [f"the cluster's frontends are not known: {self.refused}"] if self.refused else []
+        if not self.workers:
+            said.append(
+                "what workers cached is out of reach from here (it needs the cluster's own "
+                "network): answered from load and topology"
+            )
+        return said
+
+
+def _ask_frontends(frontends: list[DynamoFrontend]) -> _Told:
+    """What the frontends say; the settings come from the first, load from every one."""
+    return _Told(
+        [frontend.metrics() for frontend in frontends],
+        frontends[0].thresholds() if frontends else {},
+    )
 
 
 @dataclass(frozen=True, slots=True)

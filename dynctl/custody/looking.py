@@ -13,13 +13,14 @@ from typing import Final
 
 from dynctl.connect import frontends
 from dynctl.connect.cluster import namespaces_of, open_cluster
+from dynctl.connect.cluster_frontends import reach_of
 from dynctl.connect.planes import backend, namespace, open_planes
 from dynctl.custody.facts import Registry, VerifyFacts
 from dynctl.custody.gathering import Wanted, gather
 from dynctl.custody.joining import Custody, custody
 from dynctl.custody.mount import read_mount
 from dynctl.custody.result import VerifyReport
-from dynctl.custody.routers import REACHES, Reach, Routers, look
+from dynctl.custody.routers import Routers, look
 from dynctl.custody.sampling import Sampling
 from dynctl.custody.verify import verify
 from dynctl.errors import Unreachable, UsageProblem
@@ -41,7 +42,6 @@ class VerifyOptions:
     graphs: tuple[str, ...] = ()
     exec: str = "sample"
     logs: str = "sample"
-    reach: str = "auto"
     probe: int = 0
     path: Path | None = None
     domain: str | None = None
@@ -86,7 +86,7 @@ def _talk(message: str) -> None:
 def _reader(options: GlobalOptions, asked: VerifyOptions) -> Callable[[], VerifyFacts]:
     """What gathers the facts that the options name, as often as it is called."""
     routers = Routers(
-        frontends(options), _reach(asked.reach), min(options.timeout, 10.0), asked.probe
+        frontends(options), reach_of(options.reach), min(options.timeout, 10.0), asked.probe
     )
     named = backend(options)
     registry = named is not None and named[0] != "kubernetes"
@@ -147,9 +147,3 @@ def _sampling(flag: str, name: str) -> Sampling:
     except ValueError:
         known = ", ".join(Sampling)
         raise UsageProblem(f"{flag} {name}: expected one of {known}") from None
-
-
-def _reach(name: str) -> Reach:
-    if name not in REACHES:
-        raise UsageProblem(f"--reach {name}: expected one of {', '.join(REACHES)}")
-    return name

@@ -6,12 +6,13 @@ reached at its URL, at its pod's address, or through the API server's port-forwa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal, TypeVar
+from typing import TypeVar
 
+from dynctl.connect.cluster_frontends import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.connect.dynamo_frontend import DynamoFrontend
 from dynctl.custody.facts import ProbeAnswer, RouterView
 from dynctl.custody.joining import Custody
@@ -19,11 +20,6 @@ from dynctl.errors import DynctlError
 from dynctl.observing.facts import Unread
 from dynctl.ports import Cluster, ClusterRefusal
 from dynctl.wire.kubernetes.objects import Pod
-
-Reach = Literal["auto", "direct", "port-forward"]
-REACHES: Final[tuple[Reach, ...]] = ("auto", "direct", "port-forward")
-_DEFAULT_PORT: Final = 8000
-_MOST_FRONTENDS: Final = 16
 
 T = TypeVar("T")
 
@@ -56,7 +52,7 @@ def look(
     """Every frontend's workers, and the answers to live requests (None where none were sent)."""
     views: list[RouterView] = []
     answers: list[ProbeAnswer] = []
-    for place in _places(routers, joined)[:_MOST_FRONTENDS]:
+    for place in _places(routers, joined)[:MOST_FRONTENDS]:
         told = _ask(routers, place, cluster, _known)
         views.append(RouterView(place.name, place.graph, told))
         if routers.probe:
@@ -83,38 +79,20 @@ def _ask(
     routers: Routers, place: _Place, cluster: Cluster | None, ask: Callable[[DynamoFrontend], T]
 ) -> T | Unread:
     try:
-        with _reached(routers, place, cluster) as url:
-            return ask(DynamoFrontend(url, routers.timeout))
+        with _way(routers, place, cluster) as way:
+            return ask(DynamoFrontend(way.urls[0], routers.timeout))
     except DynctlError as error:
         return Unread(f"{place.name}: {error.message}", error.hint)
     except ClusterRefusal as refusal:
         return Unread(f"{place.name}: {refusal.message}", "or name it: --frontend URL")
 
 
-@contextmanager
-def _reached(routers: Routers, place: _Place, cluster: Cluster | None) -> Iterator[str]:
-    pod = place.pod
-    if pod is None or cluster is None:
-        yield place.name
-    elif routers.reach == "direct":
-        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-        yield f"http://{host}:{frontend_port(pod)}"
-    else:
-        # A pod's address means something else, or nothing, outside of its cluster: so the way
-        # through the API server is taken unless the other one was asked for.
-        with cluster.forward(pod.namespace, pod.name, frontend_port(pod)) as address:
-            yield f"http://{address}"
-
-
-def frontend_port(pod: Pod) -> int:
-    """Where a frontend pod serves HTTP: its variable, else its port called http, else 8000."""
-    main = pod.main
-    if main is None:
-        return _DEFAULT_PORT
-    told = main.env.get("DYN_HTTP_PORT") or ""
-    if told.isdecimal() and 0 < int(told) < 65536:
-        return int(told)
-    return main.ports.get("http") or next(iter(main.ports.values()), 0) or _DEFAULT_PORT
+def _way(
+    routers: Routers, place: _Place, cluster: Cluster | None
+) -> AbstractContextManager[Reached]:
+    if place.pod is None or cluster is None:
+        return nullcontext(Reached([place.name], direct=True))
+    return reached(cluster, [place.pod], routers.reach)
 
 
 def _known(frontend: DynamoFrontend) -> frozenset[int] | Unread:

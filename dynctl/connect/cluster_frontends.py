@@ -1,0 +1,100 @@
+"""The frontends of a deployment in a cluster, by URLs that lead to their pods from here.
+
+A pod's address means something inside its cluster only; elsewhere it leads nowhere, or to somebody
+else. So it is used where it answers as a Dynamo frontend; the way through the API server's
+port-forward works from anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from dynctl.connect.dynamo_frontend import DynamoFrontend
+from dynctl.errors import DynctlError, UsageProblem
+from dynctl.ports import Cluster
+from dynctl.wire.kubernetes.fields import mapping, sequence
+from dynctl.wire.kubernetes.names import COMPONENT_TYPE_LABEL
+from dynctl.wire.kubernetes.objects import Pod, pod
+
+Reach = Literal["auto", "direct", "port-forward"]
+REACHES: Final[tuple[Reach, ...]] = ("auto", "direct", "port-forward")
+MOST_FRONTENDS: Final = 16
+_DEFAULT_PORT: Final = 8000
+#: How long a pod's address may take to answer before the other way is taken.
+_DIRECT_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """``direct``: at the pods' own addresses, so that workers can be spoken to as well."""
+
+    urls: list[str]
+    direct: bool
+
+
+def reach_of(name: str) -> Reach:
+    """The way that ``--reach`` names. Raises UsageProblem."""
+    if name not in REACHES:
+        raise UsageProblem(f"--reach {name}: expected one of {', '.join(REACHES)}")
+    return name
+
+
+def frontend_pods(cluster: Cluster, namespace: str | None) -> list[Pod]:
+    """The ready frontend pods of a namespace (None: of all), at most :data:`MOST_FRONTENDS`.
+
+    Raises ClusterRefusal.
+    """
+    inner = "" if namespace is None else f"/namespaces/{namespace}"
+    found: list[Pod] = []
+    query = {"labelSelector": f"{COMPONENT_TYPE_LABEL}=frontend"}
+    for page in cluster.pages(f"/api/v1{inner}/pods", query):
+        read = (pod(mapping(item)) for item in sequence(page.get("items")))
+        found += [one for one in read if one.ready and not one.deleting]
+    return sorted(found, key=lambda one: (one.namespace, one.name))[:MOST_FRONTENDS]
+
+
+def frontend_port(pod: Pod) -> int:
+    """Where a frontend pod serves HTTP: its variable, else its port called http, else 8000."""
+    main = pod.main
+    if main is None:
+        return _DEFAULT_PORT
+    told = main.env.get("DYN_HTTP_PORT") or ""
+    if told.isdecimal() and 0 < int(told) < 65536:
+        return int(told)
+    return main.ports.get("http") or next(iter(main.ports.values()), 0) or _DEFAULT_PORT
+
+
+@contextmanager
+def reached(cluster: Cluster, pods: Sequence[Pod], reach: Reach) -> Iterator[Reached]:
+    """A URL for each pod, good while the context is open. Raises ClusterRefusal.
+
+    The first pod decides for all of them which way ``auto`` takes.
+    """
+    with ExitStack() as open_ways:
+        direct = reach == "direct" or (reach == "auto" and bool(pods) and _answers(pods[0]))
+        if direct:
+            yield Reached([_address(one) for one in pods], direct=True)
+            return
+        ways = (
+            open_ways.enter_context(cluster.forward(one.namespace, one.name, frontend_port(one)))
+            for one in pods
+        )
+        yield Reached([f"http://{way}" for way in ways], direct=False)
+
+
+def _address(pod: Pod) -> str:
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    return f"http://{host}:{frontend_port(pod)}"
+
+
+def _answers(pod: Pod) -> bool:
+    """Whether a Dynamo frontend answers at the pod's own address."""
+    if not pod.ip:
+        return False
+    try:
+        return DynamoFrontend(_address(pod), _DIRECT_S).identify() == "dynamo"
+    except DynctlError:
+        return False
