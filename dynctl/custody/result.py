@@ -126,7 +126,7 @@ def _row(worker: WorkerChain, found: Mapping[str, Sequence[str]]) -> CustodyRow:
         taint,
         router,
         first_break=first,
-        codes=_codes(worker, first, found),
+        codes=_codes(worker, node, first, found),
     )
 
 
@@ -148,10 +148,12 @@ def _cells(chain: DomainChain) -> Iterator[Cell]:
         before, known = link.value, True
 
 
-def _codes(worker: WorkerChain, first: str | None, found: Mapping[str, Sequence[str]]) -> list[str]:
+def _codes(
+    worker: WorkerChain, node: Cell, first: str | None, found: Mapping[str, Sequence[str]]
+) -> list[str]:
     codes = [*found.get(worker.subject, ())]
-    if first == _NODE and worker.pod is not None:
-        # What breaks there was found at the node, for all of its pods.
+    if worker.pod is not None and (first == _NODE or node.value == ""):
+        # What begins there was found at the node, for all of its pods.
         codes += found.get(f"Node {worker.pod.node}", ())
     naming = () if first is None else _NAMING[first]
 

@@ -23,6 +23,7 @@ _DIFFERS: Final = "!="
 _MISSING: Final = "(none)"
 _FOLLOWS: Final = "."
 _UNKNOWN: Final = "?"
+_EMPTY: Final = '""'
 _LEGEND: Final = {
     _OK: "as the link before",
     _DIFFERS: "another value",
@@ -253,9 +254,10 @@ def _few(values: Iterable[str], noun: str) -> str:
 def _value(row: CustodyRow, domain: str) -> str:
     """Where the worker is, by the first link that tells."""
     value = next((cell.value for cell in row.cells.values() if cell.value is not None), None)
-    if value is None or domain or not row.domain:
-        return value or ""
-    return f"{row.domain}={value}"
+    if value is None:
+        return ""
+    shown = value or _EMPTY
+    return shown if domain or not row.domain else f"{row.domain}={shown}"
 
 
 def _codes(row: CustodyRow, says: Says) -> str:
@@ -280,9 +282,9 @@ def _marks(row: CustodyRow, says: Says) -> tuple[str, ...]:
         elif cell.value is None:
             marks.append(_MISSING if cell.state is CellState.MISSING else _FOLLOWS)
         elif cell.state is CellState.DIFFERS:
-            marks.append(_DIFFERS + cell.value)
+            marks.append(_DIFFERS + (cell.value or _EMPTY))
         elif says is Says.VALUES or (is_first and (says is Says.FIRST or row.first_break)):
-            marks.append(cell.value)
+            marks.append(cell.value or _EMPTY)
         else:
             marks.append(_FOLLOWS if broken else _OK)
     return tuple(marks)

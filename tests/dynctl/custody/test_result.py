@@ -148,6 +148,15 @@ def test_codes_of_a_worker(letters: str, subjects: dict[str, str], codes: list[s
     assert row(letters, **subjects).codes == codes
 
 
+def test_an_empty_value_of_the_node_is_told_of_its_workers():
+    chain = DomainChain(
+        "zone", {**dict.fromkeys(LINKS, Link()), LINKS[0]: Link(""), LINKS[1]: Link("")}
+    )
+    whole = custody(replace(worker(), chains={"zone": chain}))
+    [told] = custody_rows(whole, report(DYT0207="Node gpu-1"))
+    assert (told.first_break, told.codes) == ("file", ["DYT0207"])
+
+
 def test_a_worker_without_a_policy_is_told_of_where_something_was_found():
     ungoverned = replace(worker(), policy=None, chains={})
     other = replace(worker(name="decode-1"), policy=None, chains={})

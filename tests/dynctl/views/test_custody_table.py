@@ -69,6 +69,14 @@ def test_only_what_is_new_is_marked():
     assert line == ["a", "east", "!=west", ".", "!=north", "(none)", ".", "-"]
 
 
+def test_an_empty_value_can_be_seen():
+    dark = dict.fromkeys(("file", "card", "taint", "router"), NOTHING)
+    [line, *_] = table_of(changed(worker("a", ""), **dark))
+    assert line == ["a", '""', "ok", "(none)", ".", ".", ".", "-"]
+    [line, *_] = table_of(changed(worker("a"), label=Link("")))
+    assert line[1:3] == ["us-east-1a", '!=""']
+
+
 def test_what_is_not_known_is_never_ok():
     untold = Link(untold="no permission")
     for field in FIELDS:
