@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import get_args
 
 from aiohttp import web
@@ -21,14 +23,18 @@ from dynctl.wire.control import (
     config_document,
     decision_row,
     past_decision,
+    with_preferences,
 )
 from dynctl.wire.view_file import encode_view
 from router_core.decision import Outcome
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1_000
+#: Seconds that a reader may wait for the next decision.
+MAX_WAIT_S = 30
 OUTCOMES = (*get_args(Outcome), "refused")
-_FILTERS = ("limit", "outcome", "worker", "domain", "model")
+_FILTERS = ("outcome", "worker", "domain", "model")
+_PARAMETERS = ("limit", *_FILTERS, "since", "wait", "preferences")
 
 
 class Admin:
@@ -88,15 +94,39 @@ class Admin:
         )
 
     async def decisions(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/decisions``: the last ones, newest first, filtered by the query."""
-        limit, filters = _filters(request.query)
+        """``GET /v1/decisions``: the last ones, newest first, filtered by the query.
+
+        ``since=CURSOR`` leaves out what the answer with that cursor had already; with
+        ``wait=SECONDS`` an answer without decisions waits for one that long.
+        """
+        asked = _asked(request.query)
         memory = self._memory
+        found = memory.recent(asked.limit, since=asked.since, **asked.filters)
+        if not found and asked.wait:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(asked.wait):
+                    await memory.next_recorded()
+            found = memory.recent(asked.limit, since=asked.since, **asked.filters)
+        plans = [kept.plan for kept in found]
         rows = [
-            decision_row(kept.plan, at=kept.at, whole=kept.whole)
-            for kept in memory.recent(limit, **filters)
+            decision_row(plan, at=kept.at, whole=kept.whole)
+            for plan, kept in zip(plans, found, strict=True)
         ]
+        if asked.preferences:
+            rows = with_preferences(rows, plans)
+        since = 0 if asked.since > memory.recorded else asked.since
+        counted = asked.filters or not memory.max_bytes
+        skipped = 0 if counted else memory.recorded - since - len(rows)
         return json_answer(
-            DecisionList(rows, len(memory), memory.evicted, memory.size, memory.max_bytes)
+            DecisionList(
+                rows,
+                len(memory),
+                memory.evicted,
+                memory.size,
+                memory.max_bytes,
+                memory.recorded,
+                skipped,
+            )
         )
 
     async def decision(self, request: web.Request) -> web.StreamResponse:
@@ -154,19 +184,23 @@ class Admin:
         )
 
 
-def _filters(query: Mapping[str, str]) -> tuple[int, dict[str, str]]:
-    """``(limit, filters of DecisionMemory.recent)``; raises HttpError naming the parameter."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A query for past decisions; ``wait`` is in seconds."""
+
+    limit: int
+    filters: dict[str, str]
+    since: int
+    wait: float
+    preferences: bool
+
+
+def _asked(query: Mapping[str, str]) -> _Asked:
+    """Raises HttpError naming the parameter."""
     for name in query:
-        if name not in _FILTERS:
-            expected = f"unknown parameter, expected some of {', '.join(_FILTERS)}"
+        if name not in _PARAMETERS:
+            expected = f"unknown parameter, expected some of {', '.join(_PARAMETERS)}"
             raise bad_request(f"{name[:64]}: {expected}", param=name[:64], code="unknown_parameter")
-    text = query.get("limit", str(DEFAULT_LIMIT))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= MAX_LIMIT):
-        raise bad_request(
-            f"limit: expected 1 to {MAX_LIMIT}, got {text[:20]!r}",
-            param="limit",
-            code="out_of_range",
-        )
     outcome = query.get("outcome")
     if outcome is not None and outcome not in OUTCOMES:
         raise bad_request(
@@ -174,4 +208,19 @@ def _filters(query: Mapping[str, str]) -> tuple[int, dict[str, str]]:
             param="outcome",
             code="unknown_outcome",
         )
-    return int(text), {name: query[name] for name in _FILTERS[1:] if name in query}
+    return _Asked(
+        _whole(query, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT),
+        {name: query[name] for name in _FILTERS if name in query},
+        _whole(query, "since", 0, 0, 2**53),
+        _whole(query, "wait", 0, 0, MAX_WAIT_S),
+        bool(_whole(query, "preferences", 0, 0, 1)),
+    )
+
+
+def _whole(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and low <= int(text[:20]) <= high):
+        raise bad_request(
+            f"{name}: expected {low} to {high}, got {text[:20]!r}", param=name, code="out_of_range"
+        )
+    return int(text)

@@ -8,8 +8,9 @@ leave first.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from dynctl.serving.config import SMALL_FLEET
@@ -31,6 +32,8 @@ from router_core.workers import Worker
 DEFAULT_BYTES = 64 * 1024 * 1024
 #: One in this many uneventful plans is kept whole.
 SAMPLE_EVERY = 16
+#: Readers that may wait for the next plan at a time; further ones are answered at once.
+MAX_WAITING = 64
 
 # Sizes in bytes of what CPython 3.11 allocates, measured with sys.getsizeof and rounded up; they
 # are estimates that err on the large side. A test holds them against tracemalloc.
@@ -134,6 +137,8 @@ class DecisionMemory(ServiceObserver):
         self._small_fleet = small_fleet
         self._plans: dict[int, Remembered] = {}
         self._by_id: dict[str, tuple[int, ...]] = {}
+        #: Those who wait for the next plan.
+        self._waiting: list[asyncio.Future[None]] = []
         #: id() of a card -> plans that hold it (and so keep the id from being reused).
         self._cards: dict[int, int] = {}
 
@@ -160,6 +165,26 @@ class DecisionMemory(ServiceObserver):
             cards[key] = holders + 1
         while self.size > self.max_bytes and self._plans:
             self._forget_oldest()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
+                if not one.done():
+                    one.set_result(None)
+
+    async def next_recorded(self) -> None:
+        """Until one more plan was recorded; of more than :data:`MAX_WAITING` who wait, none does.
+
+        Nothing is recorded where nothing is kept.
+        """
+        if len(self._waiting) >= MAX_WAITING:
+            return
+        arrived = asyncio.get_running_loop().create_future()
+        self._waiting.append(arrived)
+        try:
+            await arrived
+        finally:
+            if arrived in self._waiting:
+                self._waiting.remove(arrived)
 
     def get(self, plan_id: str) -> Remembered | None:
         """The last plan with this id; None when it was never there or had to leave."""
@@ -178,15 +203,20 @@ class DecisionMemory(ServiceObserver):
         worker: str | None = None,
         domain: str | None = None,
         model: str | None = None,
+        since: int = 0,
     ) -> list[Remembered]:
         """The last ``n`` plans, newest first, that match every filter given.
 
+        ``since``: only plans recorded after that many; one more than were ever recorded is from
+        another process, and all are new.
         ``outcome`` is an Outcome or ``refused`` (any without a winner); ``worker`` a name or a
         decimal id; ``domain`` as in :meth:`Remembered.in_domain`.
         """
+        since = 0 if since > self.recorded else since
+        newer = takewhile(lambda turn: turn >= since, reversed(self._plans))
         matching = (
             kept
-            for kept in reversed(self._plans.values())
+            for kept in map(self._plans.__getitem__, newer)
             if (model is None or kept.model == model)
             and (outcome is None or _has_outcome(kept, outcome))
             and (worker is None or any(_is(one, worker) for one in kept.winners()))

@@ -51,6 +51,17 @@ class DomainCounters:
             kind = "local" if decode.domains.get(domain) == value else "crossing"
             self._transfers.inc((domain, self._known(domain, value), kind))
 
+    def transfers(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(domain, value) -> (hand-offs that stayed in it, hand-offs that left it)."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for (domain, value, kind), number in self._transfers.rows.items():
+            local, crossing = found.get((domain, value), (0, 0))
+            more = int(number)
+            found[domain, value] = (
+                (local + more, crossing) if kind == "local" else (local, crossing + more)
+            )
+        return found
+
     def _known(self, domain: str, value: str) -> str:
         key = (domain, value)
         if key not in self._values:

@@ -1,4 +1,4 @@
-"""What an engine says about itself, and the Worker that follows from that and its spec."""
+"""What an engine says about itself and its load, and the Worker that follows from its spec."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from typing import Any
 
 from dynctl.planes.kv_event_source import EndpointError, KvEventSource, dialable_endpoint
 from dynctl.serving.worker_spec import WorkerSpec, WorkerSpecError
+from router_core.changes import LoadReported
 from router_core.errors import WorkerError
 from router_core.workers import ModelRuntimeConfig, Role, Worker
 
@@ -150,6 +151,29 @@ def bootstrap_address(spec: WorkerSpec, facts: EngineFacts) -> tuple[str, int] |
         return None
     host, _, port = address.rpartition(":")
     return (spec.host if host in _WILDCARD else host), int(port)
+
+
+def load_report(worker_id: int, row: object) -> LoadReported | None:
+    """A rank's own numbers from ``GET /load``; None for a row that is not one."""
+    if not isinstance(row, dict):
+        return None
+
+    rank = count_of(row, "dp_rank")
+    if rank is None:
+        return None
+    return LoadReported(
+        worker_id,
+        rank,
+        active_decode_blocks=count_of(row, "active_decode_blocks"),
+        kv_used_blocks=count_of(row, "kv_used_blocks"),
+        active_prefill_tokens=count_of(row, "active_prefill_tokens"),
+    )
+
+
+def count_of(row: Mapping[str, Any], key: str) -> int | None:
+    """A whole number of an engine's answer; None where there is none."""
+    value = row.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _chosen(told: str | None, found: str | None) -> str | None:

@@ -18,16 +18,19 @@ from dynctl.serving.engine_facts import (
     EngineFacts,
     bootstrap_address,
     build_worker,
+    count_of,
     event_sources,
     facts_from_info,
     facts_from_models,
+    load_report,
 )
 from dynctl.serving.service import RoutingService
 from dynctl.serving.upstream import Upstream
 from dynctl.serving.upstream_failure import UpstreamFailure
 from dynctl.serving.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.tasks import end_tasks
-from router_core.changes import KvEvent, LoadReported
+from dynctl.wire.worker_rows import WorkerRow
+from router_core.changes import KvEvent
 from router_core.events import Cleared
 from router_core.workers import Worker
 
@@ -52,6 +55,7 @@ class Member:
     ``worker`` is None while its model is not known; ``problem`` says why it is not routable.
     ``gone``: nobody listened on its port, so the process that answers next is another one, unless
     its event stream knows better (``restarts_seen`` is what that had counted by then).
+    ``waiting``: rank -> requests that wait in the engine, as it told last.
     """
 
     spec: WorkerSpec
@@ -63,6 +67,7 @@ class Member:
     problem: str | None = WAITING
     failures: int = 0
     probed: bool = False
+    waiting: Mapping[int, int] = field(default_factory=dict)
     gone: bool = False
     restarts_seen: int = 0
     probe_now: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,6 +116,20 @@ class Fleet:
     def row(self, member: Member) -> dict[str, Any]:
         return next(row for row in self.rows() if row["name"] == member.spec.name)
 
+    def unregistered(self) -> list[WorkerRow]:
+        """Engines whose model is not known yet, or that cannot be routed to."""
+        known = self._service.router.registry.get
+        return [_unregistered_row(m) for m in self if known(m.spec.worker_id) is None]
+
+    def waiting(self) -> dict[int, Mapping[int, int]]:
+        """Worker id -> rank -> requests that wait in the engine, where engines tell."""
+        return {m.spec.worker_id: m.waiting for m in self._members.values() if m.waiting}
+
+    @property
+    def probe_interval(self) -> float:
+        """Seconds between two probes of an engine: a large fleet is probed less often."""
+        return max(self._config.health.interval_s, len(self) / _PROBES_A_SECOND)
+
     def _row(self, member: Member, known: dict[str, Any] | None) -> dict[str, Any]:
         spec = member.spec
         common = {"id": str(spec.worker_id), "source": member.source, "endpoint": spec.url}
@@ -129,6 +148,7 @@ class Fleet:
         for rank in known["ranks"]:
             state = states.get(rank["dp_rank"])
             rank["events"] = None if state is None else msgspec.to_builtins(state)
+            rank["reported"]["waiting_requests"] = member.waiting.get(rank["dp_rank"])
         return {**known, **common}
 
     # -- joining and leaving ---------------------------------------------------------------
@@ -190,9 +210,8 @@ class Fleet:
 
     async def _watch(self, member: Member) -> None:
         while True:
-            interval = max(self._config.health.interval_s, len(self) / _PROBES_A_SECOND)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval):
+                async with asyncio.timeout(self.probe_interval):
                     await member.probe_now.wait()
             member.probe_now.clear()
             try:
@@ -227,6 +246,7 @@ class Fleet:
     def _eject(self, member: Member, reason: str, *, gone: bool) -> None:
         first = member.problem is None
         member.problem = reason
+        member.waiting = {}
         name = member.spec.name
         if member.worker is None:
             self._service.set_condition(codes.WORKER_UNREACHABLE, name, reason)
@@ -318,10 +338,15 @@ class Fleet:
             return
         load = await self._ask(f"{member.spec.url}/load", self._config.health.timeout_s)
         rows = load.get("ranks") if load is not None else None
+        waiting = {}
         for row in rows if isinstance(rows, list) else ():
             change = load_report(worker.worker_id, row)
             if change is not None and member.worker is worker:
                 self._service.apply(change)
+                waits = count_of(row, "waiting")
+                if waits is not None:
+                    waiting[change.dp_rank] = waits
+        member.waiting = waiting
 
     async def _ask(self, url: str, timeout_s: float) -> dict[str, Any] | None:
         try:
@@ -384,22 +409,14 @@ class Fleet:
         return tokens
 
 
-def load_report(worker_id: int, row: object) -> LoadReported | None:
-    """A rank's own numbers from ``GET /load``; None for a row that is not one."""
-    if not isinstance(row, dict):
-        return None
-
-    def count(key: str) -> int | None:
-        value = row.get(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-    rank = count("dp_rank")
-    if rank is None:
-        return None
-    return LoadReported(
-        worker_id,
-        rank,
-        active_decode_blocks=count("active_decode_blocks"),
-        kv_used_blocks=count("kv_used_blocks"),
-        active_prefill_tokens=count("active_prefill_tokens"),
+def _unregistered_row(member: Member) -> WorkerRow:
+    spec = member.spec
+    return WorkerRow(
+        name=spec.name,
+        worker_id=spec.worker_id,
+        model=spec.model or "",
+        role=spec.role.value if spec.role else "",
+        endpoint=spec.url,
+        status="unknown",
+        reason=member.problem,
     )

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from dynctl.errors import UsageProblem
 from dynctl.serving import conditions as codes
+from dynctl.serving import fleet_feed
 from dynctl.serving.admin import Admin
 from dynctl.serving.auth import checked_token
 from dynctl.serving.config import FrontendConfig
@@ -97,6 +98,15 @@ class Frontend:
             sources=config.origins,
             enabled=config.admin_api,
         )
+        self.feed = fleet_feed.FleetFeed(
+            service,
+            self.memory,
+            transfers=self.metrics.transfers,
+            others=self.fleet.unregistered,
+            waiting=self.fleet.waiting,
+            in_flight=lambda: self.inference.in_flight,
+            probe_s=lambda: self.fleet.probe_interval,
+        )
         service.observers += [
             self.metrics,
             self.memory,
@@ -170,6 +180,7 @@ class Frontend:
             )
         app.add_routes(self.control.routes())
         app.router.add_get("/metrics", self.metrics.handle)
+        app.router.add_get(fleet_feed.PATH, self.feed.handle)
         app.add_routes(self.admin.routes())
         for more in self._extra_routes:
             app.add_routes(more(self))

@@ -190,6 +190,10 @@ class Metrics(ServiceObserver):
 
     # -- what is asked ---------------------------------------------------------------------
 
+    def transfers(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(domain, value) -> hand-offs that stayed there, and that left it."""
+        return self._domains.transfers()
+
     async def handle(self, request: web.Request) -> web.Response:
         """``GET /metrics``. Written in slices, so that streams do not wait for a scrape."""
         parts, began = [], time.perf_counter()

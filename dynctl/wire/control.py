@@ -10,20 +10,26 @@ import msgspec
 from dynctl.wire.errors import WireError
 from dynctl.wire.route_result import (
     DecisionResult,
+    PreferenceRow,
     Ref,
     RouteResult,
     Winner,
     decision_result,
+    preference_row,
 )
 from router_core.config import SETTINGS, RouterConfig
 from router_core.decision import Decision, RoutingPlan
 
 SCHEMA = 1
+#: Preferred taints of one list whose preference is worked out.
+MAX_PREFERENCES = 16
 
 
 class DecisionRow(msgspec.Struct, frozen=True):
     """One past plan in a list. ``at`` is wall-clock seconds; ``whole`` False means that only
-    winner and runner-up were kept. ``domains`` are those of the worker that answered."""
+    winner and runner-up were kept. ``domains`` are those of the worker that answered.
+    ``preference``: how near the preferred domain was to losing; worked out for the newest plan of
+    each preferred taint, and only where who reads the list asks for it."""
 
     id: str
     at: float
@@ -43,16 +49,23 @@ class DecisionRow(msgspec.Struct, frozen=True):
     relaxed: bool = False
     whole: bool = True
     message: str | None = None
+    preference: PreferenceRow | None = None
 
 
 class DecisionList(msgspec.Struct, frozen=True):
-    """Past plans, newest first. ``kept`` are in memory, ``evicted`` had to leave it."""
+    """Past plans, newest first. ``kept`` are in memory, ``evicted`` had to leave it.
+
+    ``cursor`` is where reading goes on from (``since=``); ``skipped``: plans between there and the
+    oldest of this list.
+    """
 
     decisions: list[DecisionRow]
     kept: int
     evicted: int
     bytes: int
     limit_bytes: int
+    cursor: int = 0
+    skipped: int = 0
     kind: str = "DecisionList"
     schema: int = SCHEMA
 
@@ -119,6 +132,27 @@ def decision_row(plan: RoutingPlan, *, at: float, whole: bool) -> DecisionRow:
         whole=whole,
         message=None if plan.ok else final.summary(),
     )
+
+
+def with_preferences(
+    rows: Sequence[DecisionRow], plans: Sequence[RoutingPlan]
+) -> list[DecisionRow]:
+    """``rows`` (of ``plans``, newest first) with the preference of the newest whole one a taint.
+
+    At most :data:`MAX_PREFERENCES` of them: each is worked out over all candidates.
+    """
+    found: set[str] = set()
+    told = []
+    for row, plan in zip(rows, plans, strict=True):
+        final = plan.final
+        taints = {item.taint for item in final.constraints.preferred}
+        if row.whole and taints - found and len(found) < MAX_PREFERENCES:
+            preference = preference_row(final)
+            if preference is not None and preference.taint not in found:
+                found.add(preference.taint)
+                row = msgspec.structs.replace(row, preference=preference)
+        told.append(row)
+    return told
 
 
 def past_decision(

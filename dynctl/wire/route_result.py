@@ -229,22 +229,28 @@ def route_result(
 
 def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -> DecisionResult:
     """The contract's form of one decision."""
-    turned, preferred = flip(decision), preference(decision)
+    turned = flip(decision)
     result = msgspec.convert(decision.to_dict(), DecisionResult)
     return msgspec.structs.replace(
         result,
         flip=None if turned is None else FlipRow(turned.worker, turned.change, turned.by),
-        preference=None
-        if preferred is None
-        else PreferenceRow(
-            preferred.taint,
-            preferred.weight,
-            preferred.crossover,
-            preferred.now,
-            preferred.smallest_weight,
-            preferred.verdict,
-        ),
+        preference=preference_row(decision),
         freshness=freshness,
+    )
+
+
+def preference_row(decision: Decision) -> PreferenceRow | None:
+    """How near the strongest preference in force was to losing; None without one."""
+    preferred = preference(decision)
+    if preferred is None:
+        return None
+    return PreferenceRow(
+        preferred.taint,
+        preferred.weight,
+        preferred.crossover,
+        preferred.now,
+        preferred.smallest_weight,
+        preferred.verdict,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -10,13 +11,19 @@ from dynctl.wire.errors import WireError
 from router_core.router import Router
 from router_core.workers import Worker
 
+NOBODY_WAITS: Final[Mapping[int, int]] = {}
+
 
 class Reported(msgspec.Struct, frozen=True):
-    """A rank's own numbers; None was never reported."""
+    """A rank's own numbers; None was never reported.
+
+    ``waiting_requests``: accepted by the engine and not begun.
+    """
 
     active_decode_blocks: int | None = None
     kv_used_blocks: int | None = None
     active_prefill_tokens: int | None = None
+    waiting_requests: int | None = None
 
 
 class RankRow(msgspec.Struct, frozen=True):
@@ -62,7 +69,13 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
 def worker_rows(router: Router, now: float) -> list[WorkerRow]:
     """The rows of a router's registry, at time ``now`` of the clock of its changes."""
-    return [_worker_row(router, worker, now) for worker in router.registry]
+    registry = router.registry
+    return [
+        worker_row(
+            worker, rank_rows(router, worker, now), registry.unavailable_reason(worker.worker_id)
+        )
+        for worker in registry
+    ]
 
 
 def decode_worker_rows(data: bytes) -> list[WorkerRow]:
@@ -76,8 +89,11 @@ def decode_worker_rows(data: bytes) -> list[WorkerRow]:
         raise WireError("workers", str(error)) from None
 
 
-def _worker_row(router: Router, worker: Worker, now: float) -> WorkerRow:
-    reason = router.registry.unavailable_reason(worker.worker_id)
+def rank_rows(
+    router: Router, worker: Worker, now: float, waiting: Mapping[int, int] = NOBODY_WAITS
+) -> list[RankRow]:
+    """The ranks of one worker. ``waiting``: rank -> requests that wait in its engine, where that
+    is told; a router itself does not know."""
     slots = router.registry.slots(worker.worker_id)
     ranks = []
     for rank, slot in zip(worker.ranks, slots, strict=True):
@@ -92,6 +108,7 @@ def _worker_row(router: Router, worker: Worker, now: float) -> WorkerRow:
                     reported.active_decode_blocks,
                     reported.kv_used_blocks,
                     reported.active_prefill_tokens,
+                    waiting.get(rank),
                 ),
                 cached_blocks=router.index.block_count(slot),
                 busy=bool(router.busy.busy_ranks >> slot & 1),
@@ -102,6 +119,11 @@ def _worker_row(router: Router, worker: Worker, now: float) -> WorkerRow:
                 gaps=fresh.gaps,
             )
         )
+    return ranks
+
+
+def worker_row(worker: Worker, ranks: list[RankRow], reason: str | None = None) -> WorkerRow:
+    """The row of a worker. ``reason``: why it is unavailable."""
     return WorkerRow(
         name=worker.name,
         worker_id=worker.worker_id,
