@@ -235,7 +235,7 @@ def registration(pod: Mapping[str, Any], *, created: float | None = None) -> Jso
     return objects.worker_metadata(
         pod,
         role_of(pod),
-        domains={k: v for k, v in projected(pod).items() if v} if on else None,
+        domains={k: v for k, v in sorted(projected(pod).items()) if v} if on else None,
         transfer_domain=env.get("DYN_KV_TRANSFER_DOMAIN"),
         enforcement=env.get("DYN_KV_TRANSFER_ENFORCEMENT", "required"),
         weight=None if weight is None else float(weight),

@@ -18,8 +18,6 @@ from tests.kube.objects import Json, key_of
 from tests.kube.objects.events import Generation
 from tests.kube.objects.pods import Source, label_sources
 
-_BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
@@ -81,11 +79,14 @@ class LabelController:
         if not missing or not name:
             return False
         try:
-            node = self._hands.get("Node", "", name)
+            self._copy(pod, name, missing)
         except ApiError as refused:
-            self.log.append(f"Reconciler error: get node {name}: {message_of(refused)}")
-            self._again[about["uid"]] = (tries + 1, self._clock.now + _BACKOFF_S[min(tries, 6)])
-            return True
+            self.log.append(f"Reconciler error: {about['name']} on {name}: {message_of(refused)}")
+            self._again[about["uid"]] = (tries + 1, self._clock.now + _backoff(tries))
+        return True
+
+    def _copy(self, pod: Json, name: str, missing: list[Source]) -> None:
+        node = self._hands.get("Node", "", name)
         has = {} if node is None else node["metadata"].get("labels", {})
         for one in missing:
             if not has.get(one.node_key):
@@ -94,7 +95,6 @@ class LabelController:
         if values:
             patch = {"metadata": {"labels": values}}
             self._hands.merge("Pod", *key_of(pod), patch, manager=MANAGER)
-        return True
 
     def _tell(self, pod: Json, source: Source) -> None:
         body = objects.label_missing(
@@ -118,6 +118,11 @@ class LabelController:
             for kind in ("ClusterTopology", "ClusterTopologyBinding")
             for body in self._hands.list(kind)
         }
+
+
+def _backoff(tries: int) -> float:
+    """Doubled with each try, up to about a quarter of an hour."""
+    return float(min(2**tries, 1000))
 
 
 def _of_a_graph(pod: Json) -> bool:

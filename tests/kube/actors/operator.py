@@ -14,8 +14,10 @@ from tests.kube.actors.acting import Clock, Hands
 from tests.kube.client import ApiError
 from tests.kube.objects import Json, key_of
 from tests.kube.objects.graphs import graph_status
+from tests.kube.objects.pods import CREATOR
 
 MANAGER = "manager"
+"""The operator's binary, as managedFields names it."""
 
 
 class Operator:
@@ -66,7 +68,7 @@ class Operator:
                 del mine[key]
                 did = True
             if key not in mine and self.makes(key[1]):
-                mine[key] = self._hands.create(self.mutate(pod), manager=MANAGER)
+                mine[key] = self._hands.create(self.mutate(pod), manager=CREATOR)
                 did = True
         for key in mine.keys() - wanted.keys():
             self._hands.delete("Pod", *key)

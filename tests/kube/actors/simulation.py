@@ -6,9 +6,10 @@ Nothing sleeps: where all actors wait, the clock jumps to when the first of them
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from tests.kube import crds, deployment, objects
 from tests.kube.actors.acting import Actor, Clock, Hands
 from tests.kube.actors.deployments import Deployments
 from tests.kube.actors.frontends import Frontends
-from tests.kube.actors.kubelet import Kubelet
+from tests.kube.actors.kubelet import Kubelet, Sandbox
 from tests.kube.actors.labels import LabelController
 from tests.kube.actors.operator import Operator
 from tests.kube.actors.scheduler import Scheduler
@@ -26,11 +27,13 @@ from tests.kube.actors.slices import SliceWriter
 from tests.kube.actors.worker import Workers
 from tests.kube.api_server import ADMIN_TOKEN, ApiServer
 from tests.kube.client import Api, ApiError
-from tests.kube.objects import Json, key_of
+from tests.kube.objects import Component, Json, key_of
 from tests.kube.objects.accounts import OPERATOR_NAME, OPERATOR_NAMESPACE, VIEWER_RULES, role
 
 VIEWER_TOKEN = "viewer"
 VIEWER_ROLE = "dynctl-verify"
+OPERATOR_ROLE = f"{OPERATOR_NAME}-role"
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _MOST_ROUNDS = 500
 _KINDS = (
     *("Node", "Deployment", "DynamoGraphDeployment", "ClusterTopologyBinding", "ClusterTopology"),
@@ -47,8 +50,6 @@ class Simulation:
 
     def __init__(self, server: ApiServer, clock: Clock, *, discovery: str = "kubernetes") -> None:
         self.server, self.clock, self.store = server, clock, server.store
-        self.graph: Json = {}
-        """The graph that :func:`living` applies."""
         self._root = Path(tempfile.mkdtemp(prefix="kubelet-"))
         self._apis: dict[str, Api] = {}
         server.add_user(VIEWER_TOKEN, "verifier")
@@ -101,7 +102,7 @@ class Simulation:
         return self.server.kubeconfig(path, token=VIEWER_TOKEN, namespace=namespace)
 
     def forbid(self, verb: str, resource: str, role_name: str = VIEWER_ROLE) -> None:
-        """Take a verb on a resource (``pods/exec``) out of a ClusterRole, the viewer's if unsaid."""
+        """Take a verb on a resource (``pods/exec``) out of a ClusterRole (the viewer's)."""
         body = self.store.get("ClusterRole", role_name)
         rules = []
         for rule in body["rules"]:
@@ -151,6 +152,29 @@ class Simulation:
                 if refused.status != 409:
                     raise
                 hands.merge(body["kind"], *key_of(body), body, manager="kubectl-edit")
+
+    def kubectl_apply(self, body: Mapping[str, Any]) -> None:
+        """As :meth:`apply`, and it is written down what was applied, as kubectl does it."""
+        told = json.dumps(body, separators=(",", ":")) + "\n"
+        metadata = dict(body["metadata"])
+        metadata["annotations"] = {**metadata.get("annotations", {}), LAST_APPLIED: told}
+        self.apply({**body, "metadata": metadata})
+
+    def regraph(
+        self,
+        change: Callable[[list[Component]], list[Component]],
+        name: str = "my-llm",
+        namespace: str = "prod",
+    ) -> None:
+        """Give a graph other components."""
+        graph = self.store.get("DynamoGraphDeployment", name, namespace, version="v1beta1")
+        wanted = objects.graph(namespace, name, change(objects.components_of(graph)))
+        self.apply(wanted)
+
+    def sandbox(self, pod: str) -> Sandbox:
+        """What its kubelet knows of a pod; KeyError where it knows none of that name."""
+        found = {one.pod["metadata"]["name"]: one for one in self.kubelet.sandboxes.values()}
+        return found[pod]
 
     def pods(self, component: str = "") -> list[str]:
         """Names of pods, of components whose name begins so."""
@@ -254,31 +278,38 @@ def living(
     weight: float | None = None,
     grove: bool = False,
     pinned: bool = True,
-    settle: bool = True,
+    parts: Callable[[list[Component]], list[Component]] = lambda found: found,
+    change: Callable[[Json], Json] = lambda graph: graph,
+    prepare: Callable[[Simulation], object] = lambda sim: None,
+    age: float = 3600.0,
     **cluster: Any,
 ) -> Iterator[Simulation]:
-    """The deployment of ``deployment.healthy``, brought about by the actors.
+    """The deployment of ``deployment.healthy``, brought about by the actors, ``age`` seconds ago.
 
-    ``cluster``: what :func:`simulation` takes. Without ``settle`` only its nodes are there.
+    ``parts`` and ``change`` see its components and the graph before it is applied; ``prepare``
+    sees the cluster then, which has nodes and an operator. ``cluster``: what :func:`simulation`
+    takes.
     """
     if enforcement == "preferred" and weight is None:
         weight = 0.85
+    components = deployment.components(
+        zones, prefill=prefill, decode=decode, frontends=frontends, pinned=pinned
+    )
+    graph = objects.graph(
+        namespace,
+        name,
+        parts(components),
+        policy=deployment.policy(enforcement=enforcement, weight=weight, grove=grove),
+    )
     with simulation(**cluster) as sim:
-        sim.store.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+        sim.store.create(space)
         sim.apply(*deployment.nodes(zones, nodes_per_zone))
         if grove:
             sim.operator.grove = True
             sim.apply(objects.cluster_topology(deployment.LEVELS))
-        sim.graph = objects.graph(
-            namespace,
-            name,
-            deployment.components(
-                zones, prefill=prefill, decode=decode, frontends=frontends, pinned=pinned
-            ),
-            policy=deployment.policy(enforcement=enforcement, weight=weight, grove=grove),
-        )
-        if settle:
-            sim.apply(sim.graph)
-            sim.settle()
-            sim.advance(3600)
+        prepare(sim)
+        sim.kubectl_apply(change(graph))
+        sim.settle()
+        sim.advance(age)
         yield sim

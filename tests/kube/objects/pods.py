@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from dynctl.wire.kubernetes import names
 from tests.kube.objects.graphs import Component, components_of, policy_of
 from tests.kube.objects.meta import Json, metadata, owner, stamp
 
+CREATOR = "kube-controller-manager"
+"""Who creates the pods of ReplicaSets, as managedFields names it."""
 FRONTEND_PORT = 8000
 SYSTEM_PORT = 9090
 POLICY_ENV = (
@@ -99,6 +101,8 @@ def pod(
     policy = policy_of(graph)
     if policy and component.is_worker:
         _inject(body, policy, levels)
+    if created is not None:
+        _manage(body, body["metadata"]["labels"], created, CREATOR)
     return body
 
 
@@ -228,16 +232,21 @@ def labelled(
     """The pod once ``manager`` (of managedFields; the operator's binary) has set labels."""
     found = copy.deepcopy(dict(body))
     found["metadata"].setdefault("labels", {}).update(values)
+    _manage(found, values, at, manager)
+    return found
+
+
+def _manage(body: Json, labels: Iterable[str], at: float, manager: str) -> None:
+    """Write down that ``manager`` wrote these labels; of its other fields nothing is said."""
     entry = {
         "manager": manager,
         "operation": "Update",
         "apiVersion": "v1",
         "time": stamp(at),
         "fieldsType": "FieldsV1",
-        "fieldsV1": {"f:metadata": {"f:labels": {f"f:{key}": {} for key in values}}},
+        "fieldsV1": {"f:metadata": {"f:labels": {f"f:{key}": {} for key in labels}}},
     }
-    found["metadata"].setdefault("managedFields", []).append(entry)
-    return found
+    body["metadata"].setdefault("managedFields", []).append(entry)
 
 
 def running(
