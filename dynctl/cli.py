@@ -31,6 +31,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("workers list", "workers:list_workers", "List the workers: role, topology, load, freshness."),
     ("workers show", "workers:show_worker", "Show one worker: card, policy, taints, load."),
     ("topology show", "topology:show_topology", "Show domains: capacity, load, policy, stranded."),
+    ("topology verify", "topology_verify:verify_topology", "Prove that topology reaches routing."),
     ("topology plan", "topology_plan:plan_topology", "Plan domains: ratio, losses, what to add."),
     ("topology lint", "topology_lint:lint_topology", "Check graph manifests, offline."),
     ("topology render", "topology_render:render_topology", "Print what worker pods need; YAML."),
