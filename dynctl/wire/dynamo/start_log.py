@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-_CONFIG: Final = re.compile(r"Topology config: TopologyConfig\((?P<fields>.*)\)(?: \(from |$)")
+_CONFIG: Final = re.compile(r"Topology config: TopologyConfig\((?P<fields>.*?)\)(?: \(from |$)")
 _TIMED_OUT: Final = "was not populated within"
 _NOT_PERSISTED: Final = "Failed to persist metadata"
 _LONGEST: Final = 300
