@@ -25,7 +25,8 @@ _SAME: Final = {"hostname": "host", "node": "host", "dc": "datacenter", "az": "z
 _LONGEST_DOMAIN: Final = 63
 
 
-def _present(facts: LintFacts) -> Outcome:
+def present(facts: LintFacts) -> Outcome:
+    """DYT0102."""
     without = [
         graph
         for graph in facts.graphs
@@ -74,20 +75,22 @@ def raw_policy(graph: Graph) -> Any:
 
 
 def _objected(aspect: str, facts: LintFacts) -> Outcome:
-    def all_of() -> Iterator[Found]:
-        for graph in facts.graphs:
-            if raw_policy(graph) is None:
-                continue
-            # Of a live graph the Grove pathway has a check of its own (DYT0203).
-            annotations = {} if facts.live else graph.manifest.annotations
-            for one in objections(raw_policy(graph), annotations):
-                if one.aspect == aspect:
-                    yield objected(facts, graph, one)
-
-    return outcome(all_of())
+    return outcome(objections_to(facts, aspect))
 
 
-def objected(facts: LintFacts, graph: Graph, one: Objection) -> Found:
+def objections_to(facts: LintFacts, aspect: str) -> Iterator[Found]:
+    """What Kubernetes has against one aspect of the policies."""
+    for graph in facts.graphs:
+        if raw_policy(graph) is None:
+            continue
+        # Of a live graph the Grove pathway has a check of its own (DYT0203).
+        annotations = {} if facts.live else graph.manifest.annotations
+        for one in objections(raw_policy(graph), annotations):
+            if one.aspect == aspect:
+                yield _objection(facts, graph, one)
+
+
+def _objection(facts: LintFacts, graph: Graph, one: Objection) -> Found:
     """The finding about what Kubernetes has against a policy."""
     fix = facts.remedy(one.fix)
     return found(subject_of(graph), who=one.who, refuses=facts.refuses, says=one.says, fix=fix)
@@ -132,7 +135,7 @@ def _domain_short(facts: LintFacts) -> Outcome:
 
 
 POLICY_CHECKS: Final[Sequence[Check[LintFacts]]] = (
-    Check("DYT0102", _present, (has_graphs,)),
+    Check("DYT0102", present, (has_graphs,)),
     Check("DYT0103", _drafts),
     Check("DYT0104", partial(_objected, "source"), (_written,)),
     Check("DYT0105", partial(_objected, "label key"), (_written,)),
