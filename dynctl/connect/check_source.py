@@ -20,6 +20,7 @@ from dynctl.connect import (
     frontends,
     token,
 )
+from dynctl.connect.cluster_frontends import OUT_OF_REACH, cluster_ways
 from dynctl.connect.dynamo_frontend import DynamoFrontend, ModelReadiness
 from dynctl.connect.frontend_source import FrontendSource
 from dynctl.connect.planes import Planes, backend, namespace, open_planes
@@ -83,11 +84,18 @@ def gather(options: GlobalOptions) -> CheckFacts:
                 f"nothing was named to check, and no frontend answers at {DEFAULT_FRONTEND}", _WAYS
             )
         urls = (DEFAULT_FRONTEND,)
-    return asyncio.run(_gather(options, planes_named, urls))
+    if (backend(options) or ("",))[0] != "kubernetes":
+        return asyncio.run(_gather(options, planes_named, urls))
+    with cluster_ways(options) as ways:
+        asked = urls or tuple(ways.urls)
+        beyond = "" if ways.direct else OUT_OF_REACH
+        return asyncio.run(_gather(options, planes_named, asked, beyond))
 
 
-async def _gather(options: GlobalOptions, planes: bool, urls: tuple[str, ...]) -> CheckFacts:
-    found = await _plane_facts(options) if planes else None
+async def _gather(
+    options: GlobalOptions, planes: bool, urls: tuple[str, ...], out_of_reach: str = ""
+) -> CheckFacts:
+    found = await _plane_facts(options, out_of_reach) if planes else None
     models: tuple[str, ...] = ()
     if found is not None:
         models = found.deployment.models
@@ -125,7 +133,8 @@ class _Asked:
     called_back: bool | None = None
 
 
-async def _plane_facts(options: GlobalOptions) -> PlaneFacts:
+async def _plane_facts(options: GlobalOptions, out_of_reach: str) -> PlaneFacts:
+    """``out_of_reach``: why no worker is to be heard or asked; empty where they may be."""
     planes = open_planes(options)
     wanted = namespace(options)
     conditions = _Conditions()
@@ -137,14 +146,35 @@ async def _plane_facts(options: GlobalOptions) -> PlaneFacts:
         time.monotonic,
         namespace=wanted,
         on_condition=conditions.take,
+        follow_index=not out_of_reach,
+        follow_load=not out_of_reach,
     )
     try:
         async with observer:
+            if out_of_reach:
+                return _registered_only(observer, planes, wanted, out_of_reach)
             return await _observed(observer, planes, wanted, conditions, options.wait)
     except Unreachable as error:
         return PlaneFacts(planes.title, wanted, Unread(error.message, error.hint))
     finally:
         await planes.close()
+
+
+def _registered_only(
+    observer: Observer, planes: Planes, wanted: str | None, out_of_reach: str
+) -> PlaneFacts:
+    ranks = tuple(
+        _rank_facts(item, rank, observer, _Conditions(), _Asked())
+        for item in observer.deployment.workers
+        for rank in item.sources
+    )
+    return PlaneFacts(
+        planes.title,
+        wanted,
+        deployment=observer.deployment,
+        ranks=ranks,
+        out_of_reach=out_of_reach,
+    )
 
 
 async def _observed(

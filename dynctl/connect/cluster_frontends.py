@@ -14,7 +14,8 @@ from typing import Final, Literal
 
 from dynctl.connect.dynamo_frontend import DynamoFrontend
 from dynctl.errors import DynctlError, UsageProblem
-from dynctl.ports import Cluster
+from dynctl.options import GlobalOptions
+from dynctl.ports import Cluster, ClusterRefusal
 from dynctl.wire.kubernetes.fields import mapping, sequence
 from dynctl.wire.kubernetes.names import COMPONENT_TYPE_LABEL
 from dynctl.wire.kubernetes.objects import Pod, pod
@@ -23,16 +24,22 @@ Reach = Literal["auto", "direct", "port-forward"]
 REACHES: Final[tuple[Reach, ...]] = ("auto", "direct", "port-forward")
 MOST_FRONTENDS: Final = 16
 _DEFAULT_PORT: Final = 8000
+OUT_OF_REACH: Final = "out of reach from here: it needs the cluster's own network"
+"""What workers tell over their own addresses, where only the API server can be spoken to."""
 #: How long a pod's address may take to answer before the other way is taken.
 _DIRECT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """``direct``: at the pods' own addresses, so that workers can be spoken to as well."""
+    """``direct``: at the pods' own addresses, so that workers can be spoken to as well.
+
+    ``refused``: why the frontends are not known.
+    """
 
     urls: list[str]
     direct: bool
+    refused: str = ""
 
 
 def reach_of(name: str) -> Reach:
@@ -65,6 +72,26 @@ def frontend_port(pod: Pod) -> int:
     if told.isdecimal() and 0 < int(told) < 65536:
         return int(told)
     return main.ports.get("http") or next(iter(main.ports.values()), 0) or _DEFAULT_PORT
+
+
+@contextmanager
+def cluster_ways(options: GlobalOptions) -> Iterator[Reached]:
+    """Ways to the frontends of the cluster that the options name, open with the context.
+
+    Raises UsageProblem, or Unreachable where the API server does not answer.
+    """
+    from dynctl.connect.cluster import namespaces_of, open_cluster
+
+    way = reach_of(options.reach)
+    cluster = open_cluster(options)
+    with ExitStack() as stack:
+        stack.callback(cluster.close)
+        try:
+            pods = frontend_pods(cluster, namespaces_of(options, cluster))
+            found = stack.enter_context(reached(cluster, pods, way))
+        except ClusterRefusal as refusal:
+            found = Reached([], direct=way == "direct", refused=refusal.message)
+        yield found
 
 
 @contextmanager

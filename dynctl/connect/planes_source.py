@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from dynctl.connect.cluster_frontends import OUT_OF_REACH, cluster_ways
 from dynctl.connect.dynamo_frontend import DynamoFrontend
 from dynctl.connect.planes import Planes, backend, namespace, open_planes
 from dynctl.connect.query import RouteQuery, choose_model
@@ -26,7 +27,7 @@ from dynctl.observing.deployment import Deployment, ProblemCode
 from dynctl.observing.load_mirror import gauge_changes
 from dynctl.observing.observer import PRESET, Observer, live_router
 from dynctl.options import GlobalOptions
-from dynctl.ports import Cluster, ClusterRefusal, RequestPlaneError
+from dynctl.ports import RequestPlaneError
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
 from dynctl.wire.dynamo.router_settings import read_router_config
 from dynctl.wire.errors import WireError
@@ -126,26 +127,9 @@ class PlanesSource:
         if self._frontends or (backend(self._options) or ("",))[0] != "kubernetes":
             yield _Reached(self._frontends)
             return
-        from dynctl.connect.cluster import open_cluster
-
-        cluster = open_cluster(self._options)
-        with contextlib.ExitStack() as stack:
-            stack.callback(cluster.close)
-            yield self._in_cluster(cluster, stack)
-
-    def _in_cluster(self, cluster: Cluster, stack: contextlib.ExitStack) -> _Reached:
-        """The ways to the cluster's frontends, open as long as ``stack`` is."""
-        from dynctl.connect.cluster import namespaces_of
-        from dynctl.connect.cluster_frontends import frontend_pods, reach_of, reached
-
-        way = reach_of(self._options.reach)
-        try:
-            pods = frontend_pods(cluster, namespaces_of(self._options, cluster))
-            found = stack.enter_context(reached(cluster, pods, way))
-        except ClusterRefusal as refusal:
-            return _Reached([], workers=way == "direct", refused=refusal.message)
-        fronts = [DynamoFrontend(url, self._options.timeout) for url in found.urls]
-        return _Reached(fronts, workers=found.direct)
+        with cluster_ways(self._options) as ways:
+            fronts = [DynamoFrontend(url, self._options.timeout) for url in ways.urls]
+            yield _Reached(fronts, ways.direct, ways.refused)
 
     async def _observe(
         self,
@@ -196,7 +180,7 @@ class PlanesSource:
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
         source, load_doubts = _load(observer, told.metrics)
-        assumptions += _index_doubts(observer) + load_doubts
+        assumptions += _index_doubts(observer) + load_doubts + list(filter(None, [told.doubt]))
         self.doubts = tuple(assumptions)
         assumptions += _settings(observer, told.thresholds)
         return SavedView(
@@ -254,25 +238,25 @@ class _Reached:
     def doubts(self) -> list[str]:
         said = [f"the cluster's frontends are not known: {self.refused}"] if self.refused else []
         if not self.workers:
-            said.append(
-                "what workers cached is out of reach from here (it needs the cluster's own "
-                "network): answered from load and topology"
-            )
+            said.append(f"what workers cached is {OUT_OF_REACH}: answered from load and topology")
         return said
 
 
 def _ask_frontends(frontends: list[DynamoFrontend]) -> _Told:
     """What the frontends say; the settings come from the first, load from every one."""
-    return _Told(
-        [frontend.metrics() for frontend in frontends],
-        frontends[0].thresholds() if frontends else {},
-    )
+    metrics = [frontend.metrics() for frontend in frontends]
+    try:
+        return _Told(metrics, frontends[0].thresholds() if frontends else {})
+    except Unreachable as error:
+        # Dynamo before 1.0 has no such address, and a gateway may keep it to itself.
+        return _Told(metrics, {}, f"busy thresholds are not known: {error.message}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
     metrics: list[FrontendMetrics]
     thresholds: Mapping[str, Thresholds]
+    doubt: str = ""
 
 
 async def _asked_indexers(

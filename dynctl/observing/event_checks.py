@@ -8,7 +8,14 @@ from typing import Final
 from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.observing.deployment import ProblemCode
 from dynctl.observing.facts import CheckFacts, RankFacts
-from dynctl.observing.plane_checks import count, discovered, listed, planes_of, populated
+from dynctl.observing.plane_checks import (
+    count,
+    discovered,
+    listed,
+    planes_of,
+    populated,
+    reachable,
+)
 
 
 def _published(facts: CheckFacts) -> Skipped | None:
@@ -161,13 +168,14 @@ def _names_agree(facts: CheckFacts) -> Outcome:
     return outcome((), unread)
 
 
-_EVENTS: Final = (discovered, populated, _published)
+_SOURCES: Final = (discovered, populated, _published)
+_EVENTS: Final = (*_SOURCES, reachable)
 
 EVENT_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
     Check("DYR0301", listed(ProblemCode.EVENTS_MISSING), (discovered, populated)),
     Check("DYR0302", _connected, _EVENTS),
     Check("DYR0303", _indexers, _EVENTS),
-    Check("DYR0304", _has_indexer, _EVENTS),
+    Check("DYR0304", _has_indexer, _SOURCES),
     Check("DYR0305", _contiguous, _EVENTS),
     Check("DYR0306", _flowing, _EVENTS),
     Check("DYR0307", _own_channel, _EVENTS),

@@ -81,6 +81,7 @@ class PlaneFacts:
     asked_s: float = 0.0
     comparable: bool = False
     routers_heard: int = 0
+    out_of_reach: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,14 @@ def populated(facts: CheckFacts) -> Skipped | None:
     return None
 
 
+def reachable(facts: CheckFacts) -> Skipped | None:
+    """The workers' own addresses lead somewhere from here."""
+    planes = facts.planes
+    if planes is not None and planes.out_of_reach:
+        return Skipped(f"what workers tell is {planes.out_of_reach}", unread=True)
+    return None
+
+
 def planes_of(facts: CheckFacts) -> PlaneFacts:
     """The planes, for checks that need them to be there."""
     assert facts.planes is not None
@@ -111,8 +119,8 @@ def _call_home(facts: CheckFacts) -> Outcome:
 PLANE_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
     Check("DYR0101", _answers, (named,)),
     Check("DYR0102", _registered, (discovered,)),
-    Check("DYR0103", _event_plane, (discovered, populated)),
-    Check("DYR0104", _call_home, (discovered, populated)),
+    Check("DYR0103", _event_plane, (discovered, populated, reachable)),
+    Check("DYR0104", _call_home, (discovered, populated, reachable)),
 )
 
 
