@@ -8,7 +8,13 @@ from itertools import pairwise
 from typing import Final
 
 from dynctl.custody.joining import Custody, VerifiedGraph
-from dynctl.custody.live_graphs import clustered, graphs_read, judged_live, topologies_read
+from dynctl.custody.live_graphs import (
+    clustered,
+    graphs_read,
+    judged_live,
+    topologies_read,
+    topology_names,
+)
 from dynctl.custody.standing import cluster_of, governed, some
 from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.observing.facts import Unread
@@ -41,6 +47,11 @@ def _named(custody: Custody) -> list[ClusterTopology]:
 
 
 # -- what checks need ------------------------------------------------------------------------------
+
+
+def topology_named(custody: Custody) -> Skipped | None:
+    """Some graph names a Grove topology, for transfers or for placement."""
+    return None if topology_names(custody) else Skipped("no graph here names a Grove topology")
 
 
 def grove_named(custody: Custody) -> Skipped | None:
@@ -168,7 +179,10 @@ def _spans(nodes: Iterable[Node], broad: str, narrow: str) -> dict[str, set[str]
     return {value: outer for value, outer in told.items() if len(outer) > 1}
 
 
-_GROVE: Final = (clustered, governed, grove_named)
+#: Placement without a named topology is judged by the usual names of levels.
+_OF_PLACEMENT: Final = [one for one in LINT_CHECKS if one.code == "DYT0211"]
+_OF_LEVELS: Final = [one for one in LINT_CHECKS if one not in _OF_PLACEMENT]
+_GROVE: Final = (clustered, governed, topology_named, grove_named)
 _LEVELS: Final = (*_GROVE, topologies_read, topology_there)
 
 LEVEL_CHECKS: Final[tuple[Check[Custody], ...]] = (
@@ -176,5 +190,6 @@ LEVEL_CHECKS: Final[tuple[Check[Custody], ...]] = (
     Check("DYT0203", _grove_runs, _GROVE),
     Check("DYT0204", _in_sync, _LEVELS),
     Check("DYT0208", _nested, (*_LEVELS, nodes_read)),
-    *judged_live(LINT_CHECKS, graphs_read, topologies_read).values(),
+    *judged_live(_OF_LEVELS, graphs_read, topology_named, topologies_read).values(),
+    *judged_live(_OF_PLACEMENT, graphs_read, topologies_read).values(),
 )

@@ -65,12 +65,6 @@ def _by_key(custody: Custody) -> dict[str, list[_Use]]:
     return dict(sorted(told.items()))
 
 
-def labels_known(custody: Custody) -> Skipped | None:
-    """Which label holds the transfer domain is known of at least one graph."""
-    skipped = sourced(custody)
-    return skipped and Skipped(skipped.reason, unread=bool(unsourced(custody)))
-
-
 # -- labels that are not there ---------------------------------------------------------------------
 
 
@@ -225,7 +219,7 @@ def _no_twins(custody: Custody) -> Outcome:
     return outcome(wrong, unsourced(custody))
 
 
-_NEEDS: Final = (clustered, governed, nodes_read, labels_known)
+_NEEDS: Final = (clustered, governed, nodes_read, sourced)
 
 NODE_CHECKS: Final[tuple[Check[Custody], ...]] = tuple(
     sorted(

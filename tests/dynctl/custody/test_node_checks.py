@@ -333,8 +333,10 @@ def test_two_faults_are_both_seen():
     assert told == {"DYT0205": ["Node gpu-a-0"], "DYT0207": ["Node gpu-b-1"]}
 
 
-def test_thousands_of_pods_are_judged_without_walking_them_for_each_other():
-    cluster = Cluster(prefill=200, decode=800, nodes_per_zone=500, pinned=False)
-    for name in ("gpu-a-7", "gpu-b-0"):
+def test_many_pods_of_a_node_are_one_finding():
+    cluster = Cluster(prefill=50, decode=150, nodes_per_zone=4, pinned=False)
+    for name in ("gpu-a-3", "gpu-b-0"):
         del cluster.labels(name)[ZONE]
-    assert found(cluster) == {"DYT0205": ["Node gpu-a-7", "Node gpu-b-0"]}
+    told = results(cluster)
+    assert wrong(told) == {"DYT0205": ["Node gpu-a-3", "Node gpu-b-0"]}
+    assert told["DYT0205"].findings[0].value == f"has no label {ZONE}; 49 worker pods on it"
