@@ -270,6 +270,9 @@ class Observer:
             old = known.get(item.worker.worker_id)
             if old is None or old.worker != item.worker:
                 self.apply(WorkerUpserted(item.worker))
+                # Nobody has told what it caches yet; until somebody does, that is not "nothing".
+                for rank in item.worker.ranks:
+                    self.apply(IndexMarked(item.worker.worker_id, rank, "absent"))
             if self._follow_index:
                 self._follow_worker(item)
         if self._follow_load:

@@ -55,7 +55,7 @@ def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
         Column(
             "cached_blocks",
             "CACHED",
-            lambda w: count(_total(w, "cached_blocks")) if w.kv_events else "-",
+            _cached,
             lambda w: _total(w, "cached_blocks"),
             right=True,
             rank=2,
@@ -205,6 +205,13 @@ def _status(worker: WorkerRow) -> str:
     return f"ready, {busy} of {len(worker.ranks)} ranks busy" if busy else "ready"
 
 
+def _cached(worker: WorkerRow) -> str:
+    """What nobody has told is not "nothing"."""
+    total = _total(worker, "cached_blocks")
+    told = worker.kv_events and (total or _index_state(worker) != "absent")
+    return count(total) if told else "-"
+
+
 def _index_state(worker: WorkerRow) -> str:
     states = {rank.index for rank in worker.ranks}
     return next((state for state in ("gapped", "absent", "current") if state in states), "absent")
@@ -217,10 +224,14 @@ def _index(worker: WorkerRow) -> str:
     oldest = _oldest(worker, "index_age_s")
     if state == "gapped":
         return f"{plural(sum(rank.gaps for rank in worker.ranks), 'gap')}"
+    if state == "absent":
+        return "unknown"
     return state if oldest is None else f"{state}, {age(oldest)}"
 
 
 def _rank_index(rank: RankRow) -> str:
+    if rank.index == "absent":
+        return "unknown"
     tail = "" if rank.index_age_s is None else f", {age(rank.index_age_s)}"
     return (f"{plural(rank.gaps, 'gap')}" if rank.index == "gapped" else rank.index) + tail
 

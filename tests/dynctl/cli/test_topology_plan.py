@@ -77,7 +77,7 @@ def test_unpinned_workers_may_be_said_to_land_in_given_zones(dynctl):
         (["--enforcement", "strict", *GUIDE], "--enforcement strict: expected required, preferred"),
         (["--file-kv", "somewhere", *GUIDE], "are different sources; name one"),
         (["--demo", *GUIDE], "are different sources; name one"),
-        (["--model", "m", *GUIDE], "--model m: manifests and --capacity tell no model"),
+        (["--model", "m", *GUIDE], "--model m: pods, manifests and --capacity tell no model"),
         (["--demo", "--over", "a"], "--over: a deployment tells where its workers are"),
         (["--demo", "--domain", "city"], "--domain city: no worker publishes it"),
         (["--target", "prefill=1", "-f", FIXTURES / "unpinned.yaml"], "name them with --over"),
