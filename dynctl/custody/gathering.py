@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from dynctl.custody.facts import (
     Account,
@@ -35,7 +35,7 @@ from dynctl.wire.kubernetes.names import (
     LABEL_MISSING_REASON,
     OPERATOR_APP,
 )
-from dynctl.wire.kubernetes.worker_metadata import worker_metadata
+from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata, worker_metadata
 
 GRAPHS: Final = "dynamographdeployments"
 METADATA: Final = "dynamoworkermetadatas"
@@ -46,6 +46,8 @@ _AT_ONCE: Final = 8
 _MOST_ACCOUNTS: Final = 50
 
 T = TypeVar("T")
+Served: TypeAlias = Mapping[str, tuple[str, ...]] | Unread
+"""``plural.group`` -> versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ class Wanted:
     logs: Sampling = Sampling.SAMPLE
 
 
-def questions(namespace: str | None, group_topologies: Iterable[str]) -> tuple[AccessQuestion, ...]:
-    """What verify needs to be allowed; it asks before it reads, so that a refusal is expected."""
+def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessQuestion, ...]:
+    """What verify needs to be allowed. ``grove``: the resources of Grove that are read."""
     inside = namespace
     return (
         AccessQuestion("list", "nodes"),
@@ -68,21 +70,30 @@ def questions(namespace: str | None, group_topologies: Iterable[str]) -> tuple[A
         AccessQuestion("list", "pods", "", inside),
         AccessQuestion("list", "events", "", inside),
         AccessQuestion("list", "endpointslices", "discovery.k8s.io", inside),
+        # Over WebSocket these begin with a GET; newer API servers ask for create as well.
+        AccessQuestion("get", "pods/exec", "", inside),
         AccessQuestion("create", "pods/exec", "", inside),
-        AccessQuestion("get", "pods/log", "", inside),
+        AccessQuestion("get", "pods/portforward", "", inside),
         AccessQuestion("create", "pods/portforward", "", inside),
+        AccessQuestion("get", "pods/log", "", inside),
         AccessQuestion("list", "deployments", "apps"),
         AccessQuestion("get", "customresourcedefinitions", "apiextensions.k8s.io"),
-        *(AccessQuestion("list", name, "grove.io") for name in group_topologies),
+        *(
+            AccessQuestion("list", name, "grove.io", inside if name == _SETS else None)
+            for name in grove
+        ),
     )
 
 
-def operator_questions(group_topologies: Iterable[str]) -> tuple[AccessQuestion, ...]:
-    """What the operator needs for topology."""
+def operator_questions(
+    topologies: Iterable[str], namespaces: Iterable[str] = ()
+) -> tuple[AccessQuestion, ...]:
+    """What the operator needs for topology; ``namespaces``: of the graphs that it works for."""
     return (
         AccessQuestion("get", "nodes"),
         AccessQuestion("patch", "pods"),
-        *(AccessQuestion("get", name, "grove.io") for name in group_topologies),
+        *(AccessQuestion("patch", "pods", "", space) for space in namespaces),
+        *(AccessQuestion("get", name, "grove.io") for name in topologies),
     )
 
 
@@ -125,24 +136,25 @@ def closer(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> VerifyFacts:
 def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
     version = text(cluster.get("/version").get("gitVersion"))
     served = _served(cluster)
-    names = served if isinstance(served, Mapping) else {}
+    names: Mapping[str, tuple[str, ...]] = served if isinstance(served, Mapping) else {}
     topologies = [name for name in _TOPOLOGIES if f"{name}.grove.io" in names]
+    sets = [_SETS] if f"{_SETS}.grove.io" in names else []
     selected = _graph_selector(wanted.graphs)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
-        ask = questions(wanted.namespace, topologies)
+        ask = questions(wanted.namespace, [*topologies, *sets])
         access = pool.map(lambda one: _told(lambda: cluster.allowed(one)), ask)
         reader = _Reader(cluster, wanted.namespace)
         jobs: dict[str, Future[Any]] = {
             "schemas": pool.submit(_schemas, cluster),
-            "graphs": pool.submit(reader.graphs, names),
-            "topologies": pool.submit(reader.topologies, names, topologies),
+            "graphs": pool.submit(reader.graphs, served),
+            "topologies": pool.submit(reader.topologies, served, topologies),
             "nodes": pool.submit(reader.all, "/api/v1", "nodes", objects.node),
             "pods": pool.submit(reader.inside, "/api/v1", "pods", objects.pod, selected),
             "events": pool.submit(reader.events),
             "endpoints": pool.submit(reader.endpoints),
-            "metadata": pool.submit(reader.metadata, names),
+            "metadata": pool.submit(reader.metadata, served),
             "operators": pool.submit(reader.operators),
-            "grove_sets": pool.submit(reader.grove_sets, names),
+            "grove_sets": pool.submit(reader.grove_sets, served),
         }
         lists: dict[str, Any] = {name: job.result() for name, job in jobs.items()}
         facts = ClusterFacts(
@@ -155,8 +167,9 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
             access=dict(zip(ask, access, strict=True)),
             **lists,
         )
+        spaces = _graph_namespaces(facts)
         accounts = [
-            *((user, operator_questions(topologies)) for user in _operator_users(facts)),
+            *((user, operator_questions(topologies, spaces)) for user in _operator_users(facts)),
             *((user, worker_questions(space)) for user, space in _worker_users(facts)),
         ]
         told = list(pool.map(lambda one: _account(cluster, *one), accounts))
@@ -194,7 +207,9 @@ class _Reader:
         inner = "" if self._namespace is None else f"/namespaces/{self._namespace}"
         return self.all(root + inner, plural, read, query)
 
-    def graphs(self, served: Mapping[str, tuple[str, ...]]) -> Listing[Manifest]:
+    def graphs(self, served: Served) -> Listing[Manifest]:
+        if isinstance(served, Unread):
+            return served
         versions = served.get(f"{GRAPHS}.{GRAPH_GROUP}", ())
         version = next((one for one in _GRAPH_VERSIONS if one in versions), None)
         if version is None:
@@ -204,9 +219,9 @@ class _Reader:
             root, GRAPHS, lambda body: _manifest(body, GRAPH, f"{GRAPH_GROUP}/{version}")
         )
 
-    def topologies(
-        self, served: Mapping[str, tuple[str, ...]], plurals: Iterable[str]
-    ) -> Listing[Manifest]:
+    def topologies(self, served: Served, plurals: Iterable[str]) -> Listing[Manifest]:
+        if isinstance(served, Unread):
+            return served
         found: list[Manifest] = []
         for plural in plurals:
             version = served[f"{plural}.grove.io"][0]
@@ -235,7 +250,9 @@ class _Reader:
         )
         return told if isinstance(told, Unread) else tuple(one for some in told for one in some)
 
-    def metadata(self, served: Mapping[str, tuple[str, ...]]) -> Listing[Any]:
+    def metadata(self, served: Served) -> Listing[WorkerMetadata]:
+        if isinstance(served, Unread):
+            return served
         if f"{METADATA}.{GRAPH_GROUP}" not in served:
             return ()
         version = served[f"{METADATA}.{GRAPH_GROUP}"][0]
@@ -245,7 +262,9 @@ class _Reader:
         query = {"labelSelector": f"app.kubernetes.io/name={OPERATOR_APP}"}
         return self.all("/apis/apps/v1", "deployments", objects.workload, query)
 
-    def grove_sets(self, served: Mapping[str, tuple[str, ...]]) -> Listing[str]:
+    def grove_sets(self, served: Served) -> Listing[str]:
+        if isinstance(served, Unread):
+            return served
         if f"{_SETS}.grove.io" not in served:
             return ()
         root = f"/apis/grove.io/{served[f'{_SETS}.grove.io'][0]}"
@@ -263,7 +282,7 @@ class _Reader:
         return tuple(found)
 
 
-def _served(cluster: Cluster) -> Mapping[str, tuple[str, ...]] | Unread:
+def _served(cluster: Cluster) -> Served:
     """``plural.group`` -> versions, of the groups that matter here."""
     found: dict[str, list[str]] = {}
     try:
@@ -344,6 +363,11 @@ def _operator_users(facts: ClusterFacts) -> list[str]:
     operators = () if isinstance(facts.operators, Unread) else facts.operators
     users = {_user(one.namespace, one.service_account) for one in operators}
     return sorted(users)[:_MOST_ACCOUNTS]
+
+
+def _graph_namespaces(facts: ClusterFacts) -> list[str]:
+    graphs = () if isinstance(facts.graphs, Unread) else facts.graphs
+    return sorted({one.namespace for one in graphs})[:_MOST_ACCOUNTS]
 
 
 def _worker_users(facts: ClusterFacts) -> list[tuple[str, str]]:

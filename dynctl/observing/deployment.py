@@ -145,6 +145,7 @@ def join(entries: Iterable[tuple[str, Entry]], namespace: str | None = None) -> 
             case EventChannel():
                 channels[entry.topic].append(entry)
     names = worker_names(cards)
+    by_publisher = {channel.publisher_id: channel for channel in channels[KV_EVENTS]}
     workers = []
     for owner, card in cards.items():
         instance = instances.get(owner)
@@ -154,7 +155,7 @@ def join(entries: Iterable[tuple[str, Entry]], namespace: str | None = None) -> 
             continue
         worker = _worker(names[owner], card, instance, sources[card.instance_id], problems)
         if worker is not None:
-            workers.append(_observed(worker, card, instance, sources, channels[KV_EVENTS]))
+            workers.append(_observed(worker, card, instance, sources, by_publisher))
     for where, served in instances.items():
         if served.endpoint.name == SERVED and where not in cards and not _is_router(served):
             problems.append(
@@ -253,9 +254,8 @@ def _observed(
     card: ModelCard,
     instance: Instance,
     sources: Mapping[int, list[EventSource]],
-    channels: list[EventChannel],
+    by_publisher: Mapping[int, EventChannel],
 ) -> ObservedWorker:
-    by_publisher = {channel.publisher_id: channel for channel in channels}
     own = {source.dp_rank: source for source in sources[worker.worker_id]}
     heard = {
         rank: by_publisher[source.publisher_id]
