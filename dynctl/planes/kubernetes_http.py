@@ -120,7 +120,7 @@ class ApiServer:
         size = 0
         deadline = None if within is None else time.monotonic() + within
         try:
-            for piece in response.stream(_PIECE):
+            for piece in _as_it_comes(response):
                 size += len(piece)
                 if most is not None and size > most:
                     raise Unreachable(
@@ -310,6 +310,15 @@ def refusal_of(status: Mapping[str, Any], code: int, path: str) -> ClusterRefusa
         reason if isinstance(reason, str) else "",
         single_line(message) if isinstance(message, str) and message else f"{path}: refused",
     )
+
+
+def _as_it_comes(response: Any) -> Iterator[bytes]:
+    """Pieces as soon as they are there; urllib3 before 2.2 may wait for a whole _PIECE."""
+    if not hasattr(response, "read1"):
+        yield from response.stream(_PIECE)
+        return
+    while piece := response.read1(_PIECE):
+        yield piece
 
 
 def _socket_of(response: Any) -> Any:
