@@ -8,12 +8,6 @@ import pytest
 from tests.kube import crds
 from tests.kube.api_server import ApiServer
 from tests.kube.client import Api
-from tests.kube.clock import Clock
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

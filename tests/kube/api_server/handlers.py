@@ -256,11 +256,10 @@ class Handlers:
         if target.subresource == "log":
             text = streams.log_text(self.logs, pod, request.query)
             return web.Response(text=text, content_type="text/plain")
-        if request.headers.get("Upgrade", "").lower() != "websocket":
-            raise bad_request("you must specify an upgrade to WebSocket; SPDY is not spoken here")
         if target.subresource == "exec":
             container = streams.container_of(pod, request.query.get("container"))
             streams.demand_running(pod, container)
+            streams.demand_websocket(request)
             began(101)
             return await streams.serve_exec(
                 request, self.exec_files.get((namespace, name, container))
@@ -268,6 +267,7 @@ class Handlers:
         ports = [int(p) for text in request.query.getall("ports", []) for p in text.split(",")]
         if not ports:
             raise bad_request("at least one port must be specified for port-forward")
+        streams.demand_websocket(request)
         began(101)
         targets = {port: self.forwards.get((namespace, name, port)) for port in ports}
         return await streams.serve_forward(request, targets)

@@ -170,9 +170,11 @@ class Registry:
         return next((r for r in self if r.kind == kind and r.group == group), None)
 
     def named(self, word: str) -> Resource:
-        """By kind, plural, short name or ``plural.group``; KeyError says what was asked for."""
+        """By kind, plural, singular, short name or ``plural.group``, in any case; or KeyError."""
+        low = word.lower()
         for resource in self:
-            if word in (resource.kind, resource.plural, resource.qualified, *resource.short_names):
+            names = (resource.kind.lower(), resource.plural, resource.qualified)
+            if low in (*names, *resource.short_names):
                 return resource
         raise KeyError(f"no resource is called {word!r}; is its CustomResourceDefinition created?")
 

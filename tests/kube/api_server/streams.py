@@ -65,6 +65,12 @@ def demand_running(pod: Json, container: str) -> None:
             )
 
 
+def demand_websocket(request: web.Request) -> None:
+    """Raises 400 for SPDY, which kubectl falls back to when its WebSocket was refused."""
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        raise bad_request("you must specify an upgrade to WebSocket; SPDY is not spoken here")
+
+
 def run(files: Files | None, command: list[str]) -> Ran:
     """``cat PATH...`` below the root; anything else is not there to be run (126)."""
     if callable(files):
@@ -158,13 +164,12 @@ async def serve_forward(
                     with contextlib.suppress(OSError):
                         await writer.drain()
     finally:
+        # Without waiting first: a client that went away cancels this at any await.
+        for writer in writers.values():
+            writer.close()
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-        for writer in writers.values():
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
     return socket
 
 
