@@ -130,10 +130,14 @@ class KvEventStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryEntry:
-    """One key and its value, undecoded. Keys are Dynamo's logical ones in every backend."""
+    """One key and its value, undecoded. Keys are Dynamo's logical ones in every backend.
+
+    ``owner``: what people call who registered it (its pod), where the backend tells.
+    """
 
     key: str
     value: bytes
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

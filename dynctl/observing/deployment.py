@@ -6,11 +6,11 @@ is half there, malformed or contradictory is listed as a problem and never stops
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from dynctl.ports import Deleted, DiscoveryChange, Interrupted, Listed, Put
 from dynctl.wire.dynamo.discovery import (
@@ -34,6 +34,11 @@ SERVED: Final = "generate"
 INDEXER: Final = "kv_indexer_query"
 _SHORTEST_SUFFIX: Final = 4
 _ROLES: Final = {role.value: role for role in Role}
+
+
+Where: TypeAlias = tuple[EndpointId, int]
+"""An endpoint and an instance of it."""
+NO_OWNERS: Final[Mapping[str, str]] = {}
 
 
 class ProblemCode(StrEnum):
@@ -99,6 +104,7 @@ class Registrations:
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
+        self.owners: dict[str, str] = {}
         self.interrupted: str | None = None
 
     def apply(self, change: DiscoveryChange) -> None:
@@ -107,23 +113,32 @@ class Registrations:
             case Listed(entries):
                 self.interrupted = None
                 self.entries = {entry.key: parse_entry(entry.key, entry.value) for entry in entries}
+                self.owners = {entry.key: entry.owner for entry in entries if entry.owner}
             case Put(entry):
                 self.entries[entry.key] = parse_entry(entry.key, entry.value)
+                if entry.owner:
+                    self.owners[entry.key] = entry.owner
             case Deleted(key):
                 self.entries.pop(key, None)
+                self.owners.pop(key, None)
             case Interrupted(reason):
                 self.interrupted = reason
 
     def deployment(self, namespace: str | None = None) -> Deployment:
         """The join of one Dynamo namespace; None joins all."""
-        return join(self.entries.items(), namespace)
+        return join(self.entries.items(), namespace, self.owners)
 
 
-def join(entries: Iterable[tuple[str, Entry]], namespace: str | None = None) -> Deployment:
-    """Workers and channels out of parsed entries."""
+def join(
+    entries: Iterable[tuple[str, Entry]],
+    namespace: str | None = None,
+    owners: Mapping[str, str] = NO_OWNERS,
+) -> Deployment:
+    """Workers and channels out of parsed entries. ``owners``: key -> who people call its owner."""
     problems: list[Problem] = []
-    instances: dict[tuple[EndpointId, int], Instance] = {}
-    cards: dict[tuple[EndpointId, int], ModelCard] = {}
+    instances: dict[Where, Instance] = {}
+    cards: dict[Where, ModelCard] = {}
+    owned: dict[Where, str] = {}
     sources: dict[int, list[EventSource]] = defaultdict(list)
     channels: dict[str, list[EventChannel]] = defaultdict(list)
     namespaces = set()
@@ -140,11 +155,13 @@ def join(entries: Iterable[tuple[str, Entry]], namespace: str | None = None) -> 
                 instances[entry.endpoint, entry.instance_id] = entry
             case ModelCard():
                 cards[entry.endpoint, entry.instance_id] = entry
+                if key in owners:
+                    owned[entry.endpoint, entry.instance_id] = owners[key]
             case EventSource(topic=topic) if topic == KV_EVENTS:
                 sources[entry.worker_id].append(entry)
             case EventChannel():
                 channels[entry.topic].append(entry)
-    names = worker_names(cards)
+    names = {**worker_names(cards), **_unique(owned)}
     by_publisher = {channel.publisher_id: channel for channel in channels[KV_EVENTS]}
     workers = []
     for owner, card in cards.items():
@@ -178,12 +195,18 @@ def join(entries: Iterable[tuple[str, Entry]], namespace: str | None = None) -> 
     )
 
 
-def worker_names(keys: Iterable[tuple[EndpointId, int]]) -> dict[tuple[EndpointId, int], str]:
+def _unique(owned: Mapping[Where, str]) -> dict[Where, str]:
+    """The names that one worker bears; two engines of one pod are told apart by their ids."""
+    bearers = Counter(owned.values())
+    return {where: name for where, name in owned.items() if bearers[name] == 1}
+
+
+def worker_names(keys: Iterable[Where]) -> dict[Where, str]:
     """``COMPONENT/SUFFIX``, the shortest ends of the hex ids that tell a component's workers apart.
 
     All names of a component are equally long, at least four digits, as people know it from git.
     """
-    groups: dict[tuple[str, str], list[tuple[EndpointId, int]]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Where]] = defaultdict(list)
     for key in keys:
         groups[key[0].namespace, key[0].component].append(key)
     # Two namespaces may hold the same component; their names must differ all the same.

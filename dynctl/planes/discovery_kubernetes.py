@@ -23,12 +23,10 @@ from dynctl.planes.kubernetes_workers import (
 )
 from dynctl.ports import (
     Cluster,
-    Deleted,
     DiscoveryChange,
     DiscoveryEntry,
     Interrupted,
     Listed,
-    Put,
 )
 
 DEBOUNCE_S: Final = 0.5
@@ -77,7 +75,7 @@ class KubernetesDiscovery:
         reader.set()
         self._readers.add(reader)
         self._follow()
-        known: dict[str, bytes] | None = None
+        known: dict[str, DiscoveryEntry] | None = None
         interrupted = False
         try:
             while True:
@@ -99,8 +97,8 @@ class KubernetesDiscovery:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._closed.wait(), self._debounce_s)
                     before, known = known, self._register.entries()
-                    for key, value in changes(before, known):
-                        yield Deleted(key) if value is None else Put(DiscoveryEntry(key, value))
+                    for change in changes(before, known):
+                        yield change
         finally:
             self._readers.discard(reader)
 
@@ -167,5 +165,5 @@ class KubernetesDiscovery:
         thread.start()
 
 
-def _listed(entries: Mapping[str, bytes]) -> Listed:
-    return Listed(tuple(DiscoveryEntry(key, entries[key]) for key in sorted(entries)))
+def _listed(entries: Mapping[str, DiscoveryEntry]) -> Listed:
+    return Listed(tuple(entries[key] for key in sorted(entries)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dynctl.errors import Unreachable
-from dynctl.ports import Cluster, ClusterEvent, ClusterRefusal, DiscoveryEntry
+from dynctl.ports import Cluster, ClusterEvent, ClusterRefusal, Deleted, DiscoveryEntry, Put
 from dynctl.wire.kubernetes import worker_metadata as metadata
 from dynctl.wire.kubernetes.fields import mapping, text
 from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL
@@ -99,7 +99,7 @@ class WorkerRegister:
             with self._lock:
                 _set(self._ready, name, pods)
 
-    def entries(self) -> dict[str, bytes]:
+    def entries(self) -> dict[str, DiscoveryEntry]:
         """What the discoverable workers registered, by key."""
         with self._lock:
             workers = sorted(self._workers.items())
@@ -109,7 +109,7 @@ class WorkerRegister:
             for pod, uid in pods:
                 uids.setdefault(pod, set()).add(uid)
         return {
-            entry.key: entry.value
+            entry.key: entry
             for (namespace, _), worker in workers
             if _same_pod(worker.uid, uids.get((namespace, worker.pod), set()))
             for entry in worker.entries
@@ -254,7 +254,7 @@ def _name(body: Mapping[str, Any]) -> _Name:
 
 def _worker(body: Mapping[str, Any]) -> _Worker:
     read = metadata.worker_metadata(body)
-    entries = tuple(DiscoveryEntry(key, value) for key, value in read.entries())
+    entries = tuple(DiscoveryEntry(key, value, read.name) for key, value in read.entries())
     # In container mode the object's name has the container's behind the pod's.
     return _Worker(read.owner or read.name, read.owner_uid, entries)
 
@@ -276,11 +276,11 @@ def _set(into: dict[_Name, Any], name: _Name, value: Any) -> None:
 
 
 def changes(
-    before: Mapping[str, bytes], now: Mapping[str, bytes]
-) -> Iterator[tuple[str, bytes | None]]:
-    """What became of each key that is not as it was: its new value, None where it is gone."""
+    before: Mapping[str, DiscoveryEntry], now: Mapping[str, DiscoveryEntry]
+) -> Iterator[Put | Deleted]:
+    """What leads from one to the other."""
     for key in before.keys() - now.keys():
-        yield key, None
-    for key, value in now.items():
-        if before.get(key) != value:
-            yield key, value
+        yield Deleted(key)
+    for key, entry in now.items():
+        if before.get(key) != entry:
+            yield Put(entry)
