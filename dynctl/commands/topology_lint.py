@@ -33,31 +33,36 @@ def lint_topology(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="KUBE_CONTEXT", help="Not yet: check against a cluster too."),
+        typer.Option(
+            metavar="KUBE_CONTEXT",
+            help="Check against this cluster too: node labels, Grove topology, what a running "
+            "graph cannot change; . is the current context.",
+        ),
     ] = None,
 ) -> int:
     """Check graph manifests: what Kubernetes would refuse, and what nobody checks.
 
-    Reads DynamoGraphDeployments (v1alpha1, v1beta1) and Grove topologies. No cluster is asked.
+    Reads DynamoGraphDeployments (v1alpha1, v1beta1) and Grove topologies. No cluster is asked but
+    the one named with --against.
     """
     from dynctl.errors import UsageProblem
 
     files = [*(file or ()), *(more or ())]
-    if against is not None:
-        raise UsageProblem(
-            f"--against {against}: not read yet", "lint checks files alone; leave --against out"
-        )
     if not files:
         raise UsageProblem(
             "no file to check", "for example: dynctl topology lint -f deploy.yaml -f topology.yaml"
         )
     if fail_on not in ("fail", "warn"):
         raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
-    return lint_files(options, files, fail_on, suppress)
+    return lint_files(options, files, fail_on, suppress, against)
 
 
 def lint_files(
-    options: GlobalOptions, files: Sequence[str], fail_on: str, suppress: Sequence[str] | None
+    options: GlobalOptions,
+    files: Sequence[str],
+    fail_on: str,
+    suppress: Sequence[str] | None,
+    against: str | None = None,
 ) -> int:
     """Check some manifests, print the report and return the exit code."""
     from dynctl.errors import ExitCode
@@ -68,6 +73,12 @@ def lint_files(
     from dynctl.views.render import emit
 
     suppressed = Suppressions.parse(suppress or (), catalogue())
-    report = lint(read_manifests(files), suppressed)
+    manifests = read_manifests(files)
+    if against is None:
+        report = lint(manifests, suppressed)
+    else:
+        from dynctl.custody.looking import linted_against
+
+        report = linted_against(options, manifests, against, suppressed)
     emit(report, options)
     return ExitCode.YES if report.passes(fail_on) else ExitCode.NO

@@ -52,12 +52,16 @@ Served: TypeAlias = Mapping[str, tuple[str, ...]] | Unread
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to look at. ``namespace`` None: all. ``graphs``: names, empty for every graph."""
+    """What to look at. ``namespace`` None: all. ``graphs``: names, empty for every graph.
+
+    ``optional``: a cluster without any graph is an answer too.
+    """
 
     namespace: str | None
     graphs: tuple[str, ...] = ()
     exec: Sampling = Sampling.SAMPLE
     logs: Sampling = Sampling.SAMPLE
+    optional: bool = False
 
 
 def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessQuestion, ...]:
@@ -113,7 +117,8 @@ def gather(cluster: Cluster, wanted: Wanted, before: VerifyFacts | None = None) 
     Raises Unreachable where the API server does not answer or holds no Dynamo that was named.
     """
     facts = replace(before or VerifyFacts(), cluster=_lists(cluster, wanted))
-    _expect_graphs(cluster, wanted, facts)
+    if not wanted.optional:
+        _expect_graphs(cluster, wanted, facts)
     return closer(cluster, wanted, facts)
 
 

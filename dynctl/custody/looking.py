@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,8 @@ from dynctl.connect import frontends
 from dynctl.connect.cluster import namespaces_of, open_cluster
 from dynctl.connect.cluster_frontends import reach_of
 from dynctl.connect.planes import backend, namespace, open_planes
+from dynctl.contexts.settling import in_context
+from dynctl.custody.against import lint_against
 from dynctl.custody.facts import Registry, VerifyFacts
 from dynctl.custody.gathering import Wanted, gather
 from dynctl.custody.joining import Custody, custody
@@ -25,11 +27,14 @@ from dynctl.custody.sampling import Sampling
 from dynctl.custody.verify import verify
 from dynctl.errors import Unreachable, UsageProblem
 from dynctl.findings.catalogue import catalogue
+from dynctl.findings.results import Report
 from dynctl.findings.suppression import Suppressions
 from dynctl.observing.deployment import Registrations
 from dynctl.observing.facts import Unread
 from dynctl.options import GlobalOptions
 from dynctl.ports import Cluster
+from dynctl.topology.graphs import GRAPH
+from dynctl.topology.manifests import Manifest
 
 #: Between two looks with --wait.
 AGAIN_S: Final = 5.0
@@ -79,12 +84,35 @@ def custody_of_cluster(options: GlobalOptions, graphs: tuple[str, ...] = ()) -> 
         cluster.close()
 
 
+def linted_against(
+    options: GlobalOptions, manifests: Sequence[Manifest], context: str, suppressed: Suppressions
+) -> Report:
+    """What lint says of manifests, and what the cluster of a kubeconfig's context says to them.
+
+    ``context`` ``.`` is the current one. Raises UsageProblem or Unreachable.
+    """
+    if context != ".":
+        options = replace(options, kube_context=context)
+    cluster = open_cluster(options)
+    try:
+        home = namespaces_of(options, cluster) or cluster.namespace
+        spaces = {one.namespace or home for one in manifests if one.kind == GRAPH}
+        where = spaces.pop() if len(spaces) == 1 else None
+        wanted = Wanted(where, (), Sampling.NONE, Sampling.NONE, optional=True)
+        return lint_against(manifests, gather(cluster, wanted), home, suppressed)
+    finally:
+        cluster.close()
+
+
 def _talk(message: str) -> None:
     sys.stderr.write(message + "\n")
 
 
 def _reader(options: GlobalOptions, asked: VerifyOptions) -> Callable[[], VerifyFacts]:
     """What gathers the facts that the options name, as often as it is called."""
+    # By flag alone: what a context says of a cluster is no contradiction to --path.
+    flags = (options.kube_context, options.kubeconfig, options.namespace, *asked.graphs)
+    options = in_context(options)
     routers = Routers(
         frontends(options), reach_of(options.reach), min(options.timeout, 10.0), asked.probe
     )
@@ -92,7 +120,7 @@ def _reader(options: GlobalOptions, asked: VerifyOptions) -> Callable[[], Verify
     registry = named is not None and named[0] != "kubernetes"
     kubernetes = (options.kube_context, options.kubeconfig, options.namespace, *asked.graphs)
     if asked.path is not None:
-        if any(one is not None for one in kubernetes):
+        if any(one is not None for one in flags):
             raise UsageProblem("--path judges one mount; leave out what names a cluster")
         domain = asked.domain or os.environ.get("DYN_KV_TRANSFER_DOMAIN", "")
         path = asked.path
