@@ -317,8 +317,7 @@ def _in_backend(custody: Custody) -> Outcome:
     for worker in workers:
         if worker.cards:
             continue
-        pod = pod_of(worker)
-        explained = not_serving(custody, worker) or ("" if pod.ready else "starting")
+        pod, explained = pod_of(worker), not_serving(custody, worker)
         if explained:
             elsewhere.append(explained)
         else:

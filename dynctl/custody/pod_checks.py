@@ -20,6 +20,7 @@ from dynctl.custody.standing import (
     key_of,
     live,
     live_workers,
+    many,
     of,
     peopled,
     pod_of,
@@ -89,7 +90,7 @@ def _complete(custody: Custody) -> Outcome:
                 )
     if not judged:
         return Skipped("no graph with worker pods tells how many it wants (DYT0401)")
-    return outcome(wrong, says=f"{judged:,} component" + ("" if judged == 1 else "s"))
+    return outcome(wrong, says=many(judged, "component"))
 
 
 def _running(custody: Custody) -> Outcome:
@@ -180,7 +181,7 @@ def _labelled(custody: Custody) -> Outcome:
         if not missing or _is_young(pod, cluster.now):
             continue
         event = next(iter(events.get((*key_of(worker), pod.uid), ())), None)
-        since = "" if pod.scheduled is None else f", {age(cluster.now - pod.scheduled)} ago"
+        since = "" if pod.scheduled is None else f" {age(cluster.now - pod.scheduled)} ago"
         noted = "" if event is None else f"; the operator noted: {event.message}"
         first = "" if event is not None else "see that the operator runs and may do it (DYT03), "
         delete = f"kubectl delete pod {pod.name} -n {pod.namespace}"
@@ -298,7 +299,7 @@ def _old_events(custody: Custody) -> Outcome:
         for event in events.get((*key_of(worker), pod.uid), ()):
             if _is_over(worker, event):
                 last = "" if event.at is None else f", last {age(cluster.now - event.at)} ago"
-                times = f"{event.count:,} time" + ("" if event.count == 1 else "s")
+                times = many(event.count, "time")
                 wrong.append(found(worker.subject, times=times, last=last, message=event.message))
                 break
     return outcome(wrong)
@@ -357,7 +358,7 @@ def _one_generation(custody: Custody) -> Outcome:
         del hashes[""]
         marked = marked or bool(hashes)
         if len(hashes) > 1:
-            told = (f"{name} {many:,} pods" for name, many in hashes.most_common())
+            told = (f"{name} {many(pods, 'pod')}" for name, pods in hashes.most_common())
             wrong.append(found(graph.subject, many=len(hashes), generations=some(told)))
     if not marked:
         return Skipped(f"no worker pod carries {WORKER_HASH_LABEL}")

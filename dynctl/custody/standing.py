@@ -91,8 +91,9 @@ def sourced(custody: Custody) -> Skipped | None:
     """Which labels hold the transfer domain is known of at least one graph."""
     if any(graph.policy is not None and graph.policy.source for graph in custody.governed):
         return None
-    told = "; ".join(unsourced(custody))
-    return Skipped(told or "which label holds the domain is not known (DYT0201, DYT0202)")
+    unread = unsourced(custody)
+    told = "; ".join(unread[:2]) or "which label holds the domain is not known (DYT0201, DYT0202)"
+    return Skipped(told, unread=bool(unread))
 
 
 def unsourced(custody: Custody) -> list[str]:
@@ -216,7 +217,12 @@ def tally(
 
 def of(part: int, whole: int, noun: str) -> str:
     """``18 of 18 worker pods``."""
-    return f"{part:,} of {whole:,} {noun}" + ("" if whole == 1 else "s")
+    return f"{part:,} of {many(whole, noun)}"
+
+
+def many(number: int, noun: str) -> str:
+    """``1 pod``, ``2,048 pods``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def some(names: Iterable[str], most: int = 3) -> str:
