@@ -4,19 +4,31 @@ import asyncio
 import gc
 import os
 import threading
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import pytest
 
 from dynctl.planes.discovery_etcd3 import Etcd3Discovery
 from dynctl.planes.discovery_etcd_gateway import EtcdGatewayDiscovery
 from dynctl.planes.discovery_file import FileDiscovery
+from dynctl.planes.discovery_kubernetes import KubernetesDiscovery
 from dynctl.planes.discovery_memory import MemoryDiscovery
 from dynctl.ports import Deleted, Discovery, DiscoveryChange, DiscoveryEntry, Listed, Put
 from tests.contract.etcd_server import EtcdServer
+from tests.dynctl.planes.kube_lab import (
+    DEFINITION,
+    NAMESPACE,
+    endpoint,
+    endpoint_slice,
+    metadata,
+    opened,
+)
+from tests.kube.api_server import ApiServer
 
 KEY = "v1/instances/dyn-amo/back_end/generate/f50496f06b4ba43b"
 """An id above 2**63, and characters that the file backend encodes."""
@@ -25,16 +37,25 @@ VALUE = '{"instance_id":17655340255331378299,"name":"Ünïcode ✓ \\u0000"}'.en
 
 
 class Backend(Protocol):
-    """Somebody else who registers, and what there is to know of the store's untouched state."""
+    """Somebody else who registers, and what there is to know of the store's untouched state.
+
+    ``owner`` is whom the store takes to have registered a key.
+    """
+
+    opaque: bytes
+    """The strangest value that the store takes."""
 
     def put(self, key: str, value: bytes) -> None: ...
     def delete(self, key: str) -> None: ...
     def keep_alive(self, key: str) -> None: ...
     def fingerprint(self) -> object: ...
+    def owner(self, key: str) -> str: ...
     def discovery(self) -> Discovery: ...
 
 
 class _Memory:
+    opaque = b"not json \xff"
+
     def __init__(self) -> None:
         self._discovery = MemoryDiscovery()
         self.put = self._discovery.put
@@ -43,6 +64,9 @@ class _Memory:
 
     def keep_alive(self, key: str) -> None:
         self.put(key, VALUE)
+
+    def owner(self, key: str) -> str:
+        return ""
 
     def fingerprint(self) -> object:
         return None
@@ -53,6 +77,8 @@ class _Memory:
 
 class _Files:
     """As Dynamo does it: a temporary file, renamed."""
+
+    opaque = b"not json \xff"
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -76,6 +102,9 @@ class _Files:
     def keep_alive(self, key: str) -> None:
         os.utime(self._path(key))
 
+    def owner(self, key: str) -> str:
+        return ""
+
     def fingerprint(self) -> object:
         found = {}
         for path in sorted(self._root.rglob("*")):
@@ -88,6 +117,8 @@ class _Files:
 
 
 class _Etcd:
+    opaque = b"not json \xff"
+
     def __init__(self, server: EtcdServer, kind: Callable[..., Discovery]) -> None:
         self._server = server
         self._kind = kind
@@ -98,11 +129,62 @@ class _Etcd:
         """A publisher that writes the same again; a lease that is kept alive is not even seen."""
         self._server.put(key, VALUE)
 
+    def owner(self, key: str) -> str:
+        return ""
+
     def fingerprint(self) -> object:
         return self._server.revision(), self._server.leases()
 
     def discovery(self) -> Discovery:
         return self._kind([self._server.url])
+
+
+_BUCKETS = {"instances": "endpoints", "mdc": "model_cards"}
+_WORKERS = 8
+
+
+class _Kubernetes:
+    """A few workers whose pods are ready; what is registered is spread over their metadata."""
+
+    opaque = b'[null,{"deep":[1.5]},"\xc3\xbc"]'
+    """Values lie in an object of the API, so they are JSON."""
+
+    def __init__(self, server: ApiServer, folder: Path) -> None:
+        self._server = server
+        self._folder = folder
+        pods = [f"w-{number}" for number in range(_WORKERS)]
+        server.store.create(DEFINITION)
+        server.store.create(endpoint_slice("workers", [endpoint(pod, pod) for pod in pods]))
+        for pod in pods:
+            server.store.create(metadata(pod, {}, uid=pod))
+
+    def _set(self, key: str, value: object) -> None:
+        _, bucket, rest = key.split("/", 2)
+        self._patch(key, {"spec": {"data": {_BUCKETS[bucket]: {rest: value}}}})
+
+    def _patch(self, key: str, patch: dict[str, object]) -> None:
+        name = self.owner(key)
+        self._server.store.patch_merge("dynamoworkermetadatas", name, patch, NAMESPACE)
+
+    def owner(self, key: str) -> str:
+        return f"w-{zlib.crc32(key.encode()) % _WORKERS}"
+
+    def put(self, key: str, value: bytes) -> None:
+        self._set(key, msgspec.json.decode(value))
+
+    def delete(self, key: str) -> None:
+        self._set(key, None)
+
+    def keep_alive(self, key: str) -> None:
+        """Another revision of the object with the same data in it."""
+        revision = str(self._server.store.revision)
+        self._patch(key, {"metadata": {"annotations": {"touched": revision}}})
+
+    def fingerprint(self) -> object:
+        return self._server.store.revision
+
+    def discovery(self) -> Discovery:
+        return KubernetesDiscovery(opened(self._server, self._folder), NAMESPACE, debounce_s=0.02)
 
 
 def _percent(character: str) -> str:
@@ -117,8 +199,16 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     server.close()
 
 
-@pytest.fixture(params=["memory", "file", "etcd3", "gateway"])
+@pytest.fixture
+def api_server() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "file", "etcd3", "gateway", "kubernetes"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    if request.param == "kubernetes":
+        return _Kubernetes(request.getfixturevalue("api_server"), tmp_path)
     if request.param == "memory":
         return _Memory()
     if request.param == "file":
@@ -143,6 +233,10 @@ async def watched(discovery: Discovery) -> AsyncIterator[Callable[[], Awaitable[
         await discovery.close()
 
 
+def put(backend: Backend, key: str, value: bytes) -> Put:
+    return Put(DiscoveryEntry(key, value, backend.owner(key)))
+
+
 def as_dict(listed: object) -> dict[str, bytes]:
     assert isinstance(listed, Listed)
     found = {entry.key: entry.value for entry in listed.entries}
@@ -158,16 +252,16 @@ async def test_an_empty_store_is_an_empty_list(backend: Backend):
 
 async def test_lists_keys_and_values_as_they_were_registered(backend: Backend):
     backend.put(KEY, VALUE)
-    backend.put(CARD, b"not json \xff")
+    backend.put(CARD, backend.opaque)
     discovery = backend.discovery()
-    assert as_dict(await discovery.list()) == {KEY: VALUE, CARD: b"not json \xff"}
-    assert as_dict(await discovery.list()) == {KEY: VALUE, CARD: b"not json \xff"}
+    assert as_dict(await discovery.list()) == {KEY: VALUE, CARD: backend.opaque}
+    assert as_dict(await discovery.list()) == {KEY: VALUE, CARD: backend.opaque}
     await discovery.close()
 
 
 async def test_the_title_names_the_backend(backend: Backend):
     discovery = backend.discovery()
-    assert discovery.title.split()[0] in ("memory", "file", "etcd")
+    assert discovery.title.split()[0] in ("memory", "file", "etcd", "kubernetes")
     await discovery.close()
 
 
@@ -176,13 +270,13 @@ async def test_watch_begins_with_a_list_and_then_gives_changes_in_order(backend:
     async with watched(backend.discovery()) as following:
         assert as_dict(await following()) == {KEY: b"1"}
         backend.put(CARD, b"{}")
-        assert await following() == Put(DiscoveryEntry(CARD, b"{}"))
+        assert await following() == put(backend, CARD, b"{}")
         backend.put(KEY, b"2")
-        assert await following() == Put(DiscoveryEntry(KEY, b"2"))
+        assert await following() == put(backend, KEY, b"2")
         backend.delete(KEY)
         assert await following() == Deleted(KEY)
         backend.put(KEY, b"3")
-        assert await following() == Put(DiscoveryEntry(KEY, b"3"))
+        assert await following() == put(backend, KEY, b"3")
 
 
 async def test_a_keep_alive_is_no_change(backend: Backend):
@@ -193,7 +287,7 @@ async def test_a_keep_alive_is_no_change(backend: Backend):
             backend.keep_alive(KEY)
             await asyncio.sleep(0.05)
         backend.put(CARD, b"{}")
-        assert await following() == Put(DiscoveryEntry(CARD, b"{}"))
+        assert await following() == put(backend, CARD, b"{}")
 
 
 async def test_two_readers_see_the_same(backend: Backend):
@@ -201,7 +295,7 @@ async def test_two_readers_see_the_same(backend: Backend):
     first, second = discovery.watch(), discovery.watch()
     assert await anext(first) == await anext(second) == Listed(())
     backend.put(KEY, VALUE)
-    assert await anext(first) == await anext(second) == Put(DiscoveryEntry(KEY, VALUE))
+    assert await anext(first) == await anext(second) == put(backend, KEY, VALUE)
     await first.aclose()
     backend.delete(KEY)
     assert await anext(second) == Deleted(KEY)
@@ -216,7 +310,7 @@ async def test_a_thousand_entries(backend: Backend):
     async with watched(backend.discovery()) as following:
         assert as_dict(await following()) == expected
         for key in list(expected)[:300]:
-            backend.put(key, b"new")
+            backend.put(key, b'"new"')
         seen = [await following() for _ in range(300)]
         assert {change.entry.key for change in seen if isinstance(change, Put)} == set(
             list(expected)[:300]
@@ -224,7 +318,9 @@ async def test_a_thousand_entries(backend: Backend):
 
 
 async def test_entries_of_a_megabyte(backend: Backend):
-    expected = {f"v1/mdc/ns/c/e/{number}": b"%d" % number * 1_000_000 for number in range(8)}
+    expected = {
+        f"v1/mdc/ns/c/e/{number}": b'"%s"' % (b"%d" % number * 1_000_000) for number in range(8)
+    }
     for key, value in expected.items():
         backend.put(key, value)
     discovery = backend.discovery()
@@ -301,7 +397,7 @@ async def _cancel_a_reader(changes: AsyncIterator[DiscoveryChange]) -> None:
 
 async def _warm_up(backend: Backend) -> None:
     """What a library keeps for the whole process is there from its first use."""
-    if isinstance(backend, _Etcd):
+    if isinstance(backend, _Etcd | _Kubernetes):
         discovery = backend.discovery()
         await discovery.list()
         await discovery.close()
