@@ -52,7 +52,8 @@ def _present(custody: Custody) -> Outcome:
     for graph in custody.governed:
         pods, wanted = len(live(graph)), _wanted(graph)
         if not pods and wanted:
-            wrong.append(found(graph.subject, wanted=wanted))
+            namespace, _, name = graph.name.rpartition("/")
+            wrong.append(found(graph.subject, wanted=wanted, name=name, namespace=namespace))
         told.append(f"{short(graph)}: {pods:,}" + ("" if wanted is None else f" of {wanted:,}"))
     return outcome(wrong, says=some(told))
 
