@@ -19,7 +19,7 @@ _ANYTHING: Json = {"type": "object", "x-kubernetes-preserve-unknown-fields": Tru
 _ANYTHINGS: Json = {"type": "array", "items": _ANYTHING}
 _STRINGS: Json = {"type": "object", "additionalProperties": {"type": "string"}}
 _COUNT: Json = {"type": "integer", "format": "int32", "minimum": 0}
-_LABEL_KEY = (
+LABEL_KEY = (
     r"^(([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*/)?"
     r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)$"
 )
@@ -90,7 +90,7 @@ def _policy(*, cluster_topology: bool) -> Json:
             "type": "string",
             "minLength": 1,
             "maxLength": 317,
-            "pattern": _LABEL_KEY,
+            "pattern": LABEL_KEY,
             "x-kubernetes-validations": [
                 {
                     "rule": "!self.contains('/') || self.split('/')[0].size() <= 253",

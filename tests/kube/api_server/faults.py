@@ -15,7 +15,8 @@ EXPIRE_CONTINUE = "expire continue"
 
 @dataclass(slots=True)
 class Fault:
-    """One rule. ``left`` counts down the requests it still meets; None is for ever."""
+    """One rule. ``left`` counts down the requests it still meets, None is for ever; ``met`` counts
+    up."""
 
     kind: str
     prefix: str
@@ -25,6 +26,7 @@ class Fault:
     message: str = ""
     seconds: float = 0.0
     headers: dict[str, str] = field(default_factory=dict)
+    met: int = 0
 
     def refusal(self) -> StatusError:
         reason = REASONS.get(self.status, "Unknown")
@@ -111,6 +113,7 @@ class Faults:
                     and path.startswith(fault.prefix)
                     and fault.method in (None, method)
                 ):
+                    fault.met += 1
                     if fault.left is not None:
                         fault.left -= 1
                         if fault.left <= 0:

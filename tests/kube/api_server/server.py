@@ -109,7 +109,11 @@ class ApiServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._loop is not None and self._stop is not None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop serving, as leaving the ``with`` does; once is enough and twice does no harm."""
+        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
             self._thread.join(timeout=20)
