@@ -50,7 +50,7 @@ VIEWER_RULES: Final[tuple[Rule, ...]] = (
     ("nvidia.com", "dynamographdeployments dynamoworkermetadatas", ("list",)),
     ("grove.io", "clustertopologybindings clustertopologies podcliquesets", ("list",)),
     ("apiextensions.k8s.io", "customresourcedefinitions", ("get",)),
-    ("authorization.k8s.io", "subjectaccessreviews", ("create",)),
+    ("authorization.k8s.io", "subjectaccessreviews localsubjectaccessreviews", ("create",)),
 )
 
 
