@@ -32,6 +32,7 @@ MAX_LINE: Final = 32 << 20
 _PIECE: Final = 1 << 16
 _MAX_ERROR_BYTES: Final = 1 << 18
 _MOST_TRIES: Final = 5
+_MOST_KEPT: Final = 64
 _SLOWEST: Final = 6
 """Times the timeout, that a whole answer may take while it keeps coming."""
 _BUSY: Final = (429, 503)
@@ -55,6 +56,8 @@ class ApiServer:
 
             # The person asked for it in the kubeconfig; kubectl is silent about it too.
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        # Where more are open at once, urllib3 throws them away and writes so to stderr.
+        configuration.connection_pool_maxsize = _MOST_KEPT
         self._pool: Any = RESTClientObject(configuration).pool_manager
         self._pool.connection_pool_kw["socket_options"] = _socket_options()
         self._agent = f"dynctl/{version()}"

@@ -101,7 +101,9 @@ def test_a_list_whose_token_always_expires_is_given_up(
     assert caught.value.status == 410
 
 
-def test_several_threads_read_at_once(server: ApiServer, cluster: KubernetesCluster):
+def test_several_threads_read_at_once(
+    server: ApiServer, cluster: KubernetesCluster, caplog: pytest.LogCaptureFixture
+):
     with_pods(server, 20)
     found: list[int] = []
 
@@ -109,12 +111,13 @@ def test_several_threads_read_at_once(server: ApiServer, cluster: KubernetesClus
         for _ in range(5):
             found.append(sum(len(names(page)) for page in cluster.pages(PODS, page=7)))
 
-    threads = [threading.Thread(target=read) for _ in range(8)]
+    threads = [threading.Thread(target=read) for _ in range(30)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [20] * 40
+    assert found == [20] * 150
+    assert not caplog.records
 
 
 def test_log_lines(server: ApiServer, cluster: KubernetesCluster):
