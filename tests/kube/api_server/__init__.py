@@ -9,5 +9,6 @@ admission webhooks, CEL in general, aggregated discovery, garbage collection in 
 from tests.kube.api_server.faults import Fault, Faults
 from tests.kube.api_server.server import ADMIN_TOKEN, ApiServer, Request
 from tests.kube.api_server.status import StatusError
+from tests.kube.api_server.streams import Ran
 
-__all__ = ["ADMIN_TOKEN", "ApiServer", "Fault", "Faults", "Request", "StatusError"]
+__all__ = ["ADMIN_TOKEN", "ApiServer", "Fault", "Faults", "Ran", "Request", "StatusError"]

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -17,8 +17,16 @@ from aiohttp import WSMsgType, web
 from tests.kube.api_server.status import StatusError, bad_request
 
 Json = dict[str, Any]
-Ran = tuple[bytes, bytes, int]
-"""What a command left: standard output, standard error, exit code."""
+
+
+class Ran(NamedTuple):
+    """What a command left."""
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    code: int = 0
+
+
 Files = Path | Callable[[list[str]], Ran]
 """The root directory of a container, or what runs its commands."""
 
@@ -77,7 +85,8 @@ def run(files: Files | None, command: list[str]) -> Ran:
         return files(command)
     if not command or command[0] != "cat":
         word = command[0] if command else ""
-        return b"", f'exec: "{word}": executable file not found in $PATH\n'.encode(), 126
+        complaint = f'exec: "{word}": executable file not found in $PATH\n'
+        return Ran(stderr=complaint.encode(), code=126)
     out, err, code = b"", b"", 0
     for path in command[1:]:
         if path == "--":
@@ -90,7 +99,7 @@ def run(files: Files | None, command: list[str]) -> Ran:
             err, code = err + f"cat: {path}: Permission denied\n".encode(), 1
         except OSError:
             err, code = err + f"cat: {path}: No such file or directory\n".encode(), 1
-    return out, err, code
+    return Ran(out, err, code)
 
 
 def _inside(root: Path | None, path: str) -> Path:

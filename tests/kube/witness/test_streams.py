@@ -13,7 +13,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward, stream
 from kubernetes.stream.ws_client import PortForward
 
-from tests.kube.api_server import ApiServer
+from tests.kube.api_server import ApiServer, Ran
 from tests.kube.witness.bodies import pod, running
 from tests.kube.witness.conftest import Kubectl
 
@@ -59,10 +59,8 @@ def test_no_other_command_is_there(worker: ApiServer, kubectl: Kubectl):
     done = kubectl.run("exec", "web", "--", "sh", "-c", "id")
     assert done.returncode == 126
     assert 'exec: "sh": executable file not found' in done.stderr
-    worker.exec_files["default", "web", "main"] = lambda command: (
-        " ".join(command).encode(),
-        b"",
-        3,
+    worker.exec_files["default", "web", "main"] = lambda command: Ran(
+        " ".join(command).encode(), code=3
     )
     done = kubectl.run("exec", "web", "--", "sh", "-c", "id")
     assert (done.stdout, done.returncode) == ("sh -c id", 3)
