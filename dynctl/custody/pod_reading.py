@@ -7,6 +7,7 @@ from typing import Final
 
 from dynctl.custody.chain import WorkerChain
 from dynctl.custody.facts import PodKey, StartLog, TopologyFile
+from dynctl.errors import Unreachable
 from dynctl.observing.facts import Unread
 from dynctl.ports import Cluster, ClusterRefusal
 from dynctl.wire.dynamo.start_log import StartLines, read_start_log
@@ -49,7 +50,8 @@ def read_files(
             found[domain] = TopologyFile(None)
         except ValueError:
             found[domain] = TopologyFile("", f"is larger than {MOST_BYTES:,} bytes")
-        except ClusterRefusal as refusal:
+        except (ClusterRefusal, Unreachable) as refusal:
+            # One node that cannot be reached must not hide the pods of the others.
             return _key(worker), Unread(refusal.message)
         else:
             found[domain] = topology_file(content)
@@ -66,7 +68,7 @@ def read_start(cluster: Cluster, worker: WorkerChain) -> tuple[PodKey, StartLog 
         now = _lines(cluster, pod, pod.main.name, previous=False)
         if pod.main.last_end is not None and pod.main.restarts > 0:
             earlier = _lines(cluster, pod, pod.main.name, previous=True)
-    except ClusterRefusal as refusal:
+    except (ClusterRefusal, Unreachable) as refusal:
         return _key(worker), Unread(refusal.message)
     config = now.config
     if config is None:
