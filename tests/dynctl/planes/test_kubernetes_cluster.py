@@ -1,14 +1,11 @@
-"""The cluster's adapter against an API server: reading, watching, and being told no."""
+"""The cluster's adapter against an API server: reading, asking who may, watching."""
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,10 @@ import pytest
 import yaml
 
 from dynctl.errors import Unreachable
-from dynctl.planes import kubernetes_http
 from dynctl.planes.kubernetes_cluster import KubernetesCluster, open_cluster
 from dynctl.ports import AccessQuestion, ClusterRefusal
 from tests.dynctl.planes.kube_lab import PODS, bind, opened, pod, rule
+from tests.dynctl.planes.kube_stand_ins import answering, elsewhere
 from tests.kube.api_server import ApiServer
 
 NOW = 1_700_000_000.0
@@ -47,7 +44,7 @@ def names(page: Any) -> list[str]:
     return [item["metadata"]["name"] for item in page["items"]]
 
 
-# -- reading -------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def test_what_it_is_called(server: ApiServer, tmp_path: Path):
@@ -135,7 +132,7 @@ def test_a_log_that_is_not_there(server: ApiServer, cluster: KubernetesCluster):
         list(cluster.log_lines("lab", "w-00", "main", previous=True))
 
 
-# -- access --------------------------------------------------------------------------------------
+# -- access ----------------------------------------------------------------------------------------
 
 
 def test_what_somebody_may_do(tmp_path: Path):
@@ -210,256 +207,7 @@ def test_a_refused_token_is_renewed_by_its_plugin(tmp_path: Path):
         one.close()
 
 
-# -- refusals and silence ------------------------------------------------------------------------
-
-
-def test_what_is_not_served_and_what_is_not_there(server: ApiServer, cluster: KubernetesCluster):
-    with pytest.raises(ClusterRefusal) as caught:
-        cluster.get("/apis/nobody.example/v1/things")
-    assert caught.value.missing
-    with pytest.raises(ClusterRefusal, match='pods "absent" not found') as caught:
-        cluster.get(f"{PODS}/absent")
-    assert caught.value.missing
-
-
-def test_a_busy_server_is_asked_again_when_it_says_so(
-    server: ApiServer, cluster: KubernetesCluster
-):
-    server.faults.answer("/api/v1/nodes", 429, times=2, retry_after=0)
-    server.faults.answer("/api/v1/nodes", 503, times=1, retry_after=0)
-    assert cluster.get("/api/v1/nodes")["items"] == []
-    assert [request.status for request in server.requests] == [429, 429, 503, 200]
-
-
-@pytest.mark.parametrize(("status", "after"), [(429, 60), (503, None), (500, None)])
-def test_a_server_that_stays_busy_is_a_refusal(
-    server: ApiServer, cluster: KubernetesCluster, status: int, after: int | None
-):
-    server.faults.answer("/api/v1/nodes", status, message="not now", retry_after=after)
-    with pytest.raises(ClusterRefusal, match="not now") as caught:
-        cluster.get("/api/v1/nodes")
-    assert caught.value.status == status
-    assert len(server.requests) == 1
-
-
-def test_a_server_that_asks_for_ever_is_asked_five_times(
-    server: ApiServer, cluster: KubernetesCluster
-):
-    server.faults.answer("/api/v1/nodes", 429, retry_after=0)
-    with pytest.raises(ClusterRefusal):
-        cluster.get("/api/v1/nodes")
-    assert len(server.requests) == 5
-
-
-def test_silence_ends_with_the_timeout(server: ApiServer, tmp_path: Path):
-    server.faults.hang("/api/v1/nodes", 30, times=1)
-    one = opened(server, tmp_path, timeout=0.3)
-    with pytest.raises(Unreachable, match=r"no answer within 0\.3 s"):
-        one.get("/api/v1/nodes")
-    one.close()
-
-
-def test_nobody_listens(tmp_path: Path):
-    with ApiServer() as server:
-        one = opened(server, tmp_path)
-    with pytest.raises(Unreachable) as caught:
-        one.get("/api/v1/nodes")
-    assert "connection refused" in caught.value.message
-    assert "context test" in caught.value.message
-    one.close()
-
-
-def test_a_name_that_is_not_known(tmp_path: Path):
-    one = elsewhere(tmp_path, {"server": "https://no-such-host.invalid:6443"})
-    with pytest.raises(Unreachable, match="its name is not known"):
-        one.get("/api/v1/nodes")
-    one.close()
-
-
-def elsewhere(folder: Path, cluster: dict[str, Any], timeout: float = 10) -> KubernetesCluster:
-    told = {
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "contexts": [{"name": "lab", "context": {"cluster": "c"}}],
-        "current-context": "lab",
-    }
-    path = folder / "elsewhere"
-    path.write_text(yaml.safe_dump(told))
-    return open_cluster(kubeconfig=path, context=None, timeout=timeout)
-
-
-# -- TLS -----------------------------------------------------------------------------------------
-
-
-def authority(server: ApiServer) -> str:
-    assert server.ca is not None
-    return b64encode(server.ca.read_bytes()).decode()
-
-
-def test_a_certificate_of_another_authority_is_said_with_the_host(tmp_path: Path):
-    with ApiServer(tls=True) as server, ApiServer(tls=True) as other:
-        told = {"server": server.url, "certificate-authority-data": authority(other)}
-        one = elsewhere(tmp_path, told)
-        with pytest.raises(Unreachable) as caught:
-            one.get("/api/v1/nodes")
-        assert f"the TLS certificate of {server.url}" in caught.value.message
-        assert "certificate-authority of context lab" in caught.value.hint
-        one.close()
-
-
-def test_a_certificate_of_another_name_is_not_accepted(tmp_path: Path):
-    with ApiServer(tls=True) as server:
-        told = {"server": server.url, "certificate-authority-data": authority(server)}
-        one = elsewhere(tmp_path, told | {"tls-server-name": "elsewhere"})
-        with pytest.raises(Unreachable, match="elsewhere"):
-            one.get("/api/v1/nodes")
-        one.close()
-        one = elsewhere(tmp_path, told | {"tls-server-name": "kubernetes.default.svc"})
-        assert one.get("/api/v1/nodes")["items"] == []
-        one.close()
-
-
-def test_who_wants_no_verification_gets_none_and_no_warning(tmp_path: Path):
-    with ApiServer(tls=True) as server:
-        one = elsewhere(tmp_path, {"server": server.url, "insecure-skip-tls-verify": True})
-        assert one.get("/api/v1/nodes")["items"] == []
-        one.close()
-
-
-def test_tls_to_a_server_without(server: ApiServer, tmp_path: Path):
-    one = elsewhere(tmp_path, {"server": server.url.replace("http:", "https:")})
-    with pytest.raises(Unreachable, match="the TLS handshake failed"):
-        one.get("/api/v1/nodes")
-    one.close()
-
-
-# -- servers that are none -----------------------------------------------------------------------
-
-
-@contextmanager
-def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """A server that answers every GET like this; its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            answer(self)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = False
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def whole(body: bytes, status: int = 200, **headers: str) -> Callable[[Any], None]:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        for name, value in {"Connection": "close", **headers}.items():
-            handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return answer
-
-
-@pytest.mark.parametrize("body", [b"<html>Sign in", b"[1]", b"", b'{"a": \xff}', b"[" * 100_000])
-def test_an_answer_that_is_no_object(tmp_path: Path, body: bytes):
-    with answering(whole(body)) as url:
-        one = elsewhere(tmp_path, {"server": url})
-        with pytest.raises(Unreachable, match="no JSON object"):
-            one.get("/api/v1/nodes")
-        one.close()
-
-
-def test_a_redirect_is_not_followed(tmp_path: Path):
-    with answering(whole(b"", 302, Location="http://127.0.0.1:1/login")) as url:
-        one = elsewhere(tmp_path, {"server": url})
-        with pytest.raises(Unreachable, match="with a redirect"):
-            one.get("/api/v1/nodes")
-        one.close()
-
-
-def test_a_refusal_that_is_no_status(tmp_path: Path):
-    with answering(whole(b"bad \x1b[2J gateway", 502)) as url:
-        one = elsewhere(tmp_path, {"server": url})
-        with pytest.raises(ClusterRefusal, match=r"bad \?\[2J gateway \(HTTP 502\)") as caught:
-            one.get("/api/v1/nodes")
-        assert caught.value.status == 502
-        one.close()
-
-
-def test_an_answer_that_is_too_large_names_the_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(kubernetes_http, "MAX_BYTES", 1_000)
-    with answering(whole(b'{"a":"' + b"x" * 2_000 + b'"}')) as url:
-        one = elsewhere(tmp_path, {"server": url})
-        with pytest.raises(Unreachable, match="over 1,000 bytes"):
-            one.get("/api/v1/nodes")
-        one.close()
-
-
-def test_an_answer_that_is_cut(tmp_path: Path):
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", "1000")
-        handler.end_headers()
-        handler.wfile.write(b'{"a":')
-        handler.close_connection = True
-
-    with answering(answer) as url:
-        one = elsewhere(tmp_path, {"server": url})
-        with pytest.raises(Unreachable, match="the connection was cut"):
-            one.get("/api/v1/nodes")
-        one.close()
-
-
-def test_an_answer_that_drips_is_given_up(tmp_path: Path):
-    ended = threading.Event()
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", "100000")
-        handler.end_headers()
-        while not ended.wait(0.02):
-            handler.wfile.write(b" ")
-            handler.wfile.flush()
-
-    with answering(answer) as url:
-        one = elsewhere(tmp_path, {"server": url}, timeout=0.1)
-        try:
-            with pytest.raises(Unreachable, match=r"not complete after 0\.6 s"):
-                one.get("/api/v1/nodes")
-        finally:
-            ended.set()
-            one.close()
-
-
-def test_a_kept_connection_that_was_closed_is_opened_again(tmp_path: Path):
-    """The server closes each connection after an answer that did not say so."""
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        whole(b"{}", Connection="keep-alive")(handler)
-        handler.close_connection = True
-
-    with answering(answer) as url:
-        one = elsewhere(tmp_path, {"server": url})
-        for _ in range(20):
-            assert one.get("/api/v1/nodes") == {}
-        one.close()
-
-
-# -- watching ------------------------------------------------------------------------------------
+# -- watching --------------------------------------------------------------------------------------
 
 
 def test_a_watch_tells_changes_from_a_version_on(server: ApiServer, cluster: KubernetesCluster):
@@ -558,7 +306,7 @@ def test_a_watch_of_nonsense(
         one.close()
 
 
-# -- closing -------------------------------------------------------------------------------------
+# -- closing ---------------------------------------------------------------------------------------
 
 
 def test_close_ends_a_watch_that_waits(server: ApiServer, tmp_path: Path):
@@ -612,28 +360,3 @@ def connections_to(port: int) -> list[str]:
         if remote.endswith(f":{port:04X}") and state == "01":
             found.append(local)
     return found
-
-
-def test_a_proxy_is_gone_through(server: ApiServer, tmp_path: Path):
-    """A plain HTTP proxy, which is told the whole URL."""
-    asked: list[str] = []
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        asked.append(handler.path)
-        whole(b'{"items": []}')(handler)
-
-    with answering(answer) as proxy:
-        one = elsewhere(tmp_path, {"server": "http://cluster.internal:1", "proxy-url": proxy})
-        assert one.get("/api/v1/nodes") == {"items": []}
-        one.close()
-    assert asked == ["http://cluster.internal:1/api/v1/nodes"]
-
-
-def test_a_proxy_that_is_not_there(tmp_path: Path):
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        gone = f"http://127.0.0.1:{held.getsockname()[1]}"
-        one = elsewhere(tmp_path, {"server": "http://cluster.internal:1", "proxy-url": gone})
-        with pytest.raises(Unreachable, match="refused"):
-            one.get("/api/v1/nodes")
-        one.close()
