@@ -37,7 +37,7 @@ def large() -> Iterator[ApiServer]:
 
 def _cat(content: bytes, command: list[str]) -> Ran:
     assert command[0] == "cat"
-    return content, b"", 0
+    return Ran(stdout=content)
 
 
 def asked(server: ApiServer, tmp_path: Path, wanted: VerifyOptions) -> Counter[str]:
