@@ -40,6 +40,11 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("thresholds get", "thresholds:get_thresholds", "Show the busy thresholds in force."),
     ("thresholds set", "thresholds:set_thresholds", "Set busy thresholds; --dry-run tries them."),
     ("config show", "config:show_config", "Show every router setting and where it came from."),
+    ("context list", "context:list_contexts", "List the contexts; * marks the current one."),
+    ("context use", "context:use_context", "Make a context the current one."),
+    ("context add", "context:add_context", "Keep this line's options as a context."),
+    ("context show", "context:show_context", "Show what holds here and where it came from."),
+    ("context remove", "context:remove_context", "Remove a context."),
     ("check", "check:check", "Check a live deployment; say what is wrong and how to fix it."),
     ("explain", "explain:explain", "Explain a code that a check printed."),
     ("why", "why:why", "Explain a decision that a frontend made."),
@@ -53,6 +58,7 @@ GROUPS = {
     "events": "What workers tell of their caches.",
     "thresholds": "Busy thresholds, live on the frontend.",
     "config": "The router's settings and their sources.",
+    "context": "Named bundles of endpoints, so that nobody types them twice.",
 }
 
 # Typer bundles click from 0.17 on and depends on it before; this is the same class either way.

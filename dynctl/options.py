@@ -25,6 +25,10 @@ class GlobalOptions:
     most one is a source; frontends beside planes add load and settings. ``namespace`` is one of
     Kubernetes (``dyn_namespace`` is Dynamo's own); dynctl.connect.cluster tells what it and
     ``all_namespaces`` mean together.
+
+    ``context`` was named by option. ``given``: the fields that stood on the command line, which
+    the values alone do not tell; ``settled``: what the context says is in them already, and
+    ``environment_sources``: variables may name a source still (dynctl.contexts.settling).
     """
 
     frontend: tuple[str, ...] = ()
@@ -33,6 +37,9 @@ class GlobalOptions:
     output: OutputFormat = OutputFormat.TABLE
     timeout: float = 10.0
     token: str | None = None
+    token_env: str | None = None
+    token_file: Path | None = None
+    context: str | None = None
     discovery: str | None = None
     dyn_namespace: str | None = None
     file_kv: Path | None = None
@@ -47,3 +54,6 @@ class GlobalOptions:
     wait: float = 5.0
     no_color: bool = False
     debug: bool = False
+    given: frozenset[str] = frozenset()
+    settled: bool = False
+    environment_sources: bool = True

@@ -26,8 +26,8 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--frontend",
             metavar="URL",
-            help="Ask a running dynctl frontend or router (repeatable: replicas). "
-            "Default: $DYNCTL_FRONTEND, then http://127.0.0.1:8000.",
+            help="Ask a running dynctl frontend or router (repeatable: replicas). Default: "
+            "$DYNCTL_FRONTEND, the context's, then http://127.0.0.1:8000.",
             rich_help_panel=PANEL,
         ),
     ],
@@ -75,6 +75,34 @@ _ANNOTATIONS: dict[str, Any] = {
             "--token",
             metavar="TOKEN",
             help="Bearer token; $DYNCTL_TOKEN keeps it out of the process list.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "token_env": Annotated[
+        str | None,
+        typer.Option(
+            "--token-env",
+            metavar="NAME",
+            help="The environment variable that holds the bearer token.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "token_file": Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="The file that holds the bearer token.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "context": Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            metavar="NAME",
+            help="Look where this context says (dynctl context list). [default: $DYNCTL_CONTEXT, "
+            "then the current one]",
             rich_help_panel=PANEL,
         ),
     ],
@@ -215,7 +243,7 @@ def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in redeclared:
             if arguments[name] is None:
                 arguments[name] = values.get(name)
-        return function(GlobalOptions(**values), **arguments)
+        return function(GlobalOptions(**values, given=frozenset(values)), **arguments)
 
     return _with_signature(command, own)
 

@@ -3,7 +3,8 @@
 Exactly one of ``--demo``, ``--view``, ``--frontend`` (repeatable: replicas of one service) and a
 live Dynamo's planes (``--discovery`` and what belongs to it); Dynamo's frontends beside planes add
 load and settings. Dynamo's variables name planes too, unless the frontend that was named is ours.
-None given: ``$DYNCTL_FRONTEND``, then ``http://127.0.0.1:8000`` if it answers as ours.
+None given: ``$DYNCTL_FRONTEND``, then the context's (dynctl.contexts.settling), then
+``http://127.0.0.1:8000`` if it answers as ours.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dynctl.contexts.settling import in_context
 from dynctl.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.options import GlobalOptions
 
@@ -33,7 +35,8 @@ WAYS = """give one source:
                                    `dynctl serve frontend --worker http://HOST:PORT`
 --discovery file --file-kv DIR     a live Dynamo that registers in files
 --discovery etcd --etcd-endpoints HOST:2379   ... or in etcd
---discovery kubernetes -n NAMESPACE           ... or in a Kubernetes cluster"""
+--discovery kubernetes -n NAMESPACE           ... or in a Kubernetes cluster
+--context NAME                     any of these, once kept with `dynctl context add NAME ..`"""
 
 
 class Source(Protocol):
@@ -81,20 +84,22 @@ def connect(options: GlobalOptions) -> Source:
         from dynctl.connect.view_source import open_view
 
         return open_view(options.view)
-    if "--discovery" in given or _planes_by_environment(options):
+    options = in_context(options)
+    if "--discovery" in _given(options) or _planes_by_environment(options):
         return _planes(options)
     return _frontend(options)
 
 
 def names_source(options: GlobalOptions) -> bool:
-    """Whether an option (not the environment) names where to look."""
-    return bool(_given(options))
+    """Whether an option (not the environment, not the current context) names where to look."""
+    return options.context is not None or bool(_given(options))
 
 
 def peer_versions(options: GlobalOptions) -> list[tuple[str, str | None, str | None]]:
     """``(url, version, why not)`` of the named frontends, or of the default one if it is there."""
     from dynctl.connect.frontend_source import FrontendSource
 
+    options = in_context(options)
     named = frontends(options)
     timeout = options.timeout if named else min(options.timeout, GUESS_TIMEOUT)
     answers: list[tuple[str, str | None, str | None]] = []
@@ -109,8 +114,9 @@ def peer_versions(options: GlobalOptions) -> list[tuple[str, str | None, str | N
 
 
 def frontends(options: GlobalOptions) -> tuple[str, ...]:
-    """The frontends that were named: by option, else by environment."""
-    if options.frontend:
+    """The frontends that were named: by option, else by environment, else by the context."""
+    options = in_context(options)
+    if options.frontend or not options.environment_sources:
         return options.frontend
     return tuple(
         filter(None, (u.strip() for u in os.environ.get(FRONTEND_VARIABLE, "").split(",")))
@@ -118,7 +124,11 @@ def frontends(options: GlobalOptions) -> tuple[str, ...]:
 
 
 def token(options: GlobalOptions) -> str | None:
-    return options.token or os.environ.get(TOKEN_VARIABLE) or None
+    """The bearer token for frontends; raises UsageProblem where it is not where it should be."""
+    from dynctl.contexts.tokens import read_token
+
+    options = in_context(options)
+    return read_token(options) or os.environ.get(TOKEN_VARIABLE) or None
 
 
 def _given(options: GlobalOptions) -> list[str]:

@@ -24,6 +24,7 @@ from dynctl.connect.cluster_frontends import OUT_OF_REACH, cluster_ways
 from dynctl.connect.dynamo_frontend import DynamoFrontend, ModelReadiness
 from dynctl.connect.frontend_source import FrontendSource
 from dynctl.connect.planes import Planes, backend, namespace, open_planes
+from dynctl.contexts.settling import in_context
 from dynctl.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.observing.deployment import ObservedWorker
 from dynctl.observing.facts import (
@@ -71,6 +72,7 @@ def gather(options: GlobalOptions) -> CheckFacts:
                 f"{flag}: check looks at a running deployment",
                 _WAYS,
             )
+    options = in_context(options)
     planes_named = backend(options) is not None
     urls = frontends(options)
     if not planes_named and not urls:

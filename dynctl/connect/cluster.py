@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from dynctl.contexts.settling import in_context
 from dynctl.errors import UsageProblem
 from dynctl.options import GlobalOptions
 
@@ -19,6 +20,7 @@ def open_cluster(options: GlobalOptions) -> Cluster:
     yet."""
     from dynctl.planes import kubernetes_cluster
 
+    options = in_context(options)
     return kubernetes_cluster.open_cluster(
         kubeconfig=options.kubeconfig, context=options.kube_context, timeout=options.timeout
     )
@@ -29,6 +31,7 @@ def namespaces_of(options: GlobalOptions, cluster: Cluster) -> str | None:
 
     Raises UsageProblem.
     """
+    options = in_context(options)
     if options.namespace is None:
         return None if options.all_namespaces else cluster.namespace
     if options.all_namespaces:

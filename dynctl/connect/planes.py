@@ -1,7 +1,7 @@
 """Which planes a command reads, from options and Dynamo's own variables; adapters come lazily.
 
 This is the table of names -> adapters for live deployments. What an option does not say, Dynamo's
-variable does, else Dynamo's default.
+variable does, else the context, else Dynamo's default.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dynctl.contexts.settling import in_context
 from dynctl.errors import UsageProblem
 from dynctl.options import GlobalOptions
 
@@ -47,13 +48,15 @@ class Planes:
 
 def backend(options: GlobalOptions) -> tuple[str, str] | None:
     """(discovery backend, who said it); None where nobody named one. Raises UsageProblem."""
+    options = in_context(options)
+    environ = os.environ if options.environment_sources else {}
     said = [
         (options.discovery, "--discovery"),
         ("file" if options.file_kv is not None else None, "--file-kv"),
         ("etcd" if options.etcd_endpoints is not None else None, "--etcd-endpoints"),
-        (os.environ.get(DISCOVERY_VARIABLE) or None, DISCOVERY_VARIABLE),
-        ("file" if os.environ.get("DYN_FILE_KV") else None, "DYN_FILE_KV"),
-        ("etcd" if os.environ.get("ETCD_ENDPOINTS") else None, "ETCD_ENDPOINTS"),
+        (environ.get(DISCOVERY_VARIABLE) or None, DISCOVERY_VARIABLE),
+        ("file" if environ.get("DYN_FILE_KV") else None, "DYN_FILE_KV"),
+        ("etcd" if environ.get("ETCD_ENDPOINTS") else None, "ETCD_ENDPOINTS"),
     ]
     for name, source in said:
         if name is None:
@@ -73,6 +76,7 @@ def namespace(options: GlobalOptions) -> str | None:
 
     In Kubernetes the operator calls it after the graph, so there all is the default.
     """
+    options = in_context(options)
     name = options.dyn_namespace or os.environ.get(NAMESPACE_VARIABLE)
     if name is None:
         return None if (backend(options) or ("",))[0] == "kubernetes" else "dynamo"
@@ -86,6 +90,7 @@ def open_planes(options: GlobalOptions) -> Planes:
     """
     from dynctl.planes.dynamo_requests import TcpRequestPlane
 
+    options = in_context(options)
     named = backend(options)
     if named is None:
         raise UsageProblem(

@@ -14,6 +14,7 @@ from dynctl.topology.domain_capacity import NO_DOMAIN, TopologyShow
 from dynctl.topology.plan_result import TopologyPlan
 from dynctl.views import (
     check_table,
+    context_tables,
     custody_table,
     plan_tables,
     story,
@@ -22,6 +23,7 @@ from dynctl.views import (
     worker_tables,
 )
 from dynctl.views.canvas import Canvas
+from dynctl.views.context_results import ContextChange, ContextDetail, ContextList
 from dynctl.views.results import (
     ConfigReport,
     ThresholdChange,
@@ -43,6 +45,9 @@ _SCREENS: dict[type, Any] = {
     ThresholdList: tables.threshold_list,
     ThresholdChange: tables.threshold_change,
     ConfigReport: tables.config_report,
+    ContextList: context_tables.context_list,
+    ContextDetail: context_tables.context_detail,
+    ContextChange: context_tables.context_change,
     Versions: tables.versions,
     Report: check_table.check_report,
     VerifyReport: custody_table.verify_report,
@@ -68,6 +73,10 @@ def items(result: Any) -> Iterable[Any]:
         return result.thresholds
     if isinstance(result, ConfigReport):
         return result.settings
+    if isinstance(result, ContextList):
+        return result.contexts
+    if isinstance(result, ContextDetail):
+        return result.values
     if isinstance(result, VerifyReport):
         return _of_two_kinds(result)
     if isinstance(result, Report):
@@ -104,6 +113,10 @@ def names(result: Any) -> list[str]:
         return [result.after.model]
     if isinstance(result, ConfigReport):
         return [setting.name for setting in result.settings]
+    if isinstance(result, ContextList):
+        return [row.name for row in result.contexts]
+    if isinstance(result, ContextDetail | ContextChange):
+        return [] if result.name is None else [result.name]
     if isinstance(result, Report):
         return [check.code for check in result.checks if check.state in (State.FAIL, State.WARN)]
     if isinstance(result, CodeList | CodePage):

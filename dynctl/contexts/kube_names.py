@@ -1,0 +1,46 @@
+"""The names of a kubeconfig's contexts, and nothing else of it, without a Kubernetes client.
+
+Only to help (a hint, a completion): what cannot be read has no names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+_LARGEST_BYTES: Final = 4 << 20
+_MOST_FILES: Final = 32
+
+
+def kube_context_names(kubeconfig: Path | None = None) -> list[str]:
+    """Names in the order of the files that kubectl would read, each once."""
+    return list(dict.fromkeys(name for path in _files(kubeconfig) for name in _names(path)))
+
+
+def _files(kubeconfig: Path | None) -> list[Path]:
+    if kubeconfig is not None:
+        return [kubeconfig.expanduser()]
+    told = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return [Path(part).expanduser() for part in (told or ["~/.kube/config"])[:_MOST_FILES]]
+
+
+def _names(path: Path) -> Iterator[str]:
+    import yaml
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_BYTES + 1)
+        if len(data) > _LARGEST_BYTES:
+            return
+        # The one written in C is six times as fast, and not everywhere.
+        loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        document = yaml.load(data, loader)  # noqa: S506  both are safe loaders
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return
+    entries = document.get("contexts") if isinstance(document, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if isinstance(name, str):
+            yield name

@@ -1,0 +1,226 @@
+"""`dynctl context ..`, `--context` and `$DYNCTL_CONTEXT`, as a person uses them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config" / "c.toml"
+    monkeypatch.setenv("DYNCTL_CONFIG", str(path))
+    return path
+
+
+@pytest.fixture
+def frontend() -> Iterator[tuple[str, list[str | None]]]:
+    """Where something tells a version as our frontends do, and the tokens that it was sent."""
+    tokens: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens.append(self.headers.get("authorization"))
+            body = json.dumps({"settings": {}, "version": "9.9"}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", tokens
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_endpoints_are_typed_once(dynctl, monkeypatch, frontend):
+    url, tokens = frontend
+    monkeypatch.setenv("LAB_TOKEN", "secret")
+    assert dynctl("context", "add", "lab", "--frontend", url, "--token-env", "LAB_TOKEN").code == 0
+    assert url not in dynctl("version").out
+    assert f"{url} dynctl 9.9" in " ".join(dynctl("version", "--context", "lab").out.split())
+    assert tokens == ["Bearer secret"]
+    assert dynctl("context", "use", "lab").out == "lab is the current context\n"
+    assert url in dynctl("version").out
+    assert "http://127.0.0.1:1 " in dynctl("version", "--frontend", "http://127.0.0.1:1").out
+    assert tokens == ["Bearer secret"] * 2
+    dynctl("context", "use", "--none")
+    assert url not in dynctl("version").out
+    monkeypatch.setenv("DYNCTL_CONTEXT", "lab")
+    assert url in dynctl("version").out
+
+
+def test_add_takes_the_line_as_it_is_and_nothing_else(dynctl, monkeypatch, config, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NATS_SERVER", "nats://env:4222")
+    ran = dynctl(
+        "--timeout", "2.5", "context", "add", "x", "--file-kv", "store", "-A", "--reach", "direct",
+        "-o", "json", "--no-color",
+    )  # fmt: skip
+    assert (ran.code, ran.json["done"], ran.json["name"]) == (0, "added", "x")
+    lines = config.read_text().splitlines()
+    assert lines[lines.index("[contexts.x]") + 1 :] == [
+        f'file-kv = "{tmp_path}/store"',
+        "all-namespaces = true",
+        'reach = "direct"',
+        "timeout = 2.5",
+    ]
+
+
+def test_add_replaces_only_when_told(dynctl):
+    dynctl("context", "add", "x", "--timeout", "1", "-n", "team")
+    ran = dynctl("context", "add", "x", "--timeout", "2")
+    assert (ran.code, ran.out) == (2, "")
+    assert "there is one of that name" in ran.err
+    assert "--force" in ran.err
+    assert dynctl("context", "add", "x", "--timeout", "2", "--force").out.startswith("replaced")
+    rows = dynctl("context", "list", "-o", "json").json["contexts"]
+    assert rows == [{"name": "x", "current": False, "values": {"timeout": 2.0}}]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ([], "nothing to keep, expected at least one option"),
+        (["--token", "hunter2"], "--token: cannot be kept in a context"),
+        (["--demo"], "--demo: cannot be kept"),
+        (["--view", "v.json"], "--view: cannot be kept"),
+        (["--wait", "3"], "--wait: cannot be kept"),
+        (["--context", "y"], "--context: cannot be kept"),
+        (["--discovery", "zoo"], "--discovery: expected one of file, etcd, kubernetes; got 'zoo'"),
+        (["-n", "a", "-A"], "--namespace and all-namespaces: expected one"),
+        (["--frontend", "http://u:hunter2@h"], "--frontend: an address with a login"),
+    ],
+)
+def test_what_a_context_cannot_keep(dynctl, config, line, said):
+    ran = dynctl("context", "add", "x", *line)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert "hunter2" not in ran.err
+    assert not config.exists()
+
+
+def test_list_marks_the_current_one(dynctl, monkeypatch):
+    assert "has no contexts" in dynctl("context", "list").out
+    dynctl("context", "add", "b", "--frontend", "http://b:1")
+    dynctl("context", "add", "a", "--discovery", "kubernetes", "--kube-context", "k")
+    dynctl("context", "use", "b")
+    out = dynctl("context", "list").out
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["a", "discovery", "kubernetes", "kube-context", "k"],
+        ["*", "b", "frontend", "http://b:1"],
+    ]
+    assert dynctl("context", "list", "-o", "name").out == "a\nb\n"
+    monkeypatch.setenv("DYNCTL_CONTEXT", "a")
+    ran = dynctl("context", "list")
+    assert "*  a" in ran.out
+    assert ran.err == "note: $DYNCTL_CONTEXT makes a the current one\n"
+    assert "$DYNCTL_CONTEXT=a counts more here" in dynctl("context", "use", "b").err
+
+
+def test_show_tells_where_each_value_comes_from(dynctl, monkeypatch):
+    dynctl("context", "add", "x", "--frontend", "http://x:1", "--timeout", "3", "-n", "team")
+    dynctl("context", "use", "x")
+    monkeypatch.setenv("DYNCTL_FRONTEND", "http://e:1")
+    ran = dynctl("context", "show", "--timeout", "4", "-o", "json")
+    found = {row["name"]: row for row in ran.json["values"]}
+    assert ran.json["name"] == "x"
+    assert ran.json["chosen_by"] == "current"
+    assert (found["frontend"]["value"], found["frontend"]["source"]) == (
+        "http://e:1",
+        "env DYNCTL_FRONTEND",
+    )
+    assert found["frontend"]["unused"] == ["http://x:1"]
+    assert (found["timeout"]["value"], found["timeout"]["source"]) == (4.0, "flag --timeout")
+    assert (found["namespace"]["value"], found["namespace"]["source"]) == ("team", "context x")
+    assert (found["reach"]["value"], found["reach"]["source"]) == (None, "default")
+    screen = dynctl("context", "show").out
+    assert "note: frontend http://x:1 of the context does not count: env DYNCTL_FRONTEND" in screen
+    by_name = dynctl("context", "show", "x", "-o", "json").json
+    assert by_name["chosen_by"] == "argument"
+    assert by_name["values"][0]["source"] == "context x"
+
+
+def test_show_without_any_context(dynctl):
+    ran = dynctl("context", "show")
+    assert ran.code == 0
+    assert ran.out.startswith("no context ")
+    assert dynctl("context", "show", "-o", "name").out == ""
+
+
+def test_remove_and_unknown_names(dynctl):
+    for name in ("a", "b"):
+        dynctl("context", "add", name, "--timeout", "1")
+    dynctl("context", "use", "a")
+    assert (
+        dynctl("context", "remove", "a").out == "removed context a; there is no current one now\n"
+    )
+    for command in ("use", "show", "remove"):
+        ran = dynctl("context", command, "a")
+        assert (ran.code, ran.out) == (2, "")
+        assert "there is no such context" in ran.err
+        assert "known: b" in ran.err
+    assert dynctl("context", "use").code == 2
+
+
+def test_a_kube_context_is_not_a_context(dynctl, tmp_path, monkeypatch):
+    kube = tmp_path / "kube"
+    kube.write_text("contexts: [{name: gke, context: {}}]\n")
+    monkeypatch.setenv("KUBECONFIG", str(kube))
+    for line in (("workers", "list", "--context", "gke"), ("context", "use", "gke")):
+        ran = dynctl(*line)
+        assert ran.code == 2
+        assert "--context names a dynctl context; did you mean --kube-context gke?" in ran.err
+
+
+def test_telling_a_kube_context_apart_loads_no_client(tmp_path, monkeypatch):
+    kube = tmp_path / "kube"
+    kube.write_text("contexts: [{name: gke, context: {}}]\n")
+    monkeypatch.setenv("KUBECONFIG", str(kube))
+    code = (
+        "import sys; from dynctl.cli import run; run(['check', '--context', 'gke']); "
+        "print('kubernetes' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "did you mean --kube-context gke?" in done.stderr
+    assert done.stdout == "False\n"
+
+
+def test_a_broken_file_stops_only_who_needs_it(dynctl, config):
+    config.parent.mkdir()
+    config.write_text("[contexts.a]\nfrontnd = 'x'\n")
+    for line in (("workers", "list"), ("context", "list"), ("context", "add", "b", "-A")):
+        ran = dynctl(*line)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith(f"error: {config}: contexts.a.frontnd: unknown key; did you mean")
+    for line in (("explain", "DYR0101"), ("version", "--client"), ("workers", "list", "--demo")):
+        assert dynctl(*line).code == 0
+
+
+def test_config_show_asks_the_router_of_a_context_only_when_told(dynctl, frontend):
+    url, _ = frontend
+    dynctl("context", "add", "lab", "--frontend", url)
+    dynctl("context", "use", "lab")
+    assert "of this command" in dynctl("config", "show", "-o", "json").json["source"]
+    remote = dynctl("config", "show", "--context", "lab", "-o", "json").json
+    assert url in remote["source"]
+
+
+def test_a_context_does_not_contradict_a_flag_of_the_command(dynctl):
+    dynctl("context", "add", "lab", "--frontend", "http://127.0.0.1:1", "-n", "team")
+    dynctl("context", "use", "lab")
+    ran = dynctl("topology", "plan", "--capacity", "a:prefill=1,decode=1")
+    assert (ran.code, ran.err) == (0, "")
