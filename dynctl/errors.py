@@ -77,6 +77,8 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     if names & expected:
         return ExitCode.USAGE
+    if "dynctl.ports.ClusterRefusal" in names:
+        return ExitCode.UNREACHABLE
     if isinstance(error, OSError) and error.filename is not None:
         return ExitCode.USAGE
     return None

@@ -163,7 +163,8 @@ async def serve_forward(
             pumps.append(asyncio.create_task(_pump(reader, socket, 2 * at)))
         except OSError as problem:
             told = f"error forwarding port {port} to pod: {problem}"
-            await socket.send_bytes(bytes([2 * at + 1]) + told.encode())
+            with contextlib.suppress(ConnectionError):  # who asked may be gone
+                await socket.send_bytes(bytes([2 * at + 1]) + told.encode())
     try:
         async for message in socket:
             if message.type is WSMsgType.BINARY and message.data:
