@@ -5,7 +5,7 @@ Whatever is not said is as it is in a healthy cluster in which everything may be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from dynctl.custody.facts import (
@@ -77,6 +77,8 @@ def facts_of(
         by_kind.setdefault(body["kind"], []).append(body)
     topologies = [kind for kind in TOPOLOGY_KINDS if kind in by_kind]
     plurals = [_PLURALS[kind] for kind in topologies]
+    sets = ["podcliquesets"] if "PodCliqueSet" in by_kind else []
+    spaces = {key_of(body)[0] for body in by_kind.get("DynamoGraphDeployment", ())}
     pods = tuple(
         read.pod(body)
         for body in by_kind.get("Pod", ())
@@ -92,7 +94,10 @@ def facts_of(
         "namespaces": () if namespace is None else (namespace,),
         "served": _served(by_kind),
         "schemas": SCHEMAS,
-        "access": {**dict.fromkeys(questions(namespace, plurals), True), **(access or {})},
+        "access": {
+            **dict.fromkeys(questions(namespace, [*plurals, *sets]), True),
+            **(access or {}),
+        },
         "graphs": _manifests(by_kind.get("DynamoGraphDeployment", ())),
         "topologies": _manifests([body for kind in topologies for body in by_kind[kind]]),
         "nodes": tuple(read.node(body) for body in by_kind.get("Node", ())),
@@ -108,7 +113,7 @@ def facts_of(
         "operators": operators,
         "operator_accounts": _accounts(
             {(one.namespace, one.service_account) for one in operators},
-            plurals,
+            lambda _: operator_questions(plurals, sorted(spaces)),
             operator_may,
         ),
         "worker_accounts": _accounts(
@@ -117,7 +122,7 @@ def facts_of(
                 for body in by_kind.get("Pod", ())
                 if deployment.is_worker(body)
             },
-            None,
+            worker_questions,
             workers_may,
         ),
         "grove_sets": tuple("/".join(key_of(body)) for body in by_kind.get("PodCliqueSet", ())),
@@ -177,16 +182,16 @@ def _manifests(bodies: Iterable[Body]) -> tuple[Manifest, ...]:
 
 def _accounts(
     users: Iterable[tuple[str, str]],
-    topologies: Sequence[str] | None,
+    asks: Callable[[str], Iterable[AccessQuestion]],
     overrides: Mapping[str, bool] | None,
 ) -> tuple[Account, ...]:
-    """``topologies`` None: of workers."""
+    """``users``: namespace and name. ``asks``: what of an account in a namespace."""
     found = []
     for namespace, name in sorted(users):
-        asked = (
-            worker_questions(namespace) if topologies is None else operator_questions(topologies)
-        )
-        may = {one: (overrides or {}).get(f"{one.verb} {one.resource}", True) for one in asked}
+        may = {
+            one: (overrides or {}).get(f"{one.verb} {one.resource}", True)
+            for one in asks(namespace)
+        }
         found.append(Account(f"system:serviceaccount:{namespace}:{name}", may))
     return tuple(found)
 

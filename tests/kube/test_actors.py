@@ -12,7 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from dynctl.custody.gathering import Wanted, gather
 from dynctl.custody.joining import custody
+from dynctl.custody.sampling import Sampling
+from dynctl.findings.catalogue import catalogue
+from dynctl.planes.kubernetes_cluster import open_cluster
 from dynctl.wire.dynamo.frontend_metrics import read_frontend_metrics
 from dynctl.wire.dynamo.start_log import read_start_log
 from dynctl.wire.kubernetes.instance_id import instance_id
@@ -24,6 +28,7 @@ from tests.kube.actors.simulation import OPERATOR_ROLE
 from tests.kube.actors.worker import without_topology
 from tests.kube.deployment import LEVELS, card_config, healthy
 from tests.kube.facts import facts_of, router_views
+from tests.kube.faults import FAULTS
 from tests.kube.objects import ZONE, Component, Json, key_of
 
 ONE = "my-llm-decode-a-0"
@@ -119,6 +124,36 @@ def test_facts_of_what_is_written_by_hand_have_no_break(version: Any):
     assert not found.deployment.problems
 
 
+@pytest.mark.parametrize("grove", [False, True])
+def test_facts_of_json_are_those_that_are_gathered(grove: bool, tmp_path: Path):
+    with living(prefill=1, decode=1, grove=grove) as sim:
+        cluster = open_cluster(
+            kubeconfig=sim.viewer_kubeconfig(tmp_path / "kubeconfig"), context=None, timeout=10
+        )
+        try:
+            wanted = Wanted("prod", exec=Sampling.ALL, logs=Sampling.ALL)
+            gathered = gather(cluster, wanted).cluster
+        finally:
+            cluster.close()
+        told = facts_of(
+            sim.objects(),
+            files=sim.files(),
+            logs=sim.logs(),
+            now=sim.clock.now,
+            namespace="prod",
+        ).cluster
+    assert gathered is not None
+    assert told is not None
+    # What is served is known to a server only, and so is who may read it.
+    served = {"title", "served", "version", "graphs", "topologies", "access", "operator_accounts"}
+    for one in dataclasses.fields(told):
+        if one.name not in served:
+            assert getattr(told, one.name) == getattr(gathered, one.name), one.name
+    accounts = (*gathered.operator_accounts, *told.operator_accounts)
+    allowed = [one.allowed for one in accounts] + [gathered.access, told.access]
+    assert all(isinstance(one, dict) and set(one.values()) == {True} for one in allowed)
+
+
 def test_simulated_workers_publish_what_real_ones_do():
     real = {
         card["card_json"]["worker_type"]: (body, card)
@@ -165,6 +200,12 @@ def test_registered_elsewhere_with_another_backend():
         assert {name for _, name in sim.workers.elsewhere} == set(
             sim.pods("prefill") + sim.pods("decode")
         )
+
+
+def test_faults_are_called_once_and_named_by_codes_that_exist():
+    names = [one.name for one in FAULTS]
+    assert len(names) == len(set(names))
+    assert {code for one in FAULTS for code in (one.code, *one.also)} <= set(catalogue())
 
 
 # -- the operator ----------------------------------------------------------------------------------

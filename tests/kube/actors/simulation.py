@@ -27,6 +27,7 @@ from tests.kube.actors.slices import SliceWriter
 from tests.kube.actors.worker import Workers
 from tests.kube.api_server import ADMIN_TOKEN, ApiServer
 from tests.kube.client import Api, ApiError
+from tests.kube.deployment import is_worker
 from tests.kube.objects import Component, Json, key_of
 from tests.kube.objects.accounts import OPERATOR_NAME, OPERATOR_NAMESPACE, VIEWER_RULES, role
 
@@ -225,11 +226,13 @@ class Simulation:
         return found
 
     def logs(self) -> dict[tuple[str, str], str]:
-        """Pod -> what its main container has logged, of both runs that are kept."""
+        """Worker pod -> what its main container has logged, of both runs that are kept."""
+        workers = {key_of(one.pod) for one in self.kubelet.sandboxes.values() if is_worker(one.pod)}
         found: dict[tuple[str, str], str] = {}
         earlier_first = sorted(self.server.logs.items(), key=lambda item: not item[0][3])
         for (namespace, pod, _, _), text in earlier_first:
-            found[namespace, pod] = found.get((namespace, pod), "") + text
+            if (namespace, pod) in workers:
+                found[namespace, pod] = found.get((namespace, pod), "") + text
         return found
 
 

@@ -56,13 +56,10 @@ def _earlier_life(sim: Simulation) -> None:
 
 
 def _orphan(sim: Simulation) -> None:
-    body = sim.store.get("dwm", DECODE, "prod")
-    gone = {**sim.pod(DECODE)}
-    gone["metadata"] = {**gone["metadata"], "name": "my-llm-decode-a-7"}
-    gone["metadata"]["uid"] = objects.uid_of("Pod", "prod", "my-llm-decode-a-7")
-    orphan = objects.worker_metadata(gone, "decode", domains={"zone": "us-east-1a"})
-    assert body["spec"].keys() == orphan["spec"].keys()
-    sim.store.create(orphan)
+    name = "my-llm-decode-a-7"
+    gone = sim.pod(DECODE)
+    gone["metadata"] |= {"name": name, "uid": objects.uid_of("Pod", "prod", name)}
+    sim.store.create(objects.worker_metadata(gone, "decode", domains={"zone": "us-east-1a"}))
 
 
 def _other_id(sim: Simulation) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 from tests.kube.actors import Simulation, living
 from tests.kube.objects import ZONE, Json
 
-PREFILL = "my-llm-prefill-a-0"
 DECODE = "my-llm-decode-a-0"
-"""Two workers of zone us-east-1a, on gpu-a-0 or gpu-a-1."""
+"""A worker of zone us-east-1a, to which most faults happen."""
 
 
 _SIZE = {"prefill": 2, "decode": 6}
@@ -87,13 +86,3 @@ def main_of(body: Json) -> Json:
     """The first container of a pod's JSON."""
     found: Json = body["spec"]["containers"][0]
     return found
-
-
-def all_of(*changes: Callable[[Simulation], object]) -> Callable[[Simulation], object]:
-    """One after the other."""
-
-    def inject(sim: Simulation) -> None:
-        for change in changes:
-            change(sim)
-
-    return inject
