@@ -39,6 +39,7 @@ from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
 from router_core.workers import Role as WorkerRole
 
 _TAINT: Final = "dynamo.topology/"
+NOT_SAMPLED: Final = "not read, --exec all reads every one"
 _ROLES: Final[Mapping[WorkerRole, Role]] = {
     WorkerRole.PREFILL: "prefill",
     WorkerRole.DECODE: "decode",
@@ -235,12 +236,12 @@ class _Join:
     def _file(self, key: PodKey, domain: str) -> Link:
         read = self._cluster.files.get(key)
         if read is None:
-            return Link(untold="not read")
+            return Link(untold=NOT_SAMPLED)
         if isinstance(read, Unread):
             return Link.of(read)
         file = read.get(domain)
         if file is None:
-            return Link(untold="not read")
+            return Link(untold=NOT_SAMPLED)
         return Link((file.content or "").strip() or None)
 
     def _registered(self, worker: WorkerChain, domain: str) -> dict[LinkName, Link]:
