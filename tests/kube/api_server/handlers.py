@@ -122,11 +122,12 @@ class Handlers:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         began(200)
         await response.prepare(request)
-        async with contextlib.aclosing(events):
-            async for kind, body in events:
-                if kind not in ("ERROR", "BOOKMARK"):
-                    body = self._store.shown(target.resource, body, target.version)
-                await response.write(msgspec.json.encode(shaper.event(kind, body)) + b"\n")
+        with contextlib.suppress(ConnectionResetError):  # Who has read enough just goes away.
+            async with contextlib.aclosing(events):
+                async for kind, body in events:
+                    if kind not in ("ERROR", "BOOKMARK"):
+                        body = self._store.shown(target.resource, body, target.version)
+                    await response.write(msgspec.json.encode(shaper.event(kind, body)) + b"\n")
         if self._faults.watches_cut != cuts and request.transport is not None:
             request.transport.abort()
         return response
@@ -248,10 +249,10 @@ class Handlers:
             return await self._bind(request, target)
         if target.subresource != "log":
             # Since 1.35 a WebSocket's GET needs "create" as well, before only "get".
-            asked = Attributes(
+            creating = Attributes(
                 "create", "", "pods", target.subresource, name=name, namespace=namespace
             )
-            self._authorizer.demand(user, target.resource, asked)
+            self._authorizer.demand(user, target.resource, creating)
         pod = self._store.read(target.resource, "v1", target.place)
         if target.subresource == "log":
             text = streams.log_text(self.logs, pod, request.query)
@@ -264,9 +265,10 @@ class Handlers:
             return await streams.serve_exec(
                 request, self.exec_files.get((namespace, name, container))
             )
-        ports = [int(p) for text in request.query.getall("ports", []) for p in text.split(",")]
-        if not ports:
+        asked = [p for text in request.query.getall("ports", []) for p in text.split(",")]
+        if not asked or not all(port.isdecimal() for port in asked):
             raise bad_request("at least one port must be specified for port-forward")
+        ports = [int(port) for port in asked]
         streams.demand_websocket(request)
         began(101)
         targets = {port: self.forwards.get((namespace, name, port)) for port in ports}

@@ -56,7 +56,7 @@ def page(
         message = f"The provided resource version is too old: {asked} ({gone.oldest})"
         raise expired(message) from None
     matching = [body for body in bodies if place_of(body) > after and holds(body)]
-    limit = _number(query, "limit")
+    limit = number(query, "limit")
     metadata: Json = {"resourceVersion": str(revision)}
     if limit and len(matching) > limit:
         metadata["continue"] = _encoded(revision, place_of(matching[limit - 1]))
@@ -66,7 +66,8 @@ def page(
     return metadata, matching
 
 
-def _number(query: Query, name: str) -> int:
+def number(query: Query, name: str) -> int:
+    """A parameter that is a count, 0 where it is absent; raises 400."""
     text = query.get(name) or "0"
     if not text.isdecimal():
         raise bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
@@ -75,7 +76,7 @@ def _number(query: Query, name: str) -> int:
 
 def _asked_revision(storage: Storage, query: Query) -> int | None:
     """None for the newest. ``Exact`` shows the past; everything else only must not be older."""
-    revision = _number(query, "resourceVersion")
+    revision = number(query, "resourceVersion")
     match = query.get("resourceVersionMatch", "")
     if match and not query.get("resourceVersion"):
         raise bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")

@@ -166,8 +166,10 @@ def apply(
             ]
         )
     result: Json = _overlay(live, config, keyed)
-    for path in before - set(wanted) - set(others):
-        _remove(result, path)
+    # What was an empty object may have members by now: every path on the way to a kept field stays.
+    kept = {path[:length] for path in (*wanted, *others) for length in range(1, len(path) + 1)}
+    for path in before - kept:
+        _remove(result, path, kept)
     _store(result, entries, manager, time, set(wanted), disputed)
     return result
 
@@ -189,30 +191,32 @@ def _overlay(live: Any, config: Any, keyed: bool, name: str = "") -> Any:
     return copy.deepcopy(config)
 
 
-def _remove(body: Json, path: Path) -> None:
-    """Remove the field and what it leaves empty above it (a list's item left with its key)."""
+def _remove(body: Json, path: Path, kept: set[Path]) -> None:
+    """Remove the field, and what it leaves empty above it unless that is ``kept`` itself."""
     node: Any = body
     trail: list[tuple[Any, Any]] = []
     for segment in path:
-        at: Any
-        if segment.startswith("k:"):
-            wanted = json.loads(segment[2:])
-            at = next((n for n, item in enumerate(node) if wanted.items() <= item.items()), None)
-        else:
-            at = segment[2:] if isinstance(node, dict) and segment[2:] in node else None
+        at = _index(node, segment)
         if at is None:
             return
         child = copy.copy(node[at])
         node[at] = child
         trail.append((node, at))
         node = child
-    parent, at = trail.pop()
-    del parent[at]
-    while trail and not parent:
+    while trail:
         parent, at = trail.pop()
-        if at in ("metadata", "spec"):
-            return
         del parent[at]
+        if parent or path[: len(trail)] in kept or len(trail) <= 1:
+            return
+
+
+def _index(node: Any, segment: str) -> Any:
+    """Where ``segment`` is in ``node``: a name, a position, None."""
+    if segment.startswith("f:"):
+        return segment[2:] if isinstance(node, dict) and segment[2:] in node else None
+    wanted = json.loads(segment[2:])
+    items = node if isinstance(node, list) else []
+    return next((n for n, item in enumerate(items) if wanted.items() <= item.items()), None)
 
 
 def _dotted(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import email.utils
+import logging
 import shutil
 import ssl
 import tempfile
@@ -30,6 +31,7 @@ from tests.kube.api_server.store import Converter, Store
 from tests.kube.api_server.watching import Bell
 
 ADMIN_TOKEN = "admin"
+_LOG = logging.getLogger(__name__)
 _REQUESTS_KEPT = 20_000
 
 
@@ -229,6 +231,13 @@ class ApiServer:
             response = web.Response(status=404, text=f"{absent.message}\n")
         except StatusError as error:
             response = refusal(error)
+        except ConnectionError:
+            raise
+        except Exception as fault:
+            # Of ours, or a body of a shape that only the real server's types would refuse.
+            _LOG.exception("%s %s", request.method, request.path)
+            told = f"Internal error occurred: {type(fault).__name__}: {fault}"
+            response = refusal(StatusError(500, "InternalError", told, {}))
         if not response.prepared:
             response.headers["Date"] = email.utils.formatdate(self._clock(), usegmt=True)
         record(response.status)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import WSMsgType, web
 
+from tests.kube.api_server.listing import number
 from tests.kube.api_server.status import StatusError, bad_request
 
 Json = dict[str, Any]
@@ -207,7 +208,7 @@ def log_text(
         text = ""
     if query.get("tailLines"):
         lines = text.splitlines(keepends=True)
-        text = "".join(lines[max(0, len(lines) - int(query["tailLines"])) :])
-    if query.get("limitBytes"):
-        text = text.encode()[: int(query["limitBytes"])].decode(errors="ignore")
+        text = "".join(lines[max(0, len(lines) - number(query, "tailLines")) :])
+    if limit := number(query, "limitBytes"):
+        text = text.encode()[:limit].decode(errors="ignore")
     return text

@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from tests.kube.api_server.listing import Query, chosen
+from tests.kube.api_server.listing import Query, chosen, number
 from tests.kube.api_server.resources import Resource
 from tests.kube.api_server.selectors import Predicate
 from tests.kube.api_server.status import bad_request, expired
@@ -60,9 +60,7 @@ def events(
     newest = query.get("resourceVersionMatch") == "NotOlderThan"
     if query.get("sendInitialEvents") in _TRUE and not newest:
         raise bad_request("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
-    text = query.get("resourceVersion") or "0"
-    if not text.isdecimal():
-        raise bad_request(f'invalid resource version "{text}"')
+    start, seconds = number(query, "resourceVersion"), number(query, "timeoutSeconds")
 
     def bookmark(revision: int, annotations: Json | None = None) -> Json:
         metadata: Json = {"resourceVersion": str(revision), "creationTimestamp": None}
@@ -72,7 +70,7 @@ def events(
         return {"kind": kind, "apiVersion": api_version, "metadata": metadata}
 
     return _follow(
-        storage, resource, int(text), query, holds, bookmark, bell, stopped, expire=expire
+        storage, resource, start, seconds, query, holds, bookmark, bell, stopped, expire=expire
     )
 
 
@@ -80,6 +78,7 @@ async def _follow(
     storage: Storage,
     resource: Resource,
     at: int,
+    seconds: int,
     query: Query,
     holds: Predicate,
     bookmark: Callable[..., Json],
@@ -92,8 +91,7 @@ async def _follow(
     initial = query.get("sendInitialEvents") in _TRUE
     loop = asyncio.get_running_loop()
     # The real server chooses between 30 and 60 minutes where the client names no timeout.
-    seconds = float(query.get("timeoutSeconds") or 0) or random.uniform(1800, 3600)
-    deadline = loop.time() + seconds
+    deadline = loop.time() + (seconds or random.uniform(1800, 3600))
     if at == 0 or initial:
         at, bodies = storage.snapshot(resource.key)
         for body in bodies:

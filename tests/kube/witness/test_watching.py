@@ -155,6 +155,17 @@ def test_a_cut_watch_breaks_in_the_middle_and_others_may_come(api_server: ApiSer
     assert watching().named() == ("ADDED", "a")
 
 
+def test_who_goes_away_in_the_middle_is_not_worth_a_word(
+    api_server: ApiServer, watching: Any, caplog: pytest.LogCaptureFixture
+):
+    one, other = watching(), watching()
+    one.close()
+    for number in range(50):
+        api_server.store.create(config_map(f"a{number}", k="v" * 1000))
+    assert [other.named()[1] for _ in range(50)] == [f"a{number}" for number in range(50)]
+    assert caplog.records == []
+
+
 def test_the_official_client_watches(api_server: ApiServer, official: client.ApiClient):
     core: Any = client.CoreV1Api(official)
     api_server.store.create(config_map("a"))

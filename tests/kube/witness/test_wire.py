@@ -214,6 +214,22 @@ def test_a_body_that_is_no_json_is_refused_without_a_traceback(api: Api):
         assert api.http.post(MAPS, content=data, headers=headers).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "query", ["limit=x", "resourceVersion=-1", "watch=1&timeoutSeconds=x", "labelSelector==,("]
+)
+def test_parameters_that_make_no_sense_are_refused(api: Api, query: str):
+    assert api.http.get(f"{MAPS}?{query}").status_code == 400
+
+
+def test_a_body_of_impossible_shape_is_an_error_and_not_the_end(
+    api: Api, caplog: pytest.LogCaptureFixture
+):
+    response = api.http.post(PODS, json={"metadata": {"name": "a"}, "spec": {"containers": 7}})
+    assert (response.status_code, response.json()["reason"]) == (500, "InternalError")
+    assert "POST /api/v1/namespaces/default/pods" in caplog.text
+    assert api.list(PODS) == []
+
+
 def test_a_dry_run_answers_and_writes_nothing(api_server: ApiServer, api: Api):
     made = api.create(MAPS, config_map("a"), dryRun="All")
     assert made["metadata"]["uid"]
@@ -288,6 +304,26 @@ def test_applying_the_same_again_makes_no_revision(api: Api):
         int(first["metadata"]["resourceVersion"]) + 1
     )
     assert third["metadata"] == second["metadata"]
+
+
+def test_an_applied_empty_object_may_get_members_and_lose_them_again(
+    api_server: ApiServer, api: Api
+):
+    crds.install(api_server)
+    path = "/apis/nvidia.com/v1alpha1/namespaces/default/dynamoworkermetadatas/w"
+    kind = {"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoWorkerMetadata"}
+    card = {"card_json": {"runtime_config": {"topology_domains": {"zone": "a"}}}}
+    steps: list[Json] = [
+        {"endpoints": {}, "model_cards": {}},
+        {"endpoints": {}, "model_cards": {"k": card}},
+        {"endpoints": {"k": {"instance_id": 1}}, "model_cards": {"k": card}},
+        {"endpoints": {"l": {"instance_id": 2}}, "model_cards": {"k": card}},
+        {"endpoints": {}, "model_cards": {}},
+    ]
+    for data in steps:
+        body = kind | {"metadata": {"name": "w"}, "spec": {"data": data}}
+        after = api.patch(path, body, "apply", fieldManager="dynamo-worker", force="true")
+        assert after["spec"]["data"] == data
 
 
 def test_apply_owns_list_items_by_their_key(api: Api):
