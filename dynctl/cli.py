@@ -36,6 +36,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("topology lint", "topology_lint:lint_topology", "Check graph manifests, offline."),
     ("topology render", "topology_render:render_topology", "Print what worker pods need; YAML."),
     ("topology wait", "topology_wait:wait_for_topology", "Wait for a domain's topology file."),
+    ("top", "top:top", "Watch domains, workers, decisions and alerts."),
     ("events tail", "events:tail_events", "Show KV events as they come; gaps are marked."),
     ("thresholds get", "thresholds:get_thresholds", "Show the busy thresholds in force."),
     ("thresholds set", "thresholds:set_thresholds", "Set busy thresholds; --dry-run tries them."),

@@ -3,7 +3,7 @@
 Tables and the dashboard read the same lists, so a number cannot read differently in two places.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -62,16 +62,23 @@ class Fitted(Generic[Row]):
         return (" " * GAP).join(parts).rstrip()
 
 
-def fit(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int | None) -> Fitted[Row]:
+def fit(
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    width: int | None,
+    least: Mapping[str, int] | None = None,
+) -> Fitted[Row]:
     """As many columns as fit ``width`` (None: no limit), least wanted left out first.
 
     Where the columns that must stay are still too wide, names are shortened in the middle.
+    ``least``: key -> how wide a column is wanted even if no cell needs it.
     """
     chosen = list(columns)
+    wanted = least or {}
     widths = {
-        column.key: max(len(column.heading), *(len(column.text(row)) for row in rows))
-        if rows
-        else len(column.heading)
+        column.key: max(
+            len(column.heading), wanted.get(column.key, 0), *(len(column.text(row)) for row in rows)
+        )
         for column in columns
     }
 

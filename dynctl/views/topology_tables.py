@@ -70,7 +70,7 @@ def topology_show(result: TopologyShow, canvas: Canvas) -> str:
     if not result.rows:
         return f"no workers are registered ({result.source})\n"
     text = table(domain_columns(result.rows, result.domain), result.rows, canvas)
-    notes = list(_notes(result))
+    notes = list(topology_notes(result))
     more = len(notes) - _MOST_NOTES
     if more > 0:
         notes[_MOST_NOTES:] = [f"and {plural(more, 'more remark')}: -o json"]
@@ -134,11 +134,12 @@ def _ratio(row: DomainCapacity) -> str:
 def _policy(row: DomainCapacity, domain: str | None) -> str:
     if not row.prefill.workers:
         return "-"
-    texts = list(dict.fromkeys(_policy_text(one, domain) for one in row.policies))
+    texts = list(dict.fromkeys(policy_text(one, domain) for one in row.policies))
     return texts[0] if len(texts) == 1 else "mixed"
 
 
-def _policy_text(policy: TransferPolicy, domain: str | None) -> str:
+def policy_text(policy: TransferPolicy, domain: str | None) -> str:
+    """``required``, ``preferred 0.85``; its domain too where that is not ``domain``."""
     if policy.enforcement is None and policy.domain is None:
         return "none"
     text = policy.enforcement or "unclear"
@@ -164,7 +165,8 @@ def _state(row: DomainCapacity) -> str:
 # -- notes -----------------------------------------------------------------------------------------
 
 
-def _notes(result: TopologyShow) -> Iterator[str]:
+def topology_notes(result: TopologyShow) -> Iterator[str]:
+    """What a cell has no room for: who is stranded and why, and policies that differ."""
     several = len({row.model for row in result.rows}) > 1
     for row in result.rows:
         where = f"{_value(row)} for {row.model}" if several else _value(row)
@@ -173,10 +175,10 @@ def _notes(result: TopologyShow) -> Iterator[str]:
             need = f" {verb} {one.requires}" if one.requires else ""
             yield f"{where} is STRANDED: {_named(one.workers)}{need}: {one.reason}; {one.outcome}"
     for row in result.rows:
-        policies = list(dict.fromkeys(_policy_text(one, result.domain) for one in row.policies))
+        policies = list(dict.fromkeys(policy_text(one, result.domain) for one in row.policies))
         if len(policies) > 1:
             each = "; ".join(
-                f"{_policy_text(one, result.domain)}: {_named(one.workers)}" for one in row.policies
+                f"{policy_text(one, result.domain)}: {_named(one.workers)}" for one in row.policies
             )
             yield f"{_value(row)} has more than one policy: {each}"
     if result.domain is None:

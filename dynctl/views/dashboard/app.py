@@ -1,0 +1,399 @@
+"""The app of `dynctl top`: one source, one snapshot after the other, four panels.
+
+Widgets are given pictures and ask nobody. The app asks the source, in one task of its own; keys
+that need more (a decision explained, thresholds tried) ask it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.theme import Theme
+
+from dynctl.dashboard.alerts import AlertBoard
+from dynctl.dashboard.domains import DomainBoard, DomainView
+from dynctl.dashboard.filtering import RowFilter
+from dynctl.dashboard.history import History
+from dynctl.dashboard.snapshot import Alert, Snapshot
+from dynctl.dashboard.sources import DashboardSource
+from dynctl.errors import ExitCode
+from dynctl.views.dashboard.alerts import AlertPanel, alert_picture
+from dynctl.views.dashboard.decisions import DecisionPanel, decision_picture
+from dynctl.views.dashboard.details import TextScreen
+from dynctl.views.dashboard.domains import DomainPanel, domain_picture
+from dynctl.views.dashboard.headline import currency, facts, fitting, numbers
+from dynctl.views.dashboard.help import help_text
+from dynctl.views.dashboard.layout import heights
+from dynctl.views.dashboard.lines import (
+    BAD,
+    BOLD,
+    CURSOR,
+    DIM,
+    GOOD,
+    PLAIN,
+    WARN,
+    Line,
+    Lines,
+    plain,
+)
+from dynctl.views.dashboard.panel import AnyPanel, Panel
+from dynctl.views.dashboard.prompt import Prompt
+from dynctl.views.dashboard.tables import clock
+from dynctl.views.dashboard.workers import WorkerPanel, worker_picture
+from dynctl.views.numbers import age
+
+RATES: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+#: How long a message stands in the place of the keys.
+NOTICE_S: Final = 6.0
+#: Shares of crossing hand-offs are of the last minutes once there was a minute to look at.
+_WATCHED_S: Final = 60.0
+_KEYS: Final = (
+    "1-4 panels  / filter  s sort  g group  ↵ open  d describe  y yaml  t thresholds  e export  "
+    "p pause  r rate  ? help  q quit",
+    "1-4 panels / filter s sort g group ↵ open t thresholds p pause ? help q quit",
+)
+#: The terminal's own colours, so that it looks right on dark and on light ones, and on 16 colours.
+_THEME: Final = Theme(
+    name="terminal",
+    primary="ansi_blue",
+    secondary="ansi_cyan",
+    warning="ansi_yellow",
+    error="ansi_red",
+    success="ansi_green",
+    accent="ansi_cyan",
+    foreground="ansi_default",
+    background="ansi_default",
+    surface="ansi_default",
+    panel="ansi_default",
+    boost="ansi_default",
+)
+
+
+class TopApp(App[int]):
+    """Shows ``source``, which is entered already.
+
+    ``rate``: seconds between two looks. ``domain``: what to group by at first. ``wall``: seconds
+    since the epoch, for ages. ``directory``: where exports go.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "dynctl top"
+    CSS = """
+    Screen { layout: vertical; background: ansi_default; overflow: hidden; }
+    #head { height: 2; }
+    #prompt { display: none; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(str(n), f"panel({n})", show=False) for n in range(1, 5)),
+        Binding("tab", "next_panel(1)", show=False, priority=True),
+        Binding("shift+tab", "next_panel(-1)", show=False, priority=True),
+        Binding("slash", "filter('')", show=False),
+        Binding("exclamation_mark", "filter('!')", show=False),
+        Binding("s", "sort", show=False),
+        Binding("S", "reverse", show=False),
+        Binding("g", "group", show=False),
+        Binding("p", "pause", show=False),
+        Binding("r", "rate", show=False),
+        Binding("question_mark", "help", show=False),
+        Binding("escape", "back", show=False),
+        Binding("q", "leave(0)", show=False),
+        Binding("ctrl+c", f"leave({int(ExitCode.INTERRUPTED)})", show=False, priority=True),
+    ]
+
+    class Looked(Message):
+        """The source was read."""
+
+        def __init__(self, snapshot: Snapshot) -> None:
+            super().__init__()
+            self.snapshot = snapshot
+
+    def __init__(
+        self,
+        source: DashboardSource,
+        *,
+        rate: float = 1.0,
+        domain: str | None = None,
+        readonly: bool = False,
+        wall: Callable[[], float] = time.time,
+        directory: Path = Path(),
+    ) -> None:
+        super().__init__(ansi_color=True)
+        self.source = source
+        self.rate = rate
+        self.readonly = readonly
+        self.paused = False
+        self.snapshot: Snapshot | None = None
+        self.view: DomainView | None = None
+        self.alerts: tuple[Alert, ...] = ()
+        self.wall = wall
+        self._directory = directory
+        self._domain = domain
+        self._zoomed = False
+        self._notice = ""
+        self._notice_until = 0.0
+        self._wake = asyncio.Event()
+        self._board = DomainBoard()
+        self._alert_board = AlertBoard()
+        self._history = History()
+        self.domains = DomainPanel(1, id="domains")
+        self.workers_panel = WorkerPanel(2, id="workers")
+        self.decisions = DecisionPanel(3, id="decisions")
+        self.alerts_panel = AlertPanel(4, id="alerts")
+        self.panels: tuple[AnyPanel, ...] = (
+            self.domains,
+            self.workers_panel,
+            self.decisions,
+            self.alerts_panel,
+        )
+        self._last_panel: AnyPanel = self.decisions
+        self._head = Lines(id="head")
+        self._prompt = Prompt("/", "words that must be in the row; !word must not", id="prompt")
+        self._hint = Lines(id="hint")
+        self._foot = Lines(id="foot", base=CURSOR)
+
+    def compose(self) -> ComposeResult:
+        yield self._head
+        yield from self.panels
+        yield self._prompt
+        yield self._hint
+        yield self._foot
+
+    def on_mount(self) -> None:
+        self.register_theme(_THEME)
+        self.theme = _THEME.name
+        self.decisions.focus()
+        self.run_worker(self._look(), name="look", exit_on_error=True)
+        self.set_interval(1.0, self._tick)
+        self._show_frame()
+
+    # -- failing ---------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the app before the person did; a defect of ours."""
+        error = self._exception
+        return getattr(error, "error", None) or error
+
+    def _print_error_renderables(self) -> None:
+        """Textual would print a page of traceback; who ran the app says what there is to say."""
+        self._exit_renderables.clear()
+
+    # -- looking ---------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Ask the source again and again; a key may ask at once."""
+        while True:
+            began = time.monotonic()
+            self._wake.clear()
+            if not self.paused:
+                self.post_message(self.Looked(await self.source.snapshot()))
+            left = self.rate - (time.monotonic() - began)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.05, left)):
+                    await self._wake.wait()
+
+    def look_now(self) -> None:
+        """Ask the source without waiting for the next turn."""
+        self._wake.set()
+
+    def on_top_app_looked(self, message: Looked) -> None:
+        self.take(message.snapshot)
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Show a snapshot."""
+        self.snapshot = snapshot
+        self._history.add(snapshot)
+        self._show_all()
+
+    def _show_all(self) -> None:
+        """Give every panel its picture of the present snapshot."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return
+        watched = self._history.watched(snapshot.at)
+        recent = watched >= _WATCHED_S
+        transfers = self._history.recent_transfers(snapshot) if recent else None
+        view = self.view = self._board.view(snapshot, self._domain, transfers)
+        self.alerts = self._alert_board.alerts(snapshot, view.shown)
+        now = self.wall()
+        self.workers_panel.every_s = snapshot.load_every_s
+        since = watched if recent else 0.0
+        self.domains.show(domain_picture(view, snapshot, self._history, since, self.size.width))
+        self.workers_panel.show(worker_picture(snapshot))
+        self.decisions.show(decision_picture(snapshot, view.domain, now, self.size.width))
+        self.alerts_panel.show(alert_picture(self.alerts, now))
+        self._arrange()
+        self._show_frame()
+
+    def _tick(self) -> None:
+        """The clock, and what gets old while nobody answers."""
+        self._show_frame()
+
+    # -- the frame -------------------------------------------------------------------------
+
+    def on_resize(self) -> None:
+        self._arrange()
+        self._show_frame()
+
+    def on_panel_moved(self) -> None:
+        self._arrange()
+        self._show_frame()
+
+    @property
+    def focused_panel(self) -> AnyPanel:
+        """The panel in focus, or the one that was before the prompt came."""
+        return self.focused if isinstance(self.focused, Panel) else self._last_panel
+
+    def _arrange(self) -> None:
+        """Give each panel its height."""
+        if not self.domains.is_mounted:
+            return
+        panel = self.focused_panel
+        self._last_panel = panel
+        typing = bool(self._prompt.display)
+        total = self.size.height - 4 - typing
+        wishes = [one.wish for one in self.panels]
+        given = heights(total, wishes, self.panels.index(panel), zoomed=self._zoomed)
+        for one, height in zip(self.panels, given, strict=True):
+            if one.styles.height is None or one.styles.height.value != height:
+                one.styles.height = height
+
+    def _show_frame(self) -> None:
+        width = self.size.width
+        snapshot, now = self.snapshot, self.wall()
+        self._head.show(self._header(width, now))
+        if snapshot is not None:
+            self._hint.show([self._hint_line()])
+        if self._notice and now >= self._notice_until:
+            self._notice = ""
+        keys = next((keys for keys in _KEYS if len(keys) + 2 <= width), _KEYS[-1])
+        self._foot.show([plain(f" {self._notice or keys}", BOLD if self._notice else DIM)])
+
+    def _header(self, width: int, now: float) -> list[Line]:
+        snapshot = self.snapshot
+        time_of_day = clock(now, tenths=False)
+        if snapshot is None:
+            return [plain(f" dynctl top  {self.source.title}", BOLD), plain(" reading ..")]
+        room = width - len(time_of_day) - 3
+        first = fitting(facts(snapshot, self.view), room - 1)
+        state, style = self._state(snapshot, now)
+        second = fitting(numbers(snapshot), max(10, width - len(state) - 4))
+        second_room = width - len(state) - 2
+        return [
+            [(f" {first.ljust(room)} ", BOLD), (time_of_day, BOLD)],
+            [(f" {second.ljust(second_room)}"[: second_room + 1], PLAIN), (state, style)],
+        ]
+
+    def _state(self, snapshot: Snapshot, now: float) -> tuple[str, Any]:
+        old = currency(snapshot, now)
+        mode = " readonly" if self.readonly else ""
+        if self.paused:
+            return f"‖ PAUSED at {clock(snapshot.at, tenths=False)}{mode}", WARN
+        if snapshot.problem:
+            last = max(
+                (one.at for one in snapshot.told.values() if one.at is not None), default=now
+            )
+            return f"✗ NOT CURRENT, {age(now - last)} old{mode}", BAD
+        if old and now - snapshot.at > 3 * self.rate:
+            return f"✗ {old}{mode}", BAD
+        return f"● live, every {self.rate:g} s{mode}", GOOD
+
+    def _hint_line(self) -> Line:
+        snapshot = self.snapshot
+        if snapshot is not None and snapshot.problem:
+            return plain(f" {snapshot.problem}", BAD)
+        panel = self.focused_panel
+        row = panel.current
+        return plain(f" {panel.hint(row)}" if row is not None else "", DIM)
+
+    def say(self, text: str) -> None:
+        """A message for the person, in the place of the keys for a few seconds."""
+        self._notice, self._notice_until = text, self.wall() + NOTICE_S
+        self._show_frame()
+
+    # -- keys ------------------------------------------------------------------------------
+
+    def action_panel(self, number: int) -> None:
+        panel = self.panels[number - 1]
+        if panel.has_focus:
+            self._zoomed = not self._zoomed
+        panel.focus()
+        self._arrange()
+
+    def action_next_panel(self, by: int) -> None:
+        place = self.panels.index(self.focused_panel)
+        self.panels[(place + by) % len(self.panels)].focus()
+
+    def action_filter(self, begin: str) -> None:
+        self._prompt.put(begin or self.focused_panel.filter.text)
+        self._prompt.display = True
+        self._prompt.focus()
+        self._arrange()
+
+    def on_prompt_changed(self, event: Prompt.Changed) -> None:
+        self._last_panel.set_filter(RowFilter.parse(event.prompt.value))
+        self._arrange()
+
+    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+        self._end_prompt()
+
+    def _end_prompt(self) -> None:
+        self._prompt.display = False
+        self._last_panel.focus()
+        self._arrange()
+
+    def action_sort(self) -> None:
+        self.focused_panel.sort_next()
+
+    def action_reverse(self) -> None:
+        self.focused_panel.reverse()
+
+    def action_group(self) -> None:
+        view = self.view
+        if view is None or len(view.domains) < 2:
+            self.say("there is no other domain to group by")
+            return
+        names = list(view.domains)
+        place = names.index(view.domain) if view.domain in names else -1
+        self._domain = names[(place + 1) % len(names)]
+        self._show_all()
+
+    def action_pause(self) -> None:
+        self.paused = not self.paused
+        if not self.paused:
+            self.look_now()
+        self._show_frame()
+
+    def action_rate(self) -> None:
+        self.rate = next((rate for rate in RATES if rate > self.rate), RATES[0])
+        self.look_now()
+        self._show_frame()
+
+    def action_help(self) -> None:
+        async def read() -> Any:
+            return help_text
+
+        self.push_screen(TextScreen("help", read))
+
+    async def action_back(self) -> None:
+        """One step: the prompt, then the filter, then all panels again."""
+        if self._prompt.display:
+            self._last_panel.set_filter(RowFilter())
+            self._end_prompt()
+        elif self.focused_panel.filter:
+            self.focused_panel.set_filter(RowFilter())
+        else:
+            self._zoomed = False
+        self._arrange()
+        self._show_frame()
+
+    def action_leave(self, code: int) -> None:
+        self.exit(code, return_code=code)

@@ -1,0 +1,55 @@
+"""How high each panel is: the one in focus gets the room, the others what is left. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+#: A panel without room still shows its title.
+TITLE: Final = 1
+#: The panel in focus gets at least this share of the screen, if it has so much to show.
+_FOCUS: Final = 0.45
+#: With fewer lines a table is not worth its heading: then only the title is shown.
+_LEAST: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Lines that a panel could fill, and how many are enough while another one is in focus.
+
+    ``order``: who is served first, the lowest.
+    """
+
+    natural: int
+    enough: int
+    order: int = 0
+
+
+def heights(total: int, wishes: Sequence[Wish], focused: int, *, zoomed: bool = False) -> list[int]:
+    """Lines of each panel; their sum is ``total`` unless even the titles are more than that."""
+    count = len(wishes)
+    given = [TITLE] * count
+    left = total - count * TITLE
+    if left <= 0:
+        return given
+    if zoomed:
+        given[focused] += left
+        return given
+
+    def give(place: int, up_to: int) -> None:
+        nonlocal left
+        more = max(0, min(left, up_to - given[place]))
+        if given[place] + more >= min(_LEAST, wishes[place].natural):
+            given[place] += more
+            left -= more
+
+    give(focused, min(wishes[focused].natural, max(6, round(total * _FOCUS))))
+    others = sorted((i for i in range(count) if i != focused), key=lambda i: wishes[i].order)
+    for place in others:
+        give(place, min(wishes[place].natural, wishes[place].enough))
+    give(focused, wishes[focused].natural)
+    for place in others:
+        give(place, wishes[place].natural)
+    given[focused] += left
+    return given

@@ -1,0 +1,72 @@
+"""From a source to a running dashboard, and back to a terminal as it was, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+
+from dynctl.dashboard.sources import DashboardSource
+from dynctl.errors import ExitCode, UsageProblem
+from dynctl.options import GlobalOptions
+
+_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def run_dashboard(
+    source: DashboardSource,
+    options: GlobalOptions,
+    *,
+    rate: float = 1.0,
+    domain: str | None = None,
+    readonly: bool = False,
+) -> int:
+    """Show ``source`` until the person leaves; the exit code. Raises as the source, UsageProblem
+    off a terminal, and what the dashboard itself failed with once the terminal is restored."""
+    if not (sys.stdout.isatty() and sys.stderr.isatty() and sys.stdin.isatty()):
+        raise UsageProblem(
+            "top draws on a terminal, and this is none",
+            "dynctl top --once prints one frame; -o json prints it for programs",
+        )
+    return asyncio.run(_run(source, rate=rate, domain=domain, readonly=readonly))
+
+
+async def _run(source: DashboardSource, *, rate: float, domain: str | None, readonly: bool) -> int:
+    from dynctl.views.dashboard.app import TopApp
+
+    with silent_logs():
+        async with source:
+            app = TopApp(source, rate=rate, domain=domain, readonly=readonly)
+            loop = asyncio.get_running_loop()
+            code = ExitCode.YES
+
+            def end(number: int) -> None:
+                nonlocal code
+                code = ExitCode.INTERRUPTED
+                app.exit(int(code))
+
+            for number in _ENDS:
+                loop.add_signal_handler(number, end, number)
+            try:
+                left = await app.run_async(mouse=False)
+            finally:
+                for number in _ENDS:
+                    loop.remove_signal_handler(number)
+    if app.failure is not None:
+        raise app.failure
+    return int(left) if left is not None else int(code)
+
+
+@contextlib.contextmanager
+def silent_logs() -> Iterator[None]:
+    """What libraries and rooms log would be written across the screen."""
+    handler = logging.NullHandler()
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
