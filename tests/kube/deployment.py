@@ -204,9 +204,12 @@ def is_worker(pod: Mapping[str, Any]) -> bool:
 
 
 def role_of(pod: Mapping[str, Any]) -> str:
-    """prefill or decode, by the pod's own labels."""
+    """prefill, decode or aggregated, by the pod's labels, else by its arguments."""
     labels = pod["metadata"]["labels"]
-    return str(labels.get(names.SUB_COMPONENT_TYPE_LABEL) or labels[names.COMPONENT_TYPE_LABEL])
+    kind = labels.get(names.SUB_COMPONENT_TYPE_LABEL) or labels[names.COMPONENT_TYPE_LABEL]
+    args = [*pod["spec"]["containers"][0].get("args", ()), "", ""]
+    mode = args[args.index("--disaggregation-mode") + 1] if "--disaggregation-mode" in args else ""
+    return next((one for one in (kind, mode) if one in ("prefill", "decode")), "aggregated")
 
 
 def env_of(pod: Mapping[str, Any]) -> dict[str, str]:

@@ -65,6 +65,17 @@ def _add(*more: Component) -> Parts:
     return lambda found: [*found, *more]
 
 
+def _orphan_pods(sim: Simulation) -> None:
+    """As kubectl delete --cascade=orphan does."""
+    sim.operator.on = False
+    for pod in sim.pods():
+        sim.edit("Pod", pod, {"metadata": {"ownerReferences": None}})
+    sim.store.delete("DynamoGraphDeployment", "my-llm", "prod")
+    sim.settle()
+
+
+_BOTH = ("python3", "-m", "dynamo.vllm", "--disaggregation-mode", "agg")
+
 GRAPH_FAULTS = (
     Fault("graph-without-policy", "DYT0102", start={"change": _without_policy}),
     Fault(
@@ -88,6 +99,17 @@ GRAPH_FAULTS = (
         "DYT0116",
         start={"enforcement": "preferred", "weight": 0.0},
     ),
+    Fault(
+        "domain-longer-than-a-label",
+        "DYT0117",
+        start={"change": _policy(domain="zone" * 17)},
+    ),
+    Fault(
+        "aggregated-graph-with-a-policy",
+        "DYT0115",
+        start={"parts": lambda found: [found[0], Component("engine", "worker", 4, args=_BOTH)]},
+    ),
+    Fault("graph-deleted-and-its-pods-left", "DYT0101", _orphan_pods),
     Fault("no-decode-at-all", "DYT0109", start={"parts": lambda found: found[:3]}),
     Fault(
         "frontend-routes-round-robin",
@@ -97,7 +119,7 @@ GRAPH_FAULTS = (
     Fault(
         "role-unknown",
         "DYT0111",
-        _then(_add(Component("engine", "worker", zone="us-east-1z"))),
+        _then(_add(Component("engine", "worker", zone="none", zone_key="example.com/pool"))),
         also=("DYT0113", "DYT0410"),
     ),
     Fault(

@@ -189,7 +189,7 @@ POD_FAULTS = (
         also=("DYT0903",),
     ),
     Fault("variable-missing", "DYT0501", _spoiled(_without_enforcement)),
-    Fault("variable-differs", "DYT0501", _spoiled(_preferred), also=("DYT0805",)),
+    Fault("variable-differs", "DYT0501", _spoiled(_preferred)),
     Fault("domain-variable-missing", "DYT0501", _spoiled(_without_domain), also=_NOT_READY),
     Fault("file-of-another-name", "DYT0502", _spoiled(_other_path), also=("DYT0113", "DYT0505")),
     Fault(

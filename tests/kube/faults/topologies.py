@@ -38,6 +38,14 @@ def _grove_off(sim: Simulation) -> None:
     sim.operator.grove = False
 
 
+def _packed(graph: Json) -> Json:
+    graph["spec"]["topologyConstraint"] = {
+        "clusterTopologyName": TOPOLOGY_NAME,
+        "packDomain": "rack",
+    }
+    return graph
+
+
 TOPOLOGY_FAULTS = (
     Fault(
         "grove-topology-deleted",
@@ -54,5 +62,10 @@ TOPOLOGY_FAULTS = (
     Fault("grove-switched-off-by-annotation", "DYT0203", _annotate, start=_GROVE),
     Fault("operator-without-grove", "DYT0203", prepare=_grove_off, start=_GROVE),
     Fault("grove-topology-out-of-sync", "DYT0204", _out_of_sync, start=_GROVE),
+    Fault(
+        "packed-into-another-domain",
+        "DYT0211",
+        start={**_GROVE, "change": _packed},
+    ),
     Fault("grove-levels-reversed", "DYT0210", _reversed, start=_GROVE),
 )

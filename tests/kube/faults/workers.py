@@ -62,6 +62,13 @@ WORKER_FAULTS = (
         _publishing(without_topology),
         also=("DYT0903",),
     ),
+    Fault(
+        "card-without-topology-preferred",
+        "DYT0801",
+        _publishing(without_topology),
+        start={"enforcement": "preferred"},
+        also=("DYT0909",),
+    ),
     Fault("card-older-than-label", "DYT0802", then_settle(_moved)),
     Fault(
         "card-with-another-enforcement",

@@ -90,7 +90,7 @@ def worker_metadata(
     model: str = MODEL,
     created: float | None = None,
 ) -> Json:
-    """DynamoWorkerMetadata of a pod (JSON, with uid and IP). ``role``: prefill or decode.
+    """DynamoWorkerMetadata of a pod (with uid and IP). ``role``: prefill, decode or aggregated.
 
     ``domains`` None: a runtime that knows no topology. ``taints`` None: derived from the domains.
     ``worker_id`` None: by the hash of the name, as the runtime does it.
@@ -142,7 +142,7 @@ def worker_metadata(
                     key: {"type": "Model", **shared, "card_json": _card(role, model, config)}
                 },
                 "event_channels": dict(_channels(shared, name, role, host)),
-                "event_sources": dict(_sources(shared, name, host) if role == "prefill" else ()),
+                "event_sources": dict(_sources(shared, name, host) if role != "decode" else ()),
             }
         },
     }
@@ -166,8 +166,8 @@ def _scope(shared: Mapping[str, Any]) -> Json:
 def _channels(
     shared: Mapping[str, Any], name: str, role: str, host: str
 ) -> Iterator[tuple[str, Json]]:
-    """Where its load and, of prefill workers, its KV events are heard."""
-    topics = ("kv_metrics", "kv-events") if role == "prefill" else ("kv_metrics",)
+    """Where its load is heard and, but for decode workers, its KV events."""
+    topics = ("kv_metrics",) if role == "decode" else ("kv_metrics", "kv-events")
     for place, topic in enumerate(topics):
         publisher = instance_id(f"{name}/{topic}")
         yield (
@@ -235,7 +235,7 @@ def _card(role: str, model: str, config: Json) -> Json:
         "model_type": "" if role == "prefill" else "Chat | Completions",
         "model_input": "Tokens",
         "worker_type": role,
-        "needs": [["decode" if role == "prefill" else "prefill"]],
+        "needs": {"prefill": [["decode"]], "decode": [["prefill"]]}.get(role, []),
         "runtime_config": config,
         "media_decoder": None,
         "media_fetcher": None,
@@ -243,7 +243,7 @@ def _card(role: str, model: str, config: Json) -> Json:
 
 
 def _runtime_config(role: str) -> Json:
-    publishes = role == "prefill"
+    publishes = role != "decode"
     return {
         "context_length": 0,
         "total_kv_blocks": 8192,
