@@ -12,13 +12,16 @@ from dynctl.custody.joining import Custody, VerifiedGraph
 from dynctl.custody.registration import (
     BACKEND_ENV,
     backend_of,
+    denied,
     has_no_model,
     in_kubernetes,
+    may_not_register,
     not_listed,
     not_serving,
     own_metadata,
     pod_uids,
     stale_metadata,
+    user_of,
     wrong_ids,
 )
 from dynctl.custody.standing import (
@@ -43,7 +46,6 @@ from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
 from dynctl.wire.kubernetes.objects import Pod
 from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL, WorkerMetadata
 
-_WRITING: Final = ("create", "patch")
 _LONGEST_LINE: Final = 200
 
 
@@ -123,6 +125,8 @@ def _listed(custody: Custody) -> Outcome:
     elsewhere: list[str] = []
     for worker in workers:
         explained, pod = not_serving(custody, worker), pod_of(worker)
+        if not explained and not pod.ready and not worker.metadata:
+            explained = may_not_register(custody, worker)
         if explained:
             elsewhere.append(explained)
             continue
@@ -146,32 +150,19 @@ def _listed(custody: Custody) -> Outcome:
 # -- permissions -----------------------------------------------------------------------------------
 
 
-def _user_of(pod: Pod) -> str:
-    return f"system:serviceaccount:{pod.namespace}:{pod.service_account or 'default'}"
-
-
-def _denied(custody: Custody) -> dict[str, list[AccessQuestion]]:
-    """User -> what it may not do, of the accounts that were asked about."""
-    return {
-        account.user: [one for one, allowed in account.allowed.items() if not allowed]
-        for account in cluster_of(custody).worker_accounts
-        if not isinstance(account.allowed, Unread)
-    }
-
-
 def _permitted(custody: Custody) -> Outcome:
-    users = {_user_of(pod_of(one)) for one in _leaders(custody)}
+    users = {user_of(pod_of(one)) for one in _leaders(custody)}
     accounts = [one for one in cluster_of(custody).worker_accounts if one.user in users]
     if not accounts:
         return Skipped("what the workers' service accounts may do was not asked")
-    denied, unread, wrong = _denied(custody), [], []
+    refused, unread, wrong = denied(custody), [], []
     for account in sorted(accounts, key=lambda one: one.user):
         *_, namespace, name = account.user.split(":")
         subject = f"ServiceAccount {name}.{namespace}"
         if isinstance(account.allowed, Unread):
             unread.append(f"{subject}: {account.allowed.why}")
-        elif denied[account.user]:
-            told = ", ".join(_named(one) for one in denied[account.user])
+        elif refused[account.user]:
+            told = ", ".join(_named(one) for one in refused[account.user])
             wrong.append(found(subject, denied=told, namespace=namespace))
     return outcome(wrong, unread, some(sorted(one.rpartition(":")[2] for one in users)))
 
@@ -192,7 +183,7 @@ def _metadata_read(custody: Custody) -> Skipped | None:
 def _registered(custody: Custody) -> Outcome:
     """A pod that is not Ready is still starting, unless its log says that it could not register."""
     cluster = cluster_of(custody)
-    workers, denied, uids = _leaders(custody), _denied(custody), pod_uids(cluster)
+    workers, uids = _leaders(custody), pod_uids(cluster)
     served = cluster.served
     absent = not isinstance(served, Unread) and bool(served) and f"{PLURAL}.{GROUP}" not in served
     wrong: list[Found] = []
@@ -202,12 +193,10 @@ def _registered(custody: Custody) -> Outcome:
         if own and not _is_unreadable(custody, worker, own):
             continue
         failed = log.not_persisted if isinstance(log, StartLog) else ""
-        explained = not_serving(custody, worker)
-        if not explained and any(
-            one.resource == PLURAL and one.verb in _WRITING for one in denied.get(_user_of(pod), ())
-        ):
-            explained = "DYT0703"
-        if not explained and not pod.ready and not failed:
+        explained, refused = not_serving(custody, worker), may_not_register(custody, worker)
+        if not explained and refused == "DYT0703":
+            explained = refused
+        if not explained and not refused and not pod.ready:
             explained = "DYT0702"
         if explained:
             elsewhere.append(explained)

@@ -2,7 +2,8 @@
 
 A pool is the workers of one model in one graph, or without Kubernetes in one Dynamo namespace. A
 prefill worker stands where its card says, a decode worker where its taint does: routers compare
-just these. A worker that is not ready, or has registered nothing that is its own, serves nobody.
+just these. A worker that is not ready, or in Kubernetes not a ready endpoint of discovery's
+slices, or has registered nothing that is its own, serves nobody.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 from dynctl.custody.chain import WorkerChain
 from dynctl.custody.joining import Custody, VerifiedGraph
 from dynctl.custody.policy import Policy
-from dynctl.custody.registration import cards_of
+from dynctl.custody.registration import cards_of, in_kubernetes, not_listed
 from dynctl.custody.standing import live, short, some
 from dynctl.observing.deployment import ObservedWorker
 from dynctl.topology.domain_split import DomainSplit
@@ -82,7 +83,7 @@ def _of_graph(custody: Custody, graph: VerifiedGraph, ready: Ready) -> None:
     if not roles >= _BOTH:
         ready.gaps.append((policy, f"{short(graph)}: not disaggregated (DYT0109, DYT0115)"))
         return
-    serving = [one for one in cards.workers if one.pod is not None and one.pod.ready]
+    serving = [one for one in cards.workers if _serves(one)]
     by_model = _by_model(serving)
     if not by_model and not cards.unread:
         why = some(sorted(set(cards.elsewhere))) or "DYT0702"
@@ -90,6 +91,12 @@ def _of_graph(custody: Custody, graph: VerifiedGraph, ready: Ready) -> None:
     for model, pairs in sorted(by_model.items()):
         which = f" for {model}" if len(by_model) > 1 else ""
         ready.pools.append(_pool(graph.subject, policy, pairs, which))
+
+
+def _serves(worker: WorkerChain) -> bool:
+    if worker.pod is None or not worker.pod.ready:
+        return False
+    return not (in_kubernetes(worker) and not_listed(worker))
 
 
 def _of_registry(custody: Custody, ready: Ready) -> None:

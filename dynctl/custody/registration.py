@@ -11,27 +11,30 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dynctl.custody.chain import WorkerChain
-from dynctl.custody.facts import ClusterFacts, PodKey
+from dynctl.custody.facts import ClusterFacts, PodKey, StartLog
 from dynctl.custody.injection import engine
 from dynctl.custody.joining import Custody
 from dynctl.custody.standing import (
     NO_CLUSTER,
     in_cluster,
     live,
+    log_of,
     pod_of,
     stuck_at_start,
     tally,
 )
 from dynctl.findings.running import Found, Outcome, Skipped
 from dynctl.observing.facts import Unread
+from dynctl.ports import AccessQuestion
 from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL, DISCOVERY_ENABLED_LABEL
 from dynctl.wire.kubernetes.objects import Pod
-from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
+from dynctl.wire.kubernetes.worker_metadata import PLURAL, WorkerMetadata
 
 BACKEND_ENV: Final = "DYN_DISCOVERY_BACKEND"
 KUBERNETES: Final = "kubernetes"
+_WRITING: Final = ("create", "patch")
 
 
 def backend_of(pod: Pod) -> str:
@@ -58,6 +61,36 @@ def not_serving(custody: Custody, worker: WorkerChain) -> str:
     return stuck or ("" if worker.running else "DYT0410")
 
 
+def may_not_register(custody: Custody, worker: WorkerChain) -> str:
+    """The code that tells why it cannot write its metadata; empty where nothing says so.
+
+    Such a worker runs, and never becomes Ready: its health is that of the endpoint that it could
+    not register.
+    """
+    if not in_kubernetes(worker):
+        return ""
+    asked = denied(custody).get(user_of(pod_of(worker)), ())
+    if any(one.resource == PLURAL and one.verb in _WRITING for one in asked):
+        return "DYT0703"
+    log = log_of(custody, worker)
+    return "DYT0704" if isinstance(log, StartLog) and log.not_persisted else ""
+
+
+def user_of(pod: Pod) -> str:
+    """The service account that it acts as, as the API server names it."""
+    return f"system:serviceaccount:{pod.namespace}:{pod.service_account or 'default'}"
+
+
+def denied(custody: Custody) -> dict[str, list[AccessQuestion]]:
+    """User -> what it may not do, of the accounts that were asked about."""
+    accounts = () if custody.cluster is None else custody.cluster.worker_accounts
+    return {
+        account.user: [one for one, allowed in account.allowed.items() if not allowed]
+        for account in accounts
+        if not isinstance(account.allowed, Unread)
+    }
+
+
 def unregistered(custody: Custody, worker: WorkerChain) -> Skipped | None:
     """Why nothing that it registered can be judged; None where there is something."""
     registry, cluster = custody.facts.registry, custody.cluster
@@ -73,7 +106,8 @@ def unregistered(custody: Custody, worker: WorkerChain) -> Skipped | None:
             return Skipped(f"registered in {backend}: --discovery {backend}")
         if isinstance(cluster.metadata, Unread):
             return Skipped(f"what workers registered: {cluster.metadata.why}", unread=True)
-    return Skipped(not_serving(custody, worker) or _missing_code(worker, backend))
+    explained = not_serving(custody, worker) or may_not_register(custody, worker)
+    return Skipped(explained or _missing_code(worker, backend))
 
 
 def _missing_code(worker: WorkerChain, backend: str) -> str:

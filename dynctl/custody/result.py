@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from dynctl.custody.joining import Custody
 
 _NODE: Final = "node"
+_CARD: Final = "card"
 _NAMING: Final[Mapping[str, tuple[str, ...]]] = {
     _NODE: ("DYT0205", "DYT02"),
     "pod label": ("DYT0403", "DYT0404", "DYT04"),
     "file": ("DYT0503", "DYT0504", "DYT05"),
     # A worker that is not registered has no card either.
-    "card": ("DYT0802", "DYT0801", "DYT07", "DYT06", "DYT08"),
+    _CARD: ("DYT0802", "DYT0801", "DYT07", "DYT06", "DYT08"),
     "taint": ("DYT0804", "DYT08"),
     "router": ("DYT0904", "DYT09"),
 }
@@ -155,6 +156,10 @@ def _codes(
     if worker.pod is not None and (first == _NODE or node.value == ""):
         # What begins there was found at the node, for all of its pods.
         codes += found.get(f"Node {worker.pod.node}", ())
+    if worker.pod is not None and first == _CARD:
+        # Whoever may not register has no card: that is found at the account of its pods.
+        account = worker.pod.service_account or "default"
+        codes += found.get(f"ServiceAccount {account}.{worker.pod.namespace}", ())
     naming = () if first is None else _NAMING[first]
 
     def rank(code: str) -> int:

@@ -361,7 +361,7 @@ def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
         return
     index, load = judged.freshness.index, final.freshness.load
     if index.publishers == 0:
-        text = "no KV events from these workers: routed by load only"
+        text = "no cache of these workers is known: routed by load only"
     else:
         noun = "rank" if has_ranks(judged) else "worker"
         text = f"index current for {index.current:,} of {plural(index.publishers, noun)}"

@@ -15,16 +15,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 _CONFIG: Final = re.compile(r"Topology config: TopologyConfig\((?P<fields>.*?)\)(?: \(from |$)")
+_ENABLED: Final = "DYN_TOPOLOGY_ENABLED is set"
 _TIMED_OUT: Final = "was not populated within"
 _NOT_PERSISTED: Final = "Failed to persist metadata"
 _LONGEST: Final = 300
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""Dynamo colours its log in pods, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartLines:
     """``config``: the fields of the configuration, None without such a line.
 
-    ``timed_out``, ``not_persisted``: the last line that says so, shortened; empty without one.
+    ``timed_out``, ``not_persisted``: the last line that says so, without its time and target and
+    shortened; empty without one.
     """
 
     config: Mapping[str, Any] | None = None
@@ -40,10 +44,15 @@ def read_start_log(lines: Iterable[str]) -> StartLines:
         if (found := _CONFIG.search(line)) is not None:
             config = _fields(found["fields"]) or config
         elif _TIMED_OUT in line:
-            timed_out = line.strip()[-_LONGEST:]
+            timed_out = _message(line, _ENABLED if _ENABLED in line else _TIMED_OUT)
         elif _NOT_PERSISTED in line:
-            not_persisted = line.strip()[-_LONGEST:]
+            not_persisted = _message(line, _NOT_PERSISTED)
     return StartLines(config, timed_out, not_persisted)
+
+
+def _message(line: str, start: str) -> str:
+    """What the line says from these words on, where the refusal of a server may be long."""
+    return _COLOUR.sub("", line[line.index(start) :]).strip()[:_LONGEST]
 
 
 def _fields(text: str) -> dict[str, Any] | None:

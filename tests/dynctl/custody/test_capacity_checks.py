@@ -95,6 +95,20 @@ def test_a_domain_without_ready_decode_strands_its_prefill():
     assert values(told["DYT0901"]) == [f"zone {B} has 2 prefill and no decode workers ready"]
 
 
+def test_a_ready_pod_that_is_no_ready_endpoint_serves_nobody():
+    scene = Scene()
+    scene.endpoints = [
+        replace(one, ready=False) if one.pod in decode("b") else one for one in scene.endpoints
+    ]
+    told = results(scene)
+    assert wrong(told) == {"DYT0901": [GRAPH]}
+    # Elsewhere it registers by itself, whatever slices say.
+    scene = Scene(discovery="etcd")
+    scene.endpoints = []
+    scene.registry = Registry("etcd", scene.registered())
+    assert results(scene)["DYT0901"].state is State.PASS
+
+
 def test_preferred_crosses_where_required_strands():
     scene = Scene(enforcement="preferred")
     not_ready(scene, *decode("b"))

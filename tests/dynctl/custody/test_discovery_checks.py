@@ -211,6 +211,26 @@ def test_an_account_that_may_not_register_is_found_before_what_follows():
     assert told["DYT0704"].message == "0 of 12 worker pods: DYT0703"
 
 
+def test_who_may_not_register_is_never_ready():
+    scene = Scene()
+    denied(scene, "dynamoworkermetadatas")
+    for name in list(scene.metadata):
+        scene.not_started(name, running=True)
+        scene.log(name, domains={"zone": "us-east-1a"}, not_persisted="Failed to persist metadata")
+    told = results(scene)
+    assert wrong(told) == {"DYT0703": [ACCOUNT]}
+    assert {told[code].message for code in ("DYT0702", "DYT0704")} == {
+        "0 of 12 worker pods: DYT0703"
+    }
+
+
+def test_a_registered_worker_is_not_ready_for_another_reason():
+    scene = Scene()
+    denied(scene, "dynamoworkermetadatas")
+    scene.pod(DECODE, ready=False)
+    assert wrong(results(scene)) == {"DYT0702": [subject(DECODE)], "DYT0703": [ACCOUNT]}
+
+
 def test_an_account_that_may_not_read_slices_can_register():
     scene = Scene()
     denied(scene, "endpointslices")
@@ -244,7 +264,9 @@ def test_a_log_that_says_so_counts_before_the_pod_is_ready():
     scene.not_started(DECODE, running=True)
     scene.log(DECODE, domains={"zone": "us-east-1a"}, not_persisted="Failed to persist metadata")
     told = results(scene)
-    assert wrong(told) == {"DYT0702": [subject(DECODE)], "DYT0704": [subject(DECODE)]}
+    # It never becomes Ready because of that: no fault of its own.
+    assert wrong(told) == {"DYT0704": [subject(DECODE)]}
+    assert told["DYT0702"].message == "11 of 12 worker pods; the rest: DYT0704"
     assert values(told["DYT0704"]) == [
         "no DynamoWorkerMetadata; its log says: Failed to persist metadata"
     ]

@@ -140,6 +140,10 @@ def test_an_unknown_link_says_why():
             {"DYT0501": "Pod decode-0.prod", "DYT0704": "Pod decode-0.prod"},
             ["DYT0704", "DYT0501"],
         ),
+        # Who may not register has no card; its account is at fault, and no other.
+        ("aaa---", {"DYT0703": "ServiceAccount default.prod"}, ["DYT0703"]),
+        ("aaa---", {"DYT0703": "ServiceAccount default.test"}, []),
+        ("aaaaaa", {"DYT0703": "ServiceAccount default.prod"}, []),
         ("------", {"DYT0205": "Node gpu-0|Node gpu-1"}, ["DYT0205"]),
         ("------", {"DYT0205": "Node gpu-0"}, []),
     ],
