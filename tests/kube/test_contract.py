@@ -42,9 +42,13 @@ class Place:
 
     def patch(self, name: str, body: Any, content_type: str, **query: Any) -> Json:
         """Patch a ConfigMap with a body of whatever content type."""
-        found = self.core.patch_namespaced_config_map(
-            name, self.namespace, body, _content_type=content_type, **query
-        )
+        # A default header is the one way that the client has had in all of its versions.
+        headers = self.core.api_client.default_headers
+        headers["Content-Type"] = content_type
+        try:
+            found = self.core.patch_namespaced_config_map(name, self.namespace, body, **query)
+        finally:
+            del headers["Content-Type"]
         shown: Json = self.core.api_client.sanitize_for_serialization(found)
         return shown
 

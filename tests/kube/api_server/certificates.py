@@ -1,5 +1,6 @@
 """A throw-away authority and a certificate for 127.0.0.1, made by the ``openssl`` program."""
 
+import shutil
 import ssl
 import subprocess
 from pathlib import Path
@@ -34,6 +35,8 @@ def make_certificates(folder: Path) -> tuple[ssl.SSLContext, Path]:
 
 
 def _openssl(*arguments: str) -> None:
+    if shutil.which("openssl") is None:
+        raise RuntimeError("ApiServer(tls=True) needs the openssl program, which is not installed")
     done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"openssl {arguments[0]} failed:\n{done.stderr}")

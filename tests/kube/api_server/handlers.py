@@ -11,6 +11,7 @@ from tests.kube.api_server import discovery, listing, rbac, streams, watching
 from tests.kube.api_server.bodies import Shaper, answer, body_of
 from tests.kube.api_server.conformance import Writer
 from tests.kube.api_server.faults import EXPIRE_CONTINUE, EXPIRE_WATCH, Faults
+from tests.kube.api_server.parameters import flag
 from tests.kube.api_server.rbac import Attributes, Authorizer, User
 from tests.kube.api_server.routing import NoSuchPath, Target, target_of
 from tests.kube.api_server.status import (
@@ -150,7 +151,7 @@ class Handlers:
             subresource=target.subresource,
             strictness=strictness,
             dry_run=query.get("dryRun") == "All",
-            force=query.get("force") in ("true", "1"),
+            force=flag(query, "force"),
             patching=request.method == "PATCH",
             warnings=warnings,
         )

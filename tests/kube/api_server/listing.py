@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tests.kube.api_server.parameters import Query, number
 from tests.kube.api_server.resources import Resource
 from tests.kube.api_server.selectors import Predicate, field_predicate, label_predicate
 from tests.kube.api_server.status import StatusError, bad_request, expired
 from tests.kube.api_server.storage import Compacted, Storage, place_of
 
 Json = dict[str, Any]
-Query = Mapping[str, str]
 
 _TOO_OLD = (
     "The provided continue parameter is too old to display a consistent list result. You can start "
@@ -64,14 +64,6 @@ def page(
             metadata["remainingItemCount"] = len(matching) - limit
         matching = matching[:limit]
     return metadata, matching
-
-
-def number(query: Query, name: str) -> int:
-    """A parameter that is a count, 0 where it is absent; raises 400."""
-    text = query.get(name) or "0"
-    if not text.isdecimal():
-        raise bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
-    return int(text)
 
 
 def _asked_revision(storage: Storage, query: Query) -> int | None:

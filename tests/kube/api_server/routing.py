@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tests.kube.api_server.parameters import flag
 from tests.kube.api_server.rbac import Attributes
 from tests.kube.api_server.resources import Registry, Resource
 from tests.kube.api_server.status import StatusError, method_not_allowed, no_such_resource
@@ -43,7 +44,7 @@ class Target:
             return custom_verb
         if method not in ("GET", "HEAD"):
             raise method_not_allowed()
-        if query.get("watch") in ("true", "1", ""):
+        if flag(query, "watch"):
             return "watch"
         return "get" if self.name else "list"
 

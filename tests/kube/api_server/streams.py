@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import WSMsgType, web
 
-from tests.kube.api_server.listing import number
+from tests.kube.api_server.parameters import flag, number
 from tests.kube.api_server.status import StatusError, bad_request
 
 Json = dict[str, Any]
@@ -135,10 +135,10 @@ async def serve_exec(request: web.Request, files: Files | None) -> web.StreamRes
     await socket.prepare(request)
     out, err, code = await asyncio.to_thread(run, files, request.query.getall("command", []))
     for channel, data, wanted in (
-        (_STDOUT, out, request.query.get("stdout")),
-        (_STDERR, err, request.query.get("stderr")),
+        (_STDOUT, out, flag(request.query, "stdout")),
+        (_STDERR, err, flag(request.query, "stderr")),
     ):
-        if wanted in ("true", "1"):
+        if wanted:
             for at in range(0, len(data), _CHUNK):
                 await socket.send_bytes(bytes([channel]) + data[at : at + _CHUNK])
     await socket.send_bytes(bytes([_ERROR]) + msgspec.json.encode(exit_status(code)))
@@ -197,7 +197,7 @@ def log_text(
 ) -> str:
     """The log asked for; raises 400 where there is none of that container before this one."""
     container = container_of(pod, query.get("container"))
-    previous = query.get("previous") in ("true", "1")
+    previous = flag(query, "previous")
     metadata = pod["metadata"]
     text = logs.get((metadata["namespace"], metadata["name"], container, previous))
     if text is None:

@@ -5,7 +5,8 @@ import random
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from tests.kube.api_server.listing import Query, chosen, number
+from tests.kube.api_server.listing import chosen
+from tests.kube.api_server.parameters import Query, flag, number
 from tests.kube.api_server.resources import Resource
 from tests.kube.api_server.selectors import Predicate
 from tests.kube.api_server.status import bad_request, expired
@@ -14,7 +15,6 @@ from tests.kube.api_server.storage import Change, Compacted, Storage
 Json = dict[str, Any]
 
 BOOKMARK_PERIOD_S = 5.0
-_TRUE = ("true", "1")
 _INITIAL_END = "k8s.io/initial-events-end"
 
 
@@ -58,7 +58,7 @@ def events(
     """
     holds = chosen(resource, namespace, query)
     newest = query.get("resourceVersionMatch") == "NotOlderThan"
-    if query.get("sendInitialEvents") in _TRUE and not newest:
+    if flag(query, "sendInitialEvents") and not newest:
         raise bad_request("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
     start, seconds = number(query, "resourceVersion"), number(query, "timeoutSeconds")
 
@@ -87,8 +87,8 @@ async def _follow(
     *,
     expire: bool,
 ) -> AsyncGenerator[tuple[str, Json]]:
-    bookmarks = query.get("allowWatchBookmarks") in _TRUE
-    initial = query.get("sendInitialEvents") in _TRUE
+    bookmarks = flag(query, "allowWatchBookmarks")
+    initial = flag(query, "sendInitialEvents")
     loop = asyncio.get_running_loop()
     # The real server chooses between 30 and 60 minutes where the client names no timeout.
     deadline = loop.time() + (seconds or random.uniform(1800, 3600))

@@ -229,6 +229,10 @@ def test_reviews_of_others_are_for_who_may_create_them(guarded: ApiServer, alice
         local = "/apis/authorization.k8s.io/v1/namespaces/dyn/localsubjectaccessreviews"
         with pytest.raises(ApiError, match="must match the namespace"):
             admin.create(local, body)
+        guarded.store.create(role("reader", ("list", "", "pods"), namespace="dyn"))
+        guarded.store.create(binding("worker", "Role", "reader", WORKER, "dyn"))
+        body["spec"]["resourceAttributes"] = asked("dyn", "list", "pods")
+        assert admin.create(local, body)["status"]["allowed"] is True
 
 
 def test_a_review_in_protobuf_is_not_understood(guarded: ApiServer, tmp_path: Path):

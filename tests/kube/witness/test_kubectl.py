@@ -10,7 +10,7 @@ import yaml
 from tests.kube import crds
 from tests.kube.api_server import ApiServer
 from tests.kube.witness.bodies import graph, node, pod, running
-from tests.kube.witness.conftest import Kubectl
+from tests.kube.witness.conftest import Kubectl, kubectl_program
 
 ZONE = "topology.kubernetes.io/zone"
 
@@ -159,6 +159,17 @@ def test_it_reads_protobuf_nowhere(kubectl: Kubectl):
     # A limit to know about: the real server takes kubectl's protobuf for built-in kinds.
     problem = kubectl.refused("create", "namespace", "foo")
     assert "the body of the request was in an unknown format" in problem
+
+
+def test_it_finds_the_contexts_of_the_kubeconfig(api_server: ApiServer, tmp_path: Path):
+    path = tmp_path / "kubeconfig"
+    api_server.kubeconfig(path, namespace="dyn", context="prod", extra_contexts=("staging",))
+    kubectl = Kubectl(kubectl_program(), path)
+    api_server.store.create(pod("web", "dyn"))
+    assert kubectl("config", "get-contexts", "-o", "name") == "prod\nstaging\n"
+    assert kubectl("config", "current-context") == "prod\n"
+    for context in ("prod", "staging"):
+        assert kubectl("get", "pods", "-o", "name", "--context", context) == "pod/web\n"
 
 
 def test_it_speaks_tls_with_the_authority_of_the_kubeconfig_and_no_other(

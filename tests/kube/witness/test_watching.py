@@ -145,6 +145,15 @@ def test_writers_in_many_threads_are_all_seen_in_order(api_server: ApiServer, wa
     assert seen == sorted(set(seen))
 
 
+@pytest.mark.parametrize("yes", ["", "1", "t", "true", "True"])
+def test_all_but_nought_and_false_are_a_yes(api: Api, yes: str):
+    query = {"watch": yes, "timeoutSeconds": "1", "resourceVersion": "1"}
+    with api.http.stream("GET", MAPS, params=query) as response:
+        assert response.headers["Transfer-Encoding"] == "chunked"
+    for no in ("0", "false", "False"):
+        assert api.get(MAPS, watch=no)["kind"] == "ConfigMapList"
+
+
 def test_a_cut_watch_breaks_in_the_middle_and_others_may_come(api_server: ApiServer, watching: Any):
     one = watching(resourceVersion=api_server.store.revision)
     api_server.store.create(config_map("a"))
