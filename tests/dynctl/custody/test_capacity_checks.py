@@ -104,8 +104,8 @@ def test_a_ready_pod_that_is_no_ready_endpoint_serves_nobody():
     assert wrong(told) == {"DYT0901": [GRAPH]}
     # Elsewhere it registers by itself, whatever slices say.
     scene = Scene(discovery="etcd")
-    scene.endpoints = []
-    scene.registry = Registry("etcd", scene.registered())
+    scene.registry = Registry("etcd", Scene().registered())
+    assert not scene.endpoints
     assert results(scene)["DYT0901"].state is State.PASS
 
 
