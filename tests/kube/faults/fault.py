@@ -77,8 +77,14 @@ def relabel_pod(name: str, value: str | None, key: str = ZONE) -> Callable[[Simu
 
 
 def spoil_pod(sim: Simulation, pod: str, spoil: Callable[[Json], Json]) -> None:
-    """Have the operator make a pod anew, and ``spoil`` what it creates."""
-    sim.operator.mutate = lambda body: spoil(body) if body["metadata"]["name"] == pod else body
+    """Have the operator make a pod anew, and ``spoil`` what it creates, too."""
+    before = sim.operator.mutate
+
+    def mutate(body: Json) -> Json:
+        made = before(body)
+        return spoil(made) if made["metadata"]["name"] == pod else made
+
+    sim.operator.mutate = mutate
     sim.recreate(pod)
 
 

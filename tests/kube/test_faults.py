@@ -1,0 +1,98 @@
+"""The fault matrix: each fault alone, in a living two-zone deployment, and some of them in pairs.
+
+Every fault must be reported by its own code, and nothing else may be reported that is not written
+down as its consequence; what is healthy reports nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynctl.custody.looking import VerifyOptions, verified
+from dynctl.custody.result import VerifyReport
+from dynctl.findings.results import State
+from dynctl.options import GlobalOptions
+from tests.kube.actors import Simulation, living
+from tests.kube.faults import FAULTS, Fault, fault_of, injected
+
+PAIRED = (
+    "we-may-not-list-events",
+    "node-relabelled-after-start",
+    "operator-not-ready",
+    "annotation-removed",
+    "card-without-taints",
+    "two-operators",
+    "metadata-of-no-pod",
+    "variable-differs",
+    "router-misses-a-worker",
+    "mounted-writable",
+    "stray-file",
+    "pod-in-no-slice",
+    "card-with-another-enforcement",
+    "rolling-update",
+    "workers-may-not-register",
+)
+"""Faults of every link that need no cluster of their own, so that any two can meet."""
+BY_HAND = "annotation-removed"
+"""Done to a pod that runs: it is gone when another fault has the pod made anew."""
+EVERYTHING = VerifyOptions(exec="all", logs="all")
+
+
+def report_on(sim: Simulation, tmp_path: Path) -> VerifyReport:
+    """Through the API server, with the rights of a viewer, every pod read."""
+    kubeconfig = sim.viewer_kubeconfig(tmp_path / "kubeconfig")
+    return verified(GlobalOptions(kubeconfig=kubeconfig), EVERYTHING)
+
+
+def reported(report: VerifyReport) -> set[str]:
+    return {one.code for one in report.checks if one.state in (State.FAIL, State.WARN)}
+
+
+def test_the_matrix_is_large_and_names_its_faults() -> None:
+    names = [fault.name for fault in FAULTS]
+
+    assert len(FAULTS) >= 40
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_reported_at_its_own_link(fault: Fault, tmp_path: Path) -> None:
+    with injected(fault) as sim:
+        found = reported(report_on(sim, tmp_path))
+
+    assert found == {fault.code, *fault.also}
+
+
+@pytest.mark.parametrize("grove", [False, True], ids=["label key", "grove"])
+@pytest.mark.parametrize("enforcement", ["required", "preferred"])
+def test_what_is_healthy_reports_nothing(grove: bool, enforcement: str, tmp_path: Path) -> None:
+    with living(grove=grove, enforcement=enforcement) as sim:
+        report = report_on(sim, tmp_path)
+
+    assert reported(report) == set()
+    assert all(row.first_break is None for row in report.chain)
+    assert report.passes("warn")
+
+
+def pairs() -> list[tuple[Fault, Fault]]:
+    """Each with its first and its fourth neighbour; most of them happen to one worker."""
+    chosen = [fault_of(FAULTS, name) for name in PAIRED]
+    found = [
+        (one, chosen[(place + step) % len(chosen)])
+        for step in (1, 4)
+        for place, one in enumerate(chosen)
+    ]
+    return [(other, one) if one.name == BY_HAND else (one, other) for one, other in found]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), pairs(), ids=lambda fault: fault.name if isinstance(fault, Fault) else ""
+)
+def test_neither_of_two_faults_masks_the_other(one: Fault, other: Fault, tmp_path: Path) -> None:
+    with injected(one) as sim:
+        other.inject(sim)
+        found = reported(report_on(sim, tmp_path))
+
+    assert {one.code, other.code} <= found
