@@ -18,23 +18,27 @@ from typing import Any, Final, Literal
 
 from dynctl.connect.cluster_frontends import OUT_OF_REACH, cluster_ways
 from dynctl.connect.dynamo_frontend import DynamoFrontend
+from dynctl.connect.live_state import (
+    MOST_NAMED,
+    Thresholds,
+    index_doubts,
+    take_load,
+    take_settings,
+)
 from dynctl.connect.planes import Planes, backend, namespace, open_planes
 from dynctl.connect.query import RouteQuery, choose_model
 from dynctl.connect.replicas import set_on_all
 from dynctl.connect.view_source import ViewSource
 from dynctl.errors import Unreachable, UsageProblem
 from dynctl.observing.deployment import Deployment, ProblemCode
-from dynctl.observing.load_mirror import gauge_changes
 from dynctl.observing.observer import PRESET, Observer, live_router
 from dynctl.options import GlobalOptions
 from dynctl.ports import RequestPlaneError
-from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
-from dynctl.wire.dynamo.router_settings import read_router_config
+from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
 from dynctl.wire.errors import WireError
-from dynctl.wire.route_result import UNKNOWN_LOAD, RouteResult
+from dynctl.wire.route_result import RouteResult
 from dynctl.wire.view_file import SavedView
 from dynctl.wire.worker_rows import WorkerRow
-from router_core.changes import ConfigSet, ThresholdsSet
 from router_core.hashing import hash_prompt
 
 #: Contradictions that make an answer doubtful, so they stand beside it.
@@ -44,10 +48,8 @@ _DOUBTFUL: Final = (
     ProblemCode.UNKNOWN_ROLE,
     ProblemCode.CARD_REJECTED,
 )
-_MOST_NAMED: Final = 3
 _PROGRESS_S: Final = 1.0
 
-Thresholds = dict[str, float | int | None]
 Wanted = Literal["none", "asked", "all"]
 """Whose tokenizers are fetched: nobody's, that of the model asked about, every model's."""
 
@@ -179,10 +181,10 @@ class PlanesSource:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
-        source, load_doubts = _load(observer, told.metrics)
-        assumptions += _index_doubts(observer) + load_doubts + list(filter(None, [told.doubt]))
+        source, load_doubts = take_load(observer, told.metrics)
+        assumptions += index_doubts(observer) + load_doubts + list(filter(None, [told.doubt]))
         self.doubts = tuple(assumptions)
-        assumptions += _settings(observer, told.thresholds)
+        assumptions += take_settings(observer, told.thresholds)
         return SavedView(
             observer.router,
             time.monotonic(),
@@ -288,53 +290,6 @@ async def _asked_indexers(
     return True
 
 
-def _settings(observer: Observer, thresholds: Mapping[str, Thresholds]) -> list[str]:
-    """Take over what cards and frontends say of the router's settings; what is assumed."""
-    said = []
-    cards = [item.card.router_config for item in observer.deployment.workers]
-    advertised = next((card for card in cards if card is not None), None)
-    if advertised is None:
-        said.append(
-            f"router settings are those of {PRESET}: no card advertises any "
-            "(--set router_temperature=0.5 tells others)"
-        )
-    else:
-        settings = read_router_config(advertised)
-        observer.apply(ConfigSet({**settings.values, "decode_capacity_guard": False}))
-        said.append("router settings are those that the workers' cards advertise")
-        said += [f"not followed: {item}" for item in settings.not_followed]
-    for model, values in thresholds.items():
-        observer.apply(ThresholdsSet(model, values))
-    return said
-
-
-def _load(observer: Observer, told: list[FrontendMetrics]) -> tuple[str, list[str]]:
-    """Take over the load; (where it comes from, what is doubtful about it)."""
-    if told:
-        mirrored = _replicas_mirror(observer)
-        loads = add_loads(told, mirrored=mirrored)
-        for change in gauge_changes(observer.router.registry, loads):
-            observer.apply(change)
-        doubts = []
-        if any(metrics.kv_routing is False for metrics in told):
-            doubts.append("a frontend does not route by kv: this is what kv mode would do")
-        if len(told) > 1 and not mirrored:
-            doubts.append(
-                "the load of the frontends is added up; with --router-replica-sync each counts "
-                "the others' too, and it is too high"
-            )
-        many = "the /metrics of " + ("a frontend" if len(told) == 1 else f"{len(told)} frontends")
-        return many, doubts
-    since = time.monotonic() - observer.load.since
-    if observer.load.added:
-        return f"replica-sync events of {since:.0f} s", [
-            f"requests that began before these {since:.0f} s are not counted"
-        ]
-    return "kv_metrics" if observer.load.reports else UNKNOWN_LOAD, [
-        "load is unknown, counted as none: name the frontends (--frontend http://HOST:8000)"
-    ]
-
-
 async def _settled(observer: Observer) -> None:
     """Until every cache is known; says once a second on stderr how many are not."""
     settled = asyncio.ensure_future(observer.settled())
@@ -344,13 +299,6 @@ async def _settled(observer: Observer) -> None:
             sys.stderr.write(f"reading caches: {total - left:,} of {total:,} ranks are current\n")
     finally:
         settled.cancel()
-
-
-def _replicas_mirror(observer: Observer) -> bool:
-    """Whether a card says that frontends tell each other their load."""
-    cards = [item.card.router_config or {} for item in observer.deployment.workers]
-    routers = [card.get("kv_router_config") for card in cards]
-    return any(isinstance(r, dict) and r.get("router_replica_sync") is True for r in routers)
 
 
 def _nobody(deployment: Deployment, planes: Planes, wanted: str | None) -> UsageProblem:
@@ -363,22 +311,8 @@ def _nobody(deployment: Deployment, planes: Planes, wanted: str | None) -> Usage
         return UsageProblem(
             f"{found}; there are: {', '.join(others)}", f"--dyn-namespace {others[0]}, or '*'"
         )
-    problems = [f"{p.subject}: {p.message}" for p in deployment.problems[:_MOST_NAMED]]
+    problems = [f"{p.subject}: {p.message}" for p in deployment.problems[:MOST_NAMED]]
     return UsageProblem(found, "\n".join(problems) or "is this the right backend? dynctl check")
-
-
-def _index_doubts(observer: Observer) -> list[str]:
-    """One line for each reason why caches may not be known up to now."""
-    names = {item.worker.worker_id: item.worker.name for item in observer.deployment.workers}
-    reasons: dict[str, list[str]] = {}
-    for (worker_id, _), why in observer.not_current().items():
-        reasons.setdefault(why, []).append(names.get(worker_id, f"{worker_id:x}"))
-    lines = []
-    for why, who in reasons.items():
-        named = ", ".join(dict.fromkeys(who[:_MOST_NAMED]))
-        more = f" and {len(who) - _MOST_NAMED} more" if len(who) > _MOST_NAMED else ""
-        lines.append(f"what {named}{more} cached may not be up to date: {why}")
-    return lines
 
 
 def _cache_directory() -> Path:

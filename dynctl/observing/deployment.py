@@ -26,6 +26,7 @@ from dynctl.wire.dynamo.discovery import (
     ModelCard,
     parse_entry,
 )
+from dynctl.wire.dynamo.forward_pass import PASS_TOPIC
 from router_core.errors import WorkerError
 from router_core.workers import ModelRuntimeConfig, Role, Worker
 
@@ -83,13 +84,15 @@ class ObservedWorker:
 class Deployment:
     """What one namespace holds (or all of them).
 
-    ``loads`` and ``sequences`` are the channels of load reports and of routed requests, which are
-    not joined to single workers. ``indexers`` serve the whole index of a component.
+    ``loads``, ``sequences`` and ``passes`` are the channels of load reports, of routed requests and
+    of what engines tell of their schedulers, which are not joined to single workers. ``indexers``
+    serve the whole index of a component.
     """
 
     workers: tuple[ObservedWorker, ...] = ()
     loads: tuple[EventChannel, ...] = ()
     sequences: tuple[EventChannel, ...] = ()
+    passes: tuple[EventChannel, ...] = ()
     indexers: tuple[Instance, ...] = ()
     problems: tuple[Problem, ...] = ()
     namespaces: tuple[str, ...] = ()
@@ -189,6 +192,7 @@ def join(
         tuple(workers),
         tuple(channels[KV_METRICS]),
         tuple(channels[ACTIVE_SEQUENCES]),
+        tuple(channels[PASS_TOPIC]),
         tuple(item for item in instances.values() if item.endpoint.name == INDEXER),
         tuple(problems),
         tuple(sorted(namespaces)),

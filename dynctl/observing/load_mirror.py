@@ -35,7 +35,8 @@ _GAUGE: Final = "frontend metrics"
 class LoadMirror:
     """Turns load events into a router's changes. ``clock``: monotonic seconds.
 
-    ``added`` counts requests seen, ``malformed`` messages that could not be read.
+    ``books`` False: requests that routers tell each other are not counted as load, because that is
+    known otherwise. ``added`` counts requests seen, ``malformed`` messages that could not be read.
     """
 
     def __init__(
@@ -43,7 +44,12 @@ class LoadMirror:
         registry: WorkerRegistry,
         apply: Callable[[Change], Applied],
         clock: Callable[[], float],
+        *,
+        books: bool = True,
+        on_sequence: Callable[[SequenceEvent], None] = lambda event: None,
     ) -> None:
+        self._books = books
+        self._on_sequence = on_sequence
         self._registry = registry
         self._apply = apply
         self.since = clock()
@@ -56,6 +62,7 @@ class LoadMirror:
         if isinstance(value, ChannelMessage):
             try:
                 for event in decode_sequences(value.payload):
+                    self._on_sequence(event)
                     self._sequence(event)
             except WireError:
                 self.malformed += 1
@@ -77,6 +84,8 @@ class LoadMirror:
         match event:
             case SequenceAdded():
                 self.added += 1
+                if not self._books:
+                    return
                 self._apply(
                     Booked(
                         event.request_id,
@@ -87,9 +96,9 @@ class LoadMirror:
                         sequence_hashes=event.token_sequence or (),
                     )
                 )
-            case SequencePrefillDone():
+            case SequencePrefillDone() if self._books:
                 self._apply(PrefillDone(event.request_id))
-            case SequenceFreed():
+            case SequenceFreed() if self._books:
                 self._apply(Freed(event.request_id, stage))
 
 

@@ -39,6 +39,7 @@ from dynctl.wire.dynamo.recovery import (
     parse_scores,
     recovery_query,
 )
+from dynctl.wire.dynamo.sequences import SequenceEvent
 from router_core.changes import (
     Applied,
     Change,
@@ -107,7 +108,10 @@ class Observer:
     """One deployment. ``plane_of`` gives the event plane of a channel's transport.
 
     ``namespace``: Dynamo's; None for all. ``clock``: monotonic seconds. ``prefer``: a model whose
-    workers are asked first. Use as an async context manager, or :meth:`start` and :meth:`close`.
+    workers are asked first. ``books`` False: requests that routers tell each other are not counted
+    as load; ``on_sequence`` hears of them all the same. ``on_pass`` hears what engines tell of
+    their schedulers, which is not followed where it is None. Use as an async context manager, or
+    :meth:`start` and :meth:`close`.
     """
 
     def __init__(
@@ -122,6 +126,9 @@ class Observer:
         prefer: str | None = None,
         follow_index: bool = True,
         follow_load: bool = True,
+        books: bool = True,
+        on_sequence: Callable[[SequenceEvent], None] = lambda event: None,
+        on_pass: Callable[[ChannelValue], None] | None = None,
         on_condition: Callable[[StreamCondition], None] = lambda condition: None,
         on_change: Callable[[Change], None] = lambda change: None,
         bounds: ObserverBounds = ObserverBounds(),
@@ -138,6 +145,7 @@ class Observer:
         self._follow_index = follow_index
         self._follow_load = follow_load
         self._on_change = on_change
+        self._on_pass = on_pass
         self._bounds = bounds
         self._registrations = Registrations()
         self._asking = asyncio.Semaphore(bounds.recoveries)
@@ -145,7 +153,9 @@ class Observer:
         self._channels: dict[tuple[str, int], _Follower] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ended: list[asyncio.Task[None]] = []
-        self.load = LoadMirror(router.registry, self.apply, clock)
+        self.load = LoadMirror(
+            router.registry, self.apply, clock, books=books, on_sequence=on_sequence
+        )
         self.applier = IndexRuntime(self.apply, router.sweep, on_condition, clock)
 
     async def __aenter__(self) -> Observer:
@@ -217,6 +227,14 @@ class Observer:
         self._follow_index = True
         for item in self._preferred_first():
             self._follow_worker(item)
+
+    def follow_index_of(self, worker_id: int) -> bool:
+        """Begin to follow what one worker caches; False where nobody is registered as that."""
+        for item in self.deployment.workers:
+            if item.worker.worker_id == worker_id:
+                self._follow_worker(item)
+                return True
+        return False
 
     async def ask_indexer(
         self, indexer: Instance, model: str, hashes: BlockHashes, workers: Iterable[Worker]
@@ -346,6 +364,8 @@ class Observer:
     def _follow_loads(self) -> None:
         wanted = {("sequences", c.publisher_id): c for c in self.deployment.sequences}
         wanted |= {("loads", c.publisher_id): c for c in self.deployment.loads}
+        if self._on_pass is not None:
+            wanted |= {("passes", c.publisher_id): c for c in self.deployment.passes}
         for key, followed in list(self._channels.items()):
             if wanted.get(key) != followed.channel:
                 self._end([self._channels.pop(key).task])
@@ -354,9 +374,8 @@ class Observer:
                 self._channels[key] = self._followed_channel(key[0], channel)
 
     def _followed_channel(self, kind: str, channel: EventChannel) -> _Follower:
-        take: Callable[[ChannelValue], None] = (
-            self.load.take_sequences if kind == "sequences" else self.load.take_metrics
-        )
+        takes = {"sequences": self.load.take_sequences, "loads": self.load.take_metrics}
+        take = self._on_pass if kind == "passes" and self._on_pass is not None else takes[kind]
         follower = self._plane_of(channel).follow(channel, take)
         task = asyncio.create_task(follower.run(), name=f"{kind} {channel.publisher_id:x}")
         return _Follower(channel, task)
