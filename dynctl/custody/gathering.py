@@ -12,24 +12,35 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from dynctl.custody.facts import (
-    Account,
     ClusterFacts,
     GraphSchema,
     Listing,
     VerifyFacts,
 )
 from dynctl.custody.joining import custody
+from dynctl.custody.permissions import (
+    GRAPHS,
+    METADATA,
+    SETS,
+    account,
+    graph_namespaces,
+    operator_questions,
+    operator_users,
+    questions,
+    unread,
+    worker_questions,
+    worker_users,
+)
 from dynctl.custody.pod_reading import read_files, read_start
 from dynctl.custody.sampling import Sampling, chosen
 from dynctl.errors import Unreachable
 from dynctl.observing.facts import Unread
-from dynctl.ports import AccessQuestion, Cluster, ClusterRefusal
-from dynctl.topology.graphs import GRAPH, GRAPH_GROUP, TOPOLOGY_KINDS, WORKER_TYPES
+from dynctl.ports import Cluster, ClusterRefusal
+from dynctl.topology.graphs import GRAPH, GRAPH_GROUP, TOPOLOGY_KINDS
 from dynctl.topology.manifests import Manifest
 from dynctl.wire.kubernetes import objects
 from dynctl.wire.kubernetes.fields import mapping, sequence, text
 from dynctl.wire.kubernetes.names import (
-    COMPONENT_TYPE_LABEL,
     DISCOVERY_ENABLED_LABEL,
     GRAPH_LABEL,
     LABEL_MISSING_REASON,
@@ -37,13 +48,9 @@ from dynctl.wire.kubernetes.names import (
 )
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata, worker_metadata
 
-GRAPHS: Final = "dynamographdeployments"
-METADATA: Final = "dynamoworkermetadatas"
 _TOPOLOGIES: Final = {f"{kind.lower()}s": kind for kind in TOPOLOGY_KINDS}
-_SETS: Final = "podcliquesets"
 _GRAPH_VERSIONS: Final = ("v1beta1", "v1alpha1")
 _AT_ONCE: Final = 8
-_MOST_ACCOUNTS: Final = 50
 
 T = TypeVar("T")
 Served: TypeAlias = Mapping[str, tuple[str, ...]] | Unread
@@ -62,53 +69,6 @@ class Wanted:
     exec: Sampling = Sampling.SAMPLE
     logs: Sampling = Sampling.SAMPLE
     optional: bool = False
-
-
-def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessQuestion, ...]:
-    """What verify needs to be allowed. ``grove``: the resources of Grove that are read."""
-    inside = namespace
-    return (
-        AccessQuestion("list", "nodes"),
-        AccessQuestion("list", GRAPHS, GRAPH_GROUP, inside),
-        AccessQuestion("list", METADATA, GRAPH_GROUP, inside),
-        AccessQuestion("list", "pods", "", inside),
-        AccessQuestion("list", "events", "", inside),
-        AccessQuestion("list", "endpointslices", "discovery.k8s.io", inside),
-        # Over WebSocket these begin with a GET; newer API servers ask for create as well.
-        AccessQuestion("get", "pods/exec", "", inside),
-        AccessQuestion("create", "pods/exec", "", inside),
-        AccessQuestion("get", "pods/portforward", "", inside),
-        AccessQuestion("create", "pods/portforward", "", inside),
-        AccessQuestion("get", "pods/log", "", inside),
-        AccessQuestion("list", "deployments", "apps"),
-        AccessQuestion("get", "customresourcedefinitions", "apiextensions.k8s.io"),
-        *(
-            AccessQuestion("list", name, "grove.io", inside if name == _SETS else None)
-            for name in grove
-        ),
-    )
-
-
-def operator_questions(
-    topologies: Iterable[str], namespaces: Iterable[str] = ()
-) -> tuple[AccessQuestion, ...]:
-    """What the operator needs for topology; ``namespaces``: of the graphs that it works for."""
-    return (
-        AccessQuestion("get", "nodes"),
-        AccessQuestion("patch", "pods"),
-        *(AccessQuestion("patch", "pods", "", space) for space in namespaces),
-        *(AccessQuestion("get", name, "grove.io") for name in topologies),
-    )
-
-
-def worker_questions(namespace: str) -> tuple[AccessQuestion, ...]:
-    """What a worker needs to register itself and to find others."""
-    return (
-        AccessQuestion("create", METADATA, GRAPH_GROUP, namespace),
-        AccessQuestion("patch", METADATA, GRAPH_GROUP, namespace),
-        AccessQuestion("list", METADATA, GRAPH_GROUP, namespace),
-        AccessQuestion("list", "endpointslices", "discovery.k8s.io", namespace),
-    )
 
 
 def gather(cluster: Cluster, wanted: Wanted, before: VerifyFacts | None = None) -> VerifyFacts:
@@ -143,7 +103,7 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
     served = _served(cluster)
     names: Mapping[str, tuple[str, ...]] = served if isinstance(served, Mapping) else {}
     topologies = [name for name in _TOPOLOGIES if f"{name}.grove.io" in names]
-    sets = [_SETS] if f"{_SETS}.grove.io" in names else []
+    sets = [SETS] if f"{SETS}.grove.io" in names else []
     selected = _graph_selector(wanted.graphs)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
         ask = questions(wanted.namespace, [*topologies, *sets])
@@ -172,13 +132,13 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
             access=dict(zip(ask, access, strict=True)),
             **lists,
         )
-        spaces = _graph_namespaces(facts)
+        spaces = graph_namespaces(facts)
         accounts = [
-            *((user, operator_questions(topologies, spaces)) for user in _operator_users(facts)),
-            *((user, worker_questions(space)) for user, space in _worker_users(facts)),
+            *((user, operator_questions(topologies, spaces)) for user in operator_users(facts)),
+            *((user, worker_questions(space)) for user, space in worker_users(facts)),
         ]
-        told = list(pool.map(lambda one: _account(cluster, *one), accounts))
-    operators = len(_operator_users(facts))
+        told = list(pool.map(lambda one: account(cluster, *one), accounts))
+    operators = len(operator_users(facts))
     return replace(
         facts, operator_accounts=tuple(told[:operators]), worker_accounts=tuple(told[operators:])
     )
@@ -270,10 +230,10 @@ class _Reader:
     def grove_sets(self, served: Served) -> Listing[str]:
         if isinstance(served, Unread):
             return served
-        if f"{_SETS}.grove.io" not in served:
+        if f"{SETS}.grove.io" not in served:
             return ()
-        root = f"/apis/grove.io/{served[f'{_SETS}.grove.io'][0]}"
-        return self.inside(root, _SETS, _object_name)
+        root = f"/apis/grove.io/{served[f'{SETS}.grove.io'][0]}"
+        return self.inside(root, SETS, _object_name)
 
     def _read(
         self, path: str, read: Callable[[Mapping[str, Any]], T], query: Mapping[str, str] | None
@@ -304,7 +264,7 @@ def _served(cluster: Cluster) -> Served:
                     if plural and "/" not in plural:
                         found.setdefault(f"{plural}.{name}", []).append(version)
     except ClusterRefusal as refusal:
-        return _unread(refusal)
+        return unread(refusal)
     return {name: tuple(versions) for name, versions in found.items()}
 
 
@@ -313,7 +273,7 @@ def _schemas(cluster: Cluster) -> Listing[GraphSchema]:
     try:
         body = cluster.get(f"{path}/{GRAPHS}.{GRAPH_GROUP}")
     except ClusterRefusal as refusal:
-        return () if refusal.missing else _unread(refusal)
+        return () if refusal.missing else unread(refusal)
     found = []
     for entry in sequence(mapping(body.get("spec")).get("versions")):
         version = mapping(entry)
@@ -364,43 +324,6 @@ def _graph_selector(names: tuple[str, ...]) -> dict[str, str]:
     return {"labelSelector": f"{GRAPH_LABEL} in ({','.join(names)})"}
 
 
-def _operator_users(facts: ClusterFacts) -> list[str]:
-    operators = () if isinstance(facts.operators, Unread) else facts.operators
-    users = {_user(one.namespace, one.service_account) for one in operators}
-    return sorted(users)[:_MOST_ACCOUNTS]
-
-
-def _graph_namespaces(facts: ClusterFacts) -> list[str]:
-    graphs = () if isinstance(facts.graphs, Unread) else facts.graphs
-    return sorted({one.namespace for one in graphs})[:_MOST_ACCOUNTS]
-
-
-def _worker_users(facts: ClusterFacts) -> list[tuple[str, str]]:
-    pods = () if isinstance(facts.pods, Unread) else facts.pods
-    users = {
-        (_user(pod.namespace, pod.service_account or "default"), pod.namespace)
-        for pod in pods
-        if pod.labels.get(COMPONENT_TYPE_LABEL, "").lower() in WORKER_TYPES
-    }
-    return sorted(users)[:_MOST_ACCOUNTS]
-
-
-def _user(namespace: str, account: str) -> str:
-    return f"system:serviceaccount:{namespace}:{account}"
-
-
-def _account(cluster: Cluster, user: str, asked: tuple[AccessQuestion, ...]) -> Account:
-    space = user.split(":")[2]
-    groups = ("system:serviceaccounts", f"system:serviceaccounts:{space}", "system:authenticated")
-    allowed: dict[AccessQuestion, bool] = {}
-    for question in asked:
-        try:
-            allowed[question] = cluster.allowed(question, user=user, groups=groups)
-        except ClusterRefusal as refusal:
-            return Account(user, _unread(refusal))
-    return Account(user, allowed)
-
-
 def _as_manifest(kind: str, api: str) -> Callable[[Mapping[str, Any]], Manifest]:
     return lambda body: _manifest(body, kind, api)
 
@@ -419,8 +342,4 @@ def _told(ask: Callable[[], T]) -> T | Unread:
     try:
         return ask()
     except ClusterRefusal as refusal:
-        return _unread(refusal)
-
-
-def _unread(refusal: ClusterRefusal) -> Unread:
-    return Unread(refusal.message, "ask for this permission" if refusal.forbidden else "")
+        return unread(refusal)

@@ -19,7 +19,7 @@ from dynctl.custody.facts import (
     TopologyFile,
     VerifyFacts,
 )
-from dynctl.custody.gathering import operator_questions, questions, worker_questions
+from dynctl.custody.permissions import operator_questions, questions, worker_questions
 from dynctl.observing.deployment import Registrations
 from dynctl.observing.facts import Unread
 from dynctl.ports import AccessQuestion, DiscoveryEntry, Listed

@@ -21,8 +21,8 @@ from dynctl.custody.facts import (
     VerifyFacts,
 )
 from dynctl.custody.file_checks import FILE_CHECKS
-from dynctl.custody.gathering import worker_questions
 from dynctl.custody.joining import Custody, custody
+from dynctl.custody.permissions import worker_questions
 from dynctl.custody.pod_checks import POD_CHECKS
 from dynctl.custody.start_checks import START_CHECKS
 from dynctl.findings.results import CheckResult

@@ -150,7 +150,7 @@ def test_every_lost_check_is_a_code(every_question: tuple[AccessQuestion, ...]):
 
 @pytest.fixture
 def every_question() -> tuple[AccessQuestion, ...]:
-    from dynctl.custody.gathering import questions
+    from dynctl.custody.permissions import questions
 
     return questions("prod", ("clustertopologies", "clustertopologybindings"))
 
