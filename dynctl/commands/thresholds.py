@@ -1,6 +1,6 @@
 """`dynctl thresholds get` and `thresholds set`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -74,7 +74,7 @@ def set_thresholds(
     from dynctl.connect.query import choose_model
     from dynctl.errors import UsageProblem
     from dynctl.views.render import emit
-    from dynctl.views.results import ModelThresholds, ThresholdChange
+    from dynctl.views.results import ModelThresholds, ThresholdChange, rank_effects
     from router_core.config import SETTINGS
     from router_core.errors import ConfigError
 
@@ -110,30 +110,11 @@ def set_thresholds(
             before=ModelThresholds(chosen, **_typed(before)),
             after=ModelThresholds(chosen, **_typed(after)),
             applied=not dry_run,
-            ranks=_effects(rows, judged),
+            ranks=rank_effects(rows, judged),
         ),
         options,
     )
     return 0
-
-
-def _effects(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    from dynctl.views.results import RankEffect
-
-    was = {(row.worker_id, rank.dp_rank): rank.busy for row in before for rank in row.ranks}
-    return [
-        RankEffect(
-            worker=row.name,
-            worker_id=row.worker_id,
-            dp_rank=rank.dp_rank,
-            before=was.get((row.worker_id, rank.dp_rank), False),
-            after=rank.busy,
-            worker_busy=row.busy,
-            reasons=rank.busy_reasons,
-        )
-        for row in after
-        for rank in row.ranks
-    ]
 
 
 def _typed(values: Mapping[str, float | int | None]) -> dict[str, Any]:

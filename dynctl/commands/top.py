@@ -51,4 +51,11 @@ def top(
         return ExitCode.YES
     from dynctl.views.dashboard.running import run_dashboard
 
-    return run_dashboard(source, options, rate=rate, domain=domain, readonly=readonly)
+    return run_dashboard(
+        source,
+        options,
+        rate=rate,
+        domain=domain,
+        readonly=readonly,
+        reads_stdin=frontend_log == "-",
+    )

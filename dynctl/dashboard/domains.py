@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import is_
 from time import perf_counter
 from typing import Any, Final
@@ -70,10 +71,7 @@ class DomainBoard:
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
-        self._key: object = None
-        self._cards: list[dict[str, Any]] = []
-        self._shown: TopologyShow | None = None
-        self._again_at = 0.0
+        self._known: dict[str | None, _Known] = {}
 
     def view(
         self,
@@ -84,23 +82,47 @@ class DomainBoard:
         """The domains of a snapshot. ``domain``: what to group by; one that nobody publishes any
         more is as None, the transfer domain. ``transfers``: those of the time that is shown,
         None for all that the snapshot has."""
-        known = sorted({name for row in snapshot.workers for name in row.domains})
-        shown = self._capacity(snapshot, domain if domain in known else None)
-        return domain_view(snapshot, shown, transfers)
+        published = {name for row in snapshot.workers for name in row.domains}
+        chosen = domain if domain in published else None
+        return domain_view(snapshot, self._capacity(snapshot, chosen), transfers)
+
+    def capacity(self, snapshot: Snapshot) -> TopologyShow:
+        """The capacity by the transfer domain, whatever is shown: alerts are about that."""
+        return self._capacity(snapshot, None)
 
     def _capacity(self, snapshot: Snapshot, domain: str | None) -> TopologyShow:
-        settings = snapshot.settings
         states = [(row.worker_id, row.status, row.busy) for row in snapshot.workers]
-        key, cards = (domain, settings, states), [row.runtime_config for row in snapshot.workers]
-        now = self._clock()
-        shown = self._shown
-        same = key == self._key and all(map(is_, cards, self._cards))
-        if shown is None or not same or now >= self._again_at:
-            shown = topology_show(snapshot.source, snapshot.workers, settings, domain=domain)
+        cards = [row.runtime_config for row in snapshot.workers]
+        now, known = self._clock(), self._known.get(domain)
+        if (
+            known is None
+            or now >= known.again_at
+            or (snapshot.settings, states) != (known.settings, known.states)
+            or not all(map(is_, cards, known.cards))
+        ):
+            shown = topology_show(
+                snapshot.source, snapshot.workers, snapshot.settings, domain=domain
+            )
             done = self._clock()
-            self._shown, self._key, self._cards = shown, key, cards
-            self._again_at = done + (done - now) / self.SHARE
-        return shown
+            again_at = done + (done - now) / self.SHARE
+            known = _Known(shown, snapshot.settings, states, cards, again_at)
+            # What nobody groups by any more need not be kept.
+            self._known = {
+                key: one for key, one in self._known.items() if key is None or key == domain
+            }
+            self._known[domain] = known
+        return known.shown
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Capacity, and what it was worked out of. ``again_at``: when its numbers are too old."""
+
+    shown: TopologyShow
+    settings: dict[str, Any]
+    states: list[tuple[int, str, bool]]
+    cards: list[dict[str, Any]]
+    again_at: float
 
 
 def domain_view(

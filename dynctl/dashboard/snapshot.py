@@ -20,6 +20,7 @@ SCHEMA: Final = 1
 PARTS: Final = (
     "workers",
     "load",
+    "requests",
     "index",
     "waiting",
     "decisions",

@@ -84,6 +84,24 @@ class ThresholdChange(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
+def rank_effects(before: Sequence[WorkerRow], after: Sequence[WorkerRow]) -> list[RankEffect]:
+    """What becomes of each rank: its state now, and under the thresholds of ``after``."""
+    was = {(row.worker_id, rank.dp_rank): rank.busy for row in before for rank in row.ranks}
+    return [
+        RankEffect(
+            worker=row.name,
+            worker_id=row.worker_id,
+            dp_rank=rank.dp_rank,
+            before=was.get((row.worker_id, rank.dp_rank), False),
+            after=rank.busy,
+            worker_busy=row.busy,
+            reasons=rank.busy_reasons,
+        )
+        for row in after
+        for rank in row.ranks
+    ]
+
+
 class SettingRow(msgspec.Struct, frozen=True):
     """One setting: its value, where that came from, what it may be and how it is set."""
 
@@ -114,6 +132,15 @@ class TopologyValue(msgspec.Struct, frozen=True):
     value: str
     path: str
     kind: str = "TopologyValue"
+    schema: int = SCHEMA
+
+
+class CompletionScript(msgspec.Struct, frozen=True):
+    """What completes command lines in a shell: bash, zsh or fish."""
+
+    shell: str
+    script: str
+    kind: str = "CompletionScript"
     schema: int = SCHEMA
 
 

@@ -37,6 +37,10 @@ class DashboardSource(Protocol):
         """The present state, read now."""
         ...
 
+    async def settle(self) -> None:
+        """Wait a moment for what comes by itself: a single frame must not be too early for it."""
+        ...
+
     async def decision(self, line: DecisionLine) -> RouteResult:
         """A complete decision, explained."""
         ...

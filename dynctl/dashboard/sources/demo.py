@@ -111,6 +111,9 @@ class DemoSource:
         await self._followed.read_decisions()
         return frontend_snapshot([self._followed], self.title, self._wall())
 
+    async def settle(self) -> None:
+        """It lives already."""
+
     async def decision(self, line: DecisionLine) -> RouteResult:
         kept = self._memory.get(line.id)
         if kept is None:

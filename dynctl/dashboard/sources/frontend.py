@@ -142,6 +142,9 @@ class FrontendsSource:
             problem = "; ".join(f"{one.reader.name}: {one.problem}" for one in silent)
         return frontend_snapshot(self._followed, self.title, self._wall(), problem)
 
+    async def settle(self) -> None:
+        """A frontend tells everything when it is asked."""
+
     async def decision(self, line: DecisionLine) -> RouteResult:
         return await asyncio.to_thread(self._seldom.decision, line.id)
 

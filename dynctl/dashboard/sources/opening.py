@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynctl.connect import connect, token
+from dynctl.connect import connect, frontends, token
 from dynctl.connect.frontend_source import FrontendSource
 from dynctl.connect.replicas import Replicas
 from dynctl.connect.view_source import ViewSource
@@ -36,4 +36,6 @@ def open_source(options: GlobalOptions, frontend_log: str | None = None) -> Dash
 
         asked = chosen.sources if isinstance(chosen, Replicas) else [chosen]
         return FrontendsSource([one.url for one in asked], token(options), options.timeout)
-    raise UsageProblem("planes: not yet")
+    from dynctl.dashboard.sources.planes import PlanesDashboard
+
+    return PlanesDashboard(options, frontends(options), frontend_log)

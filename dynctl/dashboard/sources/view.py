@@ -62,6 +62,9 @@ class ViewDashboard:
             told=told,
         )
 
+    async def settle(self) -> None:
+        """Nothing comes any more."""
+
     async def decision(self, line: DecisionLine) -> RouteResult:
         raise UsageProblem(_NOT_KEPT, _ASK)
 

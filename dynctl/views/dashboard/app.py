@@ -11,14 +11,15 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from textwrap import wrap
+from typing import ClassVar, Final
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.theme import Theme
 
 from dynctl.dashboard.alerts import AlertBoard
+from dynctl.dashboard.custody import ReadChain, registered_chain
 from dynctl.dashboard.domains import DomainBoard, DomainView
 from dynctl.dashboard.filtering import RowFilter
 from dynctl.dashboard.history import History
@@ -27,70 +28,44 @@ from dynctl.dashboard.sources import DashboardSource
 from dynctl.errors import ExitCode
 from dynctl.views.dashboard.alerts import AlertPanel, alert_picture
 from dynctl.views.dashboard.decisions import DecisionPanel, decision_picture
-from dynctl.views.dashboard.details import TextScreen
 from dynctl.views.dashboard.domains import DomainPanel, domain_picture
-from dynctl.views.dashboard.headline import currency, facts, fitting, numbers
-from dynctl.views.dashboard.help import help_text
+from dynctl.views.dashboard.header import State, header
 from dynctl.views.dashboard.layout import heights
 from dynctl.views.dashboard.lines import (
     BAD,
     BOLD,
     CURSOR,
     DIM,
-    GOOD,
-    PLAIN,
-    WARN,
     Line,
     Lines,
     plain,
 )
+from dynctl.views.dashboard.opening import Opening
 from dynctl.views.dashboard.panel import AnyPanel, Panel
 from dynctl.views.dashboard.prompt import Prompt
-from dynctl.views.dashboard.tables import clock
+from dynctl.views.dashboard.style import CSS, KEYS, THEME
 from dynctl.views.dashboard.workers import WorkerPanel, worker_picture
-from dynctl.views.numbers import age
 
 RATES: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+#: Screens of this height have a second line for what a row has no room for.
+_ROOMY: Final = 30
 #: How long a message stands in the place of the keys.
 NOTICE_S: Final = 6.0
 #: Shares of crossing hand-offs are of the last minutes once there was a minute to look at.
 _WATCHED_S: Final = 60.0
-_KEYS: Final = (
-    "1-4 panels  / filter  s sort  g group  ↵ open  d describe  y yaml  t thresholds  e export  "
-    "p pause  r rate  ? help  q quit",
-    "1-4 panels / filter s sort g group ↵ open t thresholds p pause ? help q quit",
-)
-#: The terminal's own colours, so that it looks right on dark and on light ones, and on 16 colours.
-_THEME: Final = Theme(
-    name="terminal",
-    primary="ansi_blue",
-    secondary="ansi_cyan",
-    warning="ansi_yellow",
-    error="ansi_red",
-    success="ansi_green",
-    accent="ansi_cyan",
-    foreground="ansi_default",
-    background="ansi_default",
-    surface="ansi_default",
-    panel="ansi_default",
-    boost="ansi_default",
-)
 
 
 class TopApp(App[int]):
     """Shows ``source``, which is entered already.
 
     ``rate``: seconds between two looks. ``domain``: what to group by at first. ``wall``: seconds
-    since the epoch, for ages. ``directory``: where exports go.
+    since the epoch, for ages. ``chain`` reads where a worker's topology came from; ``directory``
+    is where exports go.
     """
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "dynctl top"
-    CSS = """
-    Screen { layout: vertical; background: ansi_default; overflow: hidden; }
-    #head { height: 2; }
-    #prompt { display: none; }
-    """
+    CSS = CSS
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(str(n), f"panel({n})", show=False) for n in range(1, 5)),
         Binding("tab", "next_panel(1)", show=False, priority=True),
@@ -100,6 +75,13 @@ class TopApp(App[int]):
         Binding("s", "sort", show=False),
         Binding("S", "reverse", show=False),
         Binding("g", "group", show=False),
+        Binding("enter", "open", show=False),
+        Binding("d", "describe", show=False),
+        Binding("y", "yaml", show=False),
+        Binding("t", "thresholds", show=False),
+        Binding("e", "export", show=False),
+        Binding("i", "index(0)", show=False),
+        Binding("I", "index(1)", show=False),
         Binding("p", "pause", show=False),
         Binding("r", "rate", show=False),
         Binding("question_mark", "help", show=False),
@@ -122,10 +104,12 @@ class TopApp(App[int]):
         rate: float = 1.0,
         domain: str | None = None,
         readonly: bool = False,
+        chain: ReadChain = registered_chain,
         wall: Callable[[], float] = time.time,
         directory: Path = Path(),
     ) -> None:
         super().__init__(ansi_color=True)
+        self.opening = Opening(self, chain, directory)
         self.source = source
         self.rate = rate
         self.readonly = readonly
@@ -134,7 +118,6 @@ class TopApp(App[int]):
         self.view: DomainView | None = None
         self.alerts: tuple[Alert, ...] = ()
         self.wall = wall
-        self._directory = directory
         self._domain = domain
         self._zoomed = False
         self._notice = ""
@@ -167,9 +150,9 @@ class TopApp(App[int]):
         yield self._foot
 
     def on_mount(self) -> None:
-        self.register_theme(_THEME)
-        self.theme = _THEME.name
-        self.decisions.focus()
+        self.register_theme(THEME)
+        self.theme = THEME.name
+        self.screen.set_focus(self.decisions)
         self.run_worker(self._look(), name="look", exit_on_error=True)
         self.set_interval(1.0, self._tick)
         self._show_frame()
@@ -222,7 +205,7 @@ class TopApp(App[int]):
         recent = watched >= _WATCHED_S
         transfers = self._history.recent_transfers(snapshot) if recent else None
         view = self.view = self._board.view(snapshot, self._domain, transfers)
-        self.alerts = self._alert_board.alerts(snapshot, view.shown)
+        self.alerts = self._alert_board.alerts(snapshot, self._board.capacity(snapshot))
         now = self.wall()
         self.workers_panel.every_s = snapshot.load_every_s
         since = watched if recent else 0.0
@@ -259,7 +242,10 @@ class TopApp(App[int]):
         panel = self.focused_panel
         self._last_panel = panel
         typing = bool(self._prompt.display)
-        total = self.size.height - 4 - typing
+        hint = 2 if self.size.height >= _ROOMY else 1
+        if self._hint.styles.height is None or self._hint.styles.height.value != hint:
+            self._hint.styles.height = hint
+        total = self.size.height - 3 - hint - typing
         wishes = [one.wish for one in self.panels]
         given = heights(total, wishes, self.panels.index(panel), zoomed=self._zoomed)
         for one, height in zip(self.panels, given, strict=True):
@@ -269,50 +255,28 @@ class TopApp(App[int]):
     def _show_frame(self) -> None:
         width = self.size.width
         snapshot, now = self.snapshot, self.wall()
-        self._head.show(self._header(width, now))
+        state = State(self.rate, paused=self.paused, readonly=self.readonly)
+        self._head.show(header(snapshot, self.view, self.source.title, state, width, now))
         if snapshot is not None:
-            self._hint.show([self._hint_line()])
+            self._hint.show(self._hint_lines(width))
         if self._notice and now >= self._notice_until:
             self._notice = ""
-        keys = next((keys for keys in _KEYS if len(keys) + 2 <= width), _KEYS[-1])
+        keys = next((keys for keys in KEYS if len(keys) + 2 <= width), KEYS[-1])
         self._foot.show([plain(f" {self._notice or keys}", BOLD if self._notice else DIM)])
 
-    def _header(self, width: int, now: float) -> list[Line]:
-        snapshot = self.snapshot
-        time_of_day = clock(now, tenths=False)
-        if snapshot is None:
-            return [plain(f" dynctl top  {self.source.title}", BOLD), plain(" reading ..")]
-        room = width - len(time_of_day) - 3
-        first = fitting(facts(snapshot, self.view), room - 1)
-        state, style = self._state(snapshot, now)
-        second = fitting(numbers(snapshot), max(10, width - len(state) - 4))
-        second_room = width - len(state) - 2
-        return [
-            [(f" {first.ljust(room)} ", BOLD), (time_of_day, BOLD)],
-            [(f" {second.ljust(second_room)}"[: second_room + 1], PLAIN), (state, style)],
-        ]
-
-    def _state(self, snapshot: Snapshot, now: float) -> tuple[str, Any]:
-        old = currency(snapshot, now)
-        mode = " readonly" if self.readonly else ""
-        if self.paused:
-            return f"‖ PAUSED at {clock(snapshot.at, tenths=False)}{mode}", WARN
-        if snapshot.problem:
-            last = max(
-                (one.at for one in snapshot.told.values() if one.at is not None), default=now
-            )
-            return f"✗ NOT CURRENT, {age(now - last)} old{mode}", BAD
-        if old and now - snapshot.at > 3 * self.rate:
-            return f"✗ {old}{mode}", BAD
-        return f"● live, every {self.rate:g} s{mode}", GOOD
-
-    def _hint_line(self) -> Line:
-        snapshot = self.snapshot
-        if snapshot is not None and snapshot.problem:
-            return plain(f" {snapshot.problem}", BAD)
-        panel = self.focused_panel
+    def _hint_lines(self, width: int) -> list[Line]:
+        """What stands below the panels: why this is not the present, else what the row under the
+        cursor has no room for."""
+        snapshot, panel = self.snapshot, self.focused_panel
         row = panel.current
-        return plain(f" {panel.hint(row)}" if row is not None else "", DIM)
+        text, style = (panel.hint(row) if row is not None else ""), DIM
+        if snapshot is not None and snapshot.problem:
+            text, style = snapshot.problem, BAD
+        room = max(1, width - 2)
+        lines = wrap(text, room)[: 2 if self.size.height >= _ROOMY else 1]
+        if lines and len(" ".join(lines)) < len(text):
+            lines[-1] = f"{lines[-1][: room - 2]}.."
+        return [plain(f" {line}", style) for line in lines]
 
     def say(self, text: str) -> None:
         """A message for the person, in the place of the keys for a few seconds."""
@@ -325,17 +289,17 @@ class TopApp(App[int]):
         panel = self.panels[number - 1]
         if panel.has_focus:
             self._zoomed = not self._zoomed
-        panel.focus()
+        self.screen.set_focus(panel)
         self._arrange()
 
     def action_next_panel(self, by: int) -> None:
         place = self.panels.index(self.focused_panel)
-        self.panels[(place + by) % len(self.panels)].focus()
+        self.screen.set_focus(self.panels[(place + by) % len(self.panels)])
 
     def action_filter(self, begin: str) -> None:
         self._prompt.put(begin or self.focused_panel.filter.text)
         self._prompt.display = True
-        self._prompt.focus()
+        self.screen.set_focus(self._prompt)
         self._arrange()
 
     def on_prompt_changed(self, event: Prompt.Changed) -> None:
@@ -347,7 +311,32 @@ class TopApp(App[int]):
 
     def _end_prompt(self) -> None:
         self._prompt.display = False
-        self._last_panel.focus()
+        self.screen.set_focus(self._last_panel)
+        self._arrange()
+
+    def action_open(self) -> None:
+        self.opening.open()
+
+    def action_describe(self) -> None:
+        self.opening.describe()
+
+    def action_yaml(self) -> None:
+        self.opening.yaml()
+
+    def action_thresholds(self) -> None:
+        self.opening.thresholds()
+
+    def action_export(self) -> None:
+        self.run_worker(self.opening.export(), group="export", exclusive=True)
+
+    def action_index(self, everybody: int) -> None:
+        reading = self.opening.read_index(everybody=bool(everybody))
+        self.run_worker(reading, group="index", exclusive=True)
+
+    def filter_workers(self, text: str) -> None:
+        """Show the workers that a filter keeps."""
+        self.workers_panel.set_filter(RowFilter.parse(text))
+        self.screen.set_focus(self.workers_panel)
         self._arrange()
 
     def action_sort(self) -> None:
@@ -378,10 +367,7 @@ class TopApp(App[int]):
         self._show_frame()
 
     def action_help(self) -> None:
-        async def read() -> Any:
-            return help_text
-
-        self.push_screen(TextScreen("help", read))
+        self.opening.help()
 
     async def action_back(self) -> None:
         """One step: the prompt, then the filter, then all panels again."""

@@ -118,7 +118,7 @@ class TextScreen(Screen[None]):
         yield self._foot
 
     async def on_mount(self) -> None:
-        self.view.focus()
+        self.set_focus(self.view)
         self.view.show("reading ..")
         self.run_worker(self._load(), exclusive=True)
 

@@ -16,7 +16,7 @@ KEYS: Final = (
     ("s  S", "sort by the next column; turn the order around"),
     ("g", "group domains by the next of zone, rack, host, .."),
     ("t", "busy thresholds: try values, see who would turn busy, set them after a question"),
-    ("i", "read what workers cache, where that is not told unasked (all of it, in memory here)"),
+    ("i  I", "read what the worker caches, or all of them, where that is not told unasked"),
     ("e", "export the view to a file for --view: route --explain works on it offline"),
     ("p", "pause; what is shown stays"),
     ("r", "look less or more often"),

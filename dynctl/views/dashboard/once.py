@@ -30,13 +30,13 @@ def framed(snapshot: Snapshot, domain: str | None = None) -> TopFrame:
             f"--domain {domain}: no worker publishes it; "
             f"published: {', '.join(known) or 'no domain at all'}"
         )
-    view = DomainBoard().view(snapshot, domain)
-    # Who is stranded is the same by whatever the rows are grouped.
-    alerts = AlertBoard().alerts(snapshot, view.shown)
-    return TopFrame(snapshot, view, list(alerts))
+    board = DomainBoard()
+    view = board.view(snapshot, domain)
+    return TopFrame(snapshot, view, list(AlertBoard().alerts(snapshot, board.capacity(snapshot))))
 
 
 async def _looked(source: DashboardSource) -> Snapshot:
     with silent_logs():
         async with source:
+            await source.settle()
             return await source.snapshot()

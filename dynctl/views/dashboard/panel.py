@@ -36,6 +36,7 @@ Row = TypeVar("Row")
 _UNSORTED: Final = -1
 #: Columns that nobody sorts by.
 _ORDERLESS: Final = ("trend", "trend_prefill", "message", "why")
+_SENTENCES: Final = ("message", "why")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,9 @@ class Panel(Widget, Generic[Row], can_focus=True):
         """The cells of a row."""
         told: list[tuple[str, Style]] = []
         for column, width in zip(fitted.columns, fitted.widths, strict=True):
-            text = middle(column.text(row), width)
+            text = column.text(row)
+            # Both ends tell names apart; of a sentence the beginning does.
+            text = _cut(text, width) if column.key in _SENTENCES else middle(text, width)
             padded = text.rjust(width) if column.right else text.ljust(width)
             told += [(padded, self.cell_style(row, column.key)), (" " * GAP, PLAIN)]
         return told[:-1]
@@ -300,6 +303,10 @@ class Panel(Widget, Generic[Row], can_focus=True):
         if self._sort_key is not None:
             parts.append(f"by {self._sort_key}{'↓' if self._descending else '↑'}")
         return "  ".join(parts)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 2]}.."
 
 
 AnyPanel = Panel[Any]

@@ -14,7 +14,8 @@ _LONGEST = 200
 
 
 class Prompt(Widget, can_focus=True):
-    """``label`` stands before what is typed, ``hint`` where nothing is typed yet."""
+    """``label`` stands before what is typed; ``hint`` behind it, ``lasting`` or only while nothing
+    is typed yet."""
 
     DEFAULT_CSS = "Prompt { height: 1; }"
 
@@ -28,8 +29,11 @@ class Prompt(Widget, can_focus=True):
     class Submitted(Changed):
         """Enter was pressed."""
 
-    def __init__(self, label: str, hint: str = "", *, id: str | None = None) -> None:
+    def __init__(
+        self, label: str, hint: str = "", *, lasting: bool = False, id: str | None = None
+    ) -> None:
         super().__init__(id=id)
+        self._lasting = lasting
         self.label = label
         self.hint = hint
         self.value = ""
@@ -43,7 +47,7 @@ class Prompt(Widget, can_focus=True):
         cursor = CURSOR if self.has_focus else PLAIN
         told: list[tuple[str, Style]] = [(f" {self.label}", BOLD if self.has_focus else PLAIN)]
         told += [(self.value, PLAIN), (" ", cursor)]
-        if not self.value and self.hint:
+        if self.hint and (self._lasting or not self.value):
             told.append((f" {self.hint}", DIM))
         return strip(told, self.size.width)
 

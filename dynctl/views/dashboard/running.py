@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
 
+from dynctl.dashboard.custody import ReadChain, chain_reader
 from dynctl.dashboard.sources import DashboardSource
 from dynctl.errors import ExitCode, UsageProblem
 from dynctl.options import GlobalOptions
@@ -23,23 +25,36 @@ def run_dashboard(
     rate: float = 1.0,
     domain: str | None = None,
     readonly: bool = False,
+    reads_stdin: bool = False,
 ) -> int:
-    """Show ``source`` until the person leaves; the exit code. Raises as the source, UsageProblem
+    """Show ``source`` until the person leaves; the exit code. ``reads_stdin``: the source has
+    standard input for itself, so keys come from the terminal. Raises as the source, UsageProblem
     off a terminal, and what the dashboard itself failed with once the terminal is restored."""
-    if not (sys.stdout.isatty() and sys.stderr.isatty() and sys.stdin.isatty()):
+    if reads_stdin:
+        _keys_from_terminal()
+    if not (sys.stdout.isatty() and sys.stderr.isatty() and os.isatty(0)):
         raise UsageProblem(
             "top draws on a terminal, and this is none",
             "dynctl top --once prints one frame; -o json prints it for programs",
         )
-    return asyncio.run(_run(source, rate=rate, domain=domain, readonly=readonly))
+    return asyncio.run(
+        _run(source, rate=rate, domain=domain, readonly=readonly, chain=chain_reader(options))
+    )
 
 
-async def _run(source: DashboardSource, *, rate: float, domain: str | None, readonly: bool) -> int:
+async def _run(
+    source: DashboardSource,
+    *,
+    rate: float,
+    domain: str | None,
+    readonly: bool,
+    chain: ReadChain,
+) -> int:
     from dynctl.views.dashboard.app import TopApp
 
     with silent_logs():
         async with source:
-            app = TopApp(source, rate=rate, domain=domain, readonly=readonly)
+            app = TopApp(source, rate=rate, domain=domain, readonly=readonly, chain=chain)
             loop = asyncio.get_running_loop()
             code = ExitCode.YES
 
@@ -58,6 +73,16 @@ async def _run(source: DashboardSource, *, rate: float, domain: str | None, read
     if app.failure is not None:
         raise app.failure
     return int(left) if left is not None else int(code)
+
+
+def _keys_from_terminal() -> None:
+    """Standard input is a log: put the terminal in its place, as pagers do."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR)
+    except OSError:
+        return  # there is none, which is said next
+    os.dup2(terminal, 0)
+    os.close(terminal)
 
 
 @contextlib.contextmanager

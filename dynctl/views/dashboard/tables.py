@@ -21,7 +21,6 @@ from dynctl.views.numbers import age, amount, count
 from dynctl.views.topology_tables import domain_columns
 from dynctl.views.worker_tables import worker_columns
 from dynctl.wire.worker_rows import WorkerRow
-from router_core.workers import Role
 
 Row = TypeVar("Row")
 Inner = TypeVar("Inner")
@@ -33,6 +32,8 @@ NOTHING: Final = "-"
 #: What gives way on a narrow screen, first the highest; state and workers never do.
 _DOMAIN_RANKS: Final = {"ratio": 3, "prefill_tokens": 5, "kv_used": 8, "policy": 6}
 _ROOMY: Final = 120
+#: What a router counts by itself, or is told by others.
+_LOADS: Final = ("prefill_tokens", "decode_blocks")
 
 
 def lifted(column: Column[Inner], inner: Callable[[Row], Inner], **changes: Any) -> Column[Row]:
@@ -66,6 +67,8 @@ def domain_table(
             mine = _with_stale(mine)
         if column.key == "prefill_tokens":
             mine = replace(mine, heading="PREFILL TOK")
+        if column.key in _LOADS and snapshot.unknown("load") is not None:
+            mine = _untold(mine)
         if column.key == "ratio":
             columns += [_kv_bar(marks), _waiting()]
         if column.key == "policy":
@@ -74,6 +77,11 @@ def domain_table(
         if column.key == "state" and history is not None and view.domain is not None:
             columns += _trends(view.domain, snapshot.at, history, marks, width)
     return columns
+
+
+def _untold(column: Column[Row]) -> Column[Row]:
+    """A column whose numbers nobody told; the router's own count of nothing is no answer."""
+    return replace(column, text=lambda row: UNKNOWN, value=lambda row: None)
 
 
 def _with_stale(column: Column[DomainRow]) -> Column[DomainRow]:
@@ -162,11 +170,13 @@ def _trends(
 def worker_table(snapshot: Snapshot) -> list[Column[WorkerRow]]:
     """The columns of `workers list`, and why a worker is busy, stale or gone."""
     workers = snapshot.workers
-    columns = worker_columns(workers)
-    if snapshot.unknown("index") is not None:
-        columns = [
-            _unasked(one) if one.key in ("cached_blocks", "index") else one for one in columns
-        ]
+    columns = [
+        _untold(column)
+        if (column.key in _LOADS and snapshot.unknown("load") is not None)
+        or (column.key == "requests" and snapshot.unknown("requests") is not None)
+        else column
+        for column in worker_columns(workers)
+    ]
     if any(rank.reported.waiting_requests is not None for row in workers for rank in row.ranks):
         place = next(i for i, one in enumerate(columns) if one.key == "requests")
         columns.insert(place + 1, _waits())
@@ -201,17 +211,6 @@ def _waits() -> Column[WorkerRow]:
         return sum(known) if known else None
 
     return Column("waiting", "WAIT", lambda w: count(waiting(w)), waiting, right=True, rank=5)
-
-
-def _unasked(column: Column[WorkerRow]) -> Column[WorkerRow]:
-    """What nobody was asked about yet; a decode worker's cache is nobody's business anyway."""
-    text = column.text
-
-    def told(row: WorkerRow) -> str:
-        asked = any(rank.index != "absent" for rank in row.ranks)
-        return text(row) if asked or row.role == Role.DECODE else UNKNOWN
-
-    return replace(column, text=told)
 
 
 # -- decisions -------------------------------------------------------------------------------------
@@ -277,8 +276,10 @@ def _number(line: DecisionLine, value: float | None) -> str:
 
 
 def _cached(line: DecisionLine) -> str:
-    if line.cached_blocks is None or line.blocks is None:
+    if line.cached_blocks is None:
         return UNKNOWN if not line.complete else NOTHING
+    if line.blocks is None:
+        return f"{line.cached_blocks:,}/{UNKNOWN}"
     return f"{line.cached_blocks:,}/{line.blocks:,}"
 
 

@@ -68,6 +68,6 @@ def worker_picture(snapshot: Snapshot) -> Picture[WorkerRow]:
         rows=workers,
         columns=worker_table(snapshot),
         title="workers",
-        summary=", ".join(told) + ("  caches not read: i reads them" if index else ""),
+        summary=", ".join(told) + ("  caches not read: i, I" if index else ""),
         instead=(f"no workers are registered ({snapshot.source})",),
     )
