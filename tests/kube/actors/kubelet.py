@@ -232,7 +232,7 @@ class Kubelet:
 
     def _ready_at(self, one: Sandbox) -> float | None:
         process = one.process
-        if process is None or process.state is not State.SERVING:
+        if process is None or process.state is not State.SERVING or process.refused:
             return None
         if one.pod["metadata"]["name"] in self.unready:
             return None

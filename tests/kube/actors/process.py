@@ -29,7 +29,8 @@ class Process:
     """One run. ``root`` is the container's file system, ``env`` its plain variables.
 
     ``config``: what it read of topology once it serves, as fields of a card's runtime_config; None
-    where it is not enabled. ``registered``: it has tried to publish itself.
+    where it is not enabled. ``registered``: it has tried to publish itself; ``refused``: in vain.
+    Then its health, which is that of its endpoint, never comes.
     """
 
     def __init__(self, root: Path, env: Mapping[str, str], started: float, *, worker: bool) -> None:
@@ -39,6 +40,7 @@ class Process:
         self.exit_code = 0
         self.config: Json | None = None
         self.registered = not worker
+        self.refused = False
         self.log = logs.head(started) if worker else ""
         self._env = env
         self._domain = env.get("DYN_KV_TRANSFER_DOMAIN", "")

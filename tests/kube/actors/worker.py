@@ -65,7 +65,8 @@ class Workers:
         try:
             self._hands(key[0], account).apply(body, manager="dynamo-worker")
         except ApiError as refused:
-            process.log += logs.not_persisted(self._clock.now, message_of(refused))
+            process.refused = True
+            process.log += logs.not_persisted(self._clock.now, key, message_of(refused))
         else:
             process.log += logs.registered(self._clock.now)
 

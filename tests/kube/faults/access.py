@@ -53,6 +53,6 @@ ACCESS_FAULTS = (
         "metadata-not-served",
         "DYT0005",
         start={"definitions": (crds.graph_crd(),)},
-        also=("DYT0704",),
+        also=("DYT0704", "DYT0113"),
     ),
 )

@@ -85,7 +85,7 @@ DISCOVERY_FAULTS = (
     Fault("pod-not-ready", "DYT0702", then_settle(_unready), also=("DYT0113",)),
     Fault("pod-in-no-slice", "DYT0702", then_settle(_ignored)),
     Fault("slice-names-an-earlier-pod", "DYT0702", then_settle(_stale_slice)),
-    Fault("workers-may-not-register", "DYT0703", then_settle(_unbound)),
+    Fault("workers-may-not-register", "DYT0703", then_settle(_unbound), also=("DYT0113",)),
     Fault("worker-without-metadata", "DYT0704", then_settle(_unregistered)),
     Fault("metadata-of-an-earlier-pod", "DYT0705", then_settle(_earlier_life)),
     Fault("metadata-of-no-pod", "DYT0709", then_settle(_orphan)),

@@ -67,7 +67,10 @@ def registered(at: float) -> str:
     return log_line(at, "main.worker", "Registered model, serving endpoint generate")
 
 
-def not_persisted(at: float, refusal: str) -> str:
-    """Of a worker that may not write its metadata; it stays running."""
-    text = f"Failed to persist metadata to CR, rolling back local state error={refusal}"
-    return log_line(at, "dynamo_runtime::discovery::kube", text, "ERROR")
+def not_persisted(at: float, pod: tuple[str, str], refusal: str) -> str:
+    """Of a worker (namespace, name) that may not write its metadata; it stays running."""
+    text = (
+        "Failed to persist metadata to CR, rolling back local state: Failed to apply "
+        f"DynamoWorkerMetadata {'/'.join(pod)}: ApiError: {refusal}"
+    )
+    return log_line(at, "dynamo_runtime::discovery::kube", text, "WARN")
