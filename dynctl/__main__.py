@@ -1,6 +1,21 @@
-"""`python -m dynctl`: the same as the `dynctl` script."""
+"""Where the program starts, as `dynctl` and as `python -m dynctl`.
 
-from dynctl.cli import main
+Completion on TAB has no time for a command line parser, so it does not get that far.
+"""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line of this process and end it."""
+    if sys.argv[1:2] == ["__complete"]:
+        from dynctl.completing.live import answer
+
+        answer(sys.argv[2:])
+    from dynctl.cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

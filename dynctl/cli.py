@@ -49,6 +49,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("check", "check:check", "Check a live deployment; say what is wrong and how to fix it."),
     ("explain", "explain:explain", "Explain a code that a check printed."),
     ("why", "why:why", "Explain a decision that a frontend made."),
+    ("completion", "completion:completion", "Print what completes command lines on TAB."),
     ("version", "version:version", "Print the versions of dynctl and of the frontends."),
 )
 
@@ -61,6 +62,9 @@ GROUPS = {
     "config": "The router's settings and their sources.",
     "context": "Named bundles of endpoints, so that nobody types them twice.",
 }
+
+#: The command that is about all the others.
+WHOLE = "completion"
 
 # Typer bundles click from 0.17 on and depends on it before; this is the same class either way.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
@@ -77,16 +81,18 @@ def build_app(arguments: Sequence[str] | None = None) -> typer.Typer:
     """The app, built from the lists above.
 
     Commands that ``arguments`` cannot mean are only named, not imported: the one that is run
-    has all the words of its path on the command line. None imports every command.
+    has all the words of its path on the command line. None imports every command, as does the
+    one that describes them all.
     """
+    given = None if arguments is None or WHOLE in arguments else set(arguments)
     app = _group(HELP, _Root)
     groups: dict[str, typer.Typer] = {}
     for path, place, summary in COMMANDS:
         first, _, second = path.partition(" ")
         if second and first not in groups:
-            groups[first] = _group(GROUPS[first])
+            groups[first] = _group(GROUPS[first], meant=given is None or first in given)
             app.add_typer(groups[first], name=first)
-        meant = arguments is None or set(path.split()) <= set(arguments)
+        meant = given is None or set(path.split()) <= given
         function = with_globals(_load(place)) if meant else _named
         owner = groups[first] if second else app
         owner.command(second or first, cls=PlainCommand, short_help=summary)(function)
@@ -104,7 +110,7 @@ def _named() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the ``dynctl`` script."""
+    """Run the command line of this process and end it; dynctl.__main__ calls it."""
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -144,16 +150,18 @@ def _with_default(arguments: Sequence[str]) -> list[str]:
     return given
 
 
-def _group(help: str, cls: type[PlainGroup] = PlainGroup) -> typer.Typer:
+def _group(help: str, cls: type[PlainGroup] = PlainGroup, *, meant: bool = True) -> typer.Typer:
     app = typer.Typer(
         cls=cls,
+        help=help,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
         no_args_is_help=True,
     )
-    app.callback(cls=cls)(group_callback(help))
+    if meant:
+        app.callback(cls=cls)(group_callback(help))
     return app
 
 

@@ -46,7 +46,8 @@ def use_context(
     """Make a context the current one: commands look there from now on."""
     from dataclasses import replace
 
-    from dynctl.contexts.file import Contexts, change
+    from dynctl.contexts.changing import change
+    from dynctl.contexts.file import Contexts
     from dynctl.contexts.settling import unknown_context
     from dynctl.errors import UsageProblem
     from dynctl.views.context_results import ContextChange
@@ -80,7 +81,8 @@ def add_context(
     """
     from dataclasses import replace
 
-    from dynctl.contexts.file import Contexts, change
+    from dynctl.contexts.changing import change
+    from dynctl.contexts.file import Contexts
     from dynctl.contexts.keys import KEYS, checked_name, checked_values, given_value
     from dynctl.errors import UsageProblem
     from dynctl.views.context_results import ContextChange
@@ -166,7 +168,8 @@ def remove_context(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A context.")],
 ) -> int:
     """Remove a context from the file."""
-    from dynctl.contexts.file import Contexts, change
+    from dynctl.contexts.changing import change
+    from dynctl.contexts.file import Contexts
     from dynctl.contexts.settling import unknown_context
     from dynctl.views.context_results import ContextChange
     from dynctl.views.render import emit

@@ -230,9 +230,12 @@ def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the global options; it receives them as its first argument, ``options``.
 
     A command that declares one of them itself (another default, another spelling) gets that
-    one's value too where it was given before the command's name only.
+    one's value too where it was given before the command's name only. A parameter of the type
+    typer.Context receives the parser's context.
     """
-    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    declared = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    own = [parameter for parameter in declared if parameter.annotation is not typer.Context]
+    asking = [parameter.name for parameter in declared if parameter not in own]
     redeclared = [parameter.name for parameter in own if parameter.name in _ANNOTATIONS]
 
     @functools.wraps(function)
@@ -240,6 +243,7 @@ def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
         context: typer.Context = arguments.pop("context")
         merged = _merge(context, arguments)
         values = {key: value for key, value in merged.items() if key in _ANNOTATIONS}
+        arguments |= dict.fromkeys(asking, context)
         for name in redeclared:
             if arguments[name] is None:
                 arguments[name] = values.get(name)

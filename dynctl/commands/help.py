@@ -8,15 +8,17 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from dynctl.commands.quick_values import QuickValues
 
-class PlainCommand(TyperCommand):
+
+class PlainCommand(QuickValues, TyperCommand):
     """A command whose help groups options by panel."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)
 
 
-class PlainGroup(TyperGroup):
+class PlainGroup(QuickValues, TyperGroup):
     """A group that lists its commands before its options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -212,6 +211,8 @@ def option_value(key: Key, value: Value) -> Any:
 
 def near(name: str, names: Iterable[str]) -> str:
     """``; did you mean X?`` where a name is almost ``name``."""
+    import difflib
+
     found = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {found[0]}?" if found else ""
 

@@ -1,7 +1,7 @@
 """Change one context in a TOML text and leave every other line, comments above all, as it is.
 
 Works on lines, so it understands only what people usually write: a ``[contexts.NAME]`` table with
-a key a line. Whoever calls it reads the result again and compares, see `dynctl.contexts.file`.
+a key a line. Whoever calls it reads the result again and compares, see `dynctl.contexts.changing`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dynctl.contexts.keys import Value
-
-CURRENT: Final = "current"
-TABLE: Final = "contexts"
+from dynctl.contexts.place import CURRENT, TABLE
 
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _ANY_HEADER: Final = re.compile(r"\s*\[")

@@ -14,16 +14,21 @@ from dynctl.errors import ExitCode, TimedOut, Unreachable, UsageProblem, exit_co
 
 HEAVY = (
     "aiohttp",
+    "asyncio",
     "etcd3",
+    "grpc",
+    "http.client",
     "httpx",
     "jinja2",
     "kubernetes",
     "msgspec",
     "nats",
     "prometheus_client",
+    "pydantic",
     "rich",
     "textual",
     "tokenizers",
+    "tomllib",
     "uvloop",
     "xxhash",
     "yaml",
@@ -38,7 +43,16 @@ def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize(
-    "line", [[], ["--help"], ["route", "--help"], ["serve", "frontend", "--help"], ["workers"]]
+    "line",
+    [
+        [],
+        ["--help"],
+        ["route", "--help"],
+        ["serve", "frontend", "--help"],
+        ["workers"],
+        ["context", "add", "--help"],
+        ["top", "--help"],
+    ],
 )
 def test_help_loads_no_client_library(line: list[str]):
     code = (
@@ -50,6 +64,17 @@ def test_help_loads_no_client_library(line: list[str]):
     assert done.stdout.startswith("Usage: dynctl")
 
 
+def test_help_loads_of_this_program_what_it_shows():
+    code = (
+        "import sys; from dynctl.cli import run; run(['--help']); "
+        "print(sorted(m for m in sys.modules if m.startswith(('dynctl.', 'router_core'))),"
+        " file=sys.stderr)"
+    )
+    names = ["cli", "commands", "commands.global_options", "commands.help"]
+    names += ["commands.quick_values", "errors", "options"]
+    assert in_new_process(code).stderr == f"{[f'dynctl.{name}' for name in names]}\n"
+
+
 def test_a_command_imports_only_itself():
     code = (
         "import sys; from dynctl.cli import run; run(['version', '--client']); "
@@ -57,7 +82,7 @@ def test_a_command_imports_only_itself():
         " file=sys.stderr)"
     )
     done = in_new_process(code)
-    names = ["global_options", "help", "version"]
+    names = ["global_options", "help", "quick_values", "version"]
     assert done.stderr == f"{[f'dynctl.commands.{name}' for name in names]}\n"
 
 

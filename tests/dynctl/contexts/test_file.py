@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from dynctl.contexts import file as contexts_file
-from dynctl.contexts.file import Contexts, change, config_path, read_contexts
+from dynctl.contexts import changing
+from dynctl.contexts.changing import change
+from dynctl.contexts.file import Contexts, config_path, read_contexts
+from dynctl.contexts.place import LARGEST_BYTES
 from dynctl.errors import UsageProblem
 
 
@@ -155,7 +157,7 @@ def test_a_change_that_fails_changes_nothing(path, monkeypatch):
     def fails(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(contexts_file.os, "fsync", fails)
+    monkeypatch.setattr("os.fsync", fails)
     with pytest.raises(UsageProblem, match=r"c\.toml: cannot be written: No space left"):
         put("b", timeout=2)
     assert path.read_bytes() == before
@@ -163,7 +165,7 @@ def test_a_change_that_fails_changes_nothing(path, monkeypatch):
 
 
 def test_more_than_can_be_read_is_never_written(path, monkeypatch):
-    monkeypatch.setattr(contexts_file, "MOST_CONTEXTS", 2)
+    monkeypatch.setattr(changing, "MOST_CONTEXTS", 2)
     put("a", timeout=1)
     put("b", timeout=1)
     with pytest.raises(UsageProblem, match="full, it takes 2 contexts"):
@@ -202,7 +204,7 @@ def test_what_is_no_such_file(path, tmp_path, monkeypatch):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageProblem, match="expected TOML in UTF-8"):
         read_contexts()
-    path.write_bytes(b"#" * (contexts_file.LARGEST_BYTES + 1))
+    path.write_bytes(b"#" * (LARGEST_BYTES + 1))
     with pytest.raises(UsageProblem, match="larger than 1,048,576 bytes"):
         read_contexts()
     monkeypatch.setenv("DYNCTL_CONFIG", str(tmp_path))

@@ -1,0 +1,844 @@
+# Completion of dynctl in fish. Written by `dynctl completion fish`; changes here would be lost.
+#
+#   dynctl completion fish | source                                   in this shell
+#   dynctl completion fish > ~/.config/fish/completions/dynctl.fish   for good
+#
+# Commands, options and known words are in this file. Only names of what runs now (models, workers,
+# domains) and of contexts are asked of `dynctl __complete`, which answers at once or not at all.
+
+# Prints the commands of the group $argv[1].
+function __dynctl_commands
+    switch "$argv[1]"
+        case ''
+            printf '%s\n' \
+                'demo'\t'Start a two-zone fleet, route four requests, explain each' \
+                'serve'\t'Run a frontend, a router or a simulated engine' \
+                'route'\t'Show which workers would serve a prompt, and why' \
+                'workers'\t'The workers that a router knows' \
+                'topology'\t'Topology domains: capacity and KV-transfer policy' \
+                'top'\t'Watch domains, workers, decisions and alerts' \
+                'events'\t'What workers tell of their caches' \
+                'thresholds'\t'Busy thresholds, live on the frontend' \
+                'config'\t'The router\'s settings and their sources' \
+                'context'\t'Named bundles of endpoints, so that nobody types them twice' \
+                'check'\t'Check a live deployment' \
+                'explain'\t'Explain a code that a check printed' \
+                'why'\t'Explain a decision that a frontend made' \
+                'completion'\t'Print what completes command lines on TAB' \
+                'version'\t'Print the versions of dynctl and of the frontends'
+        case 'serve'
+            printf '%s\n' \
+                'frontend'\t'Run the OpenAI frontend with the router inside' \
+                'router'\t'Run the router alone, for other frontends' \
+                'engine'\t'Run a simulated OpenAI engine'
+        case 'workers'
+            printf '%s\n' \
+                'list'\t'List the workers: role, topology, load, freshness' \
+                'show'\t'Show one worker: card, policy, taints, load'
+        case 'topology'
+            printf '%s\n' \
+                'show'\t'Show domains: capacity, load, policy, stranded' \
+                'verify'\t'Prove that topology reaches routing' \
+                'plan'\t'Plan domains: ratio, losses, what to add' \
+                'lint'\t'Check graph manifests, offline' \
+                'render'\t'Print what worker pods need' \
+                'wait'\t'Wait for a domain\'s topology file'
+        case 'events'
+            printf '%s\n' \
+                'tail'\t'Show KV events as they come'
+        case 'thresholds'
+            printf '%s\n' \
+                'get'\t'Show the busy thresholds in force' \
+                'set'\t'Set busy thresholds'
+        case 'config'
+            printf '%s\n' \
+                'show'\t'Show every router setting and where it came from'
+        case 'context'
+            printf '%s\n' \
+                'list'\t'List the contexts' \
+                'use'\t'Make a context the current one' \
+                'add'\t'Keep this line\'s options as a context' \
+                'show'\t'Show what holds here and where it came from' \
+                'remove'\t'Remove a context'
+    end
+end
+
+# Prints the options of the command $argv[1].
+function __dynctl_flags
+    printf '%s\n' \
+        '--frontend'\t'Ask a running dynctl frontend or router (repeatable: replicas)' \
+        '--view'\t'Work offline on a view saved with --save-view' \
+        '--demo'\t'Work on the embedded demo fleet' \
+        '--output'\t'table, wide, json, jsonl, yaml or name' \
+        '-o'\t'table, wide, json, jsonl, yaml or name' \
+        '--token'\t'Bearer token' \
+        '--token-env'\t'The environment variable that holds the bearer token' \
+        '--token-file'\t'The file that holds the bearer token' \
+        '--context'\t'Look where this context says (dynctl context list)' \
+        '--discovery'\t'Look at a live Dynamo through its discovery backend: file, etcd or ..' \
+        '--dyn-namespace'\t'Dynamo namespace, * for all' \
+        '--file-kv'\t'Directory of the file backend' \
+        '--etcd-endpoints'\t'Members of the etcd' \
+        '--etcd-client'\t'etcd3 (gRPC) or gateway (its JSON API)' \
+        '--nats-server'\t'Where events come over NATS' \
+        '--namespace'\t'Namespace of the cluster' \
+        '-n'\t'Namespace of the cluster' \
+        '--all-namespaces'\t'All namespaces' \
+        '-A'\t'All namespaces' \
+        '--kube-context'\t'Context of the kubeconfig' \
+        '--kubeconfig'\t'[default: $KUBECONFIG, ~/.kube/config, the pod\'s service account]' \
+        '--reach'\t'How to ask frontends in pods: direct, port-forward, or auto: at their ..' \
+        '--no-color'\t'Plain text on a terminal too' \
+        '--debug'\t'Show the traceback behind an error' \
+        '--help'\t'Show the help page' \
+        '-h'\t'Show the help page'
+    switch "$argv[1]"
+        case ''
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'demo'
+            printf '%s\n' \
+                '--keep'\t'Leave the fleet up until Ctrl-C, and say what to try' \
+                '--story'\t'Send the four requests and explain them' \
+                '--no-story'\t'Send the four requests and explain them' \
+                '--port'\t'The frontend\'s port' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'serve'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read' \
+                '--http-host'\t'Address to listen on' \
+                '--host'\t'Address to listen on' \
+                '--http-port'\t'0 picks a free one' \
+                '--port'\t'0 picks a free one' \
+                '--worker'\t'An engine: ..' \
+                '--workers-file'\t'The same as YAML' \
+                '--model-path'\t'Tokenizer and chat template (tokenizer.json, ..)' \
+                '--model-name'\t'Model of workers that do not say theirs' \
+                '--kv-cache-block-size'\t'Block size of workers that do not say theirs' \
+                '--api-token'\t'Bearer token wanted for writes and for routing details' \
+                '--log-decisions'\t'Log the winner of each hop, or every candidate\'s formula' \
+                '--log-format'\t'How log lines are written' \
+                '--log-level'\t'Least severe line that is written' \
+                '--decision-memory'\t'Memory for past decisions (`dynctl why ID`), for example 64MiB' \
+                '--drain-timeout'\t'What running requests get after SIGTERM' \
+                '--system-port'\t'Health and metrics on a port of their own' \
+                '--announce'\t'Print one JSON line with the address to stdout when ready' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
+                '--router-mode'\t'How a worker is chosen' \
+                '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit fades on workers with more active prefill than ..' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-decode-active-request-weight'\t'Cost of each request that is active on a worker' \
+                '--router-temperature'\t'0 picks the lowest cost' \
+                '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--router-track-output-blocks'\t'Also count blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
+                '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
+                '--router-kv-transfer-topology-level'\t'The router\'s own transfer domain, for workers that publish no policy' \
+                '--kv-transfer-enforcement'\t'What the router\'s own domain means: required never crosses it, ..' \
+                '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
+                '--kv-transfer-preferred-weight'\t'Strength of preferred, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
+                '--no-router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
+                '--router-active-request-expiry-secs'\t'A booking that shows no progress for this long is forgotten' \
+                '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
+                '--router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: how long a routed prefix is believed to be cached' \
+                '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction kept by a pruning' \
+                '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
+                '--router-queue-policy'\t'Order of the router queue' \
+                '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
+                '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
+                '--router-replica-sync'\t'Share active-request state between router replicas' \
+                '--no-router-replica-sync'\t'Share active-request state between router replicas' \
+                '--router-predicted-ttl-secs'\t'How long a routed prefix is believed to be cached before its events come' \
+                '--router-prefill-load-model'\t'How active prefill tokens decay with time' \
+                '--ais-backend'\t'Prefill load model: the backend' \
+                '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
+                '--ais-system'\t'Prefill load model: the accelerator' \
+                '--ais-model-path'\t'Prefill load model: the model' \
+                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
+                '--serve-indexer'\t'Answer other routers from this router\'s index' \
+                '--no-serve-indexer'\t'Answer other routers from this router\'s index' \
+                '--use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)'
+        case 'serve frontend'
+            printf '%s\n' \
+                '--http-host'\t'Address to listen on' \
+                '--host'\t'Address to listen on' \
+                '--http-port'\t'0 picks a free one' \
+                '--port'\t'0 picks a free one' \
+                '--worker'\t'An engine: ..' \
+                '--workers-file'\t'The same as YAML' \
+                '--model-path'\t'Tokenizer and chat template (tokenizer.json, ..)' \
+                '--model-name'\t'Model of workers that do not say theirs' \
+                '--kv-cache-block-size'\t'Block size of workers that do not say theirs' \
+                '--api-token'\t'Bearer token wanted for writes and for routing details' \
+                '--log-decisions'\t'Log the winner of each hop, or every candidate\'s formula' \
+                '--log-format'\t'How log lines are written' \
+                '--log-level'\t'Least severe line that is written' \
+                '--decision-memory'\t'Memory for past decisions (`dynctl why ID`), for example 64MiB' \
+                '--drain-timeout'\t'What running requests get after SIGTERM' \
+                '--system-port'\t'Health and metrics on a port of their own' \
+                '--announce'\t'Print one JSON line with the address to stdout when ready' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
+                '--router-mode'\t'How a worker is chosen' \
+                '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit fades on workers with more active prefill than ..' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-decode-active-request-weight'\t'Cost of each request that is active on a worker' \
+                '--router-temperature'\t'0 picks the lowest cost' \
+                '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--router-track-output-blocks'\t'Also count blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
+                '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
+                '--router-kv-transfer-topology-level'\t'The router\'s own transfer domain, for workers that publish no policy' \
+                '--kv-transfer-enforcement'\t'What the router\'s own domain means: required never crosses it, ..' \
+                '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
+                '--kv-transfer-preferred-weight'\t'Strength of preferred, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
+                '--no-router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
+                '--router-active-request-expiry-secs'\t'A booking that shows no progress for this long is forgotten' \
+                '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
+                '--router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: how long a routed prefix is believed to be cached' \
+                '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction kept by a pruning' \
+                '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
+                '--router-queue-policy'\t'Order of the router queue' \
+                '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
+                '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
+                '--router-replica-sync'\t'Share active-request state between router replicas' \
+                '--no-router-replica-sync'\t'Share active-request state between router replicas' \
+                '--router-predicted-ttl-secs'\t'How long a routed prefix is believed to be cached before its events come' \
+                '--router-prefill-load-model'\t'How active prefill tokens decay with time' \
+                '--ais-backend'\t'Prefill load model: the backend' \
+                '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
+                '--ais-system'\t'Prefill load model: the accelerator' \
+                '--ais-model-path'\t'Prefill load model: the model' \
+                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
+                '--serve-indexer'\t'Answer other routers from this router\'s index' \
+                '--no-serve-indexer'\t'Answer other routers from this router\'s index' \
+                '--use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'serve router'
+            printf '%s\n' \
+                '--http-host'\t'Address to listen on' \
+                '--host'\t'Address to listen on' \
+                '--http-port'\t'0 picks a free one' \
+                '--port'\t'0 picks a free one' \
+                '--worker'\t'An engine: ..' \
+                '--workers-file'\t'The same as YAML' \
+                '--model-path'\t'Tokenizer and chat template (tokenizer.json, ..)' \
+                '--model-name'\t'Model of workers that do not say theirs' \
+                '--kv-cache-block-size'\t'Block size of workers that do not say theirs' \
+                '--api-token'\t'Bearer token wanted for writes and for routing details' \
+                '--log-decisions'\t'Log the winner of each hop, or every candidate\'s formula' \
+                '--log-format'\t'How log lines are written' \
+                '--log-level'\t'Least severe line that is written' \
+                '--decision-memory'\t'Memory for past decisions (`dynctl why ID`), for example 64MiB' \
+                '--drain-timeout'\t'What running requests get after SIGTERM' \
+                '--system-port'\t'Health and metrics on a port of their own' \
+                '--announce'\t'Print one JSON line with the address to stdout when ready' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
+                '--router-mode'\t'How a worker is chosen' \
+                '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit fades on workers with more active prefill than ..' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-decode-active-request-weight'\t'Cost of each request that is active on a worker' \
+                '--router-temperature'\t'0 picks the lowest cost' \
+                '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--router-track-output-blocks'\t'Also count blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
+                '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
+                '--router-kv-transfer-topology-level'\t'The router\'s own transfer domain, for workers that publish no policy' \
+                '--kv-transfer-enforcement'\t'What the router\'s own domain means: required never crosses it, ..' \
+                '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
+                '--kv-transfer-preferred-weight'\t'Strength of preferred, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
+                '--no-router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
+                '--router-active-request-expiry-secs'\t'A booking that shows no progress for this long is forgotten' \
+                '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
+                '--router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: how long a routed prefix is believed to be cached' \
+                '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction kept by a pruning' \
+                '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
+                '--router-queue-policy'\t'Order of the router queue' \
+                '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
+                '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
+                '--router-replica-sync'\t'Share active-request state between router replicas' \
+                '--no-router-replica-sync'\t'Share active-request state between router replicas' \
+                '--router-predicted-ttl-secs'\t'How long a routed prefix is believed to be cached before its events come' \
+                '--router-prefill-load-model'\t'How active prefill tokens decay with time' \
+                '--ais-backend'\t'Prefill load model: the backend' \
+                '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
+                '--ais-system'\t'Prefill load model: the accelerator' \
+                '--ais-model-path'\t'Prefill load model: the model' \
+                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
+                '--serve-indexer'\t'Answer other routers from this router\'s index' \
+                '--no-serve-indexer'\t'Answer other routers from this router\'s index' \
+                '--use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'serve engine'
+            printf '%s\n' \
+                '--name'\t'Name shown in logs and in /engine/info' \
+                '--model'\t'Model name served on the OpenAI endpoints' \
+                '--model-path'\t'Directory with tokenizer.json and its config' \
+                '--role'\t'Which phases the engine serves' \
+                '--can-prefill'\t'A decode engine prefills a request that arrives without a hand-off' \
+                '--no-can-prefill'\t'A decode engine prefills a request that arrives without a hand-off' \
+                '--host'\t'Address to listen on' \
+                '--advertise-host'\t'Address that others reach this engine at' \
+                '--port'\t'HTTP port' \
+                '--block-size'\t'Tokens in a KV block' \
+                '--total-blocks'\t'KV blocks of each data-parallel rank' \
+                '--max-model-len'\t'Context length in tokens' \
+                '--max-num-seqs'\t'Requests of a rank that run at once' \
+                '--max-waiting'\t'Requests that may wait on a rank' \
+                '--max-num-batched-tokens'\t'Token budget of one engine step' \
+                '--data-parallel-size'\t'Data-parallel ranks, each with its own cache and events' \
+                '--lora'\t'Also serve this LoRA adapter\'s name (repeatable)' \
+                '--prefill-tokens-per-s'\t'Prefill speed of a rank, tokens a second' \
+                '--decode-itl-ms'\t'Duration of a decode step, milliseconds' \
+                '--speedup-ratio'\t'Divide every simulated duration by this' \
+                '--default-output-tokens'\t'Output length of a request that sets no max_tokens' \
+                '--seed'\t'Seed of the generated text' \
+                '--kv-transfer-ms-per-block'\t'Time to pull one KV block from a prefill engine, ms' \
+                '--kv-transfer-cross-domain-factor'\t'Slow-down of a pull between different values of the KV transfer domain' \
+                '--kv-load-failure-policy'\t'What a decode engine does when the prefill engine lost the KV blocks' \
+                '--kv-hold-timeout-s'\t'Seconds that a prefill engine keeps blocks nobody pulled, and that a ..' \
+                '--kv-events'\t'ZMQ endpoint of the KV events' \
+                '--replay'\t'ZMQ endpoint that replays recent KV events, ranks as above' \
+                '--kv-events-topic'\t'First frame of each KV event message' \
+                '--kv-events-buffer-steps'\t'KV event batches kept for replay (at most 16 MiB)' \
+                '--max-body-bytes'\t'Largest accepted request body' \
+                '--drain-timeout-s'\t'Seconds that running requests get to finish after SIGTERM' \
+                '--fault-slow-factor'\t'Multiply every simulated duration by this factor' \
+                '--fault-refuse'\t'Answer /health and every inference request with this HTTP status' \
+                '--fault-die-mid-stream-after'\t'Cut the connection after this many output tokens' \
+                '--fault-stop-publishing'\t'Number and keep KV event batches for replay, but do not send them' \
+                '--no-fault-stop-publishing'\t'Number and keep KV event batches for replay, but do not send them' \
+                '--fault-drop-events'\t'Leave the next N KV event batches unsent' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'route'
+            printf '%s\n' \
+                '--explain'\t'Show the whole decision, hop by hop' \
+                '--all'\t'List every candidate and rejection (with --explain)' \
+                '--raw'\t'PROMPT is a plain completion: no chat template' \
+                '--messages'\t'Chat messages as JSON: a list, or {messages: ..}' \
+                '--tokens'\t'Token ids as a JSON list or separated by white space' \
+                '--model'\t'Needed where several models are served' \
+                '--model-path'\t'Tokenizer directory, for --view files from elsewhere' \
+                '--require-taint'\t'Only workers with this taint (repeatable)' \
+                '--prefer-taint'\t'Prefer a taint with weight W (repeatable)' \
+                '--pin-prefill'\t'Force the prefill worker' \
+                '--pin-decode'\t'Force the decode worker' \
+                '--set'\t'What if: a setting, load.WORKER.prefill_tokens=+500 or ..' \
+                '--save-view'\t'Save the router\'s state and answer from it' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'workers'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'workers list'
+            printf '%s\n' \
+                '--model'\t'Only workers of this model' \
+                '--role'\t'Only prefill, decode or aggregated ones' \
+                '--selector'\t'Only workers that match all: a topology domain, name, role, model or ..' \
+                '-l'\t'Only workers that match all: a topology domain, name, role, model or ..' \
+                '--sort-by'\t'Sort by a column, for example cached_blocks' \
+                '--no-headers'\t'Rows only' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'workers show'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'topology'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'topology show'
+            printf '%s\n' \
+                '--domain'\t'Group by this domain (zone, rack, ..)' \
+                '--model'\t'Only workers of this model' \
+                '--selector'\t'Count only workers that match all: a topology domain, name, role, ..' \
+                '-l'\t'Count only workers that match all: a topology domain, name, role, ..' \
+                '--sort-by'\t'Sort by a column, for example ratio' \
+                '--no-headers'\t'Rows only' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'topology verify'
+            printf '%s\n' \
+                '--dgd'\t'Only this DynamoGraphDeployment (repeatable)' \
+                '--exec'\t'Read topology files in pods (exec of cat): of all workers, of one a ..' \
+                '--logs'\t'Read the start of workers\' logs, likewise' \
+                '--probe'\t'Send N live chats of one token to each model of each frontend and see ..' \
+                '--path'\t'Judge the topology mount of one worker, from inside' \
+                '--domain'\t'With --path: the domain that must have a value' \
+                '--file'\t'Check manifests instead, as topology lint does' \
+                '-f'\t'Check manifests instead, as topology lint does' \
+                '--fail-on'\t'What makes the exit code 1: fail, or warn too' \
+                '--suppress'\t'Leave a check out, or a finding: --suppress \'DYT0902=Pod my-*.prod\'' \
+                '--wait'\t'Look again until nothing fails, this long: 5m' \
+                '--list-checks'\t'List every check and stop' \
+                '--timeout'\t'Give up after this long'
+        case 'topology plan'
+            printf '%s\n' \
+                '--capacity'\t'Workers in one value of the domain (repeatable)' \
+                '--file'\t'Count the replicas of the DynamoGraphDeployments in a manifest ..' \
+                '-f'\t'Count the replicas of the DynamoGraphDeployments in a manifest ..' \
+                '--domain'\t'Group by this domain (zone, rack, ..)' \
+                '--over'\t'All values of the domain: where unpinned workers may land, and what ..' \
+                '--ratio'\t'Target: D decode workers for every P prefill workers' \
+                '--target'\t'A whole fleet to split evenly over the values' \
+                '--enforcement'\t'Judge as if this were in force: required, preferred, fallback or none' \
+                '--model'\t'Only workers of this model (live)' \
+                '--dgd'\t'Count the pods of this DynamoGraphDeployment in a cluster (repeatable)' \
+                '--no-headers'\t'Rows only' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'topology lint'
+            printf '%s\n' \
+                '--file'\t'Manifests, YAML or JSON' \
+                '-f'\t'Manifests, YAML or JSON' \
+                '--fail-on'\t'What makes the exit code 1: fail, or warn too' \
+                '--suppress'\t'Leave a check out, or a finding (repeatable): --suppress DYT0111' \
+                '--against'\t'Check against this cluster too: node labels, Grove topology, what a ..' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'topology render'
+            printf '%s\n' \
+                '--domain'\t'pod: the KV-transfer domain' \
+                '--label-key'\t'pod: the label that holds a domain\'s value (repeatable: more domains)' \
+                '--enforcement'\t'pod: required or preferred' \
+                '--weight'\t'pod: how much preferred prefers' \
+                '--container'\t'pod: the container of the engine' \
+                '--mount-path'\t'pod: where the files are mounted' \
+                '--init-wait'\t'pod: hold the worker back until its domain has a value' \
+                '--image'\t'pod: an image with dynctl, for --init-wait' \
+                '--init-timeout'\t'pod: how long --init-wait waits' \
+                '--level'\t'cluster-topology: a level and its node label (repeatable, broad to ..' \
+                '--name'\t'cluster-topology: its name' \
+                '--kind'\t'cluster-topology: ClusterTopologyBinding, or ClusterTopology for ..' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'topology wait'
+            printf '%s\n' \
+                '--path'\t'Directory of topology files' \
+                '--domain'\t'The domain that must have a value' \
+                '--timeout'\t'Give up after this long: 30s, 2m' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'top'
+            printf '%s\n' \
+                '--once'\t'Print one frame and end (also -o json or yaml)' \
+                '--rate'\t'How often to look' \
+                '--domain'\t'Group domains by this (zone, rack, ..)' \
+                '--readonly'\t'Nothing on the service can be changed from here' \
+                '--frontend-log'\t'Read a live Dynamo\'s decisions from its frontend\'s log (`Selected ..' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'events'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'events tail'
+            printf '%s\n' \
+                '--worker'\t'Only this worker (repeatable): name, decimal or hex id, or the unique ..' \
+                '--selector'\t'Only workers that match all: a topology domain, name, role or model' \
+                '-l'\t'Only workers that match all: a topology domain, name, role or model' \
+                '--kind'\t'Only lines of this kind (repeatable): stored, removed, cleared, gap, ..' \
+                '--load'\t'Show load reports and routers\' bookings too' \
+                '--limit'\t'End after N lines' \
+                '--duration'\t'End after this long' \
+                '--no-headers'\t'No heading' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'thresholds'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'thresholds get'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'thresholds set'
+            printf '%s\n' \
+                '--active-decode-blocks'\t'Busy above this fraction of a rank\'s KV blocks' \
+                '--active-decode-blocks-threshold'\t'Busy above this fraction of a rank\'s KV blocks' \
+                '--active-prefill-tokens'\t'Busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold'\t'Busy above this many active prefill tokens' \
+                '--active-prefill-tokens-frac'\t'Busy above this multiple of max_num_batched_tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'Busy above this multiple of max_num_batched_tokens' \
+                '--dry-run'\t'Only say which ranks would change' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'config'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'config show'
+            printf '%s\n' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
+                '--router-mode'\t'How a worker is chosen' \
+                '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit fades on workers with more active prefill than ..' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-decode-active-request-weight'\t'Cost of each request that is active on a worker' \
+                '--router-temperature'\t'0 picks the lowest cost' \
+                '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--router-track-output-blocks'\t'Also count blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
+                '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
+                '--router-kv-transfer-topology-level'\t'The router\'s own transfer domain, for workers that publish no policy' \
+                '--kv-transfer-enforcement'\t'What the router\'s own domain means: required never crosses it, ..' \
+                '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
+                '--kv-transfer-preferred-weight'\t'Strength of preferred, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
+                '--no-router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
+                '--router-active-request-expiry-secs'\t'A booking that shows no progress for this long is forgotten' \
+                '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
+                '--router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: how long a routed prefix is believed to be cached' \
+                '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction kept by a pruning' \
+                '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
+                '--router-queue-policy'\t'Order of the router queue' \
+                '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
+                '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
+                '--router-replica-sync'\t'Share active-request state between router replicas' \
+                '--no-router-replica-sync'\t'Share active-request state between router replicas' \
+                '--router-predicted-ttl-secs'\t'How long a routed prefix is believed to be cached before its events come' \
+                '--router-prefill-load-model'\t'How active prefill tokens decay with time' \
+                '--ais-backend'\t'Prefill load model: the backend' \
+                '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
+                '--ais-system'\t'Prefill load model: the accelerator' \
+                '--ais-model-path'\t'Prefill load model: the model' \
+                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
+                '--serve-indexer'\t'Answer other routers from this router\'s index' \
+                '--no-serve-indexer'\t'Answer other routers from this router\'s index' \
+                '--use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'context'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'context list'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'context use'
+            printf '%s\n' \
+                '--none'\t'Leave it: no context is current' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'context add'
+            printf '%s\n' \
+                '--force'\t'Replace the context of that name' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'context show'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'context remove'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'check'
+            printf '%s\n' \
+                '--fail-on'\t'What makes the exit code 1: fail, or warn too' \
+                '--suppress'\t'Leave a check out, or a finding (repeatable): --suppress DYR0212' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'explain'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'why'
+            printf '%s\n' \
+                '--all'\t'List every candidate and rejection' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'completion'
+            printf '%s\n' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'version'
+            printf '%s\n' \
+                '--client'\t'Only this program' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+    end
+end
+
+# Prints what each argument of the command $argv[1] can be.
+function __dynctl_arguments
+    switch "$argv[1]"
+        case 'route'
+            printf '%s\n' \
+                'free'
+        case 'workers show'
+            printf '%s\n' \
+                'live:worker'
+        case 'topology lint'
+            printf '%s\n' \
+                'file' \
+                +
+        case 'topology render'
+            printf '%s\n' \
+                'words:pod cluster-topology'
+        case 'thresholds get'
+            printf '%s\n' \
+                'live:model'
+        case 'thresholds set'
+            printf '%s\n' \
+                'live:model'
+        case 'context use'
+            printf '%s\n' \
+                'live:context'
+        case 'context add'
+            printf '%s\n' \
+                'free'
+        case 'context show'
+            printf '%s\n' \
+                'live:context'
+        case 'context remove'
+            printf '%s\n' \
+                'live:context'
+        case 'explain'
+            printf '%s\n' \
+                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909'
+        case 'why'
+            printf '%s\n' \
+                'free'
+        case 'completion'
+            printf '%s\n' \
+                'words:bash zsh fish'
+    end
+end
+
+# Prints what option $argv[2] of the command $argv[1] takes; of a switch, nothing.
+function __dynctl_meaning
+    switch "$argv[1]:$argv[2]"
+        case 'thresholds set:--active-decode-blocks-threshold' 'thresholds set:--active-prefill-tokens-threshold' 'thresholds set:--active-prefill-tokens-threshold-frac'
+            echo 'words:none'
+        case 'topology render:--enforcement'
+            echo 'words:required preferred'
+        case 'events tail:--kind'
+            echo 'words:stored removed cleared unknown gap restart malformed foreign disconnect reconnect joined left skipped load booked prefilled freed'
+        case 'events tail:--worker'
+            echo 'live:worker'
+        case 'topology render:--domain' 'serve engine:--model'
+            echo 'free'
+        case '*:--active-decode-blocks' '*:--active-prefill-tokens' '*:--active-prefill-tokens-frac'
+            echo 'words:none'
+        case '*:--against' '*:--kube-context'
+            echo 'live:kube-context'
+        case '*:--context'
+            echo 'live:context'
+        case '*:--discovery'
+            echo 'words:file etcd kubernetes'
+        case '*:--domain'
+            echo 'live:domain'
+        case '*:--enforcement'
+            echo 'words:required preferred fallback none'
+        case '*:--etcd-client'
+            echo 'words:etcd3 gateway'
+        case '*:--exec' '*:--logs'
+            echo 'words:all sample none'
+        case '*:--fail-on'
+            echo 'words:fail warn'
+        case '*:--file' '*:--frontend-log' '*:--kubeconfig' '*:--messages' '*:--save-view' '*:--token-file' '*:--tokens' '*:--view' '*:--workers-file' '*:-f'
+            echo 'file'
+        case '*:--file-kv' '*:--model-path' '*:--mount-path' '*:--path'
+            echo 'folder'
+        case '*:--kind'
+            echo 'words:ClusterTopologyBinding ClusterTopology'
+        case '*:--kv-load-failure-policy'
+            echo 'words:recompute fail'
+        case '*:--kv-transfer-enforcement'
+            echo 'words:required preferred fallback'
+        case '*:--log-decisions'
+            echo 'words:off winner all'
+        case '*:--log-format'
+            echo 'words:text json'
+        case '*:--log-level'
+            echo 'words:debug info warning error'
+        case '*:--model'
+            echo 'live:model'
+        case '*:--output' '*:-o'
+            echo 'words:table wide json jsonl yaml name junit'
+        case '*:--over'
+            echo 'live:domain-value'
+        case '*:--pin-decode' '*:--pin-prefill'
+            echo 'live:worker'
+        case '*:--preset'
+            echo 'words:dynamo-1.6 dynamo-0.9'
+        case '*:--reach'
+            echo 'words:auto direct port-forward'
+        case '*:--require-taint'
+            echo 'live:taint'
+        case '*:--role'
+            echo 'words:aggregated prefill decode'
+        case '*:--router-kv-transfer-mismatch-policy'
+            echo 'words:fail fallback'
+        case '*:--router-mode'
+            echo 'words:kv round-robin random least-loaded'
+        case '*:--router-prefill-load-model'
+            echo 'words:none ais aic'
+        case '*:--router-queue-policy'
+            echo 'words:fcfs wspt lcfs'
+        case '*:--selector' '*:-l'
+            echo 'live:selector'
+        case '*:--suppress'
+            echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909'
+        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--advertise-host' '*:--ais-backend' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-token' '*:--block-size' '*:--capacity' '*:--container' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--encoder-cuda-to-cpu-ratio' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--frontend' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--image' '*:--init-timeout' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--model-name' '*:--name' '*:--namespace' '*:--nats-server' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--rate' '*:--ratio' '*:--replay' '*:--router-active-request-expiry-secs' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-topology-level' '*:--router-max-tree-size' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-threshold' '*:--router-temperature' '*:--router-ttl-secs' '*:--seed' '*:--set' '*:--sort-by' '*:--speedup-ratio' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--total-blocks' '*:--wait' '*:--weight' '*:--worker' '*:-n'
+            echo 'free'
+    end
+end
+
+# Prints what $argv[1] means for the value $argv[2]; $argv[3] stands before it in the word,
+# $argv[4] is the program and the rest the words before.
+function __dynctl_offer
+    set -l lead $argv[3]
+    switch $argv[1]
+        case 'words:*'
+            for word in (string split ' ' -- (string replace 'words:' '' -- $argv[1]))
+                printf '%s\n' "$lead$word"
+            end
+        case 'live:*'
+            set -l exe $argv[4]
+            set -l kind (string replace 'live:' '' -- $argv[1])
+            type -q -- "$exe"; or set exe dynctl
+            for word in (command $exe __complete $kind "$argv[2]" $argv[5..-1] 2>/dev/null)
+                printf '%s\n' "$lead$word"
+            end
+        case file
+            for word in (__fish_complete_path "$argv[2]")
+                printf '%s\n' "$lead$word"
+            end
+        case folder
+            for word in (__fish_complete_directories "$argv[2]" '')
+                printf '%s\n' "$lead$word"
+            end
+    end
+end
+
+function __dynctl_complete
+    set -l before (commandline -opc)
+    set -l current (commandline -ct)
+    set -l exe $before[1]
+    set -e before[1]
+    set -l at ''
+    set -l place 1
+    set -l closed ''
+    set -l meaning ''
+    for word in $before
+        if test -n "$meaning"
+            set meaning ''
+        else if test -n "$closed"
+            set place (math $place + 1)
+        else if test "x$word" = x--
+            set closed yes
+        else if string match -q -- '--*=*' $word
+            continue
+        else if string match -qr -- '^-.' $word
+            set meaning (__dynctl_meaning "$at" $word)
+        else if contains -- $word (__dynctl_commands "$at" | string replace -r '\t.*' '')
+            set at (string trim -- "$at $word")
+        else
+            set place (math $place + 1)
+        end
+    end
+    if test -n "$meaning"
+        __dynctl_offer $meaning "$current" '' $exe $before
+    else if test -z "$closed"; and string match -q -- '--*=*' "$current"
+        set -l parts (string split -m 1 '=' -- $current)
+        set meaning (__dynctl_meaning "$at" $parts[1])
+        __dynctl_offer "$meaning" "$parts[2]" "$parts[1]=" $exe $before
+    else if test -z "$closed"; and string match -q -- '-*' "$current"
+        __dynctl_flags "$at"
+    else
+        set -l names (__dynctl_commands "$at")
+        set -l arguments (__dynctl_arguments "$at")
+        if test (count $names) -gt 0
+            test $place -eq 1; and printf '%s\n' $names
+        else if test (count $arguments) -gt 0
+            # After a `+` the last argument repeats.
+            if test "$arguments[-1]" = +
+                set -e arguments[-1]
+                test $place -gt (count $arguments); and set place (count $arguments)
+            end
+            test $place -le (count $arguments)
+            and __dynctl_offer $arguments[$place] "$current" '' $exe $before
+        end
+    end
+end
+
+complete -c dynctl -f -a '(__dynctl_complete)'

@@ -1,0 +1,74 @@
+"""Values that are easily converted do not go through Typer's converters.
+
+Those of Typer 0.29 are built with pydantic for each option of the command line, given or not; that
+takes as long again as the rest of the start. What is not given, and what is plainly a text, a
+number, a path or one of some words, is converted here; everything else, errors above all, stays
+Typer's. Other versions of Typer say less of an option, and then nothing here applies.
+"""
+
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+_NOT_QUICK: Final = object()
+_NUMBERS: Final = {int: re.compile(r"-?\d{1,15}"), float: re.compile(r"-?\d{1,15}(\.\d{1,15})?")}
+
+
+class QuickValues:
+    """A command or group whose options take the short way where there is one."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, the help option among them."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            if hasattr(parameter, "type_descriptor") and "process_value" not in vars(parameter):
+                _quicken(parameter)
+        return found
+
+
+def _quicken(parameter: Any) -> None:
+    slowly = parameter.process_value
+
+    def process_value(context: Any, value: Any) -> Any:
+        found = _quickly(parameter, value)
+        if found is _NOT_QUICK:
+            return slowly(context, value)
+        if parameter.callback is not None:
+            return parameter.callback(context, parameter, found)
+        return found
+
+    parameter.process_value = process_value
+
+
+def _quickly(parameter: Any, value: Any) -> Any:
+    several = parameter.multiple or parameter.nargs != 1
+    if value is None or value == ():
+        # That something is missing is Typer's to say.
+        nothing = () if several else None
+        return _NOT_QUICK if parameter.required else nothing
+    kind = parameter.type_descriptor.annotation
+    if several:
+        texts = kind == list[str] and all(type(one) is str for one in value)
+        return tuple(value) if texts else _NOT_QUICK
+    if type(value) is not str or not isinstance(kind, type):
+        return _NOT_QUICK
+    if kind is str:
+        return value
+    if issubclass(kind, Enum):
+        return next((one for one in kind if one.value == value), _NOT_QUICK)
+    if kind in _NUMBERS:
+        return _number(parameter, kind, value)
+    about = parameter.type_descriptor.parameter_info
+    if kind is Path and not (about.exists or about.resolve_path or about.path_type):
+        return Path(value)
+    return _NOT_QUICK
+
+
+def _number(parameter: Any, kind: Any, text: str) -> Any:
+    if not _NUMBERS[kind].fullmatch(text):
+        return _NOT_QUICK
+    number = kind(text)
+    low, high = parameter.min, parameter.max
+    within = (low is None or low <= number) and (high is None or number <= high)
+    return number if within else _NOT_QUICK

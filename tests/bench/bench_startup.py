@@ -1,0 +1,131 @@
+"""How long a command line takes to say anything, beside the import of its parser alone.
+
+    python -m tests.bench.bench_startup [--smoke]
+
+Whole processes, from fork to exit, each row's two sides in turn: `dynctl --help` and the other
+help pages beside ``python -c 'import typer'``, and what TAB asks for beside its limit. Wall and CPU
+time (user and system) of the same runs; the CPU time moves less on a busy machine.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import median
+
+from dynctl.completing.live import LIMIT_S
+from tests.bench.harness import Row, bench_parser, print_table, row
+
+PARSER = ("-c", "import typer")
+AIM = "0.67x"
+WORKERS = 64
+
+Sample = tuple[float, float]
+
+
+def once(arguments: Sequence[str]) -> Sample:
+    """Milliseconds of one Python process: wall and CPU."""
+    started = time.perf_counter_ns()
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, _, used = os.wait4(process.pid, 0)
+    wall = (time.perf_counter_ns() - started) / 1e6
+    process.returncode = 0
+    return wall, (used.ru_utime + used.ru_stime) * 1e3
+
+
+def paired(sides: Sequence[Sequence[str]], turns: int) -> list[Sample]:
+    """Medians of each side, run in turn ``turns`` times; a first turn is not counted."""
+    taken: list[list[Sample]] = [[] for _ in sides]
+    for _ in range(turns + 1):
+        for side, samples in zip(sides, taken, strict=True):
+            samples.append(once(side))
+    return [
+        (median(wall for wall, _ in samples[1:]), median(cpu for _, cpu in samples[1:]))
+        for samples in taken
+    ]
+
+
+def help_rows(turns: int) -> list[Row]:
+    """Ours beside the parser's import; a ratio of 0.67 is one and a half times as long."""
+    rows: list[Row] = []
+    pages = ("", "route", "serve frontend", "topology verify")
+    for page in pages:
+        ours, peer = paired((("-m", "dynctl", *page.split(), "--help"), PARSER), turns)
+        name = " ".join(("dynctl", *page.split(), "--help"))
+        aim = AIM if not page else ""
+        rows.append(row(f"{name}, wall", "ms", ours[0], peer[0], aim))
+        rows.append(row(f"{name}, CPU", "ms", ours[1], peer[1], aim))
+    return rows
+
+
+def completion_rows(turns: int) -> list[Row]:
+    """What TAB waits for: a context of the file, a worker of 64 of a frontend. No peer."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder, frontend() as url:
+        config = Path(folder) / "config.toml"
+        config.write_text(f"current = 'a'\n[contexts.a]\nfrontend = '{url}'\n", encoding="utf-8")
+        os.environ["DYNCTL_CONFIG"] = str(config)
+        for kind, what in (("context", "a context"), ("worker", f"one of {WORKERS} workers")):
+            (found,) = paired((("-m", "dynctl", "__complete", kind, ""),), turns)
+            limit = f"< {LIMIT_S * 1e3:.0f} ms"
+            rows.append(replace(row(f"TAB for {what}, wall", "ms", found[0]), aim=limit))
+            rows.append(row(f"TAB for {what}, CPU", "ms", found[1]))
+    return rows
+
+
+@contextmanager
+def frontend() -> Iterator[str]:
+    """Something that answers ``GET /v1/workers`` as a frontend does."""
+    rows = [
+        {
+            "name": f"worker-{number}",
+            "worker_id": number,
+            "model": "a-model",
+            "role": "decode",
+            "domains": {"zone": f"zone-{number % 4}"},
+            "runtime_config": {"total_kv_blocks": 4096, "taints": [f"zone-{number % 4}"]},
+            "ranks": [{"dp_rank": 0, "active_requests": 3, "cached_blocks": 1000}],
+        }
+        for number in range(WORKERS)
+    ]
+    body = json.dumps({"workers": rows}).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def main() -> None:
+    arguments = bench_parser(__doc__).parse_args()
+    turns = 1 if arguments.smoke else 21
+    print_table("start-up", [*help_rows(turns), *completion_rows(turns)])
+
+
+if __name__ == "__main__":
+    main()
