@@ -6,6 +6,7 @@ from dynctl.connect import connect, frontends, token
 from dynctl.connect.frontend_source import FrontendSource
 from dynctl.connect.replicas import Replicas
 from dynctl.connect.view_source import ViewSource
+from dynctl.contexts.settling import in_context
 from dynctl.dashboard.sources import DashboardSource
 from dynctl.errors import UsageProblem
 from dynctl.options import GlobalOptions
@@ -17,6 +18,7 @@ def open_source(options: GlobalOptions, frontend_log: str | None = None) -> Dash
     ``frontend_log``: the log of a live Dynamo's frontend, a path or ``-`` for standard input.
     """
     chosen = connect(options)
+    options = in_context(options)
     if frontend_log is not None and isinstance(chosen, FrontendSource | Replicas | ViewSource):
         raise UsageProblem(
             f"--frontend-log {frontend_log}: {chosen.title} tells its decisions itself, or has "

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from dynctl.dashboard.sources.opening import open_source
+from dynctl.dashboard.sources.planes import PlanesDashboard
+from dynctl.options import GlobalOptions
+
 
 @pytest.fixture(autouse=True)
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -224,3 +228,13 @@ def test_a_context_does_not_contradict_a_flag_of_the_command(dynctl):
     dynctl("context", "use", "lab")
     ran = dynctl("topology", "plan", "--capacity", "a:prefill=1,decode=1")
     assert (ran.code, ran.err) == (0, "")
+
+
+def test_top_and_events_look_where_the_context_says(dynctl, tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    dynctl("context", "add", "lab", "--file-kv", str(store), "--timeout", "7")
+    ran = dynctl("events", "tail", "--duration", "0.2", "--context", "lab")
+    assert (ran.code, ran.err.count("no discovery backend")) == (0, 0), ran.err
+    options = GlobalOptions(context="lab", given=frozenset({"context"}))
+    assert isinstance(open_source(options), PlanesDashboard)
