@@ -1,0 +1,374 @@
+"""Real Dynamo registers in, and routes by, our Kubernetes API; `dynctl` looks at both.
+
+Everything that these tests read of workers was written by Dynamo 1.6.1 itself: its objects, logs,
+metrics and choices. They share one fleet, and leave it as they found it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynctl.connect.cluster_frontends import OUT_OF_REACH
+from dynctl.observing.deployment import Deployment, Registrations
+from dynctl.ports import DiscoveryEntry, Listed
+from dynctl.wire.kubernetes.instance_id import instance_id
+from dynctl.wire.kubernetes.worker_metadata import worker_metadata
+from dynctl.wire.route_result import RouteResult
+from tests.dynamo.fleet import TINY_MODEL
+from tests.dynamo.kube_fleet import GRAPH, NAMESPACE, VIEWER, KubeFleet
+from tests.dynamo.kube_pods import ZONES, mockers
+from tests.dynamo.observed import possible
+from tests.kube import objects
+from tests.kube.client import Api
+from tests.kube.objects.accounts import VIEWER_RULES
+
+FROM_THERE = ("--discovery", "kubernetes")
+ALL = ("--exec", "all", "--logs", "all", "--reach", "port-forward")
+"""Everything that verify can read, and nothing but what the API server lets through."""
+UNEVEN = {"DYT0902", "DYT0908"}
+"""Warnings that this fleet deserves: of its three decode workers one is alone in its zone."""
+LONE = f"{GRAPH}-decode-b-0"
+A, B = ZONES
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[KubeFleet]:
+    with KubeFleet() as found:
+        yield found
+    assert not [pod.name for pod in found.pods.values() if pod.process.alive]
+
+
+class Verified:
+    """What `topology verify` said: exit code, checks by code, rows by worker."""
+
+    def __init__(
+        self, fleet: KubeFleet, *words: str, token: str = VIEWER, namespace: str = NAMESPACE
+    ) -> None:
+        done = fleet.dynctl(
+            "topology", "verify", *ALL, "-o", "json", *words, token=token, namespace=namespace
+        )
+        assert done.out, done.err
+        self.code, document = done.code, json.loads(done.out)
+        self.checks: dict[str, dict[str, Any]] = {
+            check["code"]: check for part in document["sections"] for check in part["checks"]
+        }
+        self.rows: dict[str, dict[str, Any]] = {row["worker"]: row for row in document["chain"]}
+
+    def codes(self, state: str) -> set[str]:
+        return {code for code, check in self.checks.items() if check["state"] == state}
+
+    def subjects(self, code: str) -> list[str]:
+        return [one["subject"] for one in self.checks[code]["findings"]]
+
+    def values(self, code: str) -> list[str]:
+        return [one["value"] for one in self.checks[code]["findings"]]
+
+    def broken(self) -> dict[str, tuple[str, list[str]]]:
+        """Worker -> its first broken link and the codes that say so."""
+        return {
+            name: (row["first_break"], row["codes"])
+            for name, row in self.rows.items()
+            if row["first_break"] or row["codes"]
+        }
+
+
+def registered(fleet: KubeFleet) -> Deployment:
+    """What dynctl makes of the objects that the workers wrote."""
+    entries = [
+        DiscoveryEntry(key, value)
+        for body in fleet.metadata().values()
+        for key, value in worker_metadata(body).entries()
+    ]
+    registrations = Registrations()
+    registrations.apply(Listed(tuple(entries)))
+    return registrations.deployment()
+
+
+def route(fleet: KubeFleet, prompt: str, *words: str) -> RouteResult:
+    done = fleet.dynctl(
+        *("route", prompt, *FROM_THERE, "--model-path", str(TINY_MODEL), "-o", "json"), *words
+    )
+    assert done.code == 0, done.err
+    return msgspec.json.decode(done.out, type=RouteResult)
+
+
+@contextmanager
+def relabelled(fleet: KubeFleet, path: str, value: str, before: str) -> Iterator[None]:
+    """As by `kubectl label --overwrite`."""
+    with Api(fleet.server.url, "admin", user_agent="kubectl") as api:
+
+        def write(text: str) -> None:
+            patch = {"metadata": {"labels": {objects.ZONE: text}}}
+            api.patch(path, patch, fieldManager="kubectl-label")
+
+        write(value)
+        try:
+            yield
+        finally:
+            write(before)
+
+
+# -- registration ----------------------------------------------------------------------------------
+
+
+def test_workers_apply_their_metadata_and_dynctl_reads_it(fleet: KubeFleet) -> None:
+    found, deployment = fleet.metadata(), registered(fleet)
+    assert found.keys() == fleet.workers.keys()
+    assert not deployment.problems
+    assert {item.worker.worker_id for item in deployment.workers} == {
+        instance_id(name) for name in found
+    }
+    by_id = {pod.worker_id: pod for pod in fleet.workers.values()}
+    for item in deployment.workers:
+        pod = by_id[item.worker.worker_id]
+        assert item.worker.role.value == pod.role
+        assert dict(item.worker.domains) == {"zone": pod.zone}
+        assert item.card.runtime_config["kv_transfer_enforcement"] == "required"
+    for name, body in found.items():
+        read = worker_metadata(body)
+        assert (read.owner, read.owner_uid) == (name, fleet.pods[name].body["metadata"]["uid"])
+    applied = [one for one in fleet.server.requests if one.method == "PATCH"]
+    user = f"system:serviceaccount:{NAMESPACE}:{GRAPH}-k8s-service-discovery"
+    own = {(one.user, one.content_type) for one in applied if one.path.rpartition("/")[2] in found}
+    assert own == {(user, "application/apply-patch+yaml")}
+    managers = {
+        one["manager"] for body in found.values() for one in body["metadata"]["managedFields"]
+    }
+    assert managers == {"dynamo-worker"}
+
+
+# -- topology verify -------------------------------------------------------------------------------
+
+
+def test_a_fleet_that_works_has_whole_chains_of_custody(fleet: KubeFleet) -> None:
+    told = Verified(fleet)
+    assert (told.code, told.codes("fail"), told.codes("warn")) == (0, set(), UNEVEN)
+    assert told.rows.keys() == fleet.workers.keys()
+    assert not told.broken()
+    links = ("node", "label", "file", "card", "taint", "router")
+    for name, row in told.rows.items():
+        assert {(row[link]["state"], row[link]["value"]) for link in links} == {
+            ("same", fleet.pods[name].zone)
+        }
+    # Out of the logs of the processes, with Dynamo's own words and colours.
+    assert told.checks["DYT0602"]["message"] == "5 of 5 worker logs"
+    assert told.checks["DYT0604"]["message"] == "5 of 5 worker logs"
+    assert told.checks["DYT0904"]["message"] == "5 of 5 workers"
+    assert told.checks["DYT0703"]["state"] == "pass"
+    assert not [code for code, check in told.checks.items() if check.get("unread")]
+
+
+def test_live_requests_stay_in_their_domain(fleet: KubeFleet) -> None:
+    told = Verified(fleet, "--probe", "4")
+    assert (told.code, told.checks["DYT0905"]["state"]) == (0, "pass")
+    assert told.checks["DYT0905"]["message"] == "4 requests"
+
+
+def test_a_pod_that_somebody_relabelled_is_found_at_its_label(fleet: KubeFleet) -> None:
+    name = f"{GRAPH}-decode-a-1"
+    with relabelled(fleet, f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", B, before=A):
+        told = Verified(fleet)
+        assert (told.code, told.codes("fail")) == (1, {"DYT0404"})
+        assert told.subjects("DYT0404") == [f"Pod {name}.{NAMESPACE}"]
+        # The kubelet has not brought it to the file yet, which may take it a while.
+        assert told.codes("warn") == {*UNEVEN, "DYT0507"}
+        assert told.broken() == {name: ("pod label", ["DYT0404", "DYT0507"])}
+
+        volume = fleet.pods[name].volume
+        assert volume is not None
+        volume.write({objects.ZONE: B})
+        try:
+            told = Verified(fleet)
+        finally:
+            volume.write({objects.ZONE: A})
+        # Then the file is the label's, and the worker still says what it read at its start.
+        assert told.codes("fail") == {"DYT0404", "DYT0802"}
+        assert told.subjects("DYT0802") == [f"Pod {name}.{NAMESPACE}"]
+
+
+def test_a_node_that_was_relabelled_left_its_pods_behind(fleet: KubeFleet) -> None:
+    node = fleet.pods[LONE].body["spec"]["nodeName"]
+    with relabelled(fleet, f"/api/v1/nodes/{node}", "us-east-1c", before=B):
+        told = Verified(fleet)
+    assert (told.code, told.codes("fail"), told.codes("warn")) == (1, {"DYT0404"}, UNEVEN)
+    assert told.broken() == {LONE: ("pod label", ["DYT0404"])}
+
+
+@pytest.mark.parametrize("by", ["its slice", "its pod"])
+def test_a_zone_whose_decode_worker_is_not_ready_is_stranded(fleet: KubeFleet, by: str) -> None:
+    """As the real frontend finds: what is prefilled there fails, and nothing else."""
+
+    def served(prefill: str) -> int:
+        pinned = {"prefill_worker_id": fleet.pods[prefill].worker_id}
+        return fleet.frontend.complete(list(range(40)), nvext=pinned).status
+
+    if by == "its slice":
+        fleet.write_slices(unready=[LONE])
+    else:
+        fleet.set_ready(LONE, False)
+    try:
+        fleet.wait_counted({"prefill": 2, "decode": 2})
+        assert [served(f"{GRAPH}-prefill-{zone}-0") for zone in "ab"] == [200, 500]
+        told = Verified(fleet)
+    finally:
+        fleet.set_ready(LONE, True)
+        fleet.wait_ready()
+    assert (told.code, told.codes("fail")) == (1, {"DYT0702", "DYT0901"})
+    assert told.subjects("DYT0702") == [f"Pod {LONE}.{NAMESPACE}"]
+    assert told.values("DYT0702")[0].startswith("not ready in" if by == "its slice" else "not Rea")
+    assert told.values("DYT0901") == [f"zone {B} has 1 prefill and no decode workers ready"]
+    assert told.broken() == {LONE: ("router", ["DYT0702"])}
+    assert [served(f"{GRAPH}-prefill-{zone}-0") for zone in "ab"] == [200, 200]
+
+
+def test_verify_changes_nothing(fleet: KubeFleet) -> None:
+    since, ran, revision = len(fleet.server.requests), len(fleet.executed), _revision(fleet)
+    assert Verified(fleet).code == 0
+    mine = [one for one in fleet.server.requests[since:] if one.user == VIEWER]
+    reviews = "selfsubjectaccessreviews", "subjectaccessreviews", "localsubjectaccessreviews"
+    kinds = {(one.method, one.path.rpartition("/")[2]) for one in mine}
+    assert {kind for kind in kinds if kind[0] != "GET"} == {("POST", name) for name in reviews}
+    assert {("GET", "exec"), ("GET", "log"), ("GET", "portforward")} <= kinds
+    assert fleet.executed[ran:] == [["cat", "/etc/dynamo/topology/zone"]] * len(fleet.workers)
+    assert {one.status for one in mine} <= {101, 200, 201}
+    assert _revision(fleet) == revision
+
+
+def _revision(fleet: KubeFleet) -> int:
+    return fleet.server.store.revision
+
+
+# -- a worker that may not register ----------------------------------------------------------------
+
+
+def test_a_worker_without_its_role_stays_up_and_both_witnesses_tell_why(fleet: KubeFleet) -> None:
+    namespace = "denied"
+    fleet.deploy(namespace, "lone", [mockers("decode", "decode", A)], may_register=False)
+    pod = fleet.pods["lone-decode-0"]
+    fleet.wait_until(
+        lambda: any("Failed to persist metadata" in line for line in pod.process.lines()),
+        "the worker to be refused",
+    )
+    about_others = {"DYT0109"}  # There is no prefill worker beside it.
+    told = Verified(fleet, namespace=namespace)
+    assert told.code == 1
+    assert told.codes("fail") == {"DYT0703", *about_others}
+    assert told.subjects("DYT0703") == [f"ServiceAccount lone-k8s-service-discovery.{namespace}"]
+    assert {told.checks[code]["message"] for code in ("DYT0702", "DYT0704")} == {
+        "0 of 1 worker pod: DYT0703"
+    }
+    assert told.broken() == {"lone-decode-0": ("card", ["DYT0703"])}
+
+    # Who may not ask what others may do learns it from the log.
+    group = "authorization.k8s.io"
+    fleet.add_viewer("incurious", [rule for rule in VIEWER_RULES if rule[0] != group])
+    told = Verified(fleet, token="incurious", namespace=namespace)
+    assert told.checks["DYT0703"]["state"] == "skip"
+    assert told.codes("fail") == {"DYT0704", *about_others}
+    [value] = told.values("DYT0704")
+    assert value.startswith("no DynamoWorkerMetadata; its log says: Failed to persist metadata")
+    assert told.broken() == {"lone-decode-0": ("card", ["DYT0704"])}
+    assert pod.process.alive
+    assert not fleet.metadata(namespace)
+    assert not pod.healthy()
+
+
+# -- routing ---------------------------------------------------------------------------------------
+
+
+def test_the_real_frontend_chooses_what_was_predicted(
+    fleet: KubeFleet, finding: Callable[[str], None]
+) -> None:
+    told, certain = [], 0
+    for number in range(20):
+        prompt = f"{('alpha', 'beta', 'gamma', 'delta')[number % 4]} " * 40 + f"question {number}"
+        result = route(fleet, prompt, "--reach", "direct")
+        allowed = possible(result)
+        placed = fleet.frontend.chat(prompt).placement
+        told.append((placed.prefill, placed.decode) in allowed)
+        certain += len({prefill for prefill, _ in allowed}) == 1
+        assert not [doubt for doubt in result.assumptions if OUT_OF_REACH in doubt]
+    finding(f"kubernetes: {sum(told)} of {len(told)} predicted, {certain} without a tie")
+    assert told == [True] * 20
+    # All but the first of each kind are in the cache of one prefill worker.
+    assert certain >= 16
+
+
+def test_through_the_api_server_caches_are_said_to_be_out_of_reach(fleet: KubeFleet) -> None:
+    prompt = "epsilon " * 60
+    served = fleet.frontend.chat(prompt).placement.prefill
+
+    def overlaps(result: RouteResult) -> dict[int, int]:
+        assert result.prefill is not None
+        return {one.worker_id: one.overlap_blocks for one in result.prefill.candidates}
+
+    direct = route(fleet, prompt, "--reach", "direct")
+    assert served is not None
+    assert overlaps(direct)[served] > 0
+    assert max(n for worker, n in overlaps(direct).items() if worker != served) < max(
+        overlaps(direct).values()
+    )
+
+    forwarded = route(fleet, prompt, "--reach", "port-forward")
+    assert any(OUT_OF_REACH in doubt for doubt in forwarded.assumptions)
+    assert set(overlaps(forwarded).values()) == {0}
+    assert forwarded.winner.decode is not None
+    # The load of it comes from the frontend all the same.
+    assert forwarded.decode is not None
+    assert forwarded.decode.freshness is not None
+    assert forwarded.decode.freshness.load.source == "the /metrics of a frontend"
+    words = ("--explain", "--reach", "port-forward", "--model-path", str(TINY_MODEL))
+    screen = fleet.dynctl("route", prompt, *FROM_THERE, *words)
+    assert screen.code == 0
+    assert "out of reach from here" in screen.out
+    assert "no cache of these workers is known" in screen.out
+
+
+# -- operating -------------------------------------------------------------------------------------
+
+
+# Pods have an address that leads to them from here, as they have inside a cluster.
+@pytest.mark.parametrize("reach", ["direct", "port-forward"])
+def test_workers_and_domains_are_listed_by_the_names_of_pods(fleet: KubeFleet, reach: str) -> None:
+    there = (*FROM_THERE, "--reach", reach)
+    listed = fleet.dynctl("workers", "list", "-o", "json", *there)
+    rows = {row["name"]: row for row in json.loads(listed.out)["workers"]}
+    assert rows.keys() == fleet.workers.keys()
+    assert {name: (row["worker_id"], row["role"]) for name, row in rows.items()} == {
+        name: (pod.worker_id, pod.role) for name, pod in fleet.workers.items()
+    }
+    index = {rank["index"] for row in rows.values() if row["can_prefill"] for rank in row["ranks"]}
+    assert index == {"current" if reach == "direct" else "absent"}
+    assert (OUT_OF_REACH in listed.err) is (reach == "port-forward")
+    shown = fleet.dynctl("workers", "show", LONE, *there)
+    assert f"zone={B}" in shown.out
+    domains = fleet.dynctl("topology", "show", *there)
+    assert (listed.code, shown.code, domains.code) == (0, 0, 0)
+    table = [line.split()[:3] for line in domains.out.splitlines()]
+    assert table[1:] == [[A, "1", "2"], [B, "1", "1"]]
+
+
+def test_check_finds_nothing_wrong_over_the_same_way(fleet: KubeFleet) -> None:
+    done = fleet.dynctl("check", "-o", "json", *FROM_THERE)
+    parts = json.loads(done.out)["sections"]
+    found = {one["code"]: one for part in parts for one in part["checks"] if one["findings"]}
+    assert (done.code, found) == (0, {})
+    passed = {one["code"] for part in parts for one in part["checks"] if one["state"] == "pass"}
+    # Discovery, the workers' local indexers, and the frontend's workers against those registered.
+    assert {"DYR0101", "DYR0303", "DYR0407"} <= passed
+
+
+def test_thresholds_are_set_in_the_frontends_pod(fleet: KubeFleet) -> None:
+    there = (*FROM_THERE, "--reach", "port-forward")
+    done = fleet.dynctl("thresholds", "set", "--active-decode-blocks", "0.97", *there)
+    assert done.code == 0, done.err
+    assert fleet.frontend.thresholds()["active_decode_blocks_threshold"] == 0.97
+    read = fleet.dynctl("thresholds", "get", "-o", "json", *FROM_THERE, "--reach", "direct")
+    assert read.code == 0, read.err
+    assert "0.97" in read.out
