@@ -32,7 +32,7 @@ def judge(facts: CheckFacts, suppressed: Suppressions = NOTHING) -> Report:
     """The report on what was gathered, without what is suppressed."""
     sources = [facts.planes.title] if facts.planes is not None else []
     if facts.planes is not None and facts.planes.unreachable is None:
-        sources[0] += f", namespace {facts.planes.namespace or '*'}"
+        sources[0] += f", Dynamo namespace {facts.planes.namespace or '*'}"
     sources += [one.url for one in facts.frontends]
     return run(
         SECTIONS,

@@ -138,9 +138,16 @@ def worker_row(worker: Worker, ranks: list[RankRow], reason: str | None = None) 
         reason=reason,
         busy=bool(ranks) and all(rank.busy for rank in ranks),
         domains=dict(worker.domains),
-        routed_by="cache and load" if worker.kv_events else "load only",
+        routed_by=_routed_by(worker, ranks),
         ranks=ranks,
     )
+
+
+def _routed_by(worker: Worker, ranks: list[RankRow]) -> str:
+    if not worker.kv_events:
+        return "load only"
+    unknown = bool(ranks) and all(rank.index == "absent" for rank in ranks)
+    return "load only, its cache is not known" if unknown else "cache and load"
 
 
 def _age(now: float, at: float | None) -> float | None:
