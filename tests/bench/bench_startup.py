@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
@@ -28,31 +28,42 @@ PARSER = ("-c", "import typer")
 AIM = "0.67x"
 WORKERS = 64
 
-Sample = tuple[float, float]
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Milliseconds of one process; ``spoke``: it printed something."""
+
+    wall: float
+    cpu: float
+    spoke: bool = True
 
 
 def once(arguments: Sequence[str]) -> Sample:
-    """Milliseconds of one Python process: wall and CPU."""
+    """One Python process, from fork to exit."""
     started = time.perf_counter_ns()
-    process = subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    _, _, used = os.wait4(process.pid, 0)
-    wall = (time.perf_counter_ns() - started) / 1e6
-    process.returncode = 0
-    return wall, (used.ru_utime + used.ru_stime) * 1e3
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+        _, status, used = os.wait4(process.pid, 0)
+        wall = (time.perf_counter_ns() - started) / 1e6
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return Sample(wall, (used.ru_utime + used.ru_stime) * 1e3, bool(said))
 
 
-def paired(sides: Sequence[Sequence[str]], turns: int) -> list[Sample]:
-    """Medians of each side, run in turn ``turns`` times; a first turn is not counted."""
+def in_turn(sides: Sequence[Sequence[str]], turns: int) -> list[list[Sample]]:
+    """The samples of each side, run one after the other; a first turn is not counted."""
     taken: list[list[Sample]] = [[] for _ in sides]
     for _ in range(turns + 1):
         for side, samples in zip(sides, taken, strict=True):
             samples.append(once(side))
-    return [
-        (median(wall for wall, _ in samples[1:]), median(cpu for _, cpu in samples[1:]))
-        for samples in taken
-    ]
+    return [samples[1:] for samples in taken]
+
+
+def middle(samples: Sequence[Sample]) -> Sample:
+    """The median of each time."""
+    return Sample(median(one.wall for one in samples), median(one.cpu for one in samples))
 
 
 def help_rows(turns: int) -> list[Row]:
@@ -60,11 +71,12 @@ def help_rows(turns: int) -> list[Row]:
     rows: list[Row] = []
     pages = ("", "route", "serve frontend", "topology verify")
     for page in pages:
-        ours, peer = paired((("-m", "dynctl", *page.split(), "--help"), PARSER), turns)
+        sides = (("-m", "dynctl", *page.split(), "--help"), PARSER)
+        ours, peer = map(middle, in_turn(sides, turns))
         name = " ".join(("dynctl", *page.split(), "--help"))
         aim = AIM if not page else ""
-        rows.append(row(f"{name}, wall", "ms", ours[0], peer[0], aim))
-        rows.append(row(f"{name}, CPU", "ms", ours[1], peer[1], aim))
+        rows.append(row(f"{name}, wall", "ms", ours.wall, peer.wall, aim))
+        rows.append(row(f"{name}, CPU", "ms", ours.cpu, peer.cpu, aim))
     return rows
 
 
@@ -76,10 +88,12 @@ def completion_rows(turns: int) -> list[Row]:
         config.write_text(f"current = 'a'\n[contexts.a]\nfrontend = '{url}'\n", encoding="utf-8")
         os.environ["DYNCTL_CONFIG"] = str(config)
         for kind, what in (("context", "a context"), ("worker", f"one of {WORKERS} workers")):
-            (found,) = paired((("-m", "dynctl", "__complete", kind, ""),), turns)
+            (samples,) = in_turn((("-m", "dynctl", "__complete", kind, ""),), turns)
             limit = f"< {LIMIT_S * 1e3:.0f} ms"
-            rows.append(replace(row(f"TAB for {what}, wall", "ms", found[0]), aim=limit))
-            rows.append(row(f"TAB for {what}, CPU", "ms", found[1]))
+            answered = 100 * sum(one.spoke for one in samples) / len(samples)
+            rows.append(row(f"TAB for {what}, wall", "ms", middle(samples).wall, aim=limit))
+            rows.append(row(f"TAB for {what}, CPU", "ms", middle(samples).cpu))
+            rows.append(row(f"TAB for {what}, answered", "%", answered, aim="100 %"))
     return rows
 
 
