@@ -5,7 +5,8 @@ Any room's report is drawn here, so that every doctor of dynctl looks the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import groupby
 from typing import Final
 
 from dynctl.findings.catalogue import catalogue
@@ -13,7 +14,7 @@ from dynctl.findings.results import CheckResult, CodeList, CodePage, Report, Sec
 from dynctl.views.alike_findings import alike, one_by_one
 from dynctl.views.canvas import Canvas
 from dynctl.views.columns import Column
-from dynctl.views.numbers import middle, plural
+from dynctl.views.numbers import opening, plural
 from dynctl.views.table import table
 
 _MARKS: Final = {State.PASS: "pass", State.WARN: "WARN", State.FAIL: "FAIL", State.SKIP: "skip"}
@@ -61,7 +62,7 @@ def _section(section: Section, canvas: Canvas) -> Iterator[str]:
 
 
 def _passed(check: CheckResult, canvas: Canvas) -> Iterator[str]:
-    """One line; what was seen gives way where the terminal is narrow."""
+    """One line; what was seen gives way, from its end, where the terminal is narrow."""
     line = f"{_MARKS[check.state]} {check.code} {check.title}"
     room = len(check.message)
     if canvas.width is not None:
@@ -69,7 +70,7 @@ def _passed(check: CheckResult, canvas: Canvas) -> Iterator[str]:
     if not check.message or room < min(_SHORTEST, len(check.message)):
         yield from canvas.paragraph(line, first="", rest=_INDENT)
     else:
-        yield f"{line}: {middle(check.message, room)}"
+        yield f"{line}: {opening(check.message, room)}"
 
 
 def _skipped(section: Section, check: CheckResult, canvas: Canvas) -> list[str]:
@@ -82,9 +83,19 @@ def _skipped(section: Section, check: CheckResult, canvas: Canvas) -> list[str]:
     elif len(same) == len(section.checks):
         what = f"all {len(same)} checks"
     else:
-        what = ", ".join(one.code for one in same)
+        what = ", ".join(_runs([one.code for one in section.checks], {one.code for one in same}))
     reason = f"could not be read: {check.message}" if check.unread else check.message
     return canvas.paragraph(f"{_MARKS[check.state]} {what}: {reason}", first="", rest=_INDENT)
+
+
+def _runs(codes: Sequence[str], chosen: Set[str]) -> Iterator[str]:
+    """The chosen ones of ``codes``; three and more in a row as ``DYT0401..DYT0405``."""
+    for picked, run in groupby(codes, key=chosen.__contains__):
+        first, *rest = run
+        if picked and len(rest) > 1:
+            yield f"{first}..{rest[-1]}"
+        elif picked:
+            yield from (first, *rest)
 
 
 def _wrong(check: CheckResult, canvas: Canvas) -> Iterator[str]:
@@ -160,7 +171,7 @@ def code_list(result: CodeList, canvas: Canvas) -> str:
     columns: list[Column[CodePage]] = [
         Column("code", "CODE", lambda c: c.code, lambda c: c.code),
         Column("level", "LEVEL", lambda c: c.level, lambda c: c.level),
-        Column("section", "SECTION", lambda c: c.section, lambda c: c.section, rank=1),
+        Column("section", "SECTION", lambda c: c.section, lambda c: c.section, rank=1, wide=True),
         Column("title", "HOLDS WHEN", lambda c: c.title, lambda c: c.title, name=True),
     ]
     return table(columns, result.codes, canvas)

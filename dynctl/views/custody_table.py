@@ -15,7 +15,7 @@ from typing import Final
 from dynctl.custody.result import CellState, CustodyRow, VerifyReport
 from dynctl.views.canvas import Canvas
 from dynctl.views.check_table import checked, joined, sums, titled
-from dynctl.views.columns import Column, Fitted, fit, visible
+from dynctl.views.columns import GAP, Column, Fitted, fit, visible
 from dynctl.views.numbers import middle, plural
 
 _OK: Final = "ok"
@@ -34,7 +34,9 @@ _HEADINGS: Final = ("NODE", "LABEL", "FILE", "CARD", "TAINT", "ROUTER")
 _DIFFERENCE: Final = re.compile(r"(?<=\s)(!=\S+|\(none\))")
 _NARROWEST: Final = 6
 _NARROWEST_NAME: Final = 7
-_CODE: Final = len("DYT0404")
+_CODE: Final = len("DYT0404 +1")
+#: Links and codes with their gaps, as narrow as they get: values give way before names do.
+_CELLS_TAKE: Final = 6 * (_NARROWEST + GAP) + _CODE
 _NAMED_ALIKE: Final = 3
 _MOST_LINES: Final = 40
 _MOST_REASONS: Final = 4
@@ -139,9 +141,10 @@ def _columns(
     lines: Sequence[ChainLine], domain: str, canvas: Canvas
 ) -> Iterator[Column[ChainLine]]:
     """Cells are shortened where they must be: the findings above them have the values in full."""
+    longest = max((len(line.worker) for line in lines), default=0)
     yield Column(
         "worker", "WORKER", lambda r: r.worker, lambda r: r.worker,
-        name=True, shortest=_NARROWEST_NAME,
+        name=True, shortest=max(_NARROWEST_NAME, min(longest, canvas.screen_width - _CELLS_TAKE)),
     )  # fmt: skip
     if len({line.graph for line in lines if line.graph}) > 1:
         yield Column(
@@ -203,10 +206,10 @@ def _limited(lines: Sequence[ChainLine]) -> list[ChainLine]:
 
 
 def _without_graph(rows: Sequence[CustodyRow], lines: Sequence[ChainLine]) -> list[ChainLine]:
-    """Names without that of the graph where all workers are of one: the end tells them apart."""
-    graphs = {row.graph for row in rows}
-    start = graphs.pop().rpartition("/")[2] + "-" if len(graphs) == 1 else ""
-    if not start or not all(row.worker.startswith(start) for row in rows):
+    """Names without that of the graph where all graphs are called so: the end tells them apart."""
+    graphs = {row.graph.rpartition("/")[2] for row in rows}
+    start = f"{graphs.pop()}-" if len(graphs) == 1 else "-"
+    if start == "-" or not all(row.worker.startswith(start) for row in rows):
         return list(lines)
     return [replace(line, worker=_shorter(line.worker, start)) for line in lines]
 

@@ -1,4 +1,9 @@
-"""Numbers as people read them; raw values go to JSON."""
+"""Numbers as people read them, and texts where there is little room; raw values go to JSON."""
+
+from typing import Final
+
+_MORE: Final = " .."
+_BOUNDARIES: Final = (", ", "; ", " (")
 
 
 def blocks(value: float | None) -> str:
@@ -36,6 +41,19 @@ def age(seconds: float | None) -> str:
 def plural(number: int, noun: str) -> str:
     """``1 worker``, ``2,048 workers``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def opening(text: str, width: int) -> str:
+    """``text`` in at most ``width`` characters; what is left out is at its end, whole parts of it.
+
+    A sentence says what matters first. A single word, as a name, is shortened in the middle.
+    """
+    if len(text) <= width:
+        return text
+    kept = text[: max(0, width - len(_MORE)) + 1]
+    ends = [kept.rfind(boundary) for boundary in _BOUNDARIES]
+    end = max(ends) if max(ends) > 0 else kept.rfind(" ")
+    return text[:end].rstrip() + _MORE if end > 0 else middle(text, width)
 
 
 def middle(text: str, width: int) -> str:

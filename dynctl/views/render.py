@@ -6,9 +6,10 @@ is as wide as it needs to be, so that a pipe never sees a shortened name.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,6 +17,12 @@ from dynctl.errors import ReaderLeft, UsageProblem
 from dynctl.options import GlobalOptions, OutputFormat
 from dynctl.views import screens
 from dynctl.views.canvas import Canvas
+
+#: What could move a cursor, hide text or turn its direction, but for what Canvas itself writes.
+_UNSAFE: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]"
+    r"|\x1b(?!\[[012]m)"
+)
 
 
 def emit(
@@ -30,17 +37,22 @@ def emit(
     elif output is OutputFormat.YAML:
         text = yaml_text(result)
     elif output is OutputFormat.NAME:
-        text = "".join(name + "\n" for name in screens.names(result))
+        text = _shown("".join(name + "\n" for name in screens.names(result)))
     elif output is OutputFormat.JUNIT:
         text = _junit(result)
     else:
         draw = screen or screens.draw
-        text = draw(result, Canvas.of(options))
+        text = _shown(draw(result, Canvas.of(options)))
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise ReaderLeft from None
+
+
+def _shown(text: str) -> str:
+    """``text`` as a terminal may have it: it quotes files, cards and labels of strangers."""
+    return _UNSAFE.sub("?", text)
 
 
 def _junit(result: Any) -> str:

@@ -150,7 +150,7 @@ def test_no_line_is_wider_than_the_terminal_whatever_breaks(width: int, wide: bo
 
 def test_a_bold_mark_adds_weight_and_nothing_else():
     report = broken()
-    plain, coloured = drawn(report, Canvas(80)), drawn(report, Canvas(80, color=True))
+    plain, coloured = drawn(report, Canvas(90)), drawn(report, Canvas(90, color=True))
     assert "\x1b[1m!=us-east-1c\x1b[0m" in coloured
     assert "\x1b[1m(none)\x1b[0m" in coloured
     for code in ("\x1b[0m", "\x1b[1m", "\x1b[2m"):
