@@ -44,14 +44,14 @@ def show_topology(
     from dynctl.views.columns import sort_rows
     from dynctl.views.render import doubted, emit
     from dynctl.views.topology_tables import domain_columns, topology_rows_only
+    from dynctl.wire.control import setting_values
 
     wanted = Selector.parse(selector or "")
     source = connect(options)
     rows = source.workers(index=False)
     doubts = source.doubts
     workers = [row for row in rows if model in (None, row.model)]
-    told = source.config().get("settings", {})
-    settings = {name: item.get("value") for name, item in told.items()}
+    settings = setting_values(source.config())
     result = topology_show(source.title, workers, settings, domain=domain, counted=wanted.matches)
     if sort_by is not None:
         columns = domain_columns(result.rows, result.domain)

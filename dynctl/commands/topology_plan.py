@@ -172,9 +172,9 @@ def _fleet(
         raise UsageProblem("--over: a deployment tells where its workers are; leave it out")
     from dynctl.connect import connect
     from dynctl.topology.domain_capacity import topology_show
+    from dynctl.wire.control import setting_values
 
     seen = connect(options)
     workers = [row for row in seen.workers() if model in (None, row.model)]
-    told = seen.config().get("settings", {})
-    settings = {name: item.get("value") for name, item in told.items()}
+    settings = setting_values(seen.config())
     return fleet_of_workers(topology_show(seen.title, workers, settings, domain=domain), workers)

@@ -209,6 +209,15 @@ def config_document(
     return ConfigDocument(version, preset, rows, own)
 
 
+def setting_values(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Setting name -> value of what a source answers about its configuration: the list that a
+    frontend sends, or the mapping that a view holds. Rows that are neither are left out."""
+    told = document.get("settings", {})
+    if isinstance(told, list):
+        told = {row.get("name"): row for row in told if isinstance(row, dict)}
+    return {name: row.get("value") for name, row in told.items() if isinstance(row, dict)}
+
+
 def decode_decision_list(data: bytes) -> DecisionList:
     """Read the answer of ``GET /v1/decisions``; raises WireError."""
     try:
