@@ -1,0 +1,81 @@
+"""Whether a command printed what a page shows, where times and ports may differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+LEFT_OUT: Final = "..."
+_DURATION = re.compile(r"\d[\d,]*(\.\d+)?(?= (ms|s|min|h|d)\b)")
+_CLOCK = re.compile(r"\b\d\d:\d\d:\d\d(\.\d+)?")
+_LOCAL = re.compile(r"127\.0\.0\.1:\d{5}")
+
+
+def _plain(line: str) -> str:
+    line = _LOCAL.sub("127.0.0.1:PORT", _CLOCK.sub("CLOCK", _DURATION.sub("N", line)))
+    return " ".join(line.split())
+
+
+def difference(
+    shown: Sequence[str], printed: str, ports: Mapping[str, str] | None = None
+) -> str | None:
+    """None where ``shown`` is what was ``printed``, else what is not there.
+
+    ``ports``: real one -> the one of the page. Durations, times of day, ports of simulated
+    servers and the width of columns do not count.
+    """
+    for real, written in (ports or {}).items():
+        printed = re.sub(rf"\b{real}\b", written, printed)
+    lines = [_plain(line) for line in printed.rstrip("\n").splitlines()]
+    chunks = _chunks(shown)
+    place = 0
+    for number, chunk in enumerate(chunks):
+        anywhere = number > 0
+        found = _find(chunk, lines, place, anywhere)
+        if number == len(chunks) - 1 and number > 0 and chunk:
+            # What nothing is left out behind ends where the output ends.
+            end = len(lines) - len(chunk)
+            found = _find(chunk, lines, end, False) if end >= place else None
+        elif number == len(chunks) - 1 and chunk and found is not None:
+            found = found if found + len(chunk) == len(lines) else None
+        if found is None:
+            told = "\n".join(chunk)
+            return f"not printed, or not here:\n{told}\n\nprinted:\n{printed}"
+        place = found + len(chunk)
+    return None
+
+
+def exchange(text: str, names: Mapping[str, str]) -> str:
+    """``text`` with every whole word that is a key replaced by its value."""
+    words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w-])(?:{words})(?![\w-])", lambda found: names[found[0]], text)
+
+
+def _chunks(shown: Sequence[str]) -> list[list[str]]:
+    """Runs of lines between the dots; the first and the last may be empty."""
+    chunks: list[list[str]] = [[]]
+    for line in shown:
+        if line.strip() == LEFT_OUT:
+            chunks.append([])
+        else:
+            chunks[-1].append(_plain(line))
+    while chunks[-1] == [""]:
+        chunks[-1].pop()
+    return chunks
+
+
+def _find(chunk: Sequence[str], lines: Sequence[str], start: int, anywhere: bool) -> int | None:
+    starts: Iterable[int] = range(start, len(lines) - len(chunk) + 1) if anywhere else (start,)
+    for first in starts:
+        part = lines[first : first + len(chunk)]
+        if len(part) == len(chunk) and all(map(_same, chunk, part)):
+            return first
+    return None
+
+
+def _same(shown: str, printed: str) -> bool:
+    if LEFT_OUT not in shown:
+        return shown == printed
+    pattern = ".*".join(re.escape(part) for part in shown.split(LEFT_OUT))
+    return re.fullmatch(pattern, printed) is not None

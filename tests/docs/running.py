@@ -1,0 +1,221 @@
+"""Runs the commands of a scene as they are written; only ports are replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from dynctl.cli import run
+from tests.docs.pages import ROOT, Command, File
+
+FRONTEND_PORT: Final = "8000"
+_READY_S: Final = 30.0
+_QUOTED = re.compile(r"'[^']*'|\"[^\"`$]*\"")
+_NEEDS_SHELL = re.compile(r"[|&;<>()$`]")
+_PORT = re.compile(r"(?:127\.0\.0\.1:|localhost:|--port |--http-port )(\d{4})\b")
+
+
+class Session:
+    """A shell of one scene. ``environment`` is added to the process's own; ``directory`` is the
+    scene's alone, and where commands are run unless ``place`` says otherwise.
+
+    Programs that stay (``serve``, ``demo --keep``) run beside it until :meth:`close`.
+    """
+
+    def __init__(
+        self, directory: Path, environment: Mapping[str, str], *, place: Path | None = None
+    ) -> None:
+        self._directory = place or directory
+        self._environment = dict(environment)
+        self._ports: dict[str, str] = {}
+        self._running: list[tuple[subprocess.Popen[bytes], str]] = []
+        self._starting: list[str] = []
+        self._log = directory / "background.log"
+        self._environment["PATH"] = f"{_programs(directory)}{os.pathsep}{os.environ['PATH']}"
+        self._environment |= {"COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+
+    @property
+    def written_ports(self) -> dict[str, str]:
+        """Port in use -> the one of the page."""
+        return {real: written for written, real in self._ports.items()}
+
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, **self._environment}
+
+    def use_frontend(self, url: str) -> None:
+        """A frontend runs at ``url``, which pages write as port 8000."""
+        self._ports[FRONTEND_PORT] = url.rpartition(":")[2]
+        self._environment["DYNCTL_FRONTEND"] = url
+
+    def write(self, file: File) -> None:
+        text = self._with_ports(file.text)
+        (self._directory / file.name).write_text(text, encoding="utf-8")
+
+    def run(self, command: Command) -> tuple[int, str]:
+        """Exit code, and what it wrote on both outputs. A program that stays is started: 0."""
+        text = self._with_ports(command.text)
+        if self._exported(text):
+            return 0, ""
+        words = shlex.split(text, comments=True)
+        if _stays(words):
+            self._start(words)
+            return 0, ""
+        self._await_started()
+        if words[0] == "dynctl" and not _NEEDS_SHELL.search(_QUOTED.sub("", text)):
+            return self._here(words[1:])
+        return self._shell(text)
+
+    def close(self) -> None:
+        for process, _ in self._running:
+            process.terminate()
+        for process, _ in self._running:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _with_ports(self, text: str) -> str:
+        for port in _PORT.findall(text):
+            if port not in self._ports:
+                self._ports[port] = free_port(self._ports.values())
+        return re.sub(r"\b\d{4}\b", lambda found: self._ports.get(found[0], found[0]), text)
+
+    def _exported(self, text: str) -> bool:
+        if not text.startswith("export "):
+            return False
+        for word in shlex.split(text, comments=True)[1:]:
+            name, _, value = word.partition("=")
+            self._environment[name] = value
+        return True
+
+    def _here(self, arguments: list[str]) -> tuple[int, str]:
+        output = io.StringIO()
+        with (
+            contextlib.chdir(self._directory),
+            _environment(self.environ()),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+        ):
+            code = run(arguments)
+        return code, output.getvalue()
+
+    def _shell(self, text: str) -> tuple[int, str]:
+        done = subprocess.run(
+            ["/bin/bash", "-o", "pipefail", "-c", text],
+            cwd=self._directory,
+            env=self.environ(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout
+
+    def _start(self, words: list[str]) -> None:
+        if words[:3] != ["dynctl", "serve", "engine"]:
+            told = next((words[i + 1] for i, word in enumerate(words) if word == "--http-port"), "")
+            if not told:
+                told = self._ports.setdefault(FRONTEND_PORT, free_port(self._ports.values()))
+                self.use_frontend(f"http://127.0.0.1:{told}")
+                self._environment["DYN_HTTP_PORT"] = told
+            self._starting.append(f"http://127.0.0.1:{told}")
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                cwd=self._directory,
+                env=self.environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._running.append((process, shlex.join(words)))
+
+    def _await_started(self) -> None:
+        deadline = time.monotonic() + _READY_S
+        while self._starting:
+            if _ready(self._starting[0]):
+                self._starting.pop(0)
+                continue
+            ended = [text for process, text in self._running if process.poll() is not None]
+            assert not ended, f"{ended[0]} ended:\n{self._log.read_text()}"
+            assert time.monotonic() < deadline, self._log.read_text()
+            time.sleep(0.05)
+
+
+def free_port(taken: Iterable[str] = ()) -> str:
+    """A port of four digits, so that lines are as wide as those of the page."""
+    draw = random.Random()
+    for _ in range(1000):
+        port = draw.randrange(2000, 9999)
+        if str(port) in taken:
+            continue
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return str(port)
+        except OSError:
+            continue
+    raise AssertionError("no free port of four digits")
+
+
+def _stays(words: list[str]) -> bool:
+    return words[0] == "dynctl" and (words[1] == "serve" or "--keep" in words)
+
+
+def _ready(url: str) -> bool:
+    """Whether a frontend answers, and all the workers that it was told of do."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/workers") as answer:
+            workers = json.load(answer)["workers"]
+    except OSError:
+        return False
+    return bool(workers) and all(one["status"] == "ready" for one in workers)
+
+
+def _programs(directory: Path) -> Path:
+    """A directory with the programs that pages name, as this test has them."""
+    found = directory / ".programs"
+    found.mkdir()
+    # An environment that is older than pyproject.toml is not a test's to install anew.
+    make = f"exec {shutil.which('make')} -o pyproject.toml -o requirements.lock"
+    programs = {
+        "dynctl": f"exec {shlex.quote(sys.executable)} -m dynctl",
+        "python3": f"exec {shlex.quote(sys.executable)}",
+        "kubectl": f"exec {shlex.quote(str(Path(sysconfig.get_path('scripts'), 'kubectl')))}",
+        "make": f"unset MAKEFLAGS; {make}",
+    }
+    for name, program in programs.items():
+        script = found / name
+        script.write_text(f'#!/bin/sh\n{program} "$@"\n')
+        script.chmod(0o755)
+    return found
+
+
+@contextlib.contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
