@@ -82,16 +82,19 @@ __dynctl_command() {
             flags+=' --worker --selector -l --kind --load --limit --duration --no-headers --timeout --wait'
             ;;
         'thresholds')
-            subs='get set'
+            subs='get set watch'
             flags+=' --timeout --wait'
             ;;
         'thresholds get')
-            flags+=' --timeout --wait'
+            flags+=' --workers --ask --timeout --wait'
             arguments=('live:model')
             ;;
         'thresholds set')
-            flags+=' --active-decode-blocks --active-decode-blocks-threshold --active-prefill-tokens --active-prefill-tokens-threshold --active-prefill-tokens-frac --active-prefill-tokens-threshold-frac --dry-run --timeout --wait'
+            flags+=' --active-decode-blocks --active-decode-blocks-threshold --active-prefill-tokens --active-prefill-tokens-threshold --active-prefill-tokens-frac --active-prefill-tokens-threshold-frac --dry-run --partial --wait --timeout'
             arguments=('live:model')
+            ;;
+        'thresholds watch')
+            flags+=' --rate --limit --duration --timeout --wait'
             ;;
         'config')
             subs='show'

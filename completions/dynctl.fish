@@ -49,7 +49,8 @@ function __dynctl_commands
         case 'thresholds'
             printf '%s\n' \
                 'get'\t'Show the busy thresholds in force' \
-                'set'\t'Set busy thresholds'
+                'set'\t'Set busy thresholds' \
+                'watch'\t'Show what changes of them'
         case 'config'
             printf '%s\n' \
                 'show'\t'Show every router setting and where it came from'
@@ -510,6 +511,8 @@ function __dynctl_flags
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'thresholds get'
             printf '%s\n' \
+                '--workers'\t'Show how each rank stands too: signal, limit, latch, age, effect ..' \
+                '--ask'\t'Ask Dynamo frontends by a dry run a worker whether they refuse it now' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'thresholds set'
@@ -521,6 +524,14 @@ function __dynctl_flags
                 '--active-prefill-tokens-frac'\t'Busy above this multiple of max_num_batched_tokens' \
                 '--active-prefill-tokens-threshold-frac'\t'Busy above this multiple of max_num_batched_tokens' \
                 '--dry-run'\t'Only say which ranks would change' \
+                '--partial'\t'Keep what could be set where a replica fails, instead of none' \
+                '--wait'\t'Until every replica acts on it and does not only store it, at most ..' \
+                '--timeout'\t'Give up after this long'
+        case 'thresholds watch'
+            printf '%s\n' \
+                '--rate'\t'How often to look' \
+                '--limit'\t'End after N lines' \
+                '--duration'\t'End after this long' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'config'

@@ -40,6 +40,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("events tail", "events:tail_events", "Show KV events as they come; gaps are marked."),
     ("thresholds get", "thresholds:get_thresholds", "Show the busy thresholds in force."),
     ("thresholds set", "thresholds:set_thresholds", "Set busy thresholds; --dry-run tries them."),
+    ("thresholds watch", "thresholds_watch:watch_thresholds", "Show what changes of them."),
     ("config show", "config:show_config", "Show every router setting and where it came from."),
     ("context list", "context:list_contexts", "List the contexts; * marks the current one."),
     ("context use", "context:use_context", "Make a context the current one."),

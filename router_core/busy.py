@@ -38,6 +38,13 @@ THRESHOLD_SETTINGS = {
     "active_prefill_tokens_threshold_frac": "active_prefill_tokens_threshold_frac",
 }
 
+# The signals: what this router counts by itself, and what a worker reports.
+BOOKED_BLOCKS = "active decode blocks booked here"
+REPORTED_BLOCKS = "active decode blocks reported"
+REPORTED_USED = "used KV blocks reported"
+BOOKED_TOKENS = "active prefill tokens"
+REPORTED_TOKENS = "active prefill tokens reported"
+
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
@@ -92,6 +99,29 @@ class BusyReason:
                 f" ({_number(self.limit)})"
             )
         return f"{self.value:,} {self.signal} > {_number(self.limit)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SignalStanding:
+    """One signal of a rank against one threshold.
+
+    ``value`` None: never told. ``limit`` None: it cannot be worked out, so nothing is above it.
+    """
+
+    threshold: str
+    signal: str
+    value: int | None
+    limit: float | None
+    setting: float
+
+    @property
+    def over(self) -> bool:
+        return self.value is not None and self.limit is not None and self.value > self.limit
+
+    @property
+    def reported(self) -> bool:
+        """Whether the worker tells it; otherwise this router counts it by itself."""
+        return self.signal not in (BOOKED_BLOCKS, BOOKED_TOKENS)
 
 
 @dataclass(slots=True)
@@ -183,20 +213,26 @@ class BusyTracker:
 
     def reasons(self, slot: int) -> tuple[BusyReason, ...]:
         """Every threshold that the rank exceeds now; empty for a calm rank."""
+        return tuple(
+            BusyReason(one.threshold, one.signal, one.value, one.limit, one.setting)
+            for one in self.standings(slot)
+            if one.value is not None and one.limit is not None and one.value > one.limit
+        )
+
+    def standings(self, slot: int) -> tuple[SignalStanding, ...]:
+        """Every signal of a rank against every threshold in force, whether over it or not."""
         worker = self._registry.worker(slot)
         thresholds, config = self.thresholds(worker.model), worker.runtime_config
         found = []
         fraction = thresholds.active_decode_blocks_threshold
-        if fraction is not None and config.total_kv_blocks:
-            limit = fraction * config.total_kv_blocks
+        if fraction is not None:
+            limit = fraction * config.total_kv_blocks if config.total_kv_blocks else None
             for signal, value in self._decode_signals(slot):
-                if value is not None and value > limit:
-                    name = "active_decode_blocks_threshold"
-                    found.append(BusyReason(name, signal, value, limit, fraction))
-        for name, setting, limit in _prefill_limits(thresholds, config):
+                name = "active_decode_blocks_threshold"
+                found.append(SignalStanding(name, signal, value, limit, fraction))
+        for name, setting, most in _prefill_limits(thresholds, config):
             for signal, value in self._prefill_signals(slot):
-                if value is not None and value > limit:
-                    found.append(BusyReason(name, signal, value, limit, setting))
+                found.append(SignalStanding(name, signal, value, most, setting))
         return tuple(found)
 
     def dump(self) -> dict[str, Any]:
@@ -238,15 +274,15 @@ class BusyTracker:
     def _decode_signals(self, slot: int) -> tuple[tuple[str, int | None], ...]:
         row = self.reported[slot]
         return (
-            ("active decode blocks booked here", self._load.decode_blocks[slot]),
-            ("active decode blocks reported", row.active_decode_blocks),
-            ("used KV blocks reported", row.kv_used_blocks),
+            (BOOKED_BLOCKS, self._load.decode_blocks[slot]),
+            (REPORTED_BLOCKS, row.active_decode_blocks),
+            (REPORTED_USED, row.kv_used_blocks),
         )
 
     def _prefill_signals(self, slot: int) -> tuple[tuple[str, int | None], ...]:
         return (
-            ("active prefill tokens", self._load.prefill_tokens[slot]),
-            ("active prefill tokens reported", self.reported[slot].active_prefill_tokens),
+            (BOOKED_TOKENS, self._load.prefill_tokens[slot]),
+            (REPORTED_TOKENS, self.reported[slot].active_prefill_tokens),
         )
 
 

@@ -18,7 +18,10 @@ from dynctl.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.options import GlobalOptions
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from dynctl.connect.query import RouteQuery
+    from dynctl.connect.threshold_replicas import Replica
     from dynctl.wire.route_result import RouteResult
     from dynctl.wire.worker_rows import WorkerRow
 
@@ -61,6 +64,10 @@ class Source(Protocol):
     def set_thresholds(
         self, model: str, values: Mapping[str, float | int | None]
     ) -> dict[str, float | int | None]: ...
+
+    def replicas(self) -> AbstractContextManager[list[Replica]]:
+        """The processes that hold busy thresholds, reachable while the context is open."""
+        ...
 
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]: ...
 

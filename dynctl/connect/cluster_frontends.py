@@ -34,12 +34,13 @@ _DIRECT_S: Final = 1.0
 class Reached:
     """``direct``: at the pods' own addresses, so that workers can be spoken to as well.
 
-    ``refused``: why the frontends are not known.
+    ``names``: the pods that ``urls`` lead to. ``refused``: why the frontends are not known.
     """
 
     urls: list[str]
     direct: bool
     refused: str = ""
+    names: tuple[str, ...] = ()
 
 
 def reach_of(name: str) -> Reach:
@@ -100,16 +101,17 @@ def reached(cluster: Cluster, pods: Sequence[Pod], reach: Reach) -> Iterator[Rea
 
     The first pod decides for all of them which way ``auto`` takes.
     """
+    names = tuple(f"{one.name}.{one.namespace}" for one in pods)
     with ExitStack() as open_ways:
         direct = reach == "direct" or (reach == "auto" and bool(pods) and _answers(pods[0]))
         if direct:
-            yield Reached([_address(one) for one in pods], direct=True)
+            yield Reached([_address(one) for one in pods], direct=True, names=names)
             return
         ways = (
             open_ways.enter_context(cluster.forward(one.namespace, one.name, frontend_port(one)))
             for one in pods
         )
-        yield Reached([f"http://{way}" for way in ways], direct=False)
+        yield Reached([f"http://{way}" for way in ways], direct=False, names=names)
 
 
 def _address(pod: Pod) -> str:

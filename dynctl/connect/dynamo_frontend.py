@@ -26,10 +26,10 @@ Values = dict[str, float | int | None]
 
 #: What to set instead of switching a threshold off: nothing is above it. Comparisons are strict,
 #: and the prefill limits are far beyond what a rank can hold.
-_NEVER_BUSY: Final = {
-    "active_decode_blocks_threshold": "1.0",
-    "active_prefill_tokens_threshold": "1000000000000",
-    "active_prefill_tokens_threshold_frac": "1000000",
+NEVER_BUSY: Final[dict[str, float | int]] = {
+    "active_decode_blocks_threshold": 1.0,
+    "active_prefill_tokens_threshold": 1_000_000_000_000,
+    "active_prefill_tokens_threshold_frac": 1_000_000,
 }
 
 
@@ -173,23 +173,11 @@ class DynamoFrontend:
         and has no way to switch one off. Raising a threshold does not free a worker at once:
         Dynamo judges a rank again when it reports a new value.
         """
-        unknown = sorted(set(values) - set(THRESHOLD_SETTINGS))
-        if unknown:
-            # Dynamo would answer 200 and do nothing.
-            raise UsageProblem(
-                f"{unknown[0]}: no such threshold; expected {', '.join(THRESHOLD_SETTINGS)}"
-            )
+        _refuse_unknown(values)
         present = self.thresholds()
         if model not in present:
             self._no_model(model, list(present))
-        for name, value in values.items():
-            if value is None and present[model][name] is not None:
-                raise UsageProblem(
-                    f"{model}: {name} is {present[model][name]:g} on {self.url}, and a Dynamo "
-                    "frontend cannot switch a threshold off while it runs",
-                    f"set it so high that no rank is above it: {_NEVER_BUSY[name]}\n"
-                    "or restart the frontend without it",
-                )
+        self.refuse(model, present[model], values)
         asked = {name: value for name, value in values.items() if value is not None}
         if not asked:
             return present[model]
@@ -200,18 +188,37 @@ class DynamoFrontend:
             self._strange("/busy_threshold", f"{kept} is {after[kept]} after setting {asked[kept]}")
         return after
 
-    # -- a live request --------------------------------------------------------------------
+    def refuse(self, model: str, present: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Raises UsageProblem where ``values`` cannot be set over ``present``."""
+        _refuse_unknown(values)
+        for name, value in values.items():
+            if value is None and present[name] is not None:
+                raise UsageProblem(
+                    f"{model}: {name} is {present[name]:g} on {self.url}, and a Dynamo "
+                    "frontend cannot switch a threshold off while it runs",
+                    f"set it so high that no rank is above it: {NEVER_BUSY[name]}\n"
+                    "or restart the frontend without it",
+                )
 
-    def chat(self, model: str, message: str) -> tuple[int, dict[str, Any]]:
+    def nearest(self, values: Mapping[str, float | int | None]) -> Values:
+        """``values`` as far as they can be had back: what nothing is above stands for off."""
+        return {k: NEVER_BUSY[k] if value is None else value for k, value in values.items()}
+
+    # -- a request -------------------------------------------------------------------------
+
+    def chat(
+        self, model: str, message: str, nvext: Mapping[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any]]:
         """Really send a chat of one answer token; status and document, whatever they are.
 
-        ``nvext.worker_id`` of a 200 names the workers that served it.
+        ``nvext`` is Dynamo's extension of the request. That of a 200 names the workers that served
+        it in ``worker_id``.
         """
         body = {
             "model": model,
             "messages": [{"role": "user", "content": message}],
             "max_tokens": 1,
-            "nvext": {"extra_fields": ["worker_id"]},
+            "nvext": {"extra_fields": ["worker_id"], **(nvext or {})},
         }
         response = self._exchange("POST", "/v1/chat/completions", body)
         return response.status_code, _document(response)
@@ -359,6 +366,15 @@ _Json = TypeVar("_Json", bound=msgspec.Struct)
 
 def _values(row: _ThresholdRowJson) -> Values:
     return {name: getattr(row, name) for name in THRESHOLD_SETTINGS}
+
+
+def _refuse_unknown(values: Mapping[str, Any]) -> None:
+    """Dynamo would answer 200 and do nothing. Raises UsageProblem."""
+    unknown = sorted(set(values) - set(THRESHOLD_SETTINGS))
+    if unknown:
+        raise UsageProblem(
+            f"{unknown[0]}: no such threshold; expected {', '.join(THRESHOLD_SETTINGS)}"
+        )
 
 
 def _document(response: httpx.Response) -> dict[str, Any]:

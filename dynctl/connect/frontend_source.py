@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -17,6 +18,9 @@ from dynctl.wire.errors import WireError
 from dynctl.wire.route_result import RouteResult, decode_route_result
 from dynctl.wire.worker_rows import WorkerRow, decode_worker_rows
 
+if TYPE_CHECKING:
+    from dynctl.connect.threshold_replicas import Replica
+
 #: An answer larger than this is not one of ours.
 MAX_ANSWER_BYTES = 512 * 1024 * 1024
 _CONNECT_TIMEOUT = 5.0
@@ -29,7 +33,7 @@ class FrontendSource:
         self.url = _checked(url)
         self.title = f"frontend {self.url}"
         self.doubts: tuple[str, ...] = ()
-        self._timeout = timeout
+        self.timeout = timeout
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     # -- what a Source answers -------------------------------------------------------------
@@ -91,6 +95,20 @@ class FrontendSource:
             body["clear"] = unset
         return _thresholds(self._json(self._send("POST", "/busy_threshold", body)))
 
+    def refuse(self, model: str, present: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Ours takes whatever is within bounds, and the person's values are checked before."""
+
+    def nearest(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
+        """Off can be had back here: ``values`` as they are."""
+        return dict(values)
+
+    @contextmanager
+    def replicas(self) -> Iterator[list[Replica]]:
+        """This frontend, whoever's it is."""
+        from dynctl.connect.dynamo_replicas import replica_at
+
+        yield [replica_at(self)]
+
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         from dynctl.connect.judging import judged_rows
 
@@ -142,7 +160,7 @@ class FrontendSource:
         answers: tuple[int, ...] = (200, 201),
     ) -> httpx.Response:
         try:
-            response = self._request(method, path, body, self._timeout)
+            response = self._request(method, path, body, self.timeout)
         except httpx.ConnectTimeout:
             raise Unreachable(
                 f"{self.url} did not accept a connection within {_CONNECT_TIMEOUT:g} s",
@@ -150,8 +168,8 @@ class FrontendSource:
             ) from None
         except httpx.TimeoutException:
             raise TimedOut(
-                f"{self.url}{path} did not answer within {self._timeout:g} s",
-                f"try a longer one: --timeout {self._timeout * 3:g}",
+                f"{self.url}{path} did not answer within {self.timeout:g} s",
+                f"try a longer one: --timeout {self.timeout * 3:g}",
             ) from None
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__

@@ -18,6 +18,8 @@ from typing import Any, Final, Literal
 
 from dynctl.connect.cluster_frontends import OUT_OF_REACH, cluster_ways
 from dynctl.connect.dynamo_frontend import DynamoFrontend
+from dynctl.connect.dynamo_replicas import dynamo_replica
+from dynctl.connect.followed_workers import FollowedWorkers
 from dynctl.connect.live_state import (
     MOST_NAMED,
     Thresholds,
@@ -28,6 +30,7 @@ from dynctl.connect.live_state import (
 from dynctl.connect.planes import Planes, backend, namespace, open_planes
 from dynctl.connect.query import RouteQuery, choose_model
 from dynctl.connect.replicas import set_on_all
+from dynctl.connect.threshold_replicas import Replica
 from dynctl.connect.view_source import ViewSource
 from dynctl.errors import Unreachable, UsageProblem
 from dynctl.observing.deployment import Deployment, ProblemCode
@@ -85,11 +88,36 @@ class PlanesSource:
         """Set on every frontend that was named; thresholds live in those processes."""
         with self._reached() as found:
             if not found.frontends:
-                raise UsageProblem(
-                    "busy thresholds live in the frontends, and none was named",
-                    "name every replica: --frontend http://HOST:8000",
-                )
+                raise _no_frontend()
             return set_on_all(found.frontends, model, values)
+
+    @contextlib.contextmanager
+    def replicas(self) -> Iterator[list[Replica]]:
+        """The frontends that were named, or the cluster's, and what the cards advertise where there
+        is none; each with the workers as it counts their load."""
+        with self._reached() as found:
+            followed = FollowedWorkers(
+                lambda: open_planes(self._options),
+                namespace=namespace(self._options),
+                follow=found.workers,
+                timeout=self._options.timeout,
+            )
+            with followed:
+                self.doubts = found.unknown()
+                if found.frontends:
+                    yield self._replicas_of(found, followed)
+                else:
+                    cards = _Advertised(self, followed)
+                    yield [Replica("no frontend was named", cards, followed.rows, cards)]
+
+    def _replicas_of(
+        self, found: _Reached, followed: FollowedWorkers | None = None
+    ) -> list[Replica]:
+        names = found.names or [one.url for one in found.frontends]
+        return [
+            dynamo_replica(name, one, followed)
+            for name, one in zip(names, found.frontends, strict=True)
+        ]
 
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         return self._view(index=False).judged(model, values)
@@ -131,7 +159,7 @@ class PlanesSource:
             return
         with cluster_ways(self._options) as ways:
             fronts = [DynamoFrontend(url, self._options.timeout) for url in ways.urls]
-            yield _Reached(fronts, ways.direct, ways.refused)
+            yield _Reached(fronts, ways.direct, ways.refused, ways.names)
 
     async def _observe(
         self,
@@ -230,18 +258,56 @@ class PlanesSource:
 class _Reached:
     """Frontends that can be asked, and whether workers can be spoken to from here.
 
-    ``refused``: why the frontends of a cluster are not known.
+    ``refused``: why the frontends of a cluster are not known. ``names``: their pods.
     """
 
     frontends: list[DynamoFrontend]
     workers: bool = True
     refused: str = ""
+    names: tuple[str, ...] = ()
+
+    def unknown(self) -> tuple[str, ...]:
+        """Why the frontends are not known, where they should be."""
+        return (f"the cluster's frontends are not known: {self.refused}",) if self.refused else ()
 
     def doubts(self) -> list[str]:
-        said = [f"the cluster's frontends are not known: {self.refused}"] if self.refused else []
+        said = [*self.unknown()]
         if not self.workers:
             said.append(f"what workers cached is {OUT_OF_REACH}: answered from load and topology")
         return said
+
+
+class _Advertised:
+    """Thresholds as the workers' cards advertise them, where no frontend was named: to be read."""
+
+    def __init__(self, source: PlanesSource, followed: FollowedWorkers) -> None:
+        self._source = source
+        self._followed = followed
+
+    def thresholds(self) -> dict[str, Thresholds]:
+        return self._source.thresholds()
+
+    def refuse(self, model: str, present: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        raise _no_frontend()
+
+    def set_thresholds(self, model: str, values: Mapping[str, float | int | None]) -> Thresholds:
+        raise _no_frontend()
+
+    def nearest(self, values: Mapping[str, float | int | None]) -> Thresholds:
+        return dict(values)
+
+    def refuses_worker(self, model: str, worker_id: int, dp_rank: int | None) -> bool | None:
+        return None
+
+    def unheard(self) -> str:
+        return self._followed.unheard
+
+
+def _no_frontend() -> UsageProblem:
+    return UsageProblem(
+        "busy thresholds live in the frontends, and none was named",
+        "name every replica: --frontend http://HOST:8000",
+    )
 
 
 def _ask_frontends(frontends: list[DynamoFrontend]) -> _Told:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
+from dynctl.connect.dynamo_replicas import replica_at
 from dynctl.connect.frontend_source import FrontendSource
 from dynctl.connect.query import RouteQuery
+from dynctl.connect.threshold_replicas import (
+    HoldsThresholds,
+    Replica,
+    Values,
+    at_once,
+    failure,
+    set_everywhere,
+)
 from dynctl.errors import Unreachable, UsageProblem
 from dynctl.wire.route_result import RouteResult
 from dynctl.wire.worker_rows import WorkerRow
@@ -14,32 +24,25 @@ from dynctl.wire.worker_rows import WorkerRow
 Answer = TypeVar("Answer")
 
 
-Values = Mapping[str, float | int | None]
+class Frontend(HoldsThresholds, Protocol):
+    """A frontend that can be named."""
 
-
-class HoldsThresholds(Protocol):
-    """A frontend whose busy thresholds can be set: ours or Dynamo's."""
-
-    def set_thresholds(self, model: str, values: Values) -> dict[str, float | int | None]: ...
+    @property
+    def url(self) -> str: ...
 
 
 def set_on_all(
-    frontends: Sequence[HoldsThresholds], model: str, values: Values
+    frontends: Sequence[Frontend], model: str, values: Values
 ) -> dict[str, float | int | None]:
-    """Set on every replica; one that cannot be reached is an error after the others are set."""
-    failed, after = [], None
-    for frontend in frontends:
-        try:
-            after = frontend.set_thresholds(model, values)
-        except Unreachable as error:
-            failed.append(error.message)
-    if failed or after is None:
-        raise Unreachable(
-            f"thresholds were set on {len(frontends) - len(failed)} of "
-            f"{len(frontends)} frontends: {'; '.join(failed)}",
-            "run the same command again once all of them answer",
-        )
-    return after
+    """Set on every frontend, or on none of them; returns what is in force on the first.
+
+    Raises DynctlError.
+    """
+    replicas = [Replica(one.url, one) for one in frontends]
+    result = set_everywhere(replicas, model, values)
+    if not result.ok:
+        raise failure(result, partial=False)
+    return dict(result.outcomes[0].after or {})
 
 
 class Replicas:
@@ -66,6 +69,11 @@ class Replicas:
         self, model: str, values: Mapping[str, float | int | None]
     ) -> dict[str, float | int | None]:
         return set_on_all(self.sources, model, values)
+
+    @contextmanager
+    def replicas(self) -> Iterator[list[Replica]]:
+        """Each of them, whoever's it is."""
+        yield at_once(replica_at, self.sources)
 
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         return self._first(lambda source: source.judged(model, values))

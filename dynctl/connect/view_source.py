@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from dynctl.connect.query import RouteQuery, choose_model
+from dynctl.connect.threshold_replicas import Replica
 from dynctl.connect.what_if import what_if
 from dynctl.errors import UsageProblem
 from dynctl.naming import resolve_worker
@@ -93,6 +95,17 @@ class ViewSource:
             f"{self.title} is a saved view and cannot be changed",
             "--dry-run shows what the thresholds would do; --frontend URL sets them live",
         )
+
+    def refuse(self, model: str, present: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Trying out is what a view is for; :meth:`set_thresholds` refuses."""
+
+    def nearest(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
+        return dict(values)
+
+    @contextmanager
+    def replicas(self) -> Iterator[list[Replica]]:
+        """The view itself, which holds what one frontend held."""
+        yield [Replica(self.title, self, self.workers)]
 
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         """The workers as they would be under other thresholds; the view itself stays."""

@@ -19,6 +19,7 @@ from dynctl.views import (
     plan_tables,
     story,
     tables,
+    threshold_tables,
     topology_tables,
     worker_tables,
 )
@@ -42,7 +43,7 @@ _SCREENS: dict[type, Any] = {
     TopologyShow: topology_tables.topology_show,
     TopologyPlan: plan_tables.topology_plan,
     TopologyValue: tables.topology_value,
-    ThresholdList: tables.threshold_list,
+    ThresholdList: threshold_tables.threshold_list,
     ThresholdChange: tables.threshold_change,
     ConfigReport: tables.config_report,
     ContextList: context_tables.context_list,
@@ -108,7 +109,7 @@ def names(result: Any) -> list[str]:
     if isinstance(result, TopologyValue):
         return [result.value]
     if isinstance(result, ThresholdList):
-        return [one.model for one in result.thresholds]
+        return sorted({one.model for one in result.thresholds if one.model is not None})
     if isinstance(result, ThresholdChange):
         return [result.after.model]
     if isinstance(result, ConfigReport):

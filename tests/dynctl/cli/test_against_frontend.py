@@ -185,10 +185,10 @@ def test_a_missing_token_is_said(dynctl, frontend):
     assert dynctl("route", PROMPT, "--frontend", frontend, "--token", TOKEN).code == 0
 
 
-def test_replicas_are_asked_in_turn_and_all_set(asks, frontend):
+def test_replicas_are_asked_in_turn_and_all_set_or_none(asks, frontend):
     dead = "http://127.0.0.1:1"
     both = ["--frontend", dead, "--frontend", frontend]
     assert asks("workers", "list", "-o", "name", *both).out.split() == ["prefill-a0", "decode-a0"]
     ran = asks("thresholds", "set", "--active-prefill-tokens", "none", *both)
     assert ran.code == 3
-    assert "thresholds were set on 1 of 2 frontends" in ran.err
+    assert "thresholds were set on 0 of 2 frontends, nothing is changed" in ran.err

@@ -88,10 +88,13 @@ def test_thresholds_get(dynctl, view_file):
     document = dynctl("thresholds", "get", "--view", view_file, "-o", "json").json
     assert document["thresholds"] == [
         {
+            "replica": "view view.json",
             "model": "tiny",
             "active_decode_blocks_threshold": None,
             "active_prefill_tokens_threshold": 10_000,
             "active_prefill_tokens_threshold_frac": None,
+            "differs": [],
+            "problem": "",
         }
     ]
     assert "10,000" in dynctl("thresholds", "get", "tiny", "--view", view_file).out

@@ -1,0 +1,68 @@
+"""`dynctl thresholds` against the real thing: replicas, latches, and whether thresholds act."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from tests.dynamo.fleet import DynamoFleet, aggregated
+
+DECODE = "active_decode_blocks_threshold"
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def thresholds(fleet: DynamoFleet, *arguments: str, planes: bool = True) -> Ran:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN", "ETCD", "NATS"))}
+    urls = [word for one in fleet.frontends for word in ("--frontend", one.url)]
+    done = subprocess.run(
+        [sys.executable, "-m", "dynctl", "thresholds", *arguments, "-o", "json", *urls],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=clean | ({"DYN_FILE_KV": str(fleet.file_kv)} if planes else {}),
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def test_replicas_of_a_live_dynamo_are_compared_set_and_waited_for() -> None:
+    with DynamoFleet(aggregated(2, kind="held"), frontends=((), ()), blocks=100) as fleet:
+        first, second = fleet.frontends
+        first.thresholds(active_decode_blocks_threshold=0.9)
+        apart = thresholds(fleet, "get")
+        assert (apart.code, apart.json["agree"]) == (1, False), apart.err
+
+        done = thresholds(fleet, "set", "--active-decode-blocks", "0.5", "--wait", "10s")
+        assert (done.code, done.json["waited"]["acts"]) == (0, True), done.err
+        assert [one.thresholds()[DECODE] for one in (first, second)] == [0.5, 0.5]
+
+        # Over the limit when it reports: refused by both until it reports again.
+        worker = fleet.workers["worker-0"]
+        worker.held.report_load(60, 60)
+
+        def refused() -> bool:
+            rows = thresholds(fleet, "get", "--ask", planes=False).json["signals"]
+            busy = {(row["replica"], row["worker"]) for row in rows if row["busy"]}
+            return busy == {(one.url, f"{worker.instance_id:x}") for one in (first, second)}
+
+        fleet.wait_until(refused, "both frontends to refuse the worker that is over")
+
+        stuck = thresholds(fleet, "set", "--active-decode-blocks", "0.95", "--wait", "500ms")
+        assert stuck.code == 4
+        assert "still refused; Dynamo frees it when it reports again" in stuck.err
+        worker.held.report_load(61, 61)
+        freed = thresholds(fleet, "set", "--active-decode-blocks", "0.95", "--wait", "10s")
+        assert (freed.code, freed.json["waited"]["pending"]) == (0, []), freed.err

@@ -1,0 +1,477 @@
+"""`dynctl thresholds get`, `set` and `watch` over several frontends, ours and Dynamo's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.dynctl.cli.threshold_fleets import A, B, DynamoStandIn, Replica, Replicas
+from tests.kube import crds, deployment
+from tests.kube.api_server import ApiServer
+from tests.kube.objects.discovery import MODEL
+
+DECODE = "active_decode_blocks_threshold"
+TOKENS = "active_prefill_tokens_threshold"
+DEAD = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def fleet() -> Iterator[Replicas]:
+    with Replicas() as replicas:
+        yield replicas
+
+
+@pytest.fixture
+def two(fleet: Replicas) -> tuple[Replica, Replica]:
+    return fleet.add(), fleet.add()
+
+
+@pytest.fixture
+def dynamo() -> Iterator[DynamoStandIn]:
+    with DynamoStandIn() as server:
+        yield server
+
+
+def named(*replicas: Replica | DynamoStandIn | str) -> list[str]:
+    urls = [one if isinstance(one, str) else one.url for one in replicas]
+    return [word for url in urls for word in ("--frontend", url)]
+
+
+def set_directly(replica: Replica, **values: float | None) -> None:
+    from router_core.changes import ThresholdsSet
+
+    replica.apply(ThresholdsSet("tiny", values))
+
+
+# -- get -------------------------------------------------------------------------------------------
+
+
+def test_get_has_a_row_a_replica_and_they_agree(dynctl, two):
+    for one in two:
+        set_directly(one, **{DECODE: 0.5})
+    ran = dynctl("thresholds", "get", *named(*two), "-o", "json")
+    assert (ran.code, ran.json["agree"], ran.json["signals"]) == (0, True, None)
+    rows = [(row["replica"], row["model"], row[DECODE]) for row in ran.json["thresholds"]]
+    assert rows == [(one.url, "tiny", 0.5) for one in two]
+    assert all(row["differs"] == [] for row in ran.json["thresholds"])
+
+
+def test_replicas_that_disagree_are_marked_and_exit_1(dynctl, fleet):
+    three = [fleet.add() for _ in range(3)]
+    for one in three:
+        set_directly(one, **{TOKENS: 500})
+    set_directly(three[1], **{TOKENS: 700})
+    ran = dynctl("thresholds", "get", *named(*three))
+    assert ran.code == 1
+    lines = ran.out.splitlines()
+    assert [("!= 700" in line, "500" in line) for line in lines[1:4]] == [
+        (False, True),
+        (True, False),
+        (False, True),
+    ]
+    assert "the replicas do not agree" in ran.out
+    rows = dynctl("thresholds", "get", *named(*three), "-o", "json").json["thresholds"]
+    assert [row["differs"] for row in rows] == [[], [TOKENS], []]
+
+
+def test_a_replica_that_lacks_the_model_disagrees(dynctl, fleet):
+    serves, lacks = fleet.add(), fleet.add(workers=())
+    ran = dynctl("thresholds", "get", *named(serves, lacks))
+    assert (ran.code, "it does not serve the model" in ran.out) == (1, True)
+
+
+def test_a_replica_that_does_not_answer_is_a_row_and_exit_3(dynctl, fleet):
+    one = fleet.add()
+    ran = dynctl("thresholds", "get", *named(DEAD, one), "-o", "json")
+    assert (ran.code, ran.json["agree"]) == (3, True)
+    answered, silent = ran.json["thresholds"]
+    assert (answered["replica"], answered["problem"]) == (one.url, "")
+    assert (silent["replica"], silent["model"]) == (DEAD, None)
+    assert "does not answer" in silent["problem"]
+    alone = dynctl("thresholds", "get", *named(DEAD))
+    assert (alone.code, alone.out) == (3, "")
+
+
+def test_workers_shows_each_signal_with_limit_latch_and_effect(dynctl, two):
+    for one in two:
+        set_directly(one, **{DECODE: 0.5})
+    two[0].report(A, 3000)
+    two[0].report(B, 3000, rank=1)
+    ran = dynctl("thresholds", "get", *named(*two), "--workers", "-o", "json")
+    assert ran.code == 0
+    rows = {
+        (row["replica"], row["worker"], row["dp_rank"], row["signal"]): row
+        for row in ran.json["signals"]
+    }
+    used = "used KV blocks reported"
+    over = rows[two[0].url, "a", 0, used]
+    assert (over["value"], over["limit"], over["setting"]) == (3000, 2048, 0.5)
+    assert (over["latch"], over["acts"], over["busy"], over["why"]) == ("latched", True, True, "")
+    assert 0 <= over["age_s"] < 60
+    # One busy rank of two leaves the worker in use.
+    partly = rows[two[0].url, "b", 1, used]
+    assert (partly["over"], partly["acts"], partly["busy"]) == (True, False, False)
+    assert "another rank of the worker is calm" in partly["why"]
+    booked = rows[two[0].url, "a", 0, "active decode blocks booked here"]
+    assert (booked["latch"], booked["age_s"], booked["over"]) == ("live", None, False)
+    # Reports reach each frontend by itself: the other one heard none.
+    silent = rows[two[1].url, "a", 0, used]
+    assert (silent["value"], silent["latch"], silent["acts"]) == (None, "empty", False)
+    assert silent["why"] == "the worker never reported it"
+    table = dynctl("thresholds", "get", *named(*two), "-o", "wide").out
+    assert "1 of 6 ranks kept from new requests" in table
+    assert "active_decode_blocks_threshold" in table
+
+
+def test_a_card_without_a_total_says_why_nothing_happens(dynctl, fleet):
+    from router_core.workers import Worker
+
+    one = fleet.add(workers=(Worker(5, "bare", "tiny"),))
+    set_directly(one, **{DECODE: 0.1, "active_prefill_tokens_threshold_frac": 0.5})
+    one.report(5, 1_000_000)
+    ran = dynctl("thresholds", "get", *named(one), "--workers", "-o", "json")
+    rows = {(row["threshold"], row["signal"]): row for row in ran.json["signals"]}
+    used = rows[DECODE, "used KV blocks reported"]
+    assert (used["limit"], used["over"], used["acts"]) == (None, False, False)
+    assert "tells no total_kv_blocks" in used["why"]
+    tokens = rows["active_prefill_tokens_threshold_frac", "active prefill tokens"]
+    assert (tokens["limit"], "10,000,000 is taken" in tokens["why"]) == (5_000_000, True)
+
+
+def test_workers_without_a_threshold(dynctl, fleet):
+    out = dynctl("thresholds", "get", *named(fleet.add()), "--workers").out
+    assert "no threshold is set: no rank is busy" in out
+
+
+# -- set -------------------------------------------------------------------------------------------
+
+
+def test_set_writes_every_replica_and_reads_it_back(dynctl, two):
+    ran = dynctl("thresholds", "set", *named(*two), "--active-prefill-tokens", "5", "-o", "json")
+    assert (ran.code, ran.err) == (0, "")
+    assert (ran.json["applied"], ran.json["agree"]) == (True, True)
+    assert [(one["replica"], one["state"]) for one in ran.json["replicas"]] == [
+        (one.url, "set") for one in two
+    ]
+    assert [one["after"][TOKENS] for one in ran.json["replicas"]] == [5, 5]
+    assert [one.thresholds()[TOKENS] for one in two] == [5, 5]
+
+
+def test_a_dry_run_names_the_replica_whose_rank_would_turn(dynctl, two):
+    two[1].report(A, 3000)
+    line = ["thresholds", "set", *named(*two), "--active-decode-blocks", "0.5", "--dry-run"]
+    ran = dynctl(*line)
+    assert ran.code == 0
+    assert "1 rank becomes busy:" in ran.out
+    assert f"[{two[1].url}]" in " ".join(ran.out.split())
+    effects = dynctl(*line, "-o", "json").json["ranks"]
+    turned = [(one["replica"], one["worker"]) for one in effects if one["after"]]
+    assert turned == [(two[1].url, "a")]
+    assert [one.posts for one in two] == [[], []]
+
+
+def test_nothing_is_written_where_one_is_seen_to_fail(dynctl, two):
+    ran = dynctl("thresholds", "set", *named(two[0], DEAD), "--active-prefill-tokens", "5")
+    assert (ran.code, ran.out) == (3, "")
+    assert "set on 0 of 2 frontends, nothing is changed" in ran.err
+    assert two[0].posts == []
+
+
+def refused(number: int) -> web.Response:
+    return web.json_response({"error": "the disk is full"}, status=500)
+
+
+def test_the_others_are_set_back_when_one_fails(dynctl, two):
+    for one in two:
+        set_directly(one, **{TOKENS: 100})
+    two[1].on_post = refused
+    line = ["thresholds", "set", *named(*two), "--active-prefill-tokens", "5", "-o", "json"]
+    ran = dynctl(*line, "--active-decode-blocks", "0.5")
+    assert ran.code == 3
+    assert [one["state"] for one in ran.json["replicas"]] == ["set back", "failed"]
+    assert ran.json["applied"] is False
+    assert "the disk is full" in ran.json["replicas"][1]["problem"]
+    assert "what was set before that is set back" in ran.err
+    assert [(one.thresholds()[TOKENS], one.thresholds()[DECODE]) for one in two] == [
+        (100, None)
+    ] * 2
+
+
+def test_a_replica_that_wants_another_token_has_the_others_set_back(dynctl, fleet):
+    mine, other = fleet.add(token="mine"), fleet.add(token="another")
+    ran = dynctl(
+        "thresholds", "set", *named(mine, other), "--token", "mine", "--active-prefill-tokens", "5"
+    )
+    assert (ran.code, "wants a token (401)" in ran.err) == (2, True)
+    assert [one.thresholds()[TOKENS] for one in (mine, other)] == [None, None]
+
+
+def test_partial_keeps_what_could_be_set_and_exits_1(dynctl, two):
+    two[1].on_post = refused
+    line = ["thresholds", "set", *named(*two, DEAD), "--active-prefill-tokens", "5"]
+    ran = dynctl(*line, "--partial", "-o", "json")
+    assert ran.code == 1
+    assert [one["state"] for one in ran.json["replicas"]] == ["set", "failed", "failed"]
+    assert (ran.json["applied"], ran.json["agree"]) == (True, False)
+    assert "set on 1 of 3 frontends" in ran.err
+    assert [one.thresholds()[TOKENS] for one in two] == [5, None]
+
+
+def test_what_cannot_be_set_back_is_said_and_exits_1(dynctl, two):
+    two[0].on_post = lambda number: refused(number) if number > 1 else None
+    two[1].on_post = refused
+    ran = dynctl("thresholds", "set", *named(*two), "--active-prefill-tokens", "5", "-o", "json")
+    assert ran.code == 1
+    assert [one["state"] for one in ran.json["replicas"]] == ["left over", "failed"]
+    assert f"could not be set back: {two[0].url}" in ran.err
+
+
+def test_a_replica_that_takes_it_and_holds_another_value_is_found_out(dynctl, two):
+    two[1].on_post = lambda number: web.json_response({"model": "tiny", TOKENS: 5})
+    ran = dynctl("thresholds", "set", *named(*two), "--active-prefill-tokens", "5", "-o", "json")
+    assert ran.code == 3
+    assert f"{TOKENS} is None after {TOKENS} was set to 5" in ran.err
+    assert [one.thresholds()[TOKENS] for one in two] == [None, None]
+
+
+def test_replicas_that_differ_in_something_else_exit_1_after_a_set(dynctl, two):
+    set_directly(two[0], **{DECODE: 0.5})
+    ran = dynctl("thresholds", "set", *named(*two), "--active-prefill-tokens", "5")
+    assert (ran.code, "the replicas do not agree" in ran.err) == (1, True)
+    assert [one.thresholds()[TOKENS] for one in two] == [5, 5]
+
+
+def test_wait_ends_when_every_replica_acts(dynctl, two):
+    for one in two:
+        one.report(A, 3000)
+    line = ["thresholds", "set", *named(*two), "--active-decode-blocks", "0.5", "--wait", "20s"]
+    ran = dynctl(*line, "-o", "json")
+    assert ran.code == 0
+    waited = ran.json["waited"]
+    assert (waited["acts"], waited["pending"], waited["untold"]) == (True, [], [])
+    assert "acts on every replica" in dynctl(*line).out
+
+
+# -- Dynamo ----------------------------------------------------------------------------------------
+
+
+def test_a_dynamo_frontend_alone_is_read_and_its_workers_are_known_by_id(dynctl, dynamo):
+    dynamo.held[TOKENS] = 100
+    dynamo.own = 150
+    ran = dynctl("thresholds", "get", *named(dynamo), "--workers", "-o", "json")
+    assert ran.code == 0
+    assert ran.json["thresholds"][0][TOKENS] == 100
+    own, reported = ran.json["signals"]
+    assert (own["worker"], own["value"], own["over"], own["acts"]) == ("7", 150, True, True)
+    assert own["busy"] is None
+    assert "do not report it" in reported["why"]
+    assert any("--ask" in note for note in ran.json["notes"])
+    assert dynamo.chats == []
+
+
+def test_ask_shows_a_latch_that_no_known_value_explains(dynctl, dynamo):
+    dynamo.held[DECODE] = 0.5
+    dynamo.report(90)
+    dynamo.held[DECODE] = 0.95
+    ran = dynctl("thresholds", "get", *named(dynamo), "--ask", "-o", "json")
+    rows = {row["signal"]: row for row in ran.json["signals"]}
+    used = rows["used KV blocks reported"]
+    assert (used["busy"], used["latch"], used["acts"]) == (True, "latched", True)
+    assert "frees it when this is reported again" in used["why"]
+    assert [chat["backend_instance_id"] for chat in dynamo.chats] == [7]
+    assert all(chat["annotations"] == ["query_instance_id:"] for chat in dynamo.chats)
+
+
+def test_a_frontend_that_would_really_run_a_dry_run_gets_none(dynctl):
+    with DynamoStandIn(kv=False) as server:
+        server.held[DECODE] = 0.5
+        ran = dynctl("thresholds", "get", *named(server), "--ask")
+        assert (ran.code, server.chats) == (0, [])
+        assert "names no workers: it does not route by kv" in " ".join(ran.out.split())
+
+
+def test_wait_on_dynamo_lasts_until_the_worker_is_freed(dynctl, dynamo):
+    dynamo.held[DECODE] = 0.5
+    dynamo.report(90)
+    freed = threading.Timer(0.3, dynamo.report, [91])
+    line = ["thresholds", "set", *named(dynamo), "--active-decode-blocks", "0.95", "-o", "json"]
+    freed.start()
+    ran = dynctl(*line, "--wait", "20s")
+    freed.join()
+    assert (ran.code, ran.json["waited"]["acts"]) == (0, True)
+
+
+def test_wait_that_runs_out_names_the_worker_and_exits_4(dynctl, dynamo):
+    dynamo.held[DECODE] = 0.5
+    dynamo.report(90)
+    line = ["thresholds", "set", *named(dynamo), "--active-decode-blocks", "0.95"]
+    ran = dynctl(*line, "--wait", "300ms", "-o", "json")
+    assert (ran.code, ran.json["applied"]) == (4, True)
+    assert ran.json["waited"]["acts"] is False
+    assert "7 is still refused; Dynamo frees it when it reports again" in ran.err
+    assert dynamo.held[DECODE] == 0.95
+
+
+def test_off_cannot_be_had_on_dynamo_and_ours_is_left_alone(dynctl, fleet, dynamo):
+    ours = fleet.add()
+    set_directly(ours, **{TOKENS: 5})
+    dynamo.held[TOKENS] = 5
+    ran = dynctl("thresholds", "set", *named(ours, dynamo), "--active-prefill-tokens", "none")
+    assert (ran.code, "cannot switch a threshold off" in ran.err) == (2, True)
+    assert ours.thresholds()[TOKENS] == 5
+
+
+def test_setting_dynamo_back_to_off_takes_what_nothing_is_above(dynctl, fleet, dynamo):
+    ours = fleet.add()
+    ours.on_post = refused
+    ran = dynctl(
+        "thresholds", "set", *named(dynamo, ours), "--active-decode-blocks", "0.5", "-o", "json"
+    )
+    assert ran.code == 1
+    assert [one["state"] for one in ran.json["replicas"]] == ["left over", "failed"]
+    assert dynamo.held[DECODE] == 1.0
+
+
+# -- Kubernetes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[tuple[list[str], list[DynamoStandIn]]]:
+    """Two frontend pods of a cluster, reached through it, and what serves in them."""
+    with (
+        ApiServer() as server,
+        DynamoStandIn(model=MODEL) as first,
+        DynamoStandIn(model=MODEL) as second,
+    ):
+        crds.install(server)
+        for body in deployment.healthy(frontends=2):
+            server.store.create(body)
+        for number, one in enumerate((first, second)):
+            place = ("127.0.0.1", one.server_address[1])
+            server.forwards["prod", f"my-llm-frontend-{number}", 8000] = place
+        config = server.kubeconfig(tmp_path / "kubeconfig")
+        line = ["--discovery", "kubernetes", "--kubeconfig", str(config), "-n", "prod"]
+        yield [*line, "--reach", "port-forward"], [first, second]
+
+
+def test_on_kubernetes_each_frontend_pod_is_a_row(dynctl, pods):
+    line, (first, second) = pods
+    second.held[DECODE] = 0.5
+    ran = dynctl("thresholds", "get", *line, "-o", "json")
+    assert (ran.code, ran.json["agree"]) == (1, False)
+    assert [(row["replica"], row[DECODE]) for row in ran.json["thresholds"]] == [
+        ("my-llm-frontend-0.prod", None),
+        ("my-llm-frontend-1.prod", 0.5),
+    ]
+    done = dynctl("thresholds", "set", *line, "--active-decode-blocks", "0.7", "-o", "json")
+    assert (done.code, done.json["agree"]) == (0, True)
+    assert [one.held[DECODE] for one in (first, second)] == [0.7, 0.7]
+    assert {one["worker"][:7] for one in done.json["ranks"]} == {"my-llm-"}
+    shown = dynctl("thresholds", "get", *line, "--workers")
+    assert (shown.code, "out of reach from here" in " ".join(shown.out.split())) == (0, True)
+
+
+# -- watch -----------------------------------------------------------------------------------------
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dynctl", "thresholds", "watch", "--rate", "0.1", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+
+
+def watching(process: subprocess.Popen[str]) -> str:
+    """Its first word on stderr: from then on changes are seen."""
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+def next_event(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.stderr and process.stderr.read()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def test_watch_tells_each_change_as_a_line_of_json(two):
+    with started(*named(*two), "-o", "jsonl") as process:
+        assert watching(process) == "watching 2 replicas: 3 ranks, 0 busy\n"
+        before = time.time()
+        set_directly(two[0], **{DECODE: 0.5})
+        changed = next_event(process)
+        assert (changed["event"], changed["replica"], changed["model"]) == (
+            "threshold",
+            two[0].url,
+            "tiny",
+        )
+        assert (changed["threshold"], changed["before"], changed["after"]) == (DECODE, None, 0.5)
+        assert before - 1 < changed["at"] < time.time() + 1
+        assert next_event(process)["event"] == "differ"
+        set_directly(two[1], **{DECODE: 0.5})
+        assert [next_event(process)["event"] for _ in range(2)] == ["threshold", "agree"]
+        two[1].report(A, 3000)
+        busy = next_event(process)
+        assert (busy["event"], busy["replica"], busy["worker"], busy["dp_rank"]) == (
+            "busy",
+            two[1].url,
+            "a",
+            0,
+        )
+        assert busy["why"].startswith("3,000 used KV blocks reported > 0.5")
+        two[1].report(A, 10)
+        assert next_event(process)["event"] == "calm"
+        two[0].stop()
+        lost = next_event(process)
+        assert (lost["event"], lost["replica"]) == ("lost", two[0].url)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_watch_ends_after_its_duration_or_limit(dynctl, two):
+    ran = dynctl("thresholds", "watch", *named(*two), "--duration", "0.2")
+    assert (ran.code, ran.out) == (0, "")
+    with started(*named(two[0]), "--limit", "1") as process:
+        watching(process)
+        set_directly(two[0], **{TOKENS: 9})
+        out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    (line,) = out.splitlines()
+    assert line.split(maxsplit=1)[1] == (f"threshold  {two[0].url}: tiny {TOKENS} off -> 9")
+
+
+def test_watch_tells_of_a_frontend_that_is_not_there_and_of_one_that_is(dynctl, two):
+    ran = dynctl("thresholds", "watch", *named(DEAD))
+    assert (ran.code, ran.out) == (3, "")
+    both = dynctl("thresholds", "watch", *named(DEAD, two[0]), "--duration", "0.1", "-o", "jsonl")
+    assert (both.code, json.loads(both.out)["event"]) == (0, "lost")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["watch", "-o", "json"], "expected table, wide or jsonl"),
+        (["set", "--active-prefill-tokens", "5", "--wait", "soon"], "is no duration"),
+    ],
+)
+def test_what_cannot_be_used_is_a_usage_problem(dynctl, two, line, expected):
+    ran = dynctl("thresholds", *line, *named(*two))
+    assert (ran.code, ran.out) == (2, "")
+    assert expected in ran.err
