@@ -6,27 +6,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from dynctl.custody.backends import KUBERNETES, backend_of
 from dynctl.custody.joining import Custody
 from dynctl.custody.live_graphs import clustered
 from dynctl.custody.standing import cluster_of, some
 from dynctl.findings.running import Check, Found, Outcome, Passed, Skipped, found, outcome
 from dynctl.observing.facts import Unread
 from dynctl.ports import AccessQuestion
-from dynctl.topology.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS
-from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
-from dynctl.wire.kubernetes.objects import Pod
+from dynctl.topology.graphs import GRAPH_GROUP, GRAPH_VERSIONS
 
 GRAPHS_RESOURCE: Final = f"dynamographdeployments.{GRAPH_GROUP}"
 METADATA_RESOURCE: Final = f"dynamoworkermetadatas.{GRAPH_GROUP}"
 _DEFINITION: Final = "CustomResourceDefinition"
-#: What verify does not judge where it may not do this with the resource.
+#: What verify does not judge where it may not do this with the resource; what matters most first.
 _LOST: Final[Mapping[str, str]] = {
-    "nodes": "node labels are not compared (DYT0205, DYT0404)",
     "pods": "no worker is judged (DYT04 to DYT09)",
-    "events": "events that name a missing label are not seen (DYT0405)",
-    "endpointslices": "discovery is not compared with pods (DYT0702)",
     "dynamographdeployments": "policies are told by pods only (DYT01)",
+    "nodes": "node labels are not compared (DYT0205, DYT0404)",
     "dynamoworkermetadatas": "what workers registered is not known (DYT07, DYT08)",
+    "endpointslices": "discovery is not compared with pods (DYT0702)",
+    "events": "events that name a missing label are not seen (DYT0405)",
     "pods/exec": "topology files are not read (DYT0503)",
     "pods/log": "the start of workers is not read (DYT0601, DYT0602)",
     "pods/portforward": "routers are not asked (DYT0904)",
@@ -43,7 +42,7 @@ _STREAMS: Final = ("pods/exec", "pods/portforward")
 def _reachable(custody: Custody) -> Outcome:
     cluster = cluster_of(custody)
     version = f"Kubernetes {cluster.version}" if cluster.version else "version not told"
-    return Passed(f"{cluster.title}, {version}")
+    return Passed(version)
 
 
 # -- what is served --------------------------------------------------------------------------------
@@ -55,7 +54,7 @@ def _served(custody: Custody) -> Outcome:
         return Skipped(f"resources: {served.why}", unread=True)
     versions = served.get(GRAPHS_RESOURCE, ())
     if any(one in GRAPH_VERSIONS for one in versions):
-        return Passed(f"{GRAPH} {', '.join(versions)}")
+        return Passed(", ".join(versions))
     how = f"is served as {', '.join(versions)} only" if versions else "is not served"
     return outcome([found(f"{_DEFINITION} {GRAPHS_RESOURCE}", how=how)])
 
@@ -66,18 +65,11 @@ def _metadata_served(custody: Custody) -> Outcome:
         return Skipped(f"resources: {served.why}", unread=True)
     if METADATA_RESOURCE in served:
         return Passed(", ".join(served[METADATA_RESOURCE]))
-    workers = [one for one in custody.workers if _registers_in_kubernetes(one.pod)]
+    pods = [one.pod for one in custody.workers if one.pod is not None]
+    workers = [pod for pod in pods if backend_of(pod) == KUBERNETES]
     if not workers:
         return Skipped("no worker says that it registers in Kubernetes")
     return outcome([found(f"{_DEFINITION} {METADATA_RESOURCE}", workers=f"{len(workers):,}")])
-
-
-def _registers_in_kubernetes(pod: Pod | None) -> bool:
-    if pod is None:
-        return False
-    env = {} if pod.main is None else pod.main.env
-    told = env.get("DYN_DISCOVERY_BACKEND") or pod.labels.get(DISCOVERY_BACKEND_LABEL, "")
-    return told == "kubernetes"
 
 
 def _policy_known(custody: Custody) -> Outcome:
@@ -121,7 +113,7 @@ def _denials(denied: Iterable[AccessQuestion]) -> Iterable[Found]:
     namespaces: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for one in denied:
         namespaces[one.resource, one.verb, one.group].append(one.namespace or "")
-    for (resource, verb, group), spaces in sorted(namespaces.items()):
+    for (resource, verb, group), spaces in sorted(namespaces.items(), key=_weight):
         inside = sorted(filter(None, spaces))
         where = f" in {some(inside)}" if inside else ""
         verbs = ("create", "get") if resource in _STREAMS else (verb,)
@@ -132,6 +124,13 @@ def _denials(denied: Iterable[AccessQuestion]) -> Iterable[Found]:
             lost=_LOST.get(resource, "what needs it is skipped"),
             rule=rule(group, resource, verbs),
         )
+
+
+def _weight(item: tuple[tuple[str, str, str], object]) -> tuple[int, str, str]:
+    """What is needed most comes first."""
+    (resource, verb, _), _ = item
+    order = [*_LOST]
+    return (order.index(resource) if resource in order else len(order)), resource, verb
 
 
 def rule(group: str, resource: str, verbs: Sequence[str]) -> str:

@@ -67,9 +67,16 @@ def _judged(
         [item for pool in pools for item in rule(pool.split)],
         gaps,
         ready.unread,
-        "; ".join(f"{pool.split.name}: {pool.split.counted}" for pool in pools[:2] if counted),
+        _counted([pool.split for pool in pools] if counted else []),
         judged=len(pools),
     )
+
+
+def _counted(pools: Sequence[DomainSplit]) -> str:
+    """By domain; named where there are several."""
+    if len(pools) == 1:
+        return pools[0].counted
+    return "; ".join(f"{one.name}: {one.counted}" for one in pools[:2])
 
 
 def _outcome(

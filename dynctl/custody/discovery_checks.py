@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from dynctl.custody.backends import BACKEND_ENV, backend_of
 from dynctl.custody.chain import WorkerChain
 from dynctl.custody.facts import StartLog
 from dynctl.custody.joining import Custody, VerifiedGraph
 from dynctl.custody.registration import (
-    BACKEND_ENV,
-    backend_of,
     denied,
     has_no_model,
     in_kubernetes,
@@ -26,12 +25,14 @@ from dynctl.custody.registration import (
 )
 from dynctl.custody.standing import (
     age,
+    by_graph,
     cluster_of,
     governed,
     in_cluster,
     live,
     live_workers,
     log_of,
+    many,
     peopled,
     pod_of,
     short,
@@ -70,7 +71,7 @@ def _one_backend(custody: Custody) -> Outcome:
             continue
         asked = Counter(backend_of(pod) for pod in graph.frontends if backend_of(pod))
         wanted, _ = (asked or Counter(one for _, _, one in known)).most_common(1)[0]
-        told.append(f"{short(graph)}: {wanted}")
+        told.append((short(graph), wanted))
         wrong += [
             found(
                 subject,
@@ -83,7 +84,7 @@ def _one_backend(custody: Custody) -> Outcome:
         ]
     if not told:
         return Skipped("no pod tells its discovery backend (DYT0708)")
-    return outcome(wrong, says=some(told))
+    return outcome(wrong, says=by_graph(told))
 
 
 def _known_backend(custody: Custody) -> Outcome:
@@ -144,7 +145,7 @@ def _listed(custody: Custody) -> Outcome:
         if problem:
             wrong.append(found(worker.subject, problem=problem, fix=fix))
     judged = len(workers) - len(elsewhere)
-    return tally(wrong, unread, judged, len(workers), "worker pod", elsewhere)
+    return tally(wrong, unread, judged, len(workers), "pod", elsewhere)
 
 
 # -- permissions -----------------------------------------------------------------------------------
@@ -164,7 +165,8 @@ def _permitted(custody: Custody) -> Outcome:
         elif refused[account.user]:
             told = ", ".join(_named(one) for one in refused[account.user])
             wrong.append(found(subject, denied=told, namespace=namespace))
-    return outcome(wrong, unread, some(sorted(one.rpartition(":")[2] for one in users)))
+    names = some(sorted(one.rpartition(":")[2] for one in users))
+    return outcome(wrong, unread, f"{many(len(users), 'account')} ({names})")
 
 
 def _named(question: AccessQuestion) -> str:
@@ -210,7 +212,7 @@ def _registered(custody: Custody) -> Outcome:
             problem += f"; its log says: {failed.strip()[:_LONGEST_LINE]}"
         wrong.append(found(worker.subject, problem=problem, pod=pod.name, namespace=pod.namespace))
     judged = len(workers) - len(elsewhere)
-    return tally(wrong, (), judged, len(workers), "worker pod", elsewhere)
+    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
 def _is_unreadable(custody: Custody, worker: WorkerChain, own: Sequence[WorkerMetadata]) -> bool:
@@ -239,7 +241,7 @@ def _its_own(custody: Custody) -> Outcome:
                     namespace=pod.namespace,
                 )
             )
-    return tally(wrong, (), judged, len(workers), "worker pod", {"DYT0704"})
+    return tally(wrong, (), judged, len(workers), "pod", {"DYT0704"})
 
 
 def _orphans(custody: Custody) -> Outcome:
@@ -285,7 +287,7 @@ def _numbered(custody: Custody) -> Outcome:
                         wanted=f"{instance_id(item.name):x}",
                     )
                 )
-    return tally(wrong, (), judged, len(workers), "worker pod", {"DYT0704"})
+    return tally(wrong, (), judged, len(workers), "pod", {"DYT0704"})
 
 
 # -- other backends --------------------------------------------------------------------------------
@@ -316,7 +318,7 @@ def _in_backend(custody: Custody) -> Outcome:
                 )
             )
     judged = len(workers) - len(elsewhere)
-    return tally(wrong, (), judged, len(workers), "worker pod", elsewhere)
+    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
 _PODS: Final = (in_cluster, governed, peopled)

@@ -90,7 +90,7 @@ def _written(custody: Custody, differences: Callable[[WorkerChain], list[str]]) 
                 )
             )
     judged = len(workers) - len(elsewhere)
-    return tally(wrong, (), judged, len(workers), "worker pod", elsewhere)
+    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
 # -- what the files hold ---------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class _Read:
 
     def outcome(self, wrong: Sequence[Found], whole: int) -> Outcome:
         judged = len(self.workers)
-        return tally(wrong, self.unread, judged, whole, "worker pod", self.elsewhere)
+        return tally(wrong, self.unread, judged, whole, "pod", self.elsewhere)
 
 
 def _read(custody: Custody) -> _Read:
@@ -244,7 +244,7 @@ def _strays(custody: Custody) -> Outcome:
             wanted = ", ".join(policy.sources)
             wrong.append(found(worker.subject, domains=", ".join(extra), wanted=wanted))
     unread += unsourced(custody)
-    return outcome(wrong, unread, of(len(workers), len(workers), "worker pod"))
+    return outcome(wrong, unread, of(len(workers), len(workers), "pod"))
 
 
 def _domains_of(worker: WorkerChain) -> set[str]:

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
+from dynctl.custody.expected_graphs import expect_graphs
 from dynctl.custody.facts import (
     ClusterFacts,
     GraphSchema,
@@ -27,11 +28,11 @@ from dynctl.custody.permissions import (
     operator_questions,
     operator_users,
     questions,
-    unread,
     worker_questions,
     worker_users,
 )
 from dynctl.custody.pod_reading import read_files, read_start
+from dynctl.custody.refusals import unread
 from dynctl.custody.sampling import Sampling, chosen
 from dynctl.errors import Unreachable
 from dynctl.observing.facts import Unread
@@ -78,7 +79,7 @@ def gather(cluster: Cluster, wanted: Wanted, before: VerifyFacts | None = None) 
     """
     facts = replace(before or VerifyFacts(), cluster=_lists(cluster, wanted))
     if not wanted.optional:
-        _expect_graphs(cluster, wanted, facts)
+        expect_graphs(cluster, wanted.namespace, facts)
     return closer(cluster, wanted, facts)
 
 
@@ -99,7 +100,7 @@ def closer(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> VerifyFacts:
 
 
 def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
-    version = text(cluster.get("/version").get("gitVersion"))
+    version = _version(cluster)
     served = _served(cluster)
     names: Mapping[str, tuple[str, ...]] = served if isinstance(served, Mapping) else {}
     topologies = [name for name in _TOPOLOGIES if f"{name}.grove.io" in names]
@@ -178,7 +179,8 @@ class _Reader:
         versions = served.get(f"{GRAPHS}.{GRAPH_GROUP}", ())
         version = next((one for one in _GRAPH_VERSIONS if one in versions), None)
         if version is None:
-            return ()
+            others = f"they are served as {', '.join(versions)} only (DYT0002)"
+            return Unread(others) if versions else ()
         root = f"/apis/{GRAPH_GROUP}/{version}"
         return self.inside(
             root, GRAPHS, lambda body: _manifest(body, GRAPH, f"{GRAPH_GROUP}/{version}")
@@ -247,6 +249,19 @@ class _Reader:
         return tuple(found)
 
 
+def _version(cluster: Cluster) -> str:
+    """Of Kubernetes; empty where it is kept from us. The first thing that is asked of a server."""
+    try:
+        return text(cluster.get("/version").get("gitVersion"))
+    except ClusterRefusal as refusal:
+        if refusal.forbidden or refusal.missing:
+            return ""
+        raise Unreachable(
+            f"{cluster.title} does not answer as it should: {unread(refusal).why}",
+            "is the cluster up? asked for /version",
+        ) from None
+
+
 def _served(cluster: Cluster) -> Served:
     """``plural.group`` -> versions, of the groups that matter here."""
     found: dict[str, list[str]] = {}
@@ -290,32 +305,6 @@ def _graph_schema(version: str, schema: Mapping[str, Any]) -> GraphSchema:
         loose = loose or here.get("x-kubernetes-preserve-unknown-fields") is True
         here = mapping(mapping(here.get("properties")).get(name))
     return GraphSchema(version, frozenset(mapping(here.get("properties"))), loose)
-
-
-def _expect_graphs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> None:
-    """Raise Unreachable where there is nothing of Dynamo to verify, saying what there is."""
-    found = facts.cluster
-    if found is None or isinstance(found.graphs, Unread) or isinstance(found.pods, Unread):
-        return
-    where = "any namespace" if wanted.namespace is None else f"namespace {wanted.namespace}"
-    there = sorted({one.name for one in found.graphs})
-    there += sorted({pod.labels[GRAPH_LABEL] for pod in found.pods} - set(there))
-    for name in wanted.graphs:
-        if name not in there:
-            hint = f"there: {', '.join(there[:20])}" if there else "see: kubectl get dgd -A"
-            raise Unreachable(f"no {GRAPH} {name} in {where} of {cluster.title}", hint)
-    if there or facts.registry is not None or found.metadata:
-        return
-    if isinstance(found.served, Mapping) and f"{GRAPHS}.{GRAPH_GROUP}" not in found.served:
-        raise Unreachable(
-            f"{cluster.title} serves no {GRAPHS}.{GRAPH_GROUP}: Dynamo is not installed there",
-            "install Dynamo's operator and its resource definitions, or name another cluster: "
-            "--kube-context NAME",
-        )
-    raise Unreachable(
-        f"no {GRAPH} in {where} of {cluster.title}",
-        "name its namespace with -n NAME, or look at all with -A",
-    )
 
 
 def _graph_selector(names: tuple[str, ...]) -> dict[str, str]:

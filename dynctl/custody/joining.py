@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from dynctl.custody.backends import registered_elsewhere
 from dynctl.custody.chain import DomainChain, Link, LinkName, WorkerChain
 from dynctl.custody.facts import ClusterFacts, Listing, PodKey, RouterView, T, VerifyFacts
 from dynctl.custody.multinode import is_follower, replica_of
@@ -104,7 +105,7 @@ def custody(facts: VerifyFacts) -> Custody:
     if cluster is None:
         deployment = _registered(facts)
         workers = [] if deployment is None else list(deployment.workers)
-        loose = _loose(workers, facts.routers)
+        loose = _loose(workers, facts.routers, Link(untold="no Kubernetes"))
         return Custody(facts, loose=loose, deployment=deployment)
     topologies = topologies_of(_known(cluster.topologies))
     nodes = {one.name: one for one in _known(cluster.nodes)}
@@ -125,7 +126,12 @@ def custody(facts: VerifyFacts) -> Custody:
     join = _Join(facts, cluster, topologies, nodes, metadata, cards)
     graphs = tuple(join.graph(name, read.get(name), by_graph[name]) for name in wanted)
     claimed = {item.worker.worker_id for pod in _known(cluster.pods) for item in join.cards_of(pod)}
-    loose = _loose([i for i in cards if i.worker.worker_id not in claimed], facts.routers)
+    # Where graphs were named the pods of all others were not read, so that nothing is theirs.
+    rest = [] if cluster.wanted else [i for i in cards if i.worker.worker_id not in claimed]
+    untold = Link(untold="no pod here registered it")
+    if isinstance(cluster.pods, Unread):
+        untold = Link.of(cluster.pods)
+    loose = _loose(rest, facts.routers, untold)
     return Custody(facts, graphs, loose, topologies, nodes, deployment)
 
 
@@ -252,6 +258,9 @@ class _Join:
             registry = self._facts.registry
             told = self._cluster.metadata if registry is None else registry.deployment
             card = Link.of(told) if isinstance(told, Unread) else Link()
+            elsewhere = "" if worker.pod is None else registered_elsewhere(worker.pod)
+            if registry is None and elsewhere:
+                card = Link(untold=elsewhere)
             return {LinkName.CARD: card, LinkName.TAINT: card, LinkName.ROUTER: card}
         return _card_links(worker.cards, domain, worker.graph, self._facts.routers)
 
@@ -318,10 +327,9 @@ def _role(
 
 
 def _loose(
-    cards: Sequence[ObservedWorker], routers: Sequence[RouterView]
+    cards: Sequence[ObservedWorker], routers: Sequence[RouterView], untold: Link
 ) -> tuple[WorkerChain, ...]:
-    """Registered workers without a pod; their own card tells the policy."""
-    untold = Link(untold="no Kubernetes")
+    """Registered workers without a pod; their own card tells the policy. ``untold``: why so."""
     found = []
     for item in cards:
         config = item.worker.runtime_config

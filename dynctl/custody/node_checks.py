@@ -131,7 +131,7 @@ def _candidates_labelled(custody: Custody) -> Outcome:
             told = f"{count(len(nodes), 'node')} on which a worker may start: {some(nodes)}"
             wrong.append(found(f"Label {key}", nodes=told, label=_label(nodes[0], [key])))
         labelled = len(custody.nodes) - len(lacking)
-        says.append(f"{key}: {labelled:,} of {count(len(custody.nodes), 'node')}")
+        says.append(f"{labelled:,} of {count(len(custody.nodes), 'node')} ({key})")
     return outcome(wrong, unread, says=some(says))
 
 
@@ -181,7 +181,7 @@ def _not_empty(custody: Custody) -> Outcome:
                 fix = _relabelled(name, key, "VALUE", uses)
                 wrong.append(found(f"Node {name}", key=key, fix=fix))
         told = (f"{value} {len(nodes):,}" for value, nodes in sorted(values.items()))
-        says.append(f"{key}: {some(told, most=4)}")
+        says.append(f"{some(told, most=4)} ({key})")
     return outcome(wrong, unsourced(custody), says="; ".join(says))
 
 
@@ -195,7 +195,7 @@ def _several_values(custody: Custody) -> Outcome:
             [(value, nodes)] = values.items()
             many = count(len(nodes), "node")
             wrong.append(found(f"Label {key}", nodes=many, value=value))
-        says.append(f"{key}: {count(len(values), 'value')}")
+        says.append(f"{count(len(values), 'value')} ({key})")
     return outcome(wrong, unsourced(custody), says="; ".join(says))
 
 

@@ -20,7 +20,7 @@ from dynctl.custody.operators import (
     subject,
     version,
 )
-from dynctl.custody.standing import cluster_of, governed, some
+from dynctl.custody.standing import cluster_of, governed, many, some
 from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.observing.facts import Unread
 from dynctl.wire.kubernetes.names import OPERATOR_APP
@@ -93,7 +93,7 @@ def _runs(custody: Custody) -> Outcome:
             for one in mine
             if not one.ready
         ),
-        says=some(f"{subject(one)} {_told(one)}".rstrip() for one in mine),
+        says=some(f"{_told(one) or 'ready'} ({subject(one)})" for one in mine),
     )
 
 
@@ -162,7 +162,7 @@ def _may(custody: Custody) -> Outcome:
             unread.append(f"{_subject(one)}: {one.allowed.why}")
         else:
             wrong += _denied(custody, one, accounts[one.user], unread)
-    return outcome(wrong, unread, says=some(map(_subject, mine)))
+    return outcome(wrong, unread, f"{many(len(mine), 'account')} ({some(map(_subject, mine))})")
 
 
 def _subject(one: Account) -> str:

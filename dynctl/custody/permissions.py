@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from dynctl.custody.facts import Account, ClusterFacts
+from dynctl.custody.refusals import unread
 from dynctl.observing.facts import Unread
 from dynctl.ports import AccessQuestion, Cluster, ClusterRefusal
 from dynctl.topology.graphs import GRAPH_GROUP, WORKER_TYPES
@@ -104,8 +105,3 @@ def account(cluster: Cluster, user: str, asked: tuple[AccessQuestion, ...]) -> A
         except ClusterRefusal as refusal:
             return Account(user, unread(refusal))
     return Account(user, allowed)
-
-
-def unread(refusal: ClusterRefusal) -> Unread:
-    """A refusal as a fact."""
-    return Unread(refusal.message, "ask for this permission" if refusal.forbidden else "")

@@ -13,6 +13,7 @@ from dynctl.custody.joining import Custody, VerifiedGraph
 from dynctl.custody.live_graphs import graphs_read, judged_live
 from dynctl.custody.standing import (
     age,
+    by_graph,
     cluster_of,
     governed,
     held_up_by,
@@ -54,8 +55,8 @@ def _present(custody: Custody) -> Outcome:
         if not pods and wanted:
             namespace, _, name = graph.name.rpartition("/")
             wrong.append(found(graph.subject, wanted=wanted, name=name, namespace=namespace))
-        told.append(f"{short(graph)}: {pods:,}" + ("" if wanted is None else f" of {wanted:,}"))
-    return outcome(wrong, says=some(told))
+        told.append((short(graph), f"{pods:,}" if wanted is None else f"{pods:,} of {wanted:,}"))
+    return outcome(wrong, says=by_graph(told))
 
 
 def _wanted(graph: VerifiedGraph) -> int | None:
@@ -114,7 +115,7 @@ def _running(custody: Custody) -> Outcome:
                 namespace=pod.namespace,
             )
         )
-    return outcome(wrong, says=of(len(workers), len(workers), "worker pod"))
+    return outcome(wrong, says=of(len(workers), len(workers), "pod"))
 
 
 def _idle(pod: Pod) -> str:
@@ -148,7 +149,7 @@ def _annotated(custody: Custody) -> Outcome:
             wrong.append(
                 found(worker.subject, differs="; ".join(differs), pod=name, namespace=namespace)
             )
-    return outcome(wrong, says=of(len(workers), len(workers), "worker pod"))
+    return outcome(wrong, says=of(len(workers), len(workers), "pod"))
 
 
 def _unlabelled(worker: WorkerChain) -> list[str]:
@@ -199,7 +200,7 @@ def _labelled(custody: Custody) -> Outcome:
     bare = [one for one in workers if not _has_labels(one)]
     judged, whole = len(workers) - len(bare), len(workers)
     elsewhere = (_explained(one) for one in bare)
-    return tally(wrong, unsourced(custody), judged, whole, "worker pod", elsewhere)
+    return tally(wrong, unsourced(custody), judged, whole, "pod", elsewhere)
 
 
 def _explained(worker: WorkerChain) -> str:
@@ -261,7 +262,7 @@ def _current(custody: Custody) -> Outcome:
                 found(worker.subject, differs="; ".join(t for _, t in differs), fix=delete)
             )
     elsewhere = {"DYT0205, DYT0403"} if compared < len(workers) else ()
-    return tally(wrong, unsourced(custody), compared, len(workers), "worker pod", elsewhere)
+    return tally(wrong, unsourced(custody), compared, len(workers), "pod", elsewhere)
 
 
 def _stale(worker: WorkerChain) -> Iterator[tuple[str, str]]:

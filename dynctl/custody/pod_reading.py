@@ -7,6 +7,7 @@ from typing import Final
 
 from dynctl.custody.chain import WorkerChain
 from dynctl.custody.facts import PodKey, StartLog, TopologyFile
+from dynctl.custody.refusals import unread
 from dynctl.errors import Unreachable
 from dynctl.observing.facts import Unread
 from dynctl.ports import Cluster, ClusterRefusal
@@ -52,7 +53,7 @@ def read_files(
             found[domain] = TopologyFile("", f"is larger than {MOST_BYTES:,} bytes")
         except (ClusterRefusal, Unreachable) as refusal:
             # One node that cannot be reached must not hide the pods of the others.
-            return _key(worker), Unread(refusal.message)
+            return _key(worker), _why(refusal)
         else:
             found[domain] = topology_file(content)
     return _key(worker), found
@@ -69,7 +70,7 @@ def read_start(cluster: Cluster, worker: WorkerChain) -> tuple[PodKey, StartLog 
         if pod.main.last_end is not None and pod.main.restarts > 0:
             earlier = _lines(cluster, pod, pod.main.name, previous=True)
     except (ClusterRefusal, Unreachable) as refusal:
-        return _key(worker), Unread(refusal.message)
+        return _key(worker), _why(refusal)
     config = now.config
     if config is None:
         return _key(worker), StartLog(
@@ -93,6 +94,10 @@ def _lines(cluster: Cluster, pod: Pod, container: str, *, previous: bool) -> Sta
         pod.namespace, pod.name, container, previous=previous, max_bytes=_LOG_BYTES
     )
     return read_start_log(lines)
+
+
+def _why(problem: ClusterRefusal | Unreachable) -> Unread:
+    return unread(problem) if isinstance(problem, ClusterRefusal) else Unread(problem.message)
 
 
 def _key(worker: WorkerChain) -> PodKey:

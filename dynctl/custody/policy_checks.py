@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from dynctl.custody.joining import Custody, VerifiedGraph
@@ -15,7 +16,7 @@ from dynctl.custody.live_graphs import (
     last_applied,
     lint_facts,
 )
-from dynctl.custody.standing import cluster_of, some
+from dynctl.custody.standing import cluster_of, live, some
 from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.topology import lint_graph, lint_policy
 from dynctl.topology.draft_shapes import Draft, draft_levels, drafts_of
@@ -28,6 +29,7 @@ from dynctl.wire.kubernetes.names import (
     DRAFT_MOUNT_PATH,
     GRAPH_LABEL,
     MOUNT_PATH,
+    ZONE_LABEL,
 )
 from dynctl.wire.kubernetes.objects import Pod
 
@@ -130,7 +132,27 @@ def _present(custody: Custody) -> Outcome:
     left = tuple(one for one in facts.graphs if one.policy or one.name not in explained)
     if facts.graphs and not left:
         return Skipped("a policy was applied and is not there (DYT0103, DYT0120)")
-    return lint_policy.present(replace(facts, graphs=left))
+    return lint_policy.present(replace(facts, graphs=left), partial(_spread, custody))
+
+
+def _spread(custody: Custody, graph: Graph) -> str:
+    """In which zones the workers of a graph without a policy stand, by the nodes that they run on.
+
+    Empty where nobody labels nodes by zone, or nodes could not be read.
+    """
+    [verified] = [one for one in custody.graphs if one.graph and one.name == graph.name]
+    zones: dict[str, Counter[str]] = defaultdict(Counter)
+    for worker in live(verified):
+        zone = None if worker.node is None else worker.node.labels.get(ZONE_LABEL)
+        if zone:
+            zones[zone][worker.role or "unknown"] += 1
+    if len(zones) == 1:
+        return f"all its workers stand in {next(iter(zones))}, so nothing crosses zones now"
+    told = (
+        f"{zone} ({', '.join(f'{many:,} {role}' for role, many in sorted(roles.items()))})"
+        for zone, roles in sorted(zones.items())
+    )
+    return f"its workers stand in {some(told)}: KV cache may cross" if zones else ""
 
 
 def _kept(custody: Custody) -> Outcome:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from dynctl.custody.backends import KUBERNETES, backend_of, registered_elsewhere
 from dynctl.custody.chain import WorkerChain
 from dynctl.custody.facts import ClusterFacts, PodKey, StartLog
-from dynctl.custody.injection import engine
 from dynctl.custody.joining import Custody
 from dynctl.custody.standing import (
     NO_CLUSTER,
@@ -28,20 +28,11 @@ from dynctl.observing.facts import Unread
 from dynctl.ports import AccessQuestion
 from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.instance_id import instance_id
-from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL, DISCOVERY_ENABLED_LABEL
+from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL
 from dynctl.wire.kubernetes.objects import Pod
 from dynctl.wire.kubernetes.worker_metadata import PLURAL, WorkerMetadata
 
-BACKEND_ENV: Final = "DYN_DISCOVERY_BACKEND"
-KUBERNETES: Final = "kubernetes"
 _WRITING: Final = ("create", "patch")
-
-
-def backend_of(pod: Pod) -> str:
-    """Its discovery backend, as its variable says, else its label; empty where neither tells."""
-    main = engine(pod) or pod.main
-    told = None if main is None else main.env.get(BACKEND_ENV)
-    return (told or pod.labels.get(DISCOVERY_BACKEND_LABEL, "")).strip().lower()
 
 
 def in_kubernetes(worker: WorkerChain) -> bool:
@@ -100,18 +91,17 @@ def unregistered(custody: Custody, worker: WorkerChain) -> Skipped | None:
         return None
     if cluster is None or worker.pod is None:
         return Skipped(NO_CLUSTER)
-    backend = backend_of(worker.pod)
     if registry is None:
-        if backend not in (KUBERNETES, ""):
-            return Skipped(f"registered in {backend}: --discovery {backend}")
+        if elsewhere := registered_elsewhere(worker.pod):
+            return Skipped(elsewhere)
         if isinstance(cluster.metadata, Unread):
             return Skipped(f"what workers registered: {cluster.metadata.why}", unread=True)
     explained = not_serving(custody, worker) or may_not_register(custody, worker)
-    return Skipped(explained or _missing_code(worker, backend))
+    return Skipped(explained or _missing_code(worker))
 
 
-def _missing_code(worker: WorkerChain, backend: str) -> str:
-    if backend not in (KUBERNETES, ""):
+def _missing_code(worker: WorkerChain) -> str:
+    if registered_elsewhere(pod_of(worker)):
         return "DYT0707"
     if not pod_of(worker).ready:
         return "DYT0702"

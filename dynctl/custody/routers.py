@@ -16,6 +16,7 @@ from dynctl.connect.cluster_frontends import MOST_FRONTENDS, Reach, Reached, rea
 from dynctl.connect.dynamo_frontend import DynamoFrontend
 from dynctl.custody.facts import ProbeAnswer, RouterView
 from dynctl.custody.joining import Custody
+from dynctl.custody.refusals import unread
 from dynctl.errors import DynctlError
 from dynctl.observing.facts import Unread
 from dynctl.ports import Cluster, ClusterRefusal
@@ -84,7 +85,7 @@ def _ask(
     except DynctlError as error:
         return Unread(f"{place.name}: {error.message}", error.hint)
     except ClusterRefusal as refusal:
-        return Unread(f"{place.name}: {refusal.message}", "or name it: --frontend URL")
+        return Unread(f"{place.name}: {unread(refusal).why}", "or name it: --frontend URL")
 
 
 def _way(

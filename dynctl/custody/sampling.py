@@ -38,4 +38,10 @@ def _odd(worker: WorkerChain) -> bool:
     pod, main = worker.pod, None if worker.pod is None else worker.pod.main
     restarted = main is not None and (main.restarts > 0 or main.last_end is not None)
     broken = any(True for chain in worker.chains.values() for _ in chain.breaks())
-    return broken or restarted or pod is None or not pod.ready or not worker.cards
+    return broken or restarted or pod is None or not pod.ready or _lacks_card(worker)
+
+
+def _lacks_card(worker: WorkerChain) -> bool:
+    """Whether it registered nothing, and that is known."""
+    known = worker.chain is None or worker.chain[LinkName.CARD].told
+    return known and not worker.cards

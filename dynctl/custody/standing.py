@@ -232,6 +232,12 @@ def some(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(all_of[:most]) + more
 
 
+def by_graph(told: Iterable[tuple[str, str]]) -> str:
+    """``kubernetes``; where several graphs are told of, ``my-llm.prod: kubernetes, ..``."""
+    each = list(told)
+    return each[0][1] if len(each) == 1 else some(f"{name}: {says}" for name, says in each)
+
+
 def short(graph: VerifiedGraph) -> str:
     """Its subject without the kind: ``my-llm.prod``."""
     return graph.subject.partition(" ")[2]

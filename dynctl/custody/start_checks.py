@@ -76,7 +76,7 @@ def _started(custody: Custody) -> Outcome:
             else:
                 elsewhere.append(NOT_READ)
     judged = len(workers) - len(elsewhere)
-    return tally(wrong, unread, judged, len(workers), "worker pod", elsewhere)
+    return tally(wrong, unread, judged, len(workers), "pod", elsewhere)
 
 
 def _may_have_given_up(pod: Pod) -> bool:
@@ -108,7 +108,7 @@ def _recovered(custody: Custody) -> Outcome:
             since = "" if finished is None else f" {age(now - finished)} ago"
             wrong.append(found(worker.subject, restarts=max(1, main.restarts), since=since))
     judged = len(workers) - len(elsewhere)
-    return tally(wrong, (), judged, len(workers), "worker pod", elsewhere)
+    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
 # -- what it said it read --------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class _Logs:
 
     def outcome(self, wrong: Sequence[Found]) -> Outcome:
         judged = len(self.workers)
-        return tally(wrong, self.unread, judged, self.whole, "worker log", self.elsewhere)
+        return tally(wrong, self.unread, judged, self.whole, "log", self.elsewhere)
 
 
 def _logs(custody: Custody) -> _Logs:

@@ -81,7 +81,8 @@ def _judged(
         return Wrong(wrong, f"not judged: {told}" if gaps else "")
     if gaps:
         return Skipped(told)
-    told = "; ".join(f"{one.name}: {one.counted}" for one in judged[:2])
+    named = len(judged) > 1
+    told = "; ".join(f"{one.name}: {one.counted}" if named else one.counted for one in judged[:2])
     return Passed(told if counted else "")
 
 

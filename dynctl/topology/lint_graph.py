@@ -124,9 +124,10 @@ def _both_roles(facts: LintFacts) -> Outcome:
 
 
 def _counted(facts: LintFacts) -> str:
+    named = len(facts.governed) > 1
     told = [
-        f"{short_name(graph)}: {_replicas(graph, 'prefill')} prefill, "
-        f"{_replicas(graph, 'decode')} decode"
+        (f"{short_name(graph)}: " if named else "")
+        + f"{_replicas(graph, 'prefill')} prefill, {_replicas(graph, 'decode')} decode"
         for graph in facts.governed
     ]
     return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if told[3:] else "")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 from dynctl.findings.running import Check, Found, Outcome, found, outcome
 from dynctl.topology.draft_shapes import Draft, draft_levels, drafts_of
-from dynctl.topology.graphs import Graph
+from dynctl.topology.graphs import POLICY_PATH, Graph
 from dynctl.topology.lint_facts import (
     LintFacts,
     has_graphs,
@@ -25,15 +25,20 @@ _SAME: Final = {"hostname": "host", "node": "host", "dc": "datacenter", "az": "z
 _LONGEST_DOMAIN: Final = 63
 
 
-def present(facts: LintFacts) -> Outcome:
-    """DYT0102."""
+def present(facts: LintFacts, spread: Callable[[Graph], str] = lambda graph: "") -> Outcome:
+    """DYT0102. ``spread``: what is known of where the workers of a graph stand, in words."""
     without = [
         graph
         for graph in facts.graphs
         if raw_policy(graph) is None and graph.workers and not any(drafts_of(graph))
     ]
     return outcome(
-        (found(subject_of(graph), path="spec.experimental.kvTransferPolicy") for graph in without),
+        (
+            found(
+                subject_of(graph), path=POLICY_PATH, spread=spread(graph) and f"; {spread(graph)}"
+            )
+            for graph in without
+        ),
         says=_policies(facts),
     )
 

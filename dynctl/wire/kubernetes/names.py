@@ -22,6 +22,9 @@ CLUSTER_TOPOLOGY_ANNOTATION: Final = "nvidia.com/topology-cluster-topology-name"
 ENABLE_GROVE_ANNOTATION: Final = "nvidia.com/enable-grove"
 DISCOVERY_MODE_ANNOTATION: Final = "nvidia.com/dynamo-kube-discovery-mode"
 
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+"""By which clouds, and whoever follows them, label their nodes."""
+
 MAIN_CONTAINER: Final = "main"
 TOPOLOGY_VOLUME: Final = "topology-labels"
 MOUNT_PATH: Final = "/etc/dynamo/topology"

@@ -34,7 +34,7 @@ def test_a_healthy_cluster_passes_and_says_what_it_is():
     told = results()
     assert {one.state for one in told.values()} == {State.PASS}
     assert list(told) == sorted(told)
-    assert told["DYT0001"].message == "prod-east (https://10.0.0.1:6443), Kubernetes v1.33.1"
+    assert told["DYT0001"].message == "Kubernetes v1.33.1"
     assert told["DYT0003"].message == "v1alpha1, v1beta1"
     assert told["DYT0004"].message == "4 of 4 permissions"
 

@@ -52,7 +52,7 @@ def test_a_healthy_deployment_passes():
     assert {one.state for code, one in told.items() if code != "DYT0707"} == {State.PASS}
     assert skipped(told["DYT0707"]) == UNASKED
     assert list(told) == sorted(told)
-    assert told["DYT0701"].message == "my-llm.prod: kubernetes"
+    assert told["DYT0701"].message == "kubernetes"
     told = judged(DISCOVERY_CHECKS, custody(VerifyFacts()))
     assert {skipped(one) for one in told.values()} == {UNASKED}
 
@@ -66,7 +66,7 @@ def test_a_worker_in_another_backend_is_not_found_by_the_frontend():
     told = results(scene)
     assert wrong(told) == {"DYT0701": [subject(DECODE)]}
     assert values(told["DYT0701"]) == ["registers in etcd, the frontend uses kubernetes"]
-    assert told["DYT0702"].message == "11 of 11 worker pods"
+    assert told["DYT0702"].message == "11 of 11 pods"
 
 
 def test_the_frontend_decides_what_is_right():
@@ -164,7 +164,7 @@ def test_a_pod_that_does_not_run_or_waits_for_its_topology_is_told_elsewhere():
     scene.label(PREFILL, ZONE, None)
     told = results(scene)
     assert wrong(told) == {}
-    rest = "10 of 12 worker pods; the rest: DYT0403, DYT0410"
+    rest = "10 of 12 pods; the rest: DYT0403, DYT0410"
     assert told["DYT0702"].message == told["DYT0704"].message == rest
 
 
@@ -173,7 +173,7 @@ def test_a_worker_that_is_starting_is_told_once():
     scene.not_started(DECODE, running=True)
     told = results(scene)
     assert wrong(told) == {"DYT0702": [subject(DECODE)]}
-    assert told["DYT0704"].message == "11 of 12 worker pods; the rest: DYT0702"
+    assert told["DYT0704"].message == "11 of 12 pods; the rest: DYT0702"
 
 
 def test_further_ranks_are_not_looked_for():
@@ -184,7 +184,7 @@ def test_further_ranks_are_not_looked_for():
     scene.gone(DECODE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0702"].message == "11 of 11 worker pods"
+    assert told["DYT0702"].message == "11 of 11 pods"
 
 
 # -- permissions -----------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_an_account_that_may_not_register_is_found_before_what_follows():
         "may not create dynamoworkermetadatas.nvidia.com, patch dynamoworkermetadatas.nvidia.com, "
         "list dynamoworkermetadatas.nvidia.com in prod"
     ]
-    assert told["DYT0704"].message == "0 of 12 worker pods: DYT0703"
+    assert told["DYT0704"].message == "0 of 12 pods: DYT0703"
 
 
 def test_who_may_not_register_is_never_ready():
@@ -219,9 +219,7 @@ def test_who_may_not_register_is_never_ready():
         scene.log(name, domains={"zone": "us-east-1a"}, not_persisted="Failed to persist metadata")
     told = results(scene)
     assert wrong(told) == {"DYT0703": [ACCOUNT]}
-    assert {told[code].message for code in ("DYT0702", "DYT0704")} == {
-        "0 of 12 worker pods: DYT0703"
-    }
+    assert {told[code].message for code in ("DYT0702", "DYT0704")} == {"0 of 12 pods: DYT0703"}
 
 
 def test_a_registered_worker_is_not_ready_for_another_reason():
@@ -266,7 +264,7 @@ def test_a_log_that_says_so_counts_before_the_pod_is_ready():
     told = results(scene)
     # It never becomes Ready because of that: no fault of its own.
     assert wrong(told) == {"DYT0704": [subject(DECODE)]}
-    assert told["DYT0702"].message == "11 of 12 worker pods; the rest: DYT0704"
+    assert told["DYT0702"].message == "11 of 12 pods; the rest: DYT0704"
     assert values(told["DYT0704"]) == [
         "no DynamoWorkerMetadata; its log says: Failed to persist metadata"
     ]
@@ -399,7 +397,7 @@ def test_a_key_that_is_not_as_its_value_is_found():
 def test_workers_of_etcd_are_looked_for_in_etcd():
     told = results(in_etcd())
     assert told["DYT0707"].state is State.PASS
-    assert told["DYT0707"].message == "12 of 12 worker pods"
+    assert told["DYT0707"].message == "12 of 12 pods"
     assert {skipped(told[code]) for code in IN_KUBERNETES} == {UNASKED}
 
 
@@ -415,7 +413,7 @@ def test_a_ready_worker_that_is_not_in_etcd_is_found():
     scene.main(DECODE, running_since=None)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0707"].message == "11 of 12 worker pods; the rest: DYT0410"
+    assert told["DYT0707"].message == "11 of 12 pods; the rest: DYT0410"
 
 
 def test_a_registry_that_was_not_named_or_does_not_answer_is_no_pass():

@@ -55,7 +55,7 @@ def test_a_healthy_deployment_passes(wanted: dict[str, Any]):
     told = results(Scene(**wanted))
     assert {one.state for one in told.values()} == {State.PASS}
     assert list(told) == sorted(told)
-    assert told["DYT0503"].message == "12 of 12 worker pods"
+    assert told["DYT0503"].message == "12 of 12 pods"
 
 
 def test_without_a_cluster_or_a_mount_nothing_is_judged():
@@ -109,8 +109,8 @@ def test_a_pod_without_a_container_main_is_left_to_the_graphs_check():
     scene.main(DECODE, name="engine")
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0501"].message == "11 of 12 worker pods; the rest: DYT0119"
-    assert told["DYT0503"].message == "11 of 12 worker pods; the rest: DYT0119"
+    assert told["DYT0501"].message == "11 of 12 pods; the rest: DYT0119"
+    assert told["DYT0503"].message == "11 of 12 pods; the rest: DYT0119"
 
 
 def test_a_pod_that_was_never_written_to_is_told_by_its_annotation():
@@ -118,7 +118,7 @@ def test_a_pod_that_was_never_written_to_is_told_by_its_annotation():
     scene.never_written(DECODE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0502"].message == "11 of 12 worker pods; the rest: DYT0402"
+    assert told["DYT0502"].message == "11 of 12 pods; the rest: DYT0402"
 
 
 # -- volume and mount ------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_files_that_were_not_read_are_counted_and_those_refused_told():
     scene = Scene()
     del scene.files[SPACE, DECODE]
     assert results(scene)["DYT0503"].message == (
-        "11 of 12 worker pods; the rest: not asked for (--exec all)"
+        "11 of 12 pods; the rest: not asked for (--exec all)"
     )
     scene.files[SPACE, DECODE] = REFUSED
     assert {skipped(results(scene)[code]) for code in READING} == {UNREAD}
@@ -257,7 +257,7 @@ def test_a_worker_that_does_not_run_has_no_files():
     scene.not_started(DECODE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0503"].message == "11 of 12 worker pods; the rest: DYT0410"
+    assert told["DYT0503"].message == "11 of 12 pods; the rest: DYT0410"
 
 
 # -- what should not be there ----------------------------------------------------------------------

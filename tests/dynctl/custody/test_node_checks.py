@@ -43,9 +43,9 @@ def test_a_healthy_cluster_with_a_label_key():
     assert skips(told, unread=False) == [*GROVE_ONLY, "DYT0214"]
     assert wrong(told) == {}
     assert told["DYT0205"].message == "4 of 4 nodes with workers"
-    assert told["DYT0206"].message == f"{ZONE}: 4 of 4 nodes"
-    assert told["DYT0207"].message == f"{ZONE}: {A} 2, {B} 2"
-    assert told["DYT0212"].message == f"{ZONE}: 2 values"
+    assert told["DYT0206"].message == f"4 of 4 nodes ({ZONE})"
+    assert told["DYT0207"].message == f"{A} 2, {B} 2 ({ZONE})"
+    assert told["DYT0212"].message == f"2 values ({ZONE})"
 
 
 def test_a_healthy_cluster_with_grove():

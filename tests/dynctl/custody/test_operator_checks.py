@@ -49,7 +49,7 @@ def test_a_healthy_operator(grove: bool):
     told = results(Cluster(grove=grove))
     assert {one.state for one in told.values()} == {State.PASS}
     assert list(told) == sorted(told)
-    assert told["DYT0301"].message == f"{DEPLOYMENT} 1.6"
+    assert told["DYT0301"].message == f"1.6 ({DEPLOYMENT})"
     assert told["DYT0304"].message == "kubernetes-operator:1.6.1"
 
 

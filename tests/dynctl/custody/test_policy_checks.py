@@ -50,7 +50,7 @@ def test_a_healthy_graph_passes(version: str, grove: bool):
     assert {one.code for one in told.values() if one.state is not State.PASS} == set()
     assert told["DYT0101"].message == "my-llm.prod"
     assert told["DYT0102"].message == "my-llm.prod: zone, required"
-    assert told["DYT0109"].message == "my-llm.prod: 4 prefill, 8 decode"
+    assert told["DYT0109"].message == "4 prefill, 8 decode"
     assert told["DYT0113"].message == "successful"
 
 
@@ -167,7 +167,12 @@ def test_a_graph_without_a_policy_is_blind_to_topology():
     told = results(cluster)
     assert wrong(told) == {"DYT0102": [GRAPH]}
     assert told["DYT0102"].state is State.WARN
-    assert "delete it first" in told["DYT0102"].findings[0].fix
+    [finding] = told["DYT0102"].findings
+    assert "delete it first" in finding.fix
+    assert finding.value == (
+        "no spec.experimental.kvTransferPolicy; its workers stand in us-east-1a (4 decode, "
+        "2 prefill), us-east-1b (4 decode, 2 prefill): KV cache may cross"
+    )
     assert skipped(told["DYT0105"]) == (True, False)
 
 
@@ -317,7 +322,7 @@ def test_cards_tell_roles_that_the_manifest_does_not():
     follow(cluster)
     told = results(cluster)
     assert wrong(told) == {}
-    assert told["DYT0109"].message == "my-llm.prod: 4 prefill, 8 decode"
+    assert told["DYT0109"].message == "4 prefill, 8 decode"
     # Without cards nobody knows any role, so it looks like a graph that is not disaggregated.
     assert list(found(cluster, metadata=())) == ["DYT0115"]
 

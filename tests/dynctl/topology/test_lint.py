@@ -211,7 +211,6 @@ def test_json_names_codes_and_subjects(dynctl):
     [
         ([], "no file to check"),
         (["-f", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
-        (["-f", "x", "--against", "prod"], "--against prod: not read yet"),
         (["-f", "x", "--fail-on", "skip"], "expected fail or warn"),
         (["-f", "x", "--suppress", "DYT9999"], "no such code"),
     ],
