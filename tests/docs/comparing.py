@@ -1,4 +1,4 @@
-"""Whether a command printed what a page shows, where times and ports may differ."""
+"""Whether a command printed what a page shows, where times, ports and ids may differ."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Final
 LEFT_OUT: Final = "..."
 _DURATION = re.compile(r"\d[\d,]*(\.\d+)?(?= (ms|s|min|h|d)\b)")
 _CLOCK = re.compile(r"\b\d\d:\d\d:\d\d(\.\d+)?")
+_HEX_NAME = re.compile(r"(?<=\bbackend/|\bprefill/)[0-9a-f]{4,}\b")
 _LOCAL = re.compile(r"127\.0\.0\.1:\d{5}")
 
 
 def _plain(line: str) -> str:
-    line = _LOCAL.sub("127.0.0.1:PORT", _CLOCK.sub("CLOCK", _DURATION.sub("N", line)))
+    line = _HEX_NAME.sub("ID", _CLOCK.sub("CLOCK", _DURATION.sub("N", line)))
+    line = _LOCAL.sub("127.0.0.1:PORT", line)
     return " ".join(line.split())
 
 
@@ -23,7 +25,7 @@ def difference(
     """None where ``shown`` is what was ``printed``, else what is not there.
 
     ``ports``: real one -> the one of the page. Durations, times of day, ports of simulated
-    servers and the width of columns do not count.
+    servers, ids of live workers and the width of columns do not count.
     """
     for real, written in (ports or {}).items():
         printed = re.sub(rf"\b{real}\b", written, printed)

@@ -32,15 +32,22 @@ _PORT = re.compile(r"(?:127\.0\.0\.1:|localhost:|--port |--http-port )(\d{4})\b"
 
 class Session:
     """A shell of one scene. ``environment`` is added to the process's own; ``directory`` is the
-    scene's alone, and where commands are run unless ``place`` says otherwise.
+    scene's alone, and where commands are run unless ``place`` says otherwise. Lines that export
+    ``fixed`` variables change nothing: the scene has values of its own for them.
 
     Programs that stay (``serve``, ``demo --keep``) run beside it until :meth:`close`.
     """
 
     def __init__(
-        self, directory: Path, environment: Mapping[str, str], *, place: Path | None = None
+        self,
+        directory: Path,
+        environment: Mapping[str, str],
+        *,
+        place: Path | None = None,
+        fixed: Iterable[str] = (),
     ) -> None:
         self._directory = place or directory
+        self._fixed = frozenset(fixed)
         self._environment = dict(environment)
         self._ports: dict[str, str] = {}
         self._running: list[tuple[subprocess.Popen[bytes], str]] = []
@@ -103,7 +110,8 @@ class Session:
             return False
         for word in shlex.split(text, comments=True)[1:]:
             name, _, value = word.partition("=")
-            self._environment[name] = value
+            if name not in self._fixed:
+                self._environment[name] = value
         return True
 
     def _here(self, arguments: list[str]) -> tuple[int, str]:

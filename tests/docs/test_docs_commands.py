@@ -8,6 +8,7 @@ import pytest
 
 from tests.docs.comparing import difference, exchange
 from tests.docs.pages import Command, File, Scene, pages, scenes
+from tests.docs.running import Session
 from tests.docs.worlds import ELSEWHERE, session
 
 SCENES = [
@@ -18,10 +19,15 @@ SCENES = [
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.id)
 def test_the_commands_of_a_page_do_what_it_shows(scene: Scene, tmp_path: Path) -> None:
     with session(scene.world, tmp_path) as shell:
-        for step in scene.steps:
-            if isinstance(step, File):
-                shell.write(step)
-                continue
+        follow(scene, shell)
+
+
+def follow(scene: Scene, shell: Session) -> None:
+    """Do what a scene does, in its order; the first line that is not as the page says fails."""
+    for step in scene.steps:
+        if isinstance(step, File):
+            shell.write(step)
+        else:
             _check(shell.run(step), step, shell.written_ports, scene.page)
 
 

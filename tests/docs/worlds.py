@@ -14,8 +14,10 @@ dynamo              a real Dynamo; tests/dynamo/test_docs.py runs these
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -59,10 +61,9 @@ def session(world: str, directory: Path) -> Iterator[Session]:
         case _:
             raise KeyError(f"no world is called {world!r}")
     if kind == "engines":
-        serving = scenes(DOCS / "tour" / "plain-engines.md")[0].commands
-        for command in serving:
-            if " serve " in command.text:
-                found.run(command)
+        commands = scenes(DOCS / "tour" / "plain-engines.md")[0].commands
+        for command in takewhile(lambda one: " serve " in one.text, commands):
+            found.run(command)
     yield from _closing(found)
 
 
@@ -78,8 +79,6 @@ def _of_cluster(sim: Simulation, directory: Path) -> dict[str, str]:
 
 
 def _registered(directory: Path) -> Path:
-    import json
-
     entries = json.loads(CAPTURE.read_text())
     values = {key: row["value"] for key, row in entries.items()}
     return written(directory / "kv", values)
