@@ -9,140 +9,144 @@
 # Sets subs, flags, arguments and more (the argument that repeats) of the command $1.
 __dynctl_command() {
     subs='' arguments=() more=''
-    flags='--frontend --view --demo --output -o --token --token-env --token-file --context --discovery --dyn-namespace --file-kv --etcd-endpoints --etcd-client --nats-server --namespace -n --all-namespaces -A --kube-context --kubeconfig --reach --no-color --debug --help -h'
+    flags='--frontend --view --demo --token --token-env --token-file --context --discovery --dyn-namespace --file-kv --etcd-endpoints --etcd-client --nats-server --namespace -n --all-namespaces -A --kube-context --kubeconfig --reach --no-color --debug --help -h'
     case $1 in
         '')
-            subs='demo serve route workers topology top events thresholds config context check explain why completion version'
-            flags+=' --timeout --wait'
+            subs='demo serve route workers topology top events thresholds config context check explain why bundle completion version'
+            flags+=' --output -o --timeout --wait'
             ;;
         'demo')
-            flags+=' --keep --story --no-story --port --timeout --wait'
+            flags+=' --keep --story --no-story --port --output -o --timeout --wait'
             ;;
         'serve')
             subs='frontend router engine'
-            flags+=' --timeout --wait --http-host --host --http-port --port --worker --workers-file --model-path --model-name --kv-cache-block-size --api-token --log-decisions --log-format --log-level --decision-memory --drain-timeout --system-port --announce --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states'
+            flags+=' --output -o --timeout --wait --http-host --host --http-port --port --worker --workers-file --model-path --model-name --kv-cache-block-size --api-token --log-decisions --log-format --log-level --decision-memory --drain-timeout --system-port --announce --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states'
             ;;
         'serve frontend')
-            flags+=' --http-host --host --http-port --port --worker --workers-file --model-path --model-name --kv-cache-block-size --api-token --log-decisions --log-format --log-level --decision-memory --drain-timeout --system-port --announce --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states --timeout --wait'
+            flags+=' --http-host --host --http-port --port --worker --workers-file --model-path --model-name --kv-cache-block-size --api-token --log-decisions --log-format --log-level --decision-memory --drain-timeout --system-port --announce --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states --output -o --timeout --wait'
             ;;
         'serve router')
-            flags+=' --http-host --host --http-port --port --worker --workers-file --model-path --model-name --kv-cache-block-size --api-token --log-decisions --log-format --log-level --decision-memory --drain-timeout --system-port --announce --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states --timeout --wait'
+            flags+=' --http-host --host --http-port --port --worker --workers-file --model-path --model-name --kv-cache-block-size --api-token --log-decisions --log-format --log-level --decision-memory --drain-timeout --system-port --announce --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states --output -o --timeout --wait'
             ;;
         'serve engine')
-            flags+=' --name --model --model-path --role --can-prefill --no-can-prefill --host --advertise-host --port --block-size --total-blocks --max-model-len --max-num-seqs --max-waiting --max-num-batched-tokens --data-parallel-size --lora --prefill-tokens-per-s --decode-itl-ms --speedup-ratio --default-output-tokens --seed --kv-transfer-ms-per-block --kv-transfer-cross-domain-factor --kv-load-failure-policy --kv-hold-timeout-s --kv-events --replay --kv-events-topic --kv-events-buffer-steps --max-body-bytes --drain-timeout-s --fault-slow-factor --fault-refuse --fault-die-mid-stream-after --fault-stop-publishing --no-fault-stop-publishing --fault-drop-events --timeout --wait'
+            flags+=' --name --model --model-path --role --can-prefill --no-can-prefill --host --advertise-host --port --block-size --total-blocks --max-model-len --max-num-seqs --max-waiting --max-num-batched-tokens --data-parallel-size --lora --prefill-tokens-per-s --decode-itl-ms --speedup-ratio --default-output-tokens --seed --kv-transfer-ms-per-block --kv-transfer-cross-domain-factor --kv-load-failure-policy --kv-hold-timeout-s --kv-events --replay --kv-events-topic --kv-events-buffer-steps --max-body-bytes --drain-timeout-s --fault-slow-factor --fault-refuse --fault-die-mid-stream-after --fault-stop-publishing --no-fault-stop-publishing --fault-drop-events --output -o --timeout --wait'
             ;;
         'route')
-            flags+=' --explain --all --raw --messages --tokens --model --model-path --require-taint --prefer-taint --pin-prefill --pin-decode --set --save-view --timeout --wait'
+            flags+=' --explain --all --raw --messages --tokens --model --model-path --require-taint --prefer-taint --pin-prefill --pin-decode --set --save-view --output -o --timeout --wait'
             arguments=('free')
             ;;
         'workers')
             subs='list show'
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             ;;
         'workers list')
-            flags+=' --model --role --selector -l --sort-by --no-headers --timeout --wait'
+            flags+=' --model --role --selector -l --sort-by --no-headers --output -o --timeout --wait'
             ;;
         'workers show')
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             arguments=('live:worker')
             ;;
         'topology')
             subs='show verify plan lint render wait'
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             ;;
         'topology show')
-            flags+=' --domain --model --selector -l --sort-by --no-headers --timeout --wait'
+            flags+=' --domain --model --selector -l --sort-by --no-headers --output -o --timeout --wait'
             ;;
         'topology verify')
-            flags+=' --dgd --exec --logs --probe --path --domain --file -f --fail-on --suppress --wait --list-checks --timeout'
+            flags+=' --dgd --exec --logs --probe --path --domain --file -f --fail-on --suppress --wait --list-checks --output -o --timeout'
             ;;
         'topology plan')
-            flags+=' --capacity --file -f --domain --over --ratio --target --enforcement --model --dgd --no-headers --timeout --wait'
+            flags+=' --capacity --file -f --domain --over --ratio --target --enforcement --model --dgd --no-headers --output -o --timeout --wait'
             ;;
         'topology lint')
-            flags+=' --file -f --fail-on --suppress --against --timeout --wait'
+            flags+=' --file -f --fail-on --suppress --against --output -o --timeout --wait'
             arguments=('file')
             more='file'
             ;;
         'topology render')
-            flags+=' --domain --label-key --enforcement --weight --container --mount-path --init-wait --image --init-timeout --level --name --kind --timeout --wait'
+            flags+=' --domain --label-key --enforcement --weight --container --mount-path --init-wait --image --init-timeout --level --name --kind --output -o --timeout --wait'
             arguments=('words:pod cluster-topology')
             ;;
         'topology wait')
-            flags+=' --path --domain --timeout --wait'
+            flags+=' --path --domain --timeout --output -o --wait'
             ;;
         'top')
-            flags+=' --once --rate --domain --readonly --frontend-log --timeout --wait'
+            flags+=' --once --rate --domain --readonly --frontend-log --output -o --timeout --wait'
             ;;
         'events')
             subs='tail'
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             ;;
         'events tail')
-            flags+=' --worker --selector -l --kind --load --limit --duration --no-headers --timeout --wait'
+            flags+=' --worker --selector -l --kind --load --limit --duration --no-headers --output -o --timeout --wait'
             ;;
         'thresholds')
             subs='get set watch'
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             ;;
         'thresholds get')
-            flags+=' --workers --ask --timeout --wait'
+            flags+=' --workers --ask --output -o --timeout --wait'
             arguments=('live:model')
             ;;
         'thresholds set')
-            flags+=' --active-decode-blocks --active-decode-blocks-threshold --active-prefill-tokens --active-prefill-tokens-threshold --active-prefill-tokens-frac --active-prefill-tokens-threshold-frac --dry-run --partial --wait --timeout'
+            flags+=' --active-decode-blocks --active-decode-blocks-threshold --active-prefill-tokens --active-prefill-tokens-threshold --active-prefill-tokens-frac --active-prefill-tokens-threshold-frac --dry-run --partial --wait --output -o --timeout'
             arguments=('live:model')
             ;;
         'thresholds watch')
-            flags+=' --rate --limit --duration --timeout --wait'
+            flags+=' --rate --limit --duration --output -o --timeout --wait'
             ;;
         'config')
             subs='show'
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             ;;
         'config show')
-            flags+=' --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states --timeout --wait'
+            flags+=' --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states --output -o --timeout --wait'
             ;;
         'context')
             subs='list use add show remove'
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             ;;
         'context list')
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             ;;
         'context use')
-            flags+=' --none --timeout --wait'
+            flags+=' --none --output -o --timeout --wait'
             arguments=('live:context')
             ;;
         'context add')
-            flags+=' --force --timeout --wait'
+            flags+=' --force --output -o --timeout --wait'
             arguments=('free')
             ;;
         'context show')
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             arguments=('live:context')
             ;;
         'context remove')
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             arguments=('live:context')
             ;;
         'check')
-            flags+=' --fail-on --suppress --timeout --wait'
+            flags+=' --fail-on --suppress --output -o --timeout --wait'
             ;;
         'explain')
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             arguments=('words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909')
             ;;
         'why')
-            flags+=' --all --timeout --wait'
+            flags+=' --all --output -o --timeout --wait'
             arguments=('free')
             ;;
+        'bundle')
+            flags+=' --to --output -o --force --kubernetes --timeout --wait'
+            arguments=('file')
+            ;;
         'completion')
-            flags+=' --timeout --wait'
+            flags+=' --output -o --timeout --wait'
             arguments=('words:bash zsh fish')
             ;;
         'version')
-            flags+=' --client --timeout --wait'
+            flags+=' --client --output -o --timeout --wait'
             ;;
     esac
 }
@@ -178,7 +182,7 @@ __dynctl_meaning() {
             meaning='words:all sample none' ;;
         *:--fail-on)
             meaning='words:fail warn' ;;
-        *:--file | *:--frontend-log | *:--kubeconfig | *:--messages | *:--save-view | *:--token-file | *:--tokens | *:--view | *:--workers-file | *:-f)
+        *:--file | *:--frontend-log | *:--kubeconfig | *:--messages | *:--save-view | *:--to | *:--token-file | *:--tokens | *:--view | *:--workers-file | *:-f)
             meaning='file' ;;
         *:--file-kv | *:--model-path | *:--mount-path | *:--path)
             meaning='folder' ;;

@@ -24,6 +24,7 @@ function __dynctl_commands
                 'check'\t'Check a live deployment' \
                 'explain'\t'Explain a code that a check printed' \
                 'why'\t'Explain a decision that a frontend made' \
+                'bundle'\t'Write what is seen into one file for a bug report' \
                 'completion'\t'Print what completes command lines on TAB' \
                 'version'\t'Print the versions of dynctl and of the frontends'
         case 'serve'
@@ -70,8 +71,6 @@ function __dynctl_flags
         '--frontend'\t'Ask a running dynctl frontend or router (repeatable: replicas)' \
         '--view'\t'Work offline on a view saved with --save-view' \
         '--demo'\t'Work on the embedded demo fleet' \
-        '--output'\t'table, wide, json, jsonl, yaml or name' \
-        '-o'\t'table, wide, json, jsonl, yaml or name' \
         '--token'\t'Bearer token' \
         '--token-env'\t'The environment variable that holds the bearer token' \
         '--token-file'\t'The file that holds the bearer token' \
@@ -96,6 +95,8 @@ function __dynctl_flags
     switch "$argv[1]"
         case ''
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'demo'
@@ -104,10 +105,14 @@ function __dynctl_flags
                 '--story'\t'Send the four requests and explain them' \
                 '--no-story'\t'Send the four requests and explain them' \
                 '--port'\t'The frontend\'s port' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'serve'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read' \
                 '--http-host'\t'Address to listen on' \
@@ -252,6 +257,8 @@ function __dynctl_flags
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
                 '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'serve router'
@@ -326,6 +333,8 @@ function __dynctl_flags
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
                 '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'serve engine'
@@ -368,6 +377,8 @@ function __dynctl_flags
                 '--fault-stop-publishing'\t'Number and keep KV event batches for replay, but do not send them' \
                 '--no-fault-stop-publishing'\t'Number and keep KV event batches for replay, but do not send them' \
                 '--fault-drop-events'\t'Leave the next N KV event batches unsent' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'route'
@@ -385,10 +396,14 @@ function __dynctl_flags
                 '--pin-decode'\t'Force the decode worker' \
                 '--set'\t'What if: a setting, load.WORKER.prefill_tokens=+500 or ..' \
                 '--save-view'\t'Save the router\'s state and answer from it' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'workers'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'workers list'
@@ -399,14 +414,20 @@ function __dynctl_flags
                 '-l'\t'Only workers that match all: a topology domain, name, role, model or ..' \
                 '--sort-by'\t'Sort by a column, for example cached_blocks' \
                 '--no-headers'\t'Rows only' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'workers show'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'topology'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'topology show'
@@ -417,6 +438,8 @@ function __dynctl_flags
                 '-l'\t'Count only workers that match all: a topology domain, name, role, ..' \
                 '--sort-by'\t'Sort by a column, for example ratio' \
                 '--no-headers'\t'Rows only' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'topology verify'
@@ -433,6 +456,8 @@ function __dynctl_flags
                 '--suppress'\t'Leave a check out, or a finding: --suppress \'DYT0902=Pod my-*.prod\'' \
                 '--wait'\t'Look again until nothing fails, this long: 5m' \
                 '--list-checks'\t'List every check and stop' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long'
         case 'topology plan'
             printf '%s\n' \
@@ -447,6 +472,8 @@ function __dynctl_flags
                 '--model'\t'Only workers of this model (live)' \
                 '--dgd'\t'Count the pods of this DynamoGraphDeployment in a cluster (repeatable)' \
                 '--no-headers'\t'Rows only' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'topology lint'
@@ -456,6 +483,8 @@ function __dynctl_flags
                 '--fail-on'\t'What makes the exit code 1: fail, or warn too' \
                 '--suppress'\t'Leave a check out, or a finding (repeatable): --suppress DYT0111' \
                 '--against'\t'Check against this cluster too: node labels, Grove topology, what a ..' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'topology render'
@@ -472,6 +501,8 @@ function __dynctl_flags
                 '--level'\t'cluster-topology: a level and its node label (repeatable, broad to ..' \
                 '--name'\t'cluster-topology: its name' \
                 '--kind'\t'cluster-topology: ClusterTopologyBinding, or ClusterTopology for ..' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'topology wait'
@@ -479,6 +510,8 @@ function __dynctl_flags
                 '--path'\t'Directory of topology files' \
                 '--domain'\t'The domain that must have a value' \
                 '--timeout'\t'Give up after this long: 30s, 2m' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'top'
             printf '%s\n' \
@@ -487,10 +520,14 @@ function __dynctl_flags
                 '--domain'\t'Group domains by this (zone, rack, ..)' \
                 '--readonly'\t'Nothing on the service can be changed from here' \
                 '--frontend-log'\t'Read a live Dynamo\'s decisions from its frontend\'s log (`Selected ..' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'events'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'events tail'
@@ -503,16 +540,22 @@ function __dynctl_flags
                 '--limit'\t'End after N lines' \
                 '--duration'\t'End after this long' \
                 '--no-headers'\t'No heading' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'thresholds'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'thresholds get'
             printf '%s\n' \
                 '--workers'\t'Show how each rank stands too: signal, limit, latch, age, effect ..' \
                 '--ask'\t'Ask Dynamo frontends by a dry run a worker whether they refuse it now' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'thresholds set'
@@ -526,16 +569,22 @@ function __dynctl_flags
                 '--dry-run'\t'Only say which ranks would change' \
                 '--partial'\t'Keep what could be set where a replica fails, instead of none' \
                 '--wait'\t'Until every replica acts on it and does not only store it, at most ..' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long'
         case 'thresholds watch'
             printf '%s\n' \
                 '--rate'\t'How often to look' \
                 '--limit'\t'End after N lines' \
                 '--duration'\t'End after this long' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'config'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'config show'
@@ -593,56 +642,89 @@ function __dynctl_flags
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
                 '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'context'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'context list'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'context use'
             printf '%s\n' \
                 '--none'\t'Leave it: no context is current' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'context add'
             printf '%s\n' \
                 '--force'\t'Replace the context of that name' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'context show'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'context remove'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'check'
             printf '%s\n' \
                 '--fail-on'\t'What makes the exit code 1: fail, or warn too' \
                 '--suppress'\t'Leave a check out, or a finding (repeatable): --suppress DYR0212' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'explain'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'why'
             printf '%s\n' \
                 '--all'\t'List every candidate and rejection' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
+                '--timeout'\t'Give up after this long' \
+                '--wait'\t'How long the workers\' caches may take to be read'
+        case 'bundle'
+            printf '%s\n' \
+                '--to'\t'The same, as an option' \
+                '--output'\t'The same' \
+                '-o'\t'The same' \
+                '--force'\t'Overwrite a file that is there' \
+                '--kubernetes'\t'Run topology verify too, on the kubeconfig\'s cluster' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'completion'
             printf '%s\n' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
         case 'version'
             printf '%s\n' \
                 '--client'\t'Only this program' \
+                '--output'\t'table, wide, json, jsonl, yaml or name' \
+                '-o'\t'table, wide, json, jsonl, yaml or name' \
                 '--timeout'\t'Give up after this long' \
                 '--wait'\t'How long the workers\' caches may take to be read'
     end
@@ -688,6 +770,9 @@ function __dynctl_arguments
         case 'why'
             printf '%s\n' \
                 'free'
+        case 'bundle'
+            printf '%s\n' \
+                'file'
         case 'completion'
             printf '%s\n' \
                 'words:bash zsh fish'
@@ -725,7 +810,7 @@ function __dynctl_meaning
             echo 'words:all sample none'
         case '*:--fail-on'
             echo 'words:fail warn'
-        case '*:--file' '*:--frontend-log' '*:--kubeconfig' '*:--messages' '*:--save-view' '*:--token-file' '*:--tokens' '*:--view' '*:--workers-file' '*:-f'
+        case '*:--file' '*:--frontend-log' '*:--kubeconfig' '*:--messages' '*:--save-view' '*:--to' '*:--token-file' '*:--tokens' '*:--view' '*:--workers-file' '*:-f'
             echo 'file'
         case '*:--file-kv' '*:--model-path' '*:--mount-path' '*:--path'
             echo 'folder'

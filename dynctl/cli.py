@@ -50,6 +50,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("check", "check:check", "Check a live deployment; say what is wrong and how to fix it."),
     ("explain", "explain:explain", "Explain a code that a check printed."),
     ("why", "why:why", "Explain a decision that a frontend made."),
+    ("bundle", "bundle:bundle", "Write what is seen into one file for a bug report."),
     ("completion", "completion:completion", "Print what completes command lines on TAB."),
     ("version", "version:version", "Print the versions of dynctl and of the frontends."),
 )

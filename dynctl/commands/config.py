@@ -26,7 +26,7 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
             )
         source = connect(options)
         document = source.config()
-        report = _remote(source.title, document)
+        report = remote_report(source.title, document)
     else:
         report = _local(router_flags)
     for warning in report.warnings:
@@ -52,7 +52,8 @@ def _local(router_flags: Mapping[str, str | bool]) -> Any:
     )
 
 
-def _remote(title: str, document: Mapping[str, Any]) -> Any:
+def remote_report(title: str, document: Mapping[str, Any]) -> Any:
+    """A router's own settings as the command shows them."""
     from dynctl.views.results import ConfigReport
 
     settings = document.get("settings", {})

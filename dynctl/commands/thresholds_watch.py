@@ -31,10 +31,14 @@ def watch_thresholds(
 
     from dynctl.connect import connect
     from dynctl.connect.threshold_watch import Watch
-    from dynctl.errors import ExitCode
+    from dynctl.errors import ExitCode, UsageProblem
     from dynctl.views.numbers import plural
     from dynctl.views.render import doubted, talk
     from dynctl.views.threshold_stream import ThresholdStream
+
+    if options.demo or options.view is not None:
+        flag = "--demo" if options.demo else "--view"
+        raise UsageProblem(f"{flag}: a saved moment never changes; name frontends to watch")
 
     async def watch() -> None:
         stream = ThresholdStream(options, limit=limit)

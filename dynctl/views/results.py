@@ -204,6 +204,47 @@ class CompletionScript(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
+class BundleMember(msgspec.Struct, frozen=True):
+    """One file of a bundle. ``notes``: what could not be known for it."""
+
+    file: str
+    what: str
+    bytes: int
+    sha256: str
+    notes: list[str] = []
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """What a bundle should hold and does not, and why."""
+
+    file: str
+    what: str
+    why: str
+
+
+class BundleManifest(msgspec.Struct, frozen=True):
+    """What is in a bundle. ``created``: UTC. ``redacted``: what was done to it."""
+
+    created: str
+    client: str
+    members: list[BundleMember]
+    left_out: list[LeftOut]
+    redacted: str
+    kind: str = "BundleManifest"
+    schema: int = SCHEMA
+
+
+class BundleReport(msgspec.Struct, frozen=True):
+    """A bundle that was written. ``bytes``: of the file."""
+
+    path: str
+    bytes: int
+    members: list[BundleMember]
+    left_out: list[LeftOut]
+    kind: str = "Bundle"
+    schema: int = SCHEMA
+
+
 def versions(peers: Sequence[tuple[str, str | None, str | None]]) -> Versions:
     """This client's version, and ``(url, version, error)`` of each peer."""
     import platform

@@ -13,6 +13,7 @@ from dynctl.findings.results import CodeList, CodePage, Report, State
 from dynctl.topology.domain_capacity import NO_DOMAIN, TopologyShow
 from dynctl.topology.plan_result import TopologyPlan
 from dynctl.views import (
+    bundle_table,
     check_table,
     context_tables,
     custody_table,
@@ -26,6 +27,7 @@ from dynctl.views import (
 from dynctl.views.canvas import Canvas
 from dynctl.views.context_results import ContextChange, ContextDetail, ContextList
 from dynctl.views.results import (
+    BundleReport,
     ConfigReport,
     ThresholdChange,
     ThresholdList,
@@ -50,6 +52,7 @@ _SCREENS: dict[type, Any] = {
     ContextDetail: context_tables.context_detail,
     ContextChange: context_tables.context_change,
     Versions: tables.versions,
+    BundleReport: bundle_table.bundle_report,
     Report: check_table.check_report,
     VerifyReport: custody_table.verify_report,
     CodePage: check_table.code_page,
@@ -118,6 +121,8 @@ def names(result: Any) -> list[str]:
         return [row.name for row in result.contexts]
     if isinstance(result, ContextDetail | ContextChange):
         return [] if result.name is None else [result.name]
+    if isinstance(result, BundleReport):
+        return [result.path]
     if isinstance(result, Report):
         return [check.code for check in result.checks if check.state in (State.FAIL, State.WARN)]
     if isinstance(result, CodeList | CodePage):

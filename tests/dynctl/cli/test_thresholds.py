@@ -464,6 +464,11 @@ def test_watch_tells_of_a_frontend_that_is_not_there_and_of_one_that_is(dynctl, 
     assert (both.code, json.loads(both.out)["event"]) == (0, "lost")
 
 
+def test_a_saved_moment_is_not_watched(dynctl):
+    ran = dynctl("thresholds", "watch", "--demo")
+    assert (ran.code, "never changes" in ran.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
