@@ -109,6 +109,7 @@ def verify_topology(
     if fail_on not in ("fail", "warn"):
         raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
     if file:
+        _check_alone(options, dgd, path, probe, wait)
         return lint_files(options, file, fail_on, suppress)
     report = verified(
         options,
@@ -126,3 +127,30 @@ def verify_topology(
     )
     emit(report, options)
     return ExitCode.YES if report.passes(fail_on) else ExitCode.NO
+
+
+def _check_alone(
+    options: GlobalOptions,
+    dgd: list[str] | None,
+    path: Path | None,
+    probe: int,
+    wait: float | None,
+) -> None:
+    """Raise UsageProblem for what --file leaves unread."""
+    from dynctl.errors import UsageProblem
+
+    beside = {
+        "--dgd": dgd,
+        "--path": path,
+        "--probe": probe,
+        "--wait": wait,
+        "-n": options.namespace,
+        "-A": options.all_namespaces,
+        "--kube-context": options.kube_context,
+    }
+    wrong = [flag for flag, value in beside.items() if value]
+    if wrong:
+        raise UsageProblem(
+            f"--file checks manifests and no cluster; leave out {', '.join(wrong)}",
+            "with a cluster: dynctl topology lint -f FILE --against KUBE_CONTEXT",
+        )

@@ -82,10 +82,11 @@ def _elsewhere(
     if graphs is None:
         return "name its namespace with -n NAME"
     spaces = sorted({space for space, one in graphs if name in (None, one)})
-    if spaces:
-        who = "it is" if name else "there are some"
-        return f"{who} in {_joined(spaces)}: -n {spaces[0]}" + ("" if name else ", or -A for all")
     missing = "there is no such namespace; " if _is_missing(cluster, namespace) else ""
+    if spaces:
+        who = "it is" if name else "there are graphs"
+        more = "" if name else ", or -A for all"
+        return f"{missing}{who} in {_joined(spaces)}: -n {spaces[0]}{more}"
     if not graphs:
         return f"{missing}no other namespace has one: kubectl apply -f FILE, {_OTHER_CLUSTER}"
     return missing + _said([f"{one} in {space}" for space, one in graphs])

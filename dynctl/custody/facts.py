@@ -29,8 +29,8 @@ NOT_ASKED: Final = Unread("not asked for")
 class TopologyFile:
     """A file below the topology mount. ``content`` None: there is no such file.
 
-    ``strange``: why the content cannot be a domain's value (not UTF-8, too large); it is empty
-    then.
+    ``strange``: why the content cannot be a domain's value (not UTF-8, too large, no line of
+    text); it is empty then.
     """
 
     content: str | None
@@ -134,11 +134,13 @@ class MountFacts:
     """The topology mount of one worker, read where we run. ``files``: name -> content.
 
     ``domain``: the transfer domain that the worker expects, empty where nobody said one.
+    ``absent``: why there is no such directory, empty where there is.
     """
 
     path: str
     domain: str
     files: Mapping[str, TopologyFile] | Unread
+    absent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

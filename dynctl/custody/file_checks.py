@@ -46,6 +46,10 @@ from dynctl.wire.kubernetes.names import TOPOLOGY_VOLUME
 REFRESH_S: Final = 90.0
 """How long the kubelet may take to show a changed label in a file: its sync period and cache."""
 NOT_READ: Final = "not asked for (--exec all)"
+_LOOK: Final = "see from outside where it breaks: dynctl topology verify --dgd NAME"
+_MOUNT_IT: Final = """
+mount the volume of topology files there (dynctl topology render shows it), or name its directory: \
+--path DIR""".strip()
 
 
 # -- what the operator wrote -----------------------------------------------------------------------
@@ -150,7 +154,7 @@ def _filled(custody: Custody) -> Outcome:
     wrong, unread = ([], []) if mount is None else _mount_filled(mount)
     skipped = first_skip(custody, (in_cluster, governed, peopled, sourced))
     if skipped is not None:
-        return skipped if mount is None else outcome(wrong, unread, mount.path)
+        return skipped if mount is None else outcome(wrong, unread, _values(mount))
     read, now = _read(custody), cluster_of(custody).now
     read.unread += unread
     for worker, files in read.workers:
@@ -233,7 +237,9 @@ def _strays(custody: Custody) -> Outcome:
             return skipped
         if not mount.domain:
             return Skipped("no transfer domain was named: --domain NAME")
-        return outcome(wrong, unread, mount.path)
+        if mount.absent:
+            return Skipped(f"{mount.absent} (DYT0503)")
+        return outcome(wrong, unread, mount.domain)
     workers = live_workers(custody)
     for worker in workers:
         policy = worker.policy
@@ -263,16 +269,29 @@ def _domains_of(worker: WorkerChain) -> set[str]:
 def _mount_filled(mount: MountFacts) -> tuple[list[Found], list[str]]:
     if isinstance(mount.files, Unread):
         return [], [mount.files.why]
-    named = {mount.domain: mount.files.get(mount.domain, TopologyFile(None))}
-    judged = named if mount.domain else mount.files
-    problems = [text for name, file in judged.items() if (text := _problem(name, file))]
-    if not mount.domain and len(problems) == len(judged):
-        problems = problems or ["there is no file"]
-    elif not mount.domain:
-        problems = []
-    fix = "see from outside where it breaks: dynctl topology verify --dgd NAME"
     subject = f"Mount {mount.path}"
-    return [found(subject, what="; ".join(problems), fix=fix)] if problems else [], []
+    if mount.absent:
+        return [found(subject, what=mount.absent, fix=_MOUNT_IT)], []
+    problems = _mount_problems(mount, mount.files)
+    return [found(subject, what="; ".join(problems), fix=_LOOK)] if problems else [], []
+
+
+def _mount_problems(mount: MountFacts, files: Mapping[str, TopologyFile]) -> list[str]:
+    """Where no domain was named one file with a value is enough; no file may be a strange one."""
+    if mount.domain:
+        files = {mount.domain: files.get(mount.domain, TopologyFile(None))}
+    problems = {name: text for name, file in files.items() if (text := _problem(name, file))}
+    if mount.domain or len(problems) == len(files):
+        return [*problems.values()] or ([] if files else ["there is no file"])
+    return [text for name, text in problems.items() if files[name].strange]
+
+
+def _values(mount: MountFacts) -> str:
+    """``zone=us-east-1a``: what a worker would read."""
+    files = {} if isinstance(mount.files, Unread) else mount.files
+    told = {name: (file.content or "").strip() for name, file in files.items()}
+    wanted = {mount.domain} if mount.domain else told.keys()
+    return ", ".join(f"{name}={value}" for name, value in told.items() if value and name in wanted)
 
 
 def _mount_strays(mount: MountFacts) -> tuple[list[Found], list[str]]:
@@ -281,7 +300,7 @@ def _mount_strays(mount: MountFacts) -> tuple[list[Found], list[str]]:
     extra = [
         name
         for name, file in mount.files.items()
-        if name != mount.domain and not _problem(name, file)
+        if name != mount.domain and file.content is not None and not _is_blank(file)
     ]
     if not extra or not mount.domain:
         return [], []

@@ -9,13 +9,16 @@ from typing import Final
 
 from dynctl.custody.facts import MountFacts, TopologyFile
 from dynctl.custody.pod_reading import MOST_BYTES, topology_file
-from dynctl.observing.facts import Unread
+from dynctl.errors import Unreachable
 
 _MOST_FILES: Final = 256
 
 
 def read_mount(path: Path, domain: str) -> MountFacts:
-    """Every visible regular file; symlinks are followed, as the Downward API lays them out."""
+    """Every visible regular file; symlinks are followed, as the Downward API lays them out.
+
+    Raises Unreachable for a directory that is there and cannot be read.
+    """
     try:
         with os.scandir(path) as entries:
             names = [entry.name for entry in islice(entries, _MOST_FILES)]
@@ -24,8 +27,12 @@ def read_mount(path: Path, domain: str) -> MountFacts:
             for name in sorted(names)
             if not name.startswith(".") and (path / name).is_file()
         }
+    except FileNotFoundError:
+        return MountFacts(str(path), domain, {}, absent="there is no such directory")
+    except NotADirectoryError:
+        return MountFacts(str(path), domain, {}, absent="that is no directory")
     except OSError as error:
-        return MountFacts(str(path), domain, Unread(f"{path}: {error.strerror}"))
+        raise Unreachable(f"--path {path}: cannot be read: {error.strerror}") from error
     if domain and domain not in files:
         files[domain] = TopologyFile(None)
     return MountFacts(str(path), domain, files)

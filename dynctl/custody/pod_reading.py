@@ -25,9 +25,16 @@ def topology_file(content: bytes) -> TopologyFile:
     if len(content) > MOST_BYTES:
         return TopologyFile("", f"is larger than {MOST_BYTES:,} bytes")
     try:
-        return TopologyFile(content.decode())
+        told = content.decode()
     except UnicodeDecodeError:
         return TopologyFile("", "is not UTF-8")
+    value = told.strip()
+    if not value.isprintable():
+        lines = len(value.splitlines())
+        return TopologyFile(
+            "", f"has {lines:,} lines" if lines > 1 else "holds characters that cannot be printed"
+        )
+    return TopologyFile(told)
 
 
 def read_files(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from dynctl.connect.cluster_frontends import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.connect.dynamo_frontend import DynamoFrontend
@@ -20,22 +20,26 @@ from dynctl.custody.refusals import unread
 from dynctl.errors import DynctlError
 from dynctl.observing.facts import Unread
 from dynctl.ports import Cluster, ClusterRefusal
+from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.objects import Pod
 
 T = TypeVar("T")
+_PROBE: Final = "dynctl topology probe"
 
 
 @dataclass(frozen=True, slots=True)
 class Routers:
     """How to look at the frontends. ``urls`` are those that were named; none: those in pods.
 
-    ``probe``: so many live requests to each model of each frontend; 0 sends none.
+    ``probe``: so many live requests to each model of each frontend; 0 sends none. ``say`` is told
+    before they are sent.
     """
 
     urls: tuple[str, ...] = ()
     reach: Reach = "auto"
     timeout: float = 5.0
     probe: int = 0
+    say: Callable[[str], object] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ def look(
         told = _ask(routers, place, cluster, _known)
         views.append(RouterView(place.name, place.graph, told))
         if routers.probe:
-            send = partial(_probe, name=place.name, count=routers.probe)
+            send = partial(_probe, routers, name=place.name)
             sent = _ask(routers, place, cluster, send)
             answers += [ProbeAnswer(place.name, 0, sent.why)] if isinstance(sent, Unread) else sent
     return tuple(views), tuple(answers) if routers.probe else None
@@ -105,12 +109,14 @@ def _known(frontend: DynamoFrontend) -> frozenset[int] | Unread:
     return Unread(f"{frontend.url} names no workers: it serves no model")
 
 
-def _probe(frontend: DynamoFrontend, name: str, count: int) -> list[ProbeAnswer]:
+def _probe(routers: Routers, frontend: DynamoFrontend, name: str) -> list[ProbeAnswer]:
     found = []
     for model in sorted(frontend.models()):
-        for number in range(count):
-            status, body = frontend.chat(model, f"dynctl topology probe {number}")
-            told = body.get("nvext", {}).get("worker_id", {}) if status == 200 else {}
+        many = f"{routers.probe:,} chat" + ("" if routers.probe == 1 else "s")
+        routers.say(f'probe: {many} "{_PROBE} N" of one token each to {model} at {name}')
+        for number in range(routers.probe):
+            status, body = frontend.chat(model, f"{_PROBE} {number}")
+            told = mapping(mapping(body.get("nvext")).get("worker_id"))
             found.append(
                 ProbeAnswer(
                     name,
@@ -124,4 +130,4 @@ def _probe(frontend: DynamoFrontend, name: str, count: int) -> list[ProbeAnswer]
 
 
 def _id(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

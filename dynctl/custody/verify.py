@@ -82,10 +82,10 @@ def _sources(joined: Custody) -> list[str]:
         found.append(f"{facts.cluster.title}, {where}: {graphs or 'no graph'}{more}")
     if facts.registry is not None:
         deployment = facts.registry.deployment
-        told = deployment.why if isinstance(deployment, Unread) else ""
-        workers = 0 if isinstance(deployment, Unread) else len(deployment.workers)
-        found.append(f"{facts.registry.title}: {told or f'{workers:,} workers'}")
+        known = () if isinstance(deployment, Unread) else deployment.workers
+        told = "not read" if isinstance(deployment, Unread) else f"{len(known):,} workers"
+        found.append(f"{facts.registry.title}: {told}")
     if facts.mount is not None:
         found.append(f"mount {facts.mount.path}")
-    found += [one.name for one in facts.routers]
+    found += [f"frontend {one.name}" for one in facts.routers]
     return found

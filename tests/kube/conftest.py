@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from dynctl.cli import run
 from tests.kube import crds
 from tests.kube.api_server import ApiServer
 from tests.kube.client import Api
+from tests.kube.command_line import Ran, Run
 
 
 @pytest.fixture
@@ -34,3 +36,17 @@ def api(api_server: ApiServer) -> Iterator[Api]:
 @pytest.fixture
 def kubeconfig(api_server: ApiServer, tmp_path: Path) -> Path:
     return api_server.kubeconfig(tmp_path / "kubeconfig")
+
+
+@pytest.fixture
+def dynctl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``dynctl("topology", "verify", "-A")`` -> exit code, stdout, stderr."""
+
+    def runs(*words: object, width: int = 80) -> Ran:
+        monkeypatch.setenv("COLUMNS", str(width))
+        capsys.readouterr()
+        code = run([str(word) for word in words])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return runs

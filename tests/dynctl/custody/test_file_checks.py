@@ -316,7 +316,8 @@ def of(**contents: str | None) -> dict[str, TopologyFile]:
 def test_a_mount_with_its_domain_passes():
     told = mounted("zone", of(zone=A))
     assert told["DYT0503"].state is told["DYT0505"].state is State.PASS
-    assert told["DYT0503"].message == "/etc/dynamo/topology"
+    assert told["DYT0503"].message == f"zone={A}"
+    assert told["DYT0505"].message == "zone"
     others = {code for code, one in told.items() if skipped(one) == UNASKED}
     assert others == {"DYT0501", "DYT0502", "DYT0504", "DYT0506", "DYT0507"}
 
@@ -330,6 +331,7 @@ def test_a_mount_with_its_domain_passes():
         ("zone", {"zone": TopologyFile("", "is not UTF-8")}, "zone is not UTF-8"),
         ("", of(zone="", rack=""), "zone is empty; rack is empty"),
         ("", {}, "there is no file"),
+        ("", {**of(zone=A), "rack": TopologyFile("", "has 2 lines")}, "rack has 2 lines"),
     ],
 )
 def test_a_mount_without_a_value_fails(domain: str, files: Any, says: str):
@@ -345,9 +347,17 @@ def test_any_value_will_do_where_no_domain_was_named():
 
 
 def test_a_mount_with_more_domains_is_told():
-    told = mounted("zone", of(zone=A, rack="r1", host=""))
+    told = mounted("zone", {**of(zone=A, rack="r1", host=""), "x": TopologyFile("", "is odd")})
     assert wrong(told) == {"DYT0505": ["Mount /etc/dynamo/topology"]}
-    assert values(told["DYT0505"]) == ["rack beside zone"]
+    assert values(told["DYT0505"]) == ["rack, x beside zone"]
+
+
+def test_a_directory_that_is_not_there_is_a_fault_and_has_no_strays():
+    mount = MountFacts("/mnt/t", "zone", {}, absent="there is no such directory")
+    told = judged(FILE_CHECKS, custody(VerifyFacts(mount=mount)))
+    assert wrong(told) == {"DYT0503": ["Mount /mnt/t"]}
+    assert values(told["DYT0503"]) == ["there is no such directory"]
+    assert skipped(told["DYT0505"]) == UNASKED
 
 
 def test_a_mount_that_cannot_be_read_is_unread():
