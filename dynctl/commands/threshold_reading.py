@@ -7,7 +7,7 @@ from typing import Any
 
 from dynctl.connect.query import choose_model
 from dynctl.connect.threshold_acting import verdicts
-from dynctl.connect.threshold_replicas import Reading, Replica, differing, read_all
+from dynctl.connect.threshold_replicas import Reading, Replica, differing, read_all, serving
 from dynctl.connect.threshold_signals import DynamoView, signal_rows
 from dynctl.errors import DynctlError
 from dynctl.views.results import ReplicaThresholds, ThresholdList
@@ -34,7 +34,8 @@ def threshold_list(
     for name in models:
         apart = differing(readings, name)
         agree = agree and not apart
-        for one in readings:
+        members = [one for group in serving(readings, name).values() for one in group]
+        for one in members:
             held = one.thresholds.get(name)
             if one.error is None and held is None:
                 absent = "it does not serve the model"
@@ -64,12 +65,12 @@ def _signals(
             continue
         try:
             rows = replica.workers()
-            for model in models:
+            for model in (one for one in models if one in reading.thresholds):
                 view = None
                 if dynamo is not None:
                     asked = verdicts(replica, rows, model) if ask else {}
                     view = DynamoView(dynamo.unheard(), asked)
-                held = reading.thresholds.get(model, {})
+                held = reading.thresholds[model]
                 found += signal_rows(replica.name, rows, model, held, view)
         except DynctlError as error:
             notes.append(f"{replica.name}: its workers are not known: {error.message}")

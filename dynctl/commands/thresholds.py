@@ -124,9 +124,10 @@ def set_thresholds(
         differing,
         failure,
         read_all,
+        serving,
         set_everywhere,
     )
-    from dynctl.errors import ExitCode, TimedOut, exit_code_of
+    from dynctl.errors import ExitCode, TimedOut, UsageProblem, exit_code_of
     from dynctl.views.render import emit, talk
     from dynctl.views.results import ModelThresholds, ReplicaChange, ThresholdChange, Waited
 
@@ -139,8 +140,22 @@ def set_thresholds(
     )
     source = connect(options)
     with source.replicas() as replicas:
+        unreached = source.doubts
         readings = read_all(replicas)
         chosen = choose_model(model, models_of(readings))
+        groups = serving(readings, chosen)
+        if len(groups) > 1:
+            raise UsageProblem(
+                f"{chosen} is served by {len(groups)} deployments: {', '.join(groups)}",
+                "name one: --dyn-namespace NAME",
+            )
+        if unreached and not partial and not dry_run:
+            raise UsageProblem(
+                f"not every replica can be set: {'; '.join(unreached)}",
+                "set those that can be: --partial",
+            )
+        readings = next(iter(groups.values()))
+        replicas = [one.replica for one in readings]
         ranks, notes = _effects(readings, chosen, values, must=dry_run)
         before = next(one.thresholds[chosen] for one in readings if chosen in one.thresholds)
         if dry_run:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from dynctl.connect.dynamo_frontend import DynamoFrontend
@@ -17,12 +17,18 @@ from dynctl.errors import DynctlError, UsageProblem
 from dynctl.options import GlobalOptions
 from dynctl.ports import Cluster, ClusterRefusal
 from dynctl.wire.kubernetes.fields import mapping, sequence
-from dynctl.wire.kubernetes.names import COMPONENT_TYPE_LABEL
+from dynctl.wire.kubernetes.names import (
+    COMPONENT_TYPE_LABEL,
+    DYNAMO_NAMESPACE_LABEL,
+    GRAPH_LABEL,
+)
 from dynctl.wire.kubernetes.objects import Pod, pod
 
 Reach = Literal["auto", "direct", "port-forward"]
 REACHES: Final[tuple[Reach, ...]] = ("auto", "direct", "port-forward")
 MOST_FRONTENDS: Final = 16
+#: Thresholds live in every one of them, so that few are too few.
+_MOST_WAYS: Final = 64
 _DEFAULT_PORT: Final = 8000
 OUT_OF_REACH: Final = "out of reach from here: it needs the cluster's own network"
 """What workers tell over their own addresses, where only the API server can be spoken to."""
@@ -34,13 +40,16 @@ _DIRECT_S: Final = 1.0
 class Reached:
     """``direct``: at the pods' own addresses, so that workers can be spoken to as well.
 
-    ``names``: the pods that ``urls`` lead to. ``refused``: why the frontends are not known.
+    ``names``: the pods that ``urls`` lead to, ``graphs``: whose pods they are (empty where a pod
+    does not say). ``refused``: why the frontends are not known. ``beyond``: so many more there are.
     """
 
     urls: list[str]
     direct: bool
     refused: str = ""
     names: tuple[str, ...] = ()
+    graphs: tuple[str, ...] = ()
+    beyond: int = 0
 
 
 def reach_of(name: str) -> Reach:
@@ -51,17 +60,14 @@ def reach_of(name: str) -> Reach:
 
 
 def frontend_pods(cluster: Cluster, namespace: str | None) -> list[Pod]:
-    """The ready frontend pods of a namespace (None: of all), at most :data:`MOST_FRONTENDS`.
-
-    Raises ClusterRefusal.
-    """
+    """The ready frontend pods of a namespace (None: of all), by name. Raises ClusterRefusal."""
     inner = "" if namespace is None else f"/namespaces/{namespace}"
     found: list[Pod] = []
     query = {"labelSelector": f"{COMPONENT_TYPE_LABEL}=frontend"}
     for page in cluster.pages(f"/api/v1{inner}/pods", query):
         read = (pod(mapping(item)) for item in sequence(page.get("items")))
         found += [one for one in read if one.ready and not one.deleting]
-    return sorted(found, key=lambda one: (one.namespace, one.name))[:MOST_FRONTENDS]
+    return sorted(found, key=lambda one: (one.namespace, one.name))
 
 
 def frontend_port(pod: Pod) -> int:
@@ -77,11 +83,13 @@ def frontend_port(pod: Pod) -> int:
 
 @contextmanager
 def cluster_ways(options: GlobalOptions) -> Iterator[Reached]:
-    """Ways to the frontends of the cluster that the options name, open with the context.
+    """Ways to the frontends of the cluster that the options name, open with the context: of the
+    Dynamo namespace, if one is named; ``beyond`` counts those that are too many.
 
     Raises UsageProblem, or Unreachable where the API server does not answer.
     """
     from dynctl.connect.cluster import namespaces_of, open_cluster
+    from dynctl.connect.planes import namespace
 
     way = reach_of(options.reach)
     cluster = open_cluster(options)
@@ -89,7 +97,11 @@ def cluster_ways(options: GlobalOptions) -> Iterator[Reached]:
         stack.callback(cluster.close)
         try:
             pods = frontend_pods(cluster, namespaces_of(options, cluster))
-            found = stack.enter_context(reached(cluster, pods, way))
+            if (space := namespace(options)) is not None:
+                label = DYNAMO_NAMESPACE_LABEL
+                pods = [one for one in pods if one.labels.get(label, space) == space]
+            found = stack.enter_context(reached(cluster, pods[:_MOST_WAYS], way))
+            found = replace(found, beyond=max(0, len(pods) - _MOST_WAYS))
         except ClusterRefusal as refusal:
             found = Reached([], direct=way == "direct", refused=refusal.message)
         yield found
@@ -102,16 +114,24 @@ def reached(cluster: Cluster, pods: Sequence[Pod], reach: Reach) -> Iterator[Rea
     The first pod decides for all of them which way ``auto`` takes.
     """
     names = tuple(f"{one.name}.{one.namespace}" for one in pods)
+    graphs = tuple(_graph(one) for one in pods)
     with ExitStack() as open_ways:
         direct = reach == "direct" or (reach == "auto" and bool(pods) and _answers(pods[0]))
         if direct:
-            yield Reached([_address(one) for one in pods], direct=True, names=names)
+            urls = [_address(one) for one in pods]
+            yield Reached(urls, direct=True, names=names, graphs=graphs)
             return
         ways = (
             open_ways.enter_context(cluster.forward(one.namespace, one.name, frontend_port(one)))
             for one in pods
         )
-        yield Reached([f"http://{way}" for way in ways], direct=False, names=names)
+        urls = [f"http://{way}" for way in ways]
+        yield Reached(urls, direct=False, names=names, graphs=graphs)
+
+
+def _graph(pod: Pod) -> str:
+    name = pod.labels.get(GRAPH_LABEL)
+    return f"{name}.{pod.namespace}" if name else ""
 
 
 def _address(pod: Pod) -> str:

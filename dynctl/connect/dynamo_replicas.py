@@ -65,10 +65,10 @@ class DryRuns:
 
 
 def dynamo_replica(
-    name: str, frontend: DynamoFrontend, followed: FollowedWorkers | None = None
+    name: str, frontend: DynamoFrontend, followed: FollowedWorkers | None = None, group: str = ""
 ) -> Replica:
     """A frontend with the load that it counts. ``followed``: the workers where planes are named;
-    otherwise they are what its metrics tell of them."""
+    otherwise they are what its metrics tell of them. ``group``: see Replica."""
 
     def rows() -> list[WorkerRow]:
         metrics = frontend.metrics()
@@ -76,7 +76,7 @@ def dynamo_replica(
             return with_gauges(followed.rows(), metrics)
         return rows_of_metrics(metrics, list(frontend.thresholds()))
 
-    return Replica(name, frontend, rows, DryRuns(frontend, followed))
+    return Replica(name, frontend, rows, DryRuns(frontend, followed), group)
 
 
 def replica_at(source: FrontendSource) -> Replica:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dynctl.connect.cluster_frontends import OUT_OF_REACH, cluster_ways
+from dynctl.connect.cluster_frontends import OUT_OF_REACH, Reached, cluster_ways
 from dynctl.connect.dynamo_frontend import DynamoFrontend
 from dynctl.connect.dynamo_replicas import dynamo_replica
 from dynctl.connect.followed_workers import FollowedWorkers
@@ -113,10 +113,13 @@ class PlanesSource:
     def _replicas_of(
         self, found: _Reached, followed: FollowedWorkers | None = None
     ) -> list[Replica]:
-        names = found.names or [one.url for one in found.frontends]
+        urls = tuple(one.url for one in found.frontends)
+        names, graphs = urls, ("",) * len(urls)
+        if found.ways is not None:
+            names, graphs = found.ways.names, found.ways.graphs
         return [
-            dynamo_replica(name, one, followed)
-            for name, one in zip(names, found.frontends, strict=True)
+            dynamo_replica(name, one, followed, graph)
+            for name, graph, one in zip(names, graphs, found.frontends, strict=True)
         ]
 
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
@@ -159,7 +162,7 @@ class PlanesSource:
             return
         with cluster_ways(self._options) as ways:
             fronts = [DynamoFrontend(url, self._options.timeout) for url in ways.urls]
-            yield _Reached(fronts, ways.direct, ways.refused, ways.names)
+            yield _Reached(fronts, ways)
 
     async def _observe(
         self,
@@ -256,19 +259,26 @@ class PlanesSource:
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
-    """Frontends that can be asked, and whether workers can be spoken to from here.
-
-    ``refused``: why the frontends of a cluster are not known. ``names``: their pods.
-    """
+    """Frontends that can be asked. ``ways``: how they are reached in a cluster; None: they were
+    named."""
 
     frontends: list[DynamoFrontend]
-    workers: bool = True
-    refused: str = ""
-    names: tuple[str, ...] = ()
+    ways: Reached | None = None
+
+    @property
+    def workers(self) -> bool:
+        """Whether workers can be spoken to from here."""
+        return self.ways is None or self.ways.direct
 
     def unknown(self) -> tuple[str, ...]:
         """Why the frontends are not known, where they should be."""
-        return (f"the cluster's frontends are not known: {self.refused}",) if self.refused else ()
+        if self.ways is None:
+            return ()
+        if self.ways.refused:
+            return (f"the cluster's frontends are not known: {self.ways.refused}",)
+        if self.ways.beyond:
+            return (f"{self.ways.beyond:,} more frontends of the cluster are not asked",)
+        return ()
 
     def doubts(self) -> list[str]:
         said = [*self.unknown()]

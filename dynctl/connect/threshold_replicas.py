@@ -65,12 +65,14 @@ class OfDynamo(Protocol):
 @dataclass(frozen=True, slots=True)
 class Replica:
     """One holder. ``name`` is what people see; ``workers`` gives the workers with the load that
-    this replica counts (raises DynctlError). ``dynamo`` None: the rows say who is busy."""
+    this replica counts (raises DynctlError). ``dynamo`` None: the rows say who is busy. ``group``:
+    what it is a replica of, where several deployments are looked at at once."""
 
     name: str
     holder: HoldsThresholds
     workers: Callable[[], list[WorkerRow]] = list
     dynamo: OfDynamo | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +132,28 @@ def read_all(replicas: Sequence[Replica]) -> list[Reading]:
     return at_once(read, replicas)
 
 
+def serving(readings: Sequence[Reading], model: str) -> dict[str, list[Reading]]:
+    """Group -> its readings, of the groups of which one replica at least serves the model."""
+    groups = {one.replica.group for one in readings if model in one.thresholds}
+    return {
+        group: [one for one in readings if one.replica.group == group] for group in sorted(groups)
+    }
+
+
 def differing(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
-    """Replica -> the thresholds that it holds otherwise than most do; empty where all agree.
+    """Replica -> the thresholds that it holds otherwise than most of its group do; empty where all
+    agree.
 
     A replica that does not serve the model differs in all of them. One that told nothing is not
     counted. Where no value is that of most, the first replica's counts.
     """
+    found: dict[str, list[str]] = {}
+    for group in serving(readings, model).values():
+        found |= _apart(group, model)
+    return found
+
+
+def _apart(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
     rows = {one.replica.name: one.thresholds.get(model) for one in readings if one.error is None}
     found: dict[str, list[str]] = {}
     for name in THRESHOLD_SETTINGS:

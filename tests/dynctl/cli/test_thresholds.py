@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import web
@@ -346,8 +346,14 @@ def test_setting_dynamo_back_to_off_takes_what_nothing_is_above(dynctl, fleet, d
 # -- Kubernetes ------------------------------------------------------------------------------------
 
 
+class Cluster(NamedTuple):
+    line: list[str]
+    server: ApiServer
+    frontends: list[DynamoStandIn]
+
+
 @pytest.fixture
-def pods(tmp_path: Path) -> Iterator[tuple[list[str], list[DynamoStandIn]]]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Two frontend pods of a cluster, reached through it, and what serves in them."""
     with (
         ApiServer() as server,
@@ -362,11 +368,11 @@ def pods(tmp_path: Path) -> Iterator[tuple[list[str], list[DynamoStandIn]]]:
             server.forwards["prod", f"my-llm-frontend-{number}", 8000] = place
         config = server.kubeconfig(tmp_path / "kubeconfig")
         line = ["--discovery", "kubernetes", "--kubeconfig", str(config), "-n", "prod"]
-        yield [*line, "--reach", "port-forward"], [first, second]
+        yield Cluster([*line, "--reach", "port-forward"], server, [first, second])
 
 
-def test_on_kubernetes_each_frontend_pod_is_a_row(dynctl, pods):
-    line, (first, second) = pods
+def test_on_kubernetes_each_frontend_pod_is_a_row(dynctl, cluster):
+    line, _, (first, second) = cluster
     second.held[DECODE] = 0.5
     ran = dynctl("thresholds", "get", *line, "-o", "json")
     assert (ran.code, ran.json["agree"]) == (1, False)
@@ -380,6 +386,38 @@ def test_on_kubernetes_each_frontend_pod_is_a_row(dynctl, pods):
     assert {one["worker"][:7] for one in done.json["ranks"]} == {"my-llm-"}
     shown = dynctl("thresholds", "get", *line, "--workers")
     assert (shown.code, "out of reach from here" in " ".join(shown.out.split())) == (0, True)
+
+
+def test_another_graphs_frontends_are_no_replicas_of_this_one(dynctl, cluster):
+    line, server, mine = cluster
+    with DynamoStandIn(model="another") as other:
+        for body in deployment.healthy(name="second"):
+            labels = body["metadata"].get("labels", {})
+            if labels.get("nvidia.com/dynamo-component-type") == "frontend":
+                server.store.create(body)
+        place = ("127.0.0.1", other.server_address[1])
+        server.forwards["prod", "second-frontend-0", 8000] = place
+        ran = dynctl("thresholds", "get", *line, "-o", "json")
+        assert (ran.code, ran.json["agree"]) == (0, True)
+        rows = [(row["model"], row["replica"]) for row in ran.json["thresholds"]]
+        assert rows == [
+            (MODEL, "my-llm-frontend-0.prod"),
+            (MODEL, "my-llm-frontend-1.prod"),
+            ("another", "second-frontend-0.prod"),
+        ]
+        done = dynctl("thresholds", "set", MODEL, *line, "--active-decode-blocks", "0.7")
+        assert (done.code, other.held[DECODE]) == (0, None)
+        assert [one.held[DECODE] for one in mine] == [0.7, 0.7]
+        # Under one name in both graphs it has to be said which is meant.
+        other.model = MODEL
+        line += ["--active-decode-blocks", "0.9"]
+        ran = dynctl("thresholds", "set", *line)
+        assert (ran.code, "served by 2 deployments: my-llm.prod, second.prod" in ran.err) == (
+            2,
+            True,
+        )
+        assert dynctl("thresholds", "set", *line, "--dyn-namespace", "prod-second").code == 0
+        assert (other.held[DECODE], mine[0].held[DECODE]) == (0.9, 0.7)
 
 
 # -- watch -----------------------------------------------------------------------------------------
