@@ -79,7 +79,9 @@ def gather(manifests: Sequence[Manifest]) -> LintFacts:
         raise UsageProblem(
             f"nothing to check: expected a {GRAPH} of {GRAPH_GROUP} or a "
             f"{' or '.join(TOPOLOGY_KINDS)} of grove.io, found {', '.join(kinds[:5]) or 'nothing'}",
-            "a DynamoComponentDeployment is made by the operator; check the graph it comes from",
+            "a DynamoComponentDeployment is made by the operator; check the graph it comes from"
+            if any(one.kind == "DynamoComponentDeployment" for one in manifests)
+            else "name the files of your graph: -f FILE",
         )
     return facts
 

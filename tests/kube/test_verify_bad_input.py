@@ -1,0 +1,389 @@
+"""What a newcomer does wrong with `dynctl topology verify`, and clusters that cannot answer.
+
+Each is a sentence that names the thing and a way on, and the right exit code: 2 for what was typed,
+3 for what cannot be reached or is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kube.actors import Simulation, living, simulation
+from tests.kube.actors.simulation import VIEWER_TOKEN
+from tests.kube.command_line import Run
+
+VERIFY = ("topology", "verify")
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[Simulation]:
+    """Over TLS; nothing changes it."""
+    with living(tls=True) as sim:
+        yield sim
+
+
+@pytest.fixture
+def kubeconfig(secure: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a viewer, and named by $KUBECONFIG."""
+    path = secure.viewer_kubeconfig(tmp_path / "kubeconfig")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    return path
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulation]:
+    """A cluster with Dynamo's operator and no graph, to be spoiled."""
+    with simulation() as sim:
+        path = sim.viewer_kubeconfig(tmp_path / "kubeconfig", namespace="default")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        yield sim
+
+
+def changed(path: Path, change: Change) -> Path:
+    config = yaml.safe_load(path.read_text())
+    change(config)
+    other = path.with_name("changed")
+    other.write_text(yaml.safe_dump(config))
+    return other
+
+
+def cluster_of(config: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = config["clusters"][0]["cluster"]
+    return found
+
+
+def user_of(config: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = config["users"][0]["user"]
+    return found
+
+
+# -- which cluster ---------------------------------------------------------------------------------
+
+
+def test_no_cluster_at_all(dynctl: Run) -> None:
+    ran = dynctl(*VERIFY)
+
+    error, hint = ran.error
+    assert ran.code == 2
+    assert error.startswith("no cluster was named: --kubeconfig and $KUBECONFIG are not given")
+    assert "--kubeconfig FILE" in hint
+
+
+def test_a_kubeconfig_that_is_not_there(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "gone"))
+
+    assert dynctl(*VERIFY).code == 2
+    assert f"$KUBECONFIG names {tmp_path / 'gone'}, and there is no" in dynctl(*VERIFY).error[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"a: [unclosed", "is not YAML (line 1, column 13)"),
+        (b"only words", "is no kubeconfig: expected a mapping with clusters"),
+        (b"\xff\xfe\x00", "is not YAML"),
+        (b"", "defines no cluster"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_read(
+    dynctl: Run, tmp_path: Path, content: bytes, says: str
+) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(content)
+    ran = dynctl(*VERIFY, "--kubeconfig", path)
+
+    assert ran.code == 2
+    assert ran.error[0].startswith(f"kubeconfig {path} ")
+    assert says in ran.error[0]
+
+
+def test_an_unknown_context_of_the_kubeconfig(kubeconfig: Path, dynctl: Run) -> None:
+    ran = dynctl(*VERIFY, "--kube-context", "prdo")
+
+    assert ran.code == 2
+    assert ran.error == (
+        f"--kube-context prdo: there is no such context in {kubeconfig}",
+        "there are: test",
+    )
+
+
+def test_a_context_that_only_the_kubeconfig_has_says_so(kubeconfig: Path, dynctl: Run) -> None:
+    ran = dynctl(*VERIFY, "--context", "test")
+
+    assert ran.code == 2
+    error, hint = ran.error
+    assert error == "--context test: there is no such context"
+    assert "did you mean --kube-context test?" in hint
+
+
+def test_a_context_that_nobody_has_does_not(kubeconfig: Path, dynctl: Run) -> None:
+    ran = dynctl(*VERIFY, "--context", "nope")
+
+    assert ran.code == 2
+    assert "--kube-context" not in ran.err
+
+
+def test_two_kubeconfigs_are_laid_over_each_other(
+    secure: Simulation, dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    server = secure.server
+    with simulation() as other:
+        config = yaml.safe_load(other.viewer_kubeconfig(first, "default").read_text())
+        first.write_text(yaml.safe_dump(renamed(config, "empty")))
+        config = yaml.safe_load(secure.viewer_kubeconfig(second).read_text())
+        second.write_text(yaml.safe_dump(renamed(config, "full")))
+        monkeypatch.setenv("KUBECONFIG", os.pathsep.join((str(first), str(second))))
+
+        of_first = dynctl(*VERIFY)
+        of_second = dynctl(*VERIFY, "--kube-context", "full", "-o", "json")
+
+    assert of_first.code == 3
+    assert f"in namespace default of empty ({other.server.url})" in of_first.error[0]
+    assert of_second.code == 0
+    assert of_second.json["sources"][0] == f"full ({server.url}), prod: prod/my-llm"
+
+
+def renamed(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Its one context, cluster and user have this name."""
+    for kind in ("clusters", "users", "contexts"):
+        config[kind][0]["name"] = name
+    config["contexts"][0]["context"] |= {"cluster": name, "user": name}
+    return config | {"current-context": name}
+
+
+# -- a server that does not answer -----------------------------------------------------------------
+
+
+def test_an_expired_token(kubeconfig: Path, dynctl: Run) -> None:
+    other = changed(kubeconfig, lambda config: user_of(config).update(token="expired"))
+    ran = dynctl(*VERIFY, "--kubeconfig", other)
+
+    assert ran.code == 3
+    error, hint = ran.error
+    assert "does not accept the credentials of context test (expired token?)" in error
+    assert "kubectl --context test auth whoami" in hint
+
+
+def nobody_listens() -> str:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return f"https://127.0.0.1:{held.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: cluster_of(c).update(server=nobody_listens()), "connection refused"),
+        (lambda c: cluster_of(c).update(server="https://nowhere.invalid"), "its name is not known"),
+        (lambda c: cluster_of(c).pop("certificate-authority-data"), "is not accepted"),
+        (
+            lambda c: cluster_of(c).update(server=cluster_of(c)["server"].replace("https", "http")),
+            "cannot be reached",
+        ),
+    ],
+    ids=["refused", "unknown name", "unknown authority", "no TLS"],
+)
+def test_a_server_that_cannot_be_reached(
+    kubeconfig: Path, dynctl: Run, change: Change, says: str
+) -> None:
+    ran = dynctl(*VERIFY, "--kubeconfig", changed(kubeconfig, change))
+
+    assert ran.code == 3
+    assert "context test" in ran.error[0]
+    assert says in ran.error[0]
+    assert ran.error[1]
+
+
+def test_a_server_that_says_nothing(plain: Simulation, dynctl: Run) -> None:
+    plain.server.faults.hang("/version", 30)
+    ran = dynctl(*VERIFY, "--timeout", "0.5")
+
+    assert ran.code == 3
+    assert ran.error[0].endswith("cannot be reached: no answer within 0.5 s")
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_server_that_is_ill_is_named(plain: Simulation, dynctl: Run, status: int) -> None:
+    plain.server.faults.answer("", status, message="etcdserver: no leader")
+    ran = dynctl(*VERIFY)
+
+    assert ran.code == 3
+    says = f"does not answer as it should: etcdserver: no leader (HTTP {status})"
+    assert ran.error[0] == f"test ({plain.server.url}) {says}"
+
+
+def test_a_version_that_is_kept_secret_hinders_nothing(
+    secure: Simulation, kubeconfig: Path, dynctl: Run
+) -> None:
+    secure.server.faults.answer("/version", 403)
+    ran = dynctl(*VERIFY, "-o", "json")
+    secure.server.faults.clear()
+
+    assert ran.code == 0
+    assert ran.checks["DYT0001"]["message"] == "version not told"
+
+
+# -- a cluster without Dynamo ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [(), ("-A",), ("--dgd", "my-llm")])
+def test_no_definitions(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    with simulation(definitions=()) as sim:
+        monkeypatch.setenv("KUBECONFIG", str(sim.viewer_kubeconfig(tmp_path / "k")))
+        ran = dynctl(*VERIFY, *more)
+
+    assert ran.code == 3
+    assert ran.error[0].endswith(
+        "serves no dynamographdeployments.nvidia.com: Dynamo is not installed there"
+    )
+    assert "--kube-context NAME" in ran.error[1]
+
+
+def test_definitions_and_no_graph_anywhere(plain: Simulation, dynctl: Run) -> None:
+    here, everywhere = dynctl(*VERIFY), dynctl(*VERIFY, "-A")
+
+    assert (here.code, everywhere.code) == (3, 3)
+    assert here.error[0].startswith("no DynamoGraphDeployment in namespace default of test")
+    assert here.error[1].startswith("no other namespace has one: kubectl apply -f FILE")
+    assert everywhere.error[0].startswith("no DynamoGraphDeployment in any namespace of test")
+    assert "-A" not in everywhere.error[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (
+            ("-n", "default"),
+            "no DynamoGraphDeployment in namespace default of test",
+            "there are graphs in namespace prod: -n prod, or -A for all",
+        ),
+        (
+            ("-n", "default", "--dgd", "my-llm"),
+            "no DynamoGraphDeployment my-llm in namespace default of test",
+            "it is in namespace prod: -n prod",
+        ),
+        (
+            ("--dgd", "my-lm"),
+            "no DynamoGraphDeployment my-lm in namespace prod of test",
+            "there: my-llm",
+        ),
+        (
+            ("-n", "default", "--dgd", "my-lm"),
+            "no DynamoGraphDeployment my-lm in namespace default of test",
+            "there: my-llm in prod",
+        ),
+        (
+            ("-A", "--dgd", "my-lm"),
+            "no DynamoGraphDeployment my-lm in any namespace of test",
+            "there: my-llm",
+        ),
+    ],
+)
+def test_what_is_not_here_is_said_to_be_elsewhere(
+    kubeconfig: Path, dynctl: Run, words: tuple[str, ...], error: str, hint: str
+) -> None:
+    ran = dynctl(*VERIFY, *words)
+
+    assert ran.code == 3
+    assert ran.error[0].startswith(error)
+    assert ran.error[1] == hint
+
+
+def test_a_namespace_that_does_not_exist(secure: Simulation, dynctl: Run, tmp_path: Path) -> None:
+    """Who may look at namespaces is told that it is not there; a viewer may not."""
+    administrator = secure.server.kubeconfig(tmp_path / "admin")
+    viewer = secure.server.kubeconfig(tmp_path / "viewer", token=VIEWER_TOKEN)
+    told = dynctl(*VERIFY, "-n", "nope", "--kubeconfig", administrator)
+    untold = dynctl(*VERIFY, "-n", "nope", "--kubeconfig", viewer)
+
+    graphs = "there are graphs in namespace prod: -n prod, or -A for all"
+    assert told.code == untold.code == 3
+    assert told.error[1] == f"there is no such namespace; {graphs}"
+    assert untold.error[1] == graphs
+
+
+def test_who_may_read_nothing_gets_no_answer(
+    secure: Simulation, dynctl: Run, tmp_path: Path
+) -> None:
+    secure.server.add_user("nobody", "nobody")
+    path = secure.server.kubeconfig(tmp_path / "nobody", token="nobody", namespace="prod")
+    ran = dynctl(*VERIFY, "--kubeconfig", path)
+
+    assert ran.code == 3
+    error, hint = ran.error
+    assert error.startswith("neither graphs nor pods can be read in namespace prod of test")
+    assert error.endswith("no permission to list pods in prod (DYT0004)")
+    assert "dynctl explain DYT0004" in hint
+
+
+# -- what was typed --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--dgd", "My LLM)"), "--dgd 'My LLM)': no name of a DynamoGraphDeployment"),
+        (("--dgd", ""), "--dgd '': no name of a DynamoGraphDeployment"),
+        (("-n", "prod", "-A"), "-n prod and -A: one namespace and all of them"),
+        (("-n", "Prod!"), "-n Prod!: no name of a namespace"),
+        (("--fail-on", "error"), "--fail-on error: expected fail or warn"),
+        (("--exec", "some"), "--exec some: expected one of all, sample, none"),
+        (("--logs", "some"), "--logs some: expected one of all, sample, none"),
+        (("--suppress", "DYT9999"), "--suppress DYT9999: no such code"),
+        (("--suppress", "DYT0403="), "--suppress DYT0403=: no subject"),
+        (("--probe", "-1"), "Invalid value for '--probe'"),
+        (("--probe", "5000"), "Invalid value for '--probe'"),
+        (("--wait", "soon"), "'soon' is no duration"),
+        (("--reach", "x"), "--reach x: expected one of auto, direct, port-forward"),
+        (("--path", "/tmp", "-n", "prod", "-A"), "leave out -n, -A"),
+        (("--path", "/tmp", "--probe", "2"), "leave out --probe"),
+        (("--path", "/tmp", "--domain", "../etc"), "--domain '../etc': expected the plain name"),
+        (("--domain", "zone"), "--domain zone: goes with --path DIR"),
+        (("--demo",), "--demo: that is no deployment"),
+        (("--view", "x.json"), "--view: that is no deployment"),
+        (("-f", "x.yaml", "--dgd", "my-llm"), "--file checks manifests and no cluster"),
+        (("-f", "x.yaml", "-n", "prod"), "leave out -n"),
+        (("--discovery", "consul"), "--discovery consul: unknown discovery backend"),
+        (("--discovery", "memory"), "--discovery memory: this discovery backend lives inside"),
+    ],
+)
+def test_what_cannot_be_meant(
+    kubeconfig: Path, dynctl: Run, words: tuple[str, ...], says: str
+) -> None:
+    ran = dynctl(*VERIFY, *words)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"a: [unclosed", "manifest.yaml, line 2, column 1: not YAML"),
+        (b"a: \xff\x80", "manifest.yaml"),
+        (b"just words", "manifest.yaml"),
+        (b"", "nothing to check: expected a DynamoGraphDeployment"),
+        (b"kind: Pod\napiVersion: v1\nmetadata: {name: a}\n", "found Pod (v1)"),
+    ],
+)
+def test_a_manifest_that_is_none(dynctl: Run, tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "manifest.yaml"
+    path.write_bytes(content)
+    ran = dynctl(*VERIFY, "-f", path)
+
+    assert ran.code == 2
+    assert says in ran.error[0]

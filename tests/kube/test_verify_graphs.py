@@ -1,0 +1,282 @@
+"""`dynctl topology verify` where there are several graphs, none that is whole, or much else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kube import crds, deployment, objects
+from tests.kube.actors import Simulation, living
+from tests.kube.command_line import Run
+from tests.kube.objects import ZONE, Json
+from tests.kube.objects.events import label_missing
+
+VERIFY = ("topology", "verify")
+DECODE = "my-llm-decode-a-0"
+CRD = "dynamographdeployments.nvidia.com"
+
+
+def namespace(sim: Simulation, name: str) -> None:
+    sim.store.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+
+def deploy(sim: Simulation, space: str, name: str, policy: Json | None) -> None:
+    """A graph of 2 prefill and 4 decode workers in two zones, an hour old."""
+    zones = ("us-east-1a", "us-east-1b")
+    parts = deployment.components(zones, prefill=1, decode=2)
+    sim.kubectl_apply(objects.graph(space, name, parts, policy=policy))
+    sim.settle()
+    sim.advance(3600)
+
+
+def relabel(sim: Simulation, space: str, pod: str) -> None:
+    sim.edit("Pod", pod, {"metadata": {"labels": {ZONE: "us-east-1z"}}}, space)
+    sim.settle()
+    sim.advance(600)
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Iterator[Simulation]:
+    """prod: my-llm and soft, whole. test: my-llm, which has a stale label."""
+    with living() as sim:
+        deploy(sim, "prod", "soft", deployment.policy(enforcement="preferred", weight=0.5))
+        namespace(sim, "test")
+        deploy(sim, "test", "my-llm", deployment.policy())
+        relabel(sim, "test", DECODE)
+        yield sim
+
+
+def kubeconfig(sim: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = sim.viewer_kubeconfig(tmp_path / "kubeconfig")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    return path
+
+
+@pytest.fixture
+def several(crowd: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Simulation:
+    kubeconfig(crowd, tmp_path, monkeypatch)
+    crowd.server.requests.clear()
+    return crowd
+
+
+# -- several graphs --------------------------------------------------------------------------------
+
+
+def test_all_namespaces_and_subjects_name_theirs(several: Simulation, dynctl: Run) -> None:
+    ran = dynctl(*VERIFY, "-A", "-o", "json")
+
+    assert ran.code == 1
+    graphs = "all namespaces: prod/my-llm, prod/soft, test/my-llm"
+    assert ran.json["sources"][0].endswith(graphs)
+    assert len(ran.json["sources"]) == 1 + 3
+    assert ran.reported == {"DYT0404", "DYT0802"}
+    assert [*ran.values("DYT0404")] == [f"Pod {DECODE}.test"]
+    broken = [row for row in ran.json["chain"] if row["first_break"]]
+    assert [(row["worker"], row["namespace"]) for row in broken] == [(DECODE, "test")]
+    assert len(ran.json["chain"]) == 12 + 6 + 6
+
+
+def test_the_table_tells_pods_of_one_name_apart(several: Simulation, dynctl: Run) -> None:
+    narrow, wide = dynctl(*VERIFY, "-A").out, dynctl(*VERIFY, "-A", width=200).out
+
+    [row] = [one for one in narrow.splitlines() if "DYT0404 +1" in one]
+    assert row.split()[0].endswith("decode-a-0.test")
+    assert len(row) <= 80
+    assert f"{DECODE}.test" in wide
+    assert "test/my-llm" in wide
+
+
+def test_one_broken_namespace_does_not_fail_another(several: Simulation, dynctl: Run) -> None:
+    assert dynctl(*VERIFY, "-n", "prod").code == 0
+    assert dynctl(*VERIFY, "-n", "test").code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "graphs", "workers"),
+    [
+        (("--dgd", "soft"), "prod: prod/soft", 6),
+        (("--dgd", "my-llm"), "prod: prod/my-llm", 12),
+        (("--dgd", "soft", "--dgd", "my-llm"), "prod: prod/my-llm, prod/soft", 18),
+    ],
+)
+def test_graphs_are_chosen_by_name(
+    several: Simulation, dynctl: Run, words: tuple[str, ...], graphs: str, workers: int
+) -> None:
+    ran = dynctl(*VERIFY, *words, "-o", "json")
+
+    assert ran.code == 0
+    assert ran.json["sources"][0].endswith(f", {graphs}")
+    # The other graph's workers are nobody's here: they are in no row, and in no sum.
+    assert len(ran.json["chain"]) == workers
+    assert ran.checks["DYT0801"]["message"] == f"{workers} of {workers} workers"
+    asked = [one.query for one in several.server.requests if one.path.endswith("/prod/pods")]
+    names = [word for word in words if word != "--dgd"]
+    assert asked[0]["labelSelector"].endswith(f" in ({','.join(names)})")
+
+
+def test_an_enforcement_is_said_of_its_own_graph(several: Simulation, dynctl: Run) -> None:
+    told = dynctl(*VERIFY, "-o", "json").checks
+
+    assert told["DYT0102"]["message"] == (
+        "my-llm.prod: zone, required; soft.prod: zone, preferred 0.5"
+    )
+    assert told["DYT0901"]["message"].startswith("us-east-1a 2 prefill 4 decode")
+    assert told["DYT0906"]["message"].startswith("us-east-1a 1 prefill 2 decode")
+
+
+# -- graphs that are not whole ---------------------------------------------------------------------
+
+
+def without_policy(graph: Json) -> Json:
+    del graph["spec"]["experimental"]
+    return graph
+
+
+def test_a_graph_without_a_policy_is_told_what_that_costs(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with living(change=without_policy) as sim:
+        kubeconfig(sim, tmp_path, monkeypatch)
+        ran = dynctl(*VERIFY, "-o", "json")
+        screen = dynctl(*VERIFY).out
+        strict = dynctl(*VERIFY, "--fail-on", "warn")
+
+    assert (ran.code, strict.code) == (0, 1)
+    assert ran.reported == {"DYT0102"}
+    assert ran.values("DYT0102") == {
+        "DynamoGraphDeployment my-llm.prod": "no spec.experimental.kvTransferPolicy; its workers "
+        "stand in us-east-1a (4 decode, 2 prefill), us-east-1b (4 decode, 2 prefill): KV cache "
+        "may cross"
+    }
+    assert "fix       add spec.experimental.kvTransferPolicy with labelKey:" in screen
+    # What needs a policy is passed over in a line or two a section.
+    assert len(screen.splitlines()) < 90
+
+
+def test_workers_of_one_zone_cross_nothing_without_a_policy(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with living(change=without_policy, zones=("us-east-1a",)) as sim:
+        kubeconfig(sim, tmp_path, monkeypatch)
+        [value] = dynctl(*VERIFY, "-o", "json").values("DYT0102").values()
+
+    assert value.endswith("all its workers stand in us-east-1a, so nothing crosses zones now")
+
+
+def test_pods_that_a_deleted_graph_has_left(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with living() as sim:
+        sim.operator.on = False
+        for pod in sim.pods():
+            sim.edit("Pod", pod, {"metadata": {"ownerReferences": None}})
+        sim.store.delete("DynamoGraphDeployment", "my-llm", "prod")
+        sim.settle()
+        kubeconfig(sim, tmp_path, monkeypatch)
+        ran = dynctl(*VERIFY, "-o", "json")
+        named = dynctl(*VERIFY, "--dgd", "my-llm", "-o", "json")
+
+    assert ran.code == named.code == 1
+    assert ran.reported == named.reported == {"DYT0101"}
+    subject = "DynamoGraphDeployment my-llm.prod"
+    assert ran.values("DYT0101") == {subject: "13 pods of it run, but it is not there"}
+
+
+def served(names: tuple[str, ...]) -> list[Json]:
+    """Versions of the graphs' definition, of which only these are served."""
+    versions: list[Json] = copy.deepcopy(crds.graph_crd()["spec"]["versions"])
+    known = {one["name"]: one for one in versions}
+    for name in names:
+        if name not in known:
+            versions.append({**copy.deepcopy(versions[0]), "name": name, "storage": False})
+    return [{**one, "served": one["name"] in names} for one in versions]
+
+
+def test_a_cluster_of_the_older_version_alone(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with living() as sim:
+        versions = {"spec": {"versions": served(("v1alpha1",))}}
+        sim.edit("CustomResourceDefinition", CRD, versions, "")
+        kubeconfig(sim, tmp_path, monkeypatch)
+        sim.server.requests.clear()
+        ran = dynctl(*VERIFY, "-o", "json")
+        lists = [one.path for one in sim.server.requests if one.path.endswith("/" + CRD[:22])]
+
+    assert ran.code == 0
+    assert ran.reported == set()
+    assert ran.checks["DYT0002"]["message"] == "v1alpha1"
+    assert lists == ["/apis/nvidia.com/v1alpha1/namespaces/prod/dynamographdeployments"]
+
+
+def test_a_cluster_of_a_version_to_come(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph cannot be read; its pods tell its policy, and everything behind is judged."""
+    with living() as sim:
+        sim.edit("CustomResourceDefinition", CRD, {"spec": {"versions": served(("v2",))}}, "")
+        kubeconfig(sim, tmp_path, monkeypatch)
+        ran = dynctl(*VERIFY, "-o", "json")
+
+    assert ran.code == 1
+    assert ran.reported == {"DYT0002"}
+    assert [*ran.values("DYT0002").values()] == ["is served as v2 only"]
+    assert ran.checks["DYT0101"]["unread"]
+    assert ran.checks["DYT0403"]["message"] == "12 of 12 pods"
+
+
+# -- what is somebody else's -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_an_event_counts_for_the_pod_that_it_is_about(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mine: bool
+) -> None:
+    """One of an earlier pod of the same name has another uid."""
+    with living() as sim:
+        pod = sim.pod(DECODE)
+        if not mine:
+            pod["metadata"]["uid"] = "1de81e3c-8b1c-4d35-9a1a-d9a0d3d1f0aa"
+        sim.store.create(label_missing(pod, ZONE, at=sim.clock.now - 60))
+        kubeconfig(sim, tmp_path, monkeypatch)
+        ran = dynctl(*VERIFY, "-o", "json")
+
+    assert ran.reported == ({"DYT0405"} if mine else set())
+
+
+def test_thousands_of_unrelated_pods_are_not_downloaded(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with living() as sim:
+        kubeconfig(sim, tmp_path, monkeypatch)
+        before = requests_of(sim, dynctl)
+        for number in range(5000):
+            sim.store.create(unrelated(number))
+        after = requests_of(sim, dynctl)
+
+    assert after == before
+    pods = [query for path, query in after if path == "/api/v1/namespaces/prod/pods"]
+    selector = "nvidia.com/dynamo-graph-deployment-name"
+    assert pods == [{"labelSelector": selector, "limit": "500"}]
+
+
+def requests_of(sim: Simulation, dynctl: Run) -> list[tuple[str, dict[str, str]]]:
+    """Of one run that passes, without an order."""
+    sim.server.requests.clear()
+    assert dynctl(*VERIFY, "-o", "json").code == 0
+    told = [(one.path, dict(one.query)) for one in sim.server.requests]
+    return sorted(told, key=str)
+
+
+def unrelated(number: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"web-{number}", "namespace": "prod", "labels": {"app": "web"}},
+        "spec": {"nodeName": "gpu-a-0", "containers": [{"name": "web", "image": "web:1"}]},
+        "status": {"phase": "Running"},
+    }
