@@ -15,7 +15,7 @@ from textwrap import wrap
 from typing import ClassVar, Final
 
 from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 
 from dynctl.dashboard.alerts import AlertBoard
@@ -30,6 +30,7 @@ from dynctl.views.dashboard.alerts import AlertPanel, alert_picture
 from dynctl.views.dashboard.decisions import DecisionPanel, decision_picture
 from dynctl.views.dashboard.domains import DomainPanel, domain_picture
 from dynctl.views.dashboard.header import State, header
+from dynctl.views.dashboard.keys import BINDINGS, KEYS, OWN
 from dynctl.views.dashboard.layout import heights
 from dynctl.views.dashboard.lines import (
     BAD,
@@ -43,7 +44,7 @@ from dynctl.views.dashboard.lines import (
 from dynctl.views.dashboard.opening import Opening
 from dynctl.views.dashboard.panel import AnyPanel, Panel
 from dynctl.views.dashboard.prompt import Prompt
-from dynctl.views.dashboard.style import CSS, KEYS, THEME
+from dynctl.views.dashboard.style import CSS, THEME
 from dynctl.views.dashboard.workers import WorkerPanel, worker_picture
 
 RATES: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -66,29 +67,7 @@ class TopApp(App[int]):
     ENABLE_COMMAND_PALETTE = False
     TITLE = "dynctl top"
     CSS = CSS
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(str(n), f"panel({n})", show=False) for n in range(1, 5)),
-        Binding("tab", "next_panel(1)", show=False, priority=True),
-        Binding("shift+tab", "next_panel(-1)", show=False, priority=True),
-        Binding("slash", "filter('')", show=False),
-        Binding("exclamation_mark", "filter('!')", show=False),
-        Binding("s", "sort", show=False),
-        Binding("S", "reverse", show=False),
-        Binding("g", "group", show=False),
-        Binding("enter", "open", show=False),
-        Binding("d", "describe", show=False),
-        Binding("y", "yaml", show=False),
-        Binding("t", "thresholds", show=False),
-        Binding("e", "export", show=False),
-        Binding("i", "index(0)", show=False),
-        Binding("I", "index(1)", show=False),
-        Binding("p", "pause", show=False),
-        Binding("r", "rate", show=False),
-        Binding("question_mark", "help", show=False),
-        Binding("escape", "back", show=False),
-        Binding("q", "leave(0)", show=False),
-        Binding("ctrl+c", f"leave({int(ExitCode.INTERRUPTED)})", show=False, priority=True),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = BINDINGS
 
     class Looked(Message):
         """The source was read."""
@@ -208,6 +187,8 @@ class TopApp(App[int]):
         self.alerts = self._alert_board.alerts(snapshot, self._board.capacity(snapshot))
         now = self.wall()
         self.workers_panel.every_s = snapshot.load_every_s
+        for panel in self.panels:
+            panel.faded = bool(snapshot.problem)
         since = watched if recent else 0.0
         self.domains.show(domain_picture(view, snapshot, self._history, since, self.size.width))
         self.workers_panel.show(worker_picture(snapshot))
@@ -225,6 +206,8 @@ class TopApp(App[int]):
     def on_resize(self) -> None:
         self._arrange()
         self._show_frame()
+        # Wider screens get other columns, once the panels know how wide they are.
+        self.call_after_refresh(self._show_all)
 
     def on_panel_moved(self) -> None:
         self._arrange()
@@ -257,12 +240,18 @@ class TopApp(App[int]):
         snapshot, now = self.snapshot, self.wall()
         state = State(self.rate, paused=self.paused, readonly=self.readonly)
         self._head.show(header(snapshot, self.view, self.source.title, state, width, now))
-        if snapshot is not None:
-            self._hint.show(self._hint_lines(width))
         if self._notice and now >= self._notice_until:
             self._notice = ""
-        keys = next((keys for keys in KEYS if len(keys) + 2 <= width), KEYS[-1])
-        self._foot.show([plain(f" {self._notice or keys}", BOLD if self._notice else DIM)])
+        hint = self._hint_lines(width)
+        if self._notice:
+            # One that is too long for the line of keys begins above it.
+            *above, last = wrap(self._notice, max(1, width - 2))
+            self._hint.show([plain(f" {line}", BOLD) for line in above] or hint)
+            self._foot.show([plain(f" {last}", BOLD)])
+        else:
+            self._hint.show(hint)
+            keys = next((keys for keys in KEYS if len(keys) + 2 <= width), KEYS[-1])
+            self._foot.show([plain(f" {keys}", DIM)])
 
     def _hint_lines(self, width: int) -> list[Line]:
         """What stands below the panels: why this is not the present, else what the row under the
@@ -284,6 +273,15 @@ class TopApp(App[int]):
         self._show_frame()
 
     # -- keys ------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys are the panels' own: over another screen, and while somebody types, only Ctrl-C
+        (and Esc out of the line that is typed) mean something here."""
+        if action == "leave" and parameters == (int(ExitCode.INTERRUPTED),):
+            return True
+        if action not in OWN or len(self.screen_stack) > 1:
+            return action not in OWN
+        return action == "back" or not isinstance(self.focused, Prompt)
 
     def action_panel(self, number: int) -> None:
         panel = self.panels[number - 1]

@@ -143,8 +143,9 @@ def decision_text(line: DecisionLine, domain: str | None, canvas: Canvas) -> str
         ("prefill", "-" if line.prefill is None else line.prefill.worker),
         ("decode", "-" if line.decode is None else line.decode.worker),
         (domain or "domain", places(line, domain) if domain else "-"),
-        ("cached", "?" if line.cached_blocks is None else f"{line.cached_blocks:,} blocks"),
-        ("cost", "?" if line.cost is None else amount(line.cost)),
+        ("cached", _cached(line)),
+        ("cost", "?" if line.cost is None else f"{amount(line.cost)} blocks"),
+        ("margin", "?" if line.margin is None else f"{amount(line.margin)} blocks"),
         ("told by", line.source),
     ]
     lines = [f"{label:<{_LABEL}}{text}" for label, text in pairs]
@@ -173,6 +174,12 @@ def _cell(cell: Cell) -> str:
     if cell.state is CellState.UNKNOWN:
         return f"{mark}  {cell.why}"
     return f"{mark:<7}{cell.value or ''}".rstrip()
+
+
+def _cached(line: DecisionLine) -> str:
+    if line.cached_blocks is None:
+        return "?"
+    return f"{line.cached_blocks:,} of {'?' if line.blocks is None else f'{line.blocks:,}'} blocks"
 
 
 def _role(role: RoleCapacity, stale: int) -> str:

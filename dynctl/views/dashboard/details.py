@@ -95,7 +95,6 @@ class TextScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "back", "back"),
-        Binding("question_mark", "app.help", show=False),
     ]
     DEFAULT_CSS = """
     TextScreen { layout: vertical; background: ansi_default; }
@@ -133,7 +132,7 @@ class TextScreen(Screen[None]):
         told = [(f" {self._title}  ", BOLD + ACCENT), (self.view.position, DIM)]
         self._head.show([told])
         keys = f"{self._keys}  " if self._keys else ""
-        self._foot.show([plain(f" Esc back  ↑↓ PgUp PgDn scroll  {keys}? help")])
+        self._foot.show([plain(f" Esc back  ↑↓ PgUp PgDn scroll  {keys}".rstrip())])
 
     async def _load(self) -> None:
         try:

@@ -26,10 +26,8 @@ def facts(snapshot: Snapshot, view: DomainView | None) -> list[str]:
     if models:
         more = f" +{len(models) - _MODELS}" if len(models) > _MODELS else ""
         told.append(", ".join(models[:_MODELS]) + more)
-    ways = [header.mode] if header.mode is not None else []
-    ways += policies(view)
-    if ways:
-        told.append(", ".join(ways))
+    told += [header.mode] if header.mode is not None else []
+    told += policies(view)
     if header.frontends is not None and header.frontends[1] > 1:
         answering, named = header.frontends
         told.append(f"{answering} of {named} frontends")
@@ -92,13 +90,14 @@ def meter_line(meter: Meter, marks: Marks, now: float, width: int | None = None)
         bar = marks.bar(fullness, 10)
         told = [
             f"{place}  {bar} {mark} {preference.now:.2f}x",
-            f"of the best other, spills at {preference.crossover:.2f}x",
+            f"the best other, spills at {preference.crossover:.2f}x",
             f"({when})",
         ]
     line = told[0]
     for part in told[1:]:
-        if width is None or len(line) + 1 + len(part) <= width:
-            line += f" {part}"
+        if width is not None and len(line) + 1 + len(part) > width:
+            break
+        line += f" {part}"
     return line
 
 

@@ -20,6 +20,7 @@ KEYS: Final = (
     ("e", "export the view to a file for --view: route --explain works on it offline"),
     ("p", "pause; what is shown stays"),
     ("r", "look less or more often"),
+    ("?", "this page"),
     ("Esc", "back: close, drop the filter, show all panels"),
     ("q  Ctrl-C", "quit"),
 )

@@ -36,6 +36,9 @@ Row = TypeVar("Row")
 _UNSORTED: Final = -1
 #: Columns that nobody sorts by.
 _ORDERLESS: Final = ("trend", "trend_prefill", "message", "why")
+#: More rows than this are not all measured for their widths each time, but every so often.
+_MANY: Final = 100
+_SELDOM: Final = 10
 _SENTENCES: Final = ("message", "why")
 
 
@@ -79,6 +82,8 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self.number = number
         self.picture: Picture[Row] = Picture()
         self.filter = RowFilter()
+        #: What is shown is not the present.
+        self.faded = False
         self.cursor = 0
         self._sort_key: str | None = None
         self._descending = False
@@ -86,6 +91,8 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self._key: Hashable = None
         self._top = 0
         self._fitted: Fitted[Row] | None = None
+        self._fitted_for = 0
+        self._measured = 0
         self._least: dict[str, int] = {}
         self._least_for: object = None
         self._strips: list[Strip] = []
@@ -177,6 +184,8 @@ class Panel(Widget, Generic[Row], can_focus=True):
         rows = self._sorted(rows)
         follows = self.FOLLOWS and self.cursor == 0 and self._sort_key is None
         self._rows = rows
+        # The columns of the last picture say which can be sorted by, until they are drawn anew.
+        self._fitted_for = 0
         if not follows and self._key is not None:
             place = next((i for i, row in enumerate(rows) if self.key(row) == self._key), None)
             self.cursor = self.cursor if place is None else place
@@ -250,7 +259,7 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self._scroll(room)
         for place in range(self._top, min(self._top + room, len(self._rows))):
             row = self._rows[place]
-            base = self.style(row)
+            base = DIM if self.faded else self.style(row)
             if self.has_focus and place == self.cursor:
                 base += CURSOR
             lines.append(strip([(" ", PLAIN), *self.pieces(row, fitted)], width, base))
@@ -267,17 +276,26 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self._top = max(0, min(self._top, len(self._rows) - room))
 
     def _fit(self, width: int) -> Fitted[Row]:
-        """Columns and widths. Widths only grow, so that columns stay where they are."""
-        columns = self.picture.columns
-        shape = (width, tuple(column.key for column in columns))
+        """Columns and widths. Widths only grow, so that columns stay where they are.
+
+        Of many rows those in sight are measured each time and the others now and then: a cell
+        that gets wider out of sight can wait.
+        """
+        if self._fitted is not None and self._fitted_for == width:
+            return self._fitted
+        columns, rows = self.picture.columns, self._rows
+        shape = (width, len(rows), tuple(column.key for column in columns))
+        self._measured += 1
         if shape != self._least_for:
-            self._least_for, self._least = shape, {}
+            self._least_for, self._least, self._measured = shape, {}, 0
+        if len(rows) > _MANY and self._measured % _SELDOM:
+            rows = rows[self._top : self._top + self.size.height]
         offered = visible(columns, wide=False, width=width)
-        self._fitted = fit(offered, self._rows, width, self._least)
-        for column, wide in zip(self._fitted.columns, self._fitted.widths, strict=True):
-            if not column.name:
-                self._least[column.key] = wide
-        return self._fitted
+        fitted = self._fitted = fit(offered, rows, width, self._least)
+        self._fitted_for = width
+        for column, wide in zip(fitted.columns, fitted.widths, strict=True):
+            self._least[column.key] = wide
+        return fitted
 
     def _title(self, width: int) -> Line:
         picture, rows = self.picture, self._rows

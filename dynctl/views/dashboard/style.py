@@ -1,4 +1,4 @@
-"""How the dashboard looks: the terminal's own colours, the layout, the line of keys."""
+"""How the dashboard looks: the terminal's own colours, and the layout."""
 
 from __future__ import annotations
 
@@ -27,10 +27,3 @@ Screen { layout: vertical; background: ansi_default; overflow: hidden; }
 #head { height: 2; }
 #prompt { display: none; }
 """
-
-#: The keys, the longest line that fits.
-KEYS: Final = (
-    "1-4 panels  / filter  s sort  g group  ↵ open  d describe  y yaml  t thresholds  e export  "
-    "p pause  r rate  ? help  q quit",
-    "1-4 panels / filter s sort g group ↵ open t thresholds p pause ? help q quit",
-)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -38,7 +39,7 @@ def shown(tmp_path: Path) -> Shown:
         settings.setdefault("rate", 60.0)
         app = TopApp(source, wall=lambda: NOW, directory=tmp_path, **settings)
         async with app.run_test(size=size) as pilot:
-            async with _seconds(10):
+            async with asyncio.timeout(10):
                 while app.snapshot is None:
                     await pilot.pause(0.01)
             await pilot.pause()
@@ -47,7 +48,9 @@ def shown(tmp_path: Path) -> Shown:
     return run
 
 
-def _seconds(limit: float) -> Any:
-    import asyncio
-
-    return asyncio.timeout(limit)
+async def settled(pilot: Pilot[int]) -> None:
+    """Until what the keys asked the source for is there."""
+    asked = [worker for worker in pilot.app.workers if worker.name != "look"]
+    if asked:
+        await pilot.app.workers.wait_for_complete(asked)
+    await pilot.pause()

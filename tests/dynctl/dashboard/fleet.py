@@ -33,8 +33,9 @@ THRESHOLD = {
 
 
 def ref(view: ViewSource, name: str) -> Ref:
-    row = next(row for row in view.workers() if row.name == name)
-    return Ref(row.name, row.worker_id, 0)
+    """A rank of a worker, which may have left since."""
+    row = next((row for row in view.workers() if row.name == name), None)
+    return Ref(name, 0 if row is None else row.worker_id, 0)
 
 
 def decisions(view: ViewSource) -> tuple[DecisionLine, ...]:
@@ -135,6 +136,9 @@ class StillSource:
     async def snapshot(self) -> Snapshot:
         self.looks += 1
         return self.shown
+
+    async def settle(self) -> None:
+        self.asked.append(("settle",))
 
     async def decision(self, line: DecisionLine) -> RouteResult:
         self.asked.append(("decision", line.id))

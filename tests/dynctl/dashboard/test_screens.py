@@ -2,29 +2,156 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
+from rich.style import Style
 
-from tests.dynctl.dashboard.conftest import Shown
+from dynctl.dashboard.snapshot import Told
+from dynctl.views.dashboard.app import TopApp
+from tests.dynctl.dashboard.conftest import Shown, settled
+from tests.dynctl.dashboard.fleet import NOW, StillSource, meter, snapshot
 from tests.dynctl.dashboard.golden import HERE, as_committed, screen_svg, screen_text
+from tests.golden.fleets import stranded_zones, two_zones
 
-SIZES = ((80, 24), (200, 60))
+SMALL, LARGE = (80, 24), (200, 60)
+
+#: File stem -> the keys that lead there from the first screen.
+SCREENS = {
+    "first": "",
+    "domains": "1",
+    "workers": "2",
+    "alerts": "4",
+    "zoomed": "22",
+    "sorted": "2,s,s,s,S",
+    "filtered": "2,slash,d,e,c,space,exclamation_mark,a,0,enter",
+    "card": "2,enter",
+    "worker": "2,down,down,d",
+    "worker-yaml": "2,y",
+    "domain": "1,d",
+    "explained": "3,enter",
+    "refused": "3,down,down,enter",
+    "decision": "3,d",
+    "finding": "4,down,enter",
+    "thresholds": "t",
+    "thresholds-tried": "t,down,backspace,backspace,backspace,enter",
+    "help": "question_mark",
+}
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(
-    ("name", "keys"), [("first", ""), ("domains", "1"), ("workers", "2"), ("alerts", "4")]
-)
-async def test_screen_is_as_committed(shown: Shown, name: str, keys: str, size: tuple[int, int]):
+def keys(text: str) -> list[str]:
+    return text.split(",") if "," in text else list(text) if text.isdigit() else [text] * bool(text)
+
+
+#: Those that a larger screen shows otherwise, and not only wider.
+LARGE_TOO = ("first", "domains", "workers", "card", "explained", "thresholds-tried")
+GOLDEN = [(name, SMALL) for name in SCREENS] + [(name, LARGE) for name in LARGE_TOO]
+
+
+@pytest.mark.parametrize(("name", "size"), GOLDEN)
+async def test_screen_is_as_committed(shown: Shown, name: str, size: tuple[int, int]):
     async with shown(size=size) as pilot:
-        await pilot.press(*keys)
-        await pilot.pause()
+        await pilot.press(*keys(SCREENS[name]))
+        await settled(pilot)
         as_committed(f"{name}-{size[0]}x{size[1]}.txt", screen_text(pilot.app))
 
 
-async def test_colours_are_as_committed(shown: Shown):
-    async with shown(size=(100, 30)) as pilot:
+STILL = snapshot()
+UNKNOWN = Told(
+    "etcd",
+    unknown="a live Dynamo keeps no decisions, and nobody tells the winners",
+    provide="--frontend-log FILE\nor start the frontends with --router-replica-sync",
+)
+#: File stem -> what is shown.
+STATES = {
+    "stranded": lambda: snapshot(stranded_zones()),
+    "preferred": lambda: msgspec.structs.replace(STILL, meters=(meter(), meter(None))),
+    "spilling": lambda: msgspec.structs.replace(STILL, meters=(meter(2.1),)),
+    "no-decisions": lambda: msgspec.structs.replace(
+        STILL, decisions=(), told={**STILL.told, "decisions": UNKNOWN}
+    ),
+    "winners-only": lambda: msgspec.structs.replace(
+        STILL,
+        decisions=tuple(
+            msgspec.structs.replace(
+                line, complete=False, margin=None, cost=None, cached_blocks=None, blocks=None
+            )
+            for line in STILL.decisions
+        ),
+    ),
+    "lost": lambda: msgspec.structs.replace(
+        STILL, problem="http://127.0.0.1:8000: All connection attempts failed"
+    ),
+    "empty": lambda: msgspec.structs.replace(STILL, workers=(), decisions=(), alerts=()),
+    "load-unknown": lambda: msgspec.structs.replace(
+        STILL,
+        told={
+            **STILL.told,
+            **dict.fromkeys(("load", "requests", "transfers", "queue"), Told("", unknown="nobody")),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+async def test_state_is_as_committed(shown: Shown, name: str):
+    view = stranded_zones() if name == "stranded" else two_zones()
+    source = StillSource(STATES[name](), view)
+    async with shown(source, size=SMALL) as pilot:
+        if name == "lost":
+            pilot.app.wall = lambda: NOW + 12  # type: ignore[attr-defined]
+            pilot.app._tick()  # type: ignore[attr-defined]
+            await pilot.pause()
+        as_committed(f"{name}-80x24.txt", screen_text(pilot.app))
+
+
+@pytest.mark.parametrize("size", [(100, 30)])
+async def test_colours_are_as_committed(shown: Shown, size: tuple[int, int]):
+    async with shown(size=size) as pilot:
         as_committed("first-100x30.svg", screen_svg(pilot.app))
+    source = StillSource(snapshot(stranded_zones(), meters=(meter(2.1),)), stranded_zones())
+    async with shown(source, size=size) as pilot:
+        as_committed("stranded-100x30.svg", screen_svg(pilot.app))
 
 
-def test_goldens_are_all_used():
-    assert HERE.is_dir()
+async def test_only_the_terminals_own_sixteen_colours_are_used(shown: Shown):
+    source = StillSource(snapshot(stranded_zones(), meters=(meter(2.1),)), stranded_zones())
+    async with shown(source, size=LARGE) as pilot:
+        assert isinstance(pilot.app, TopApp)
+        found = set()
+        for line in pilot.app.screen._compositor.render_strips():
+            for segment in line:
+                style = segment.style or Style()
+                found |= {one for one in (style.color, style.bgcolor) if one is not None}
+        numbers = {color.number for color in found if not color.is_default}
+        assert numbers <= set(range(16))
+        assert numbers, "nothing is coloured at all"
+
+
+@pytest.mark.parametrize("size", [(40, 12), (64, 20), (120, 40)])
+@pytest.mark.parametrize("name", ["first", "workers", "explained", "thresholds-tried"])
+async def test_every_size_is_filled_and_not_overrun(shown: Shown, name: str, size: tuple[int, int]):
+    async with shown(size=size) as pilot:
+        await pilot.press(*keys(SCREENS[name]))
+        await settled(pilot)
+        lines = screen_text(pilot.app).rstrip("\n").split("\n")
+        assert len(lines) == size[1]
+        assert all(len(line) <= size[0] for line in lines)
+
+
+async def test_a_screen_that_is_resized_is_drawn_anew(shown: Shown):
+    async with shown(size=SMALL) as pilot:
+        for width, height in (LARGE, SMALL):
+            expected = (HERE / f"first-{width}x{height}.txt").read_text()
+            await pilot.resize_terminal(width, height)
+            async with asyncio.timeout(5):
+                while screen_text(pilot.app) != expected:
+                    await pilot.pause(0.02)
+
+
+def test_no_golden_file_is_left_over():
+    expected = {f"{name}-{width}x{height}.txt" for name, (width, height) in GOLDEN}
+    expected |= {f"{name}-80x24.txt" for name in STATES}
+    expected |= {"first-100x30.svg", "stranded-100x30.svg"}
+    assert {path.name for path in HERE.iterdir()} == expected

@@ -1,0 +1,81 @@
+"""A frontend's endpoints over a fleet that is made up: what `bench_top` lets the dashboard look at.
+
+    python -m tests.bench.top_fleet --workers N [--rate REQUESTS_A_SECOND]
+
+Prints its URL as a JSON line and serves until it is told to end. The router, its decisions and the
+answers are the real ones; requests and engines are those of the embedded demo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import time
+
+from aiohttp import web
+
+from dynctl.dashboard.sources.demo_traffic import DemoTraffic, demo_worker
+from dynctl.serving.admin import Admin
+from dynctl.serving.decision_memory import DecisionMemory
+from dynctl.serving.fleet_feed import PATH, FleetFeed
+from dynctl.serving.metrics import Metrics
+from dynctl.serving.service import RoutingService
+from router_core.config import RouterConfig
+from router_core.workers import Worker
+
+ZONES = "abcde"
+
+
+def workers(count: int) -> list[Worker]:
+    """A third of them prefill, over five zones."""
+    return [
+        demo_worker(
+            "prefill" if number % 3 == 0 else "decode", ZONES[number % 5], number, number + 1
+        )
+        for number in range(count)
+    ]
+
+
+async def serve(count: int, rate: float) -> None:
+    now = 0.0
+
+    def tick(to: float) -> None:
+        nonlocal now
+        now = to
+
+    service = RoutingService(RouterConfig(), clock=lambda: now)
+    memory = DecisionMemory()
+    metrics = Metrics(service, router_id=1, memory=memory)
+    service.observers += [metrics, memory]
+    traffic = DemoTraffic(service, workers(count), tick, rate=rate, events=False)
+    feed = FleetFeed(
+        service, memory, transfers=metrics.transfers, waiting=traffic.waiting,
+        in_flight=lambda: traffic.in_flight,
+    )  # fmt: skip
+    app = web.Application()
+    app.router.add_get(PATH, feed.handle)
+    app.add_routes(Admin(service, memory, preset="dynamo-1.6").routes())
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    traffic.start(0.0)
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    print(json.dumps({"url": f"http://127.0.0.1:{port}"}), flush=True)
+    began = time.monotonic()
+    while not ended.is_set():
+        traffic.advance(time.monotonic() - began)
+        await asyncio.sleep(0.1)
+    await runner.cleanup()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--rate", type=float, default=10.0)
+    given = parser.parse_args()
+    asyncio.run(serve(given.workers, given.rate))
