@@ -20,7 +20,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-NAMES = ("hashing", "index", "memory", "decision", "frontend", "recovery", "startup", "top", "verify")
+NAMES = (
+    "hashing",
+    "index",
+    "memory",
+    "decision",
+    "frontend",
+    "recovery",
+    "startup",
+    "top",
+    "verify",
+)
 
 
 def run(name: str, options: Sequence[str]) -> list[dict[str, Any]]:
