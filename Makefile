@@ -19,7 +19,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-dynamo check completions format bench lock clean
+.PHONY: help demo test test-dynamo check completions docs format bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -74,6 +74,11 @@ completions: $(VENV)/.run-stamp  ## completions/ anew, after commands or options
 	$(BIN)/dynctl completion bash > completions/dynctl.bash
 	$(BIN)/dynctl completion zsh > completions/_dynctl
 	$(BIN)/dynctl completion fish > completions/dynctl.fish
+
+docs: $(VENV)/.dev-stamp  ## what of docs/ is made of the code, anew
+	$(BIN)/dynctl explain --markdown > docs/checks.md
+	$(BIN)/python -m tests.docs.generated
+	$(BIN)/python -m tests.docs.screens
 
 format: $(VENV)/.dev-stamp  ## rewrite the code in the project's format
 	$(BIN)/ruff format .

@@ -81,7 +81,8 @@ class Block:
 def pages() -> list[Path]:
     """Every page whose commands are run."""
     found = sorted(path for path in DOCS.rglob("*.md") if "decisions" not in path.parts)
-    return [path for path in found if path.name not in GENERATED]
+    outside = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md")]
+    return [path for path in found if path.name not in GENERATED] + outside
 
 
 def name_of(path: Path) -> str:

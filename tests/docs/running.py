@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,8 @@ from dynctl.cli import run
 from tests.docs.pages import ROOT, Command, File
 
 FRONTEND_PORT: Final = "8000"
+#: Names the kubeconfig of kubectl, who may do more than who only looks.
+ADMIN_KUBECONFIG: Final = "KUBECTL_KUBECONFIG"
 _READY_S: Final = 30.0
 _QUOTED = re.compile(r"'[^']*'|\"[^\"`$]*\"")
 _NEEDS_SHELL = re.compile(r"[|&;<>()$`]")
@@ -33,7 +35,8 @@ _PORT = re.compile(r"(?:127\.0\.0\.1:|localhost:|--port |--http-port )(\d{4})\b"
 class Session:
     """A shell of one scene. ``environment`` is added to the process's own; ``directory`` is the
     scene's alone, and where commands are run unless ``place`` says otherwise. Lines that export
-    ``fixed`` variables change nothing: the scene has values of its own for them.
+    ``fixed`` variables change nothing: the scene has values of its own for them. ``after`` is
+    called when kubectl has done something.
 
     Programs that stay (``serve``, ``demo --keep``) run beside it until :meth:`close`.
     """
@@ -45,9 +48,11 @@ class Session:
         *,
         place: Path | None = None,
         fixed: Iterable[str] = (),
+        after: Callable[[], object] = lambda: None,
     ) -> None:
         self._directory = place or directory
         self._fixed = frozenset(fixed)
+        self._after = after
         self._environment = dict(environment)
         self._ports: dict[str, str] = {}
         self._running: list[tuple[subprocess.Popen[bytes], str]] = []
@@ -85,7 +90,10 @@ class Session:
         self._await_started()
         if words[0] == "dynctl" and not _NEEDS_SHELL.search(_QUOTED.sub("", text)):
             return self._here(words[1:])
-        return self._shell(text)
+        done = self._shell(text)
+        if words[0] == "kubectl":
+            self._after()
+        return done
 
     def close(self) -> None:
         for process, _ in self._running:
@@ -203,11 +211,12 @@ def _programs(directory: Path) -> Path:
     found = directory / ".programs"
     found.mkdir()
     # An environment that is older than pyproject.toml is not a test's to install anew.
+    kubectl = Path(sysconfig.get_path("scripts"), "kubectl")
     make = f"exec {shutil.which('make')} -o pyproject.toml -o requirements.lock"
     programs = {
         "dynctl": f"exec {shlex.quote(sys.executable)} -m dynctl",
         "python3": f"exec {shlex.quote(sys.executable)}",
-        "kubectl": f"exec {shlex.quote(str(Path(sysconfig.get_path('scripts'), 'kubectl')))}",
+        "kubectl": f"KUBECONFIG=${ADMIN_KUBECONFIG} exec {shlex.quote(str(kubectl))}",
         "make": f"unset MAKEFLAGS; {make}",
     }
     for name, program in programs.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,24 @@ import pytest
 from tests.docs.comparing import difference, exchange
 from tests.docs.pages import Command, File, Scene, pages, scenes
 from tests.docs.running import Session
-from tests.docs.worlds import ELSEWHERE, session
+from tests.docs.worlds import ELSEWHERE, Fleet, demo_fleet, session
 
 SCENES = [
     scene for path in pages() for scene in scenes(path) if scene.world.split()[0] not in ELSEWHERE
 ]
 
 
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with demo_fleet() as found:
+        yield found
+
+
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.id)
-def test_the_commands_of_a_page_do_what_it_shows(scene: Scene, tmp_path: Path) -> None:
-    with session(scene.world, tmp_path) as shell:
+def test_the_commands_of_a_page_do_what_it_shows(
+    scene: Scene, tmp_path: Path, fleet: Fleet
+) -> None:
+    with session(scene.world, tmp_path, fleet) as shell:
         follow(scene, shell)
 
 

@@ -254,7 +254,7 @@ def test_busy() -> None:
         name, _, value = threshold.partition(" ")
         amount, _, what = has.partition(" ")
         runtime = {"KV blocks": "total_kv_blocks", "batched tokens": "max_num_batched_tokens"}
-        card = {runtime[what]: int(amount)} if what in runtime else {}
+        card: dict[str, Any] = {runtime[what]: int(amount)} if what in runtime else {}
         fleet = router(worker(1, **card))
         limit = float(value) if "." in value else int(value)
         apply_all(fleet, ThresholdsSet(MODEL, {name: limit}), reported(reports))

@@ -3,7 +3,8 @@
 =================== ==========================================================================
 none                nothing runs
 engines             the engines and the frontend of docs/tour/plain-engines.md
-demo                the embedded fleet: six engines in two zones and a frontend on port 8000
+demo                the embedded fleet: six engines in two zones and a frontend on port 8000;
+                    all scenes share one
 cluster             a healthy deployment over two zones, on a simulated Kubernetes cluster
 cluster FAULT       the same with a fault of the matrix (tests/kube/faults) in it
 files               a Dynamo registered in files whose processes are gone; DYN_FILE_KV names it
@@ -15,8 +16,9 @@ dynamo              a real Dynamo; tests/dynamo/test_docs.py runs these
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -24,7 +26,7 @@ import pytest
 
 from dynctl.demo.fleet import DemoFleet
 from tests.docs.pages import DOCS, ROOT, scenes
-from tests.docs.running import Session, free_port
+from tests.docs.running import ADMIN_KUBECONFIG, Session, free_port
 from tests.dynctl.cli.test_check import CAPTURE, written
 from tests.kube.actors import Simulation, living
 from tests.kube.faults import FAULTS, fault_of, injected
@@ -34,8 +36,25 @@ ELSEWHERE = ("dynamo",)
 """Run by another test than the one of this room."""
 
 
+Fleet = Callable[[], DemoFleet]
+
+
 @contextmanager
-def session(world: str, directory: Path) -> Iterator[Session]:
+def demo_fleet() -> Iterator[Fleet]:
+    """Starts the shared demo fleet where it is first asked for."""
+    with ExitStack() as stack:
+        started: list[DemoFleet] = []
+
+        def fleet() -> DemoFleet:
+            if not started:
+                started.append(stack.enter_context(DemoFleet(port=int(free_port()))))
+            return started[0]
+
+        yield fleet
+
+
+@contextmanager
+def session(world: str, directory: Path, fleet: Fleet) -> Iterator[Session]:
     """A shell in the world of that name."""
     kind, _, which = world.partition(" ")
     match kind:
@@ -48,15 +67,11 @@ def session(world: str, directory: Path) -> Iterator[Session]:
         case "files":
             found = Session(directory, {"DYN_FILE_KV": str(_registered(directory))})
         case "demo":
-            with DemoFleet(port=int(free_port())) as fleet:
-                found = Session(directory, {})
-                found.use_frontend(fleet.url)
-                yield from _closing(found)
-            return
+            found = Session(directory, {})
+            found.use_frontend(fleet().url)
         case "cluster":
-            with injected(fault_of(FAULTS, which)) if which else living() as sim:
-                found = Session(directory, _of_cluster(sim, directory))
-                yield from _closing(found)
+            with _cluster(which) as sim:
+                yield from _closing(_at_cluster(sim, directory))
             return
         case _:
             raise KeyError(f"no world is called {world!r}")
@@ -74,8 +89,26 @@ def _closing(found: Session) -> Iterator[Session]:
         found.close()
 
 
-def _of_cluster(sim: Simulation, directory: Path) -> dict[str, str]:
-    return {"KUBECONFIG": str(sim.viewer_kubeconfig(directory / "kubeconfig"))}
+def _cluster(fault: str) -> AbstractContextManager[Simulation]:
+    """With TLS, without which kubectl sends no token."""
+    if not fault:
+        return living(tls=True)
+    found = fault_of(FAULTS, fault)
+    return injected(replace(found, start={**found.start, "tls": True}))
+
+
+def _at_cluster(sim: Simulation, directory: Path) -> Session:
+    """Whoever looks may do what verify asks for; kubectl is in the hands of an administrator."""
+    kubeconfigs = {
+        "KUBECONFIG": sim.viewer_kubeconfig(directory / "kubeconfig"),
+        ADMIN_KUBECONFIG: sim.server.kubeconfig(directory / "admin", namespace="default"),
+    }
+
+    def go_on() -> None:
+        sim.settle()
+        sim.advance(60)
+
+    return Session(directory, {n: str(path) for n, path in kubeconfigs.items()}, after=go_on)
 
 
 def _registered(directory: Path) -> Path:

@@ -1,0 +1,39 @@
+"""What is made and not written: ``python -m tests.docs.generated`` makes it anew (`make docs`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.docs.cli_page import cli_page
+from tests.docs.grafana import dashboard_json
+from tests.docs.pages import DOCS
+from tests.docs.settings_table import settings_tables
+
+_END: Final = "<!-- end -->"
+
+
+def _between(path: Path, name: str, made: str) -> str:
+    """The page with what stands between the marks of that name replaced."""
+    text = path.read_text(encoding="utf-8")
+    pattern = rf"(<!-- generated: {name} -->\n).*?({_END})"
+    replaced, count = re.subn(
+        pattern, lambda found: f"{found[1]}{made}{found[2]}", text, flags=re.DOTALL
+    )
+    assert count == 1, f"{path.name}: expected one part that is called {name}"
+    return replaced
+
+
+#: File -> its whole text, with what is made in it.
+FILES: Final[Mapping[Path, Callable[[], str]]] = {
+    DOCS / "cli.md": cli_page,
+    DOCS / "operations.md": lambda: _between(DOCS / "operations.md", "settings", settings_tables()),
+    DOCS / "grafana" / "dynctl.json": dashboard_json,
+}
+
+if __name__ == "__main__":
+    for path, made in FILES.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(made(), encoding="utf-8")

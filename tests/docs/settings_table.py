@@ -1,0 +1,55 @@
+"""The tables of every router setting, in docs/operations.md, made from the settings themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dynctl.settings import bounds
+from dynctl.views.tables import setting_text
+from router_core.config import DEFAULT_PRESET, PRESETS, SETTINGS
+from router_core.setting import Setting
+
+
+def settings_tables() -> str:
+    """What has an effect, then what is only read."""
+    built = [setting for setting in SETTINGS.values() if setting.built]
+    unbuilt = [setting for setting in SETTINGS.values() if not setting.built]
+    lines = [
+        *_table(built),
+        "",
+        "Read, checked and without effect, since the feature is not built:",
+    ]
+    lines += ["", *_table(unbuilt, "belongs to")]
+    return "\n".join(lines) + "\n"
+
+
+def _table(settings: list[Setting], belongs: str = "") -> Iterator[str]:
+    headings = ["setting", "default", "flag", "variable", "meaning"]
+    headings[4:4] = [belongs] if belongs else ["bounds"]
+    yield f"| {' | '.join(headings)} |"
+    yield "|" + "---|" * len(headings)
+    for setting in settings:
+        cells = [
+            f"`{setting.name}`",
+            _defaults(setting),
+            _flag(setting),
+            f"`{setting.env[0]}`",
+            setting.needs if belongs else bounds(setting),
+            setting.help,
+        ]
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _defaults(setting: Setting) -> str:
+    """The default, and that of each preset that has another."""
+    shown = setting_text(setting.default)
+    assert not PRESETS[DEFAULT_PRESET]
+    for name, values in PRESETS.items():
+        if values.get(setting.name, setting.default) != setting.default:
+            shown += f" (`{name}`: {setting_text(values[setting.name])})"
+    return shown
+
+
+def _flag(setting: Setting) -> str:
+    flag = setting.flags[0]
+    return f"`{flag}`, `--no-{flag.removeprefix('--')}`" if setting.type is bool else f"`{flag}`"

@@ -1,0 +1,38 @@
+"""What is made of the code is what the code makes now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynctl.cli import COMMANDS
+from router_core.config import SETTINGS
+from tests.docs.generated import FILES
+from tests.docs.pages import DOCS, name_of
+from tests.docs.tables import table
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_made_file_is_as_it_is_made_now(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == FILES[path](), "make docs writes it anew"
+
+
+def test_every_command_and_every_option_is_on_the_page() -> None:
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    for command, _, _ in COMMANDS:
+        assert f"\n## dynctl {command}\n" in page
+    for setting in SETTINGS.values():
+        assert f"`{setting.flags[0]}" in page
+
+
+def test_recommended_settings_are_settings_with_these_defaults() -> None:
+    from dynctl.views.tables import setting_text
+
+    told = table(DOCS / "operations.md", "recommended", "tuning")
+    assert len(told) == 5
+    for name, default, *values, _ in told:
+        assert setting_text(SETTINGS[name].default) == default
+        for cell in values:
+            for text in cell.split(" to "):
+                SETTINGS[name].parse(text)

@@ -1,0 +1,86 @@
+"""The dashboard asks for what our frontend tells, and for all of what only it tells."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from typing import Any
+
+import pytest
+
+from dynctl.demo.fleet import DemoFleet
+from dynctl.serving.exposition import Family
+from dynctl.serving.metric_families import families
+from tests.docs.grafana import queries
+from tests.docs.pages import DOCS
+
+DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana" / "dynctl.json").read_text())
+FAMILIES = families(router_id=1)
+#: Set by whoever scrapes, or of a histogram's buckets.
+OTHER_LABELS = {"instance", "job", "le"}
+METRIC = re.compile(r"\b((?:dynctl|dynamo)_[a-z_]+)")
+
+
+def family_of(metric: str) -> Family:
+    """The family of a sample's name; KeyError where there is none."""
+    if metric in FAMILIES and FAMILIES[metric].kind != "histogram":
+        return FAMILIES[metric]
+    name, _, part = metric.rpartition("_")
+    assert part in ("bucket", "sum", "count"), f"{metric}: no metric of ours"
+    assert FAMILIES[name].kind == "histogram"
+    return FAMILIES[name]
+
+
+def shown() -> list[str]:
+    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+
+
+@pytest.mark.parametrize("query", sorted(set(queries())))
+def test_a_query_asks_for_metrics_and_labels_that_are_exported(query: str) -> None:
+    found = METRIC.findall(query)
+    assert found
+    labels = {name for metric in found for name in family_of(metric).label_names} | OTHER_LABELS
+    asked = set(re.findall(r"(\w+)=~?\"", query))
+    for names in re.findall(r"by \(([^)]*)\)", query):
+        asked |= set(names.split(", "))
+    asked |= set(re.findall(r"label_values\(\w+, (\w+)\)", query))
+    assert asked <= labels
+
+
+def test_everything_that_only_we_tell_is_shown() -> None:
+    own = {name for name in FAMILIES if name.startswith("dynctl_")}
+    assert own == {name for name in METRIC.findall(" ".join(shown())) if name in own}
+
+
+def test_panels_have_places_and_names_of_their_own() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+
+
+def test_variables_are_declared() -> None:
+    text = json.dumps(DASHBOARD)
+    declared = {one["name"] for one in DASHBOARD["templating"]["list"]} | {
+        "__rate_interval",
+        "__all",
+    }
+    assert set(re.findall(r"\$\{?(\w+)\}?", text)) <= declared
+
+
+def test_a_frontend_at_work_tells_the_metrics() -> None:
+    asked = {family_of(metric).name for query in queries() for metric in METRIC.findall(query)}
+    with DemoFleet() as fleet, urllib.request.urlopen(f"{fleet.url}/metrics") as answer:
+        text = answer.read().decode()
+    typed = set(re.findall(r"^# TYPE (\S+) ", text, flags=re.M))
+    assert asked <= typed, sorted(asked - typed)

@@ -1,0 +1,163 @@
+"""What pages say beside their commands: links, codes, names, faults, and what they must cover."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from dynctl.cli import COMMANDS, build_app
+from dynctl.findings.catalogue import catalogue
+from router_core.config import SETTINGS
+from tests.docs.pages import DOCS, ROOT, Block, blocks, name_of, pages
+from tests.docs.tables import table, tables
+from tests.docs.worlds import WORLDS
+from tests.kube.faults import FAULTS, fault_of
+
+WRITTEN = [*pages(), DOCS / "cli.md", ROOT / "CHANGELOG.md"]
+OPERATIONS = DOCS / "operations.md"
+
+#: What the documents that the product was asked for with list as symptoms or failures.
+ASKED = (
+    "Worker exits during startup",
+    "Required policy returns no endpoint",
+    "Preferred policy still routes cross-domain",
+    "Router sees no topology metadata",
+    "Pod has no copied topology label",
+    "Worker exits while waiting for topology",
+    "Required policy fails requests",
+    "Webhook rejects DGD",
+    "Grove not installed",
+    "ClusterTopology CR not found",
+    "level references a domain not in ClusterTopology",
+    "Topology volume files not present",
+    "No same-domain decode workers, other-domain workers exist",
+    "Worker missing topology level for configured domain",
+    "kv_transfer_topology_level` unset",
+    "Prefill worker has no decode workers available in its domain",
+)
+
+
+def prose(path: Path) -> str:
+    """A page without its code blocks and comments."""
+    text = re.sub(r"^(```+).*?^\1$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return re.sub(r"<!--.*?-->", "", text, flags=re.S)
+
+
+def anchors(path: Path) -> set[str]:
+    """As GitHub makes them of the headings."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(path), flags=re.M):
+        words = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace("`", ""))
+        found.add(words.replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", prose(path)):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.exists(), f"{name_of(path)}: {target}"
+        if anchor:
+            assert anchor in anchors(there), f"{name_of(path)}: {target}"
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_codes_exist(path: Path) -> None:
+    codes = catalogue()
+    for code in re.findall(r"\bDY[A-Z]\d{4}\b", path.read_text(encoding="utf-8")):
+        assert codes.get(code) is not None, f"{name_of(path)}: {code}"
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_a_command_in_a_sentence_is_one_that_there_is(path: Path) -> None:
+    known: dict[str, set[str]] = {}
+    root = typer.main.get_command(build_app())
+    for command, _, _ in COMMANDS:
+        found = root
+        for word in command.split():
+            found = found.commands[word]  # type: ignore[attr-defined]
+        flags = {flag for one in found.params for flag in (*one.opts, *one.secondary_opts)}
+        known[command] = flags | {"--help", "-h"}
+    for text in re.findall(r"`dynctl ([^`]+)`", prose(path)):
+        words = shlex.split(text.replace("\\|", "|"))
+        named = [one for one in (" ".join(words[:2]), words[0]) if one in known]
+        groups = {command.split()[0] for command in known}
+        assert named or words[0] in groups or words[0].startswith(("-", "COMMAND")), text
+        for word in words[1:]:
+            if word.startswith("-") and named and len(word) > 1:
+                assert word.partition("=")[0] in known[named[0]], f"{name_of(path)}: {text}"
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_variables_and_settings_in_a_sentence_are_read_by_somebody(path: Path) -> None:
+    source = "".join(
+        one.read_text(encoding="utf-8")
+        for room in ("dynctl", "router_core", "tests/dynamo", "tests/kube")
+        for one in (ROOT / room).rglob("*.py")
+    )
+    for name in re.findall(r"`((?:DYN|DYNCTL|ETCD|NATS)_[A-Z_]+)`", prose(path)):
+        assert name in source, f"{name_of(path)}: {name}"
+    for name in re.findall(r"`((?:router|overlap|prefill_load|active)_[a-z_]+)`", prose(path)):
+        assert name in SETTINGS or name in source, f"{name_of(path)}: {name}"
+
+
+@pytest.mark.parametrize("path", pages(), ids=name_of)
+def test_no_command_is_in_a_block_that_is_not_run(path: Path) -> None:
+    for item in blocks(path.read_text(encoding="utf-8")):
+        if isinstance(item, Block):
+            if item.language not in ("console", "sh"):
+                assert not re.search(r"^(\$ )?(dynctl|kubectl|make) ", "\n".join(item.lines), re.M)
+        elif item[0] == "world":
+            kind, _, fault = item[1].partition(" ")
+            assert kind in WORLDS
+            assert not fault or fault_of(FAULTS, fault)
+
+
+@pytest.mark.parametrize("name", sorted(tables(OPERATIONS, "faults")))
+def test_a_fault_of_the_runbook_is_told_by_the_code_that_the_runbook_names(name: str) -> None:
+    # tests/kube/test_faults.py brings each about and holds that verify tells exactly these codes.
+    for code, cause, todo in table(OPERATIONS, name, "faults"):
+        (fault,) = re.findall(r"<!-- (\S+) -->", cause)
+        known = fault_of(FAULTS, fault)
+        assert code in (known.code, *known.also), cause
+        assert todo
+
+
+def test_every_symptom_that_was_asked_for_leads_to_a_section_with_a_command() -> None:
+    text = OPERATIONS.read_text(encoding="utf-8")
+    index = text.split("## Runbook")[1].split("\n### ")[0].lower()
+    rows = [row for row in index.splitlines() if row.startswith("|")]
+    for symptom in ASKED:
+        (row,) = [row for row in rows if symptom.lower() in row]
+        (anchor,) = re.findall(r"\(#([^)]+)\)", row)
+        (section,) = [
+            part
+            for part in text.split("\n### ")[1:]
+            if part.splitlines()[0].lower().replace(" ", "-") == anchor
+        ]
+        assert "$ dynctl " in section or "<!-- faults:" in section, symptom
+
+
+def test_every_section_of_the_runbook_is_in_its_index() -> None:
+    text = OPERATIONS.read_text(encoding="utf-8").split("## Runbook")[1].split("\n## ")[0]
+    index, *sections = text.split("\n### ")
+    linked = set(re.findall(r"\(#([^)]+)\)", index))
+    headings = {
+        re.sub(r"[^\w\- ]", "", part.splitlines()[0].lower()).replace(" ", "-") for part in sections
+    }
+    assert headings == linked
+
+
+def test_the_map_names_every_page() -> None:
+    text = (DOCS / "README.md").read_text(encoding="utf-8")
+    linked = {
+        (DOCS / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)]+)\)", text)
+    }
+    assert {*pages(), DOCS / "cli.md", DOCS / "checks.md"} - {DOCS / "README.md"} <= linked
