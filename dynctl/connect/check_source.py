@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from dynctl.connect import (
@@ -89,14 +90,20 @@ def gather(options: GlobalOptions) -> CheckFacts:
     if (backend(options) or ("",))[0] != "kubernetes":
         return asyncio.run(_gather(options, planes_named, urls))
     with cluster_ways(options) as ways:
-        asked = urls or tuple(ways.urls)
+        names = {} if urls else {u: f"Pod {n}" for u, n in zip(ways.urls, ways.names, strict=True)}
         beyond = "" if ways.direct else OUT_OF_REACH
-        return asyncio.run(_gather(options, planes_named, asked, beyond))
+        facts = asyncio.run(_gather(options, planes_named, urls or (*names,), beyond, names))
+        return facts if urls else replace(facts, frontends_unread=ways.refused)
 
 
 async def _gather(
-    options: GlobalOptions, planes: bool, urls: tuple[str, ...], out_of_reach: str = ""
+    options: GlobalOptions,
+    planes: bool,
+    urls: tuple[str, ...],
+    out_of_reach: str = "",
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> CheckFacts:
+    """``names``: how frontends are called that were not named by their URL."""
     found = await _plane_facts(options, out_of_reach) if planes else None
     models: tuple[str, ...] = ()
     if found is not None:
@@ -105,7 +112,8 @@ async def _gather(
 
     async def ask(url: str) -> FrontendFacts:
         async with limit:
-            return await asyncio.to_thread(_frontend_facts, url, options, models)
+            told = await asyncio.to_thread(_frontend_facts, url, options, models)
+            return replace(told, url=names.get(url, told.url))
 
     return CheckFacts(found, tuple(await asyncio.gather(*map(ask, urls))))
 

@@ -17,6 +17,7 @@ from dynctl.errors import DynctlError, UsageProblem
 from dynctl.options import GlobalOptions
 from dynctl.ports import Cluster, ClusterRefusal
 from dynctl.wire.kubernetes.fields import mapping, sequence
+from dynctl.wire.kubernetes.forbidden import lacking
 from dynctl.wire.kubernetes.names import (
     COMPONENT_TYPE_LABEL,
     DYNAMO_NAMESPACE_LABEL,
@@ -30,7 +31,7 @@ MOST_FRONTENDS: Final = 16
 #: Thresholds live in every one of them, so that few are too few.
 _MOST_WAYS: Final = 64
 _DEFAULT_PORT: Final = 8000
-OUT_OF_REACH: Final = "out of reach from here: it needs the cluster's own network"
+OUT_OF_REACH: Final = "out of reach from here (it needs the cluster's own network)"
 """What workers tell over their own addresses, where only the API server can be spoken to."""
 #: How long a pod's address may take to answer before the other way is taken.
 _DIRECT_S: Final = 1.0
@@ -103,7 +104,9 @@ def cluster_ways(options: GlobalOptions) -> Iterator[Reached]:
             found = stack.enter_context(reached(cluster, pods[:_MOST_WAYS], way))
             found = replace(found, beyond=max(0, len(pods) - _MOST_WAYS))
         except ClusterRefusal as refusal:
-            found = Reached([], direct=way == "direct", refused=refusal.message)
+            found = Reached(
+                [], direct=way == "direct", refused=lacking(refusal.message) or refusal.message
+            )
         yield found
 
 

@@ -283,7 +283,7 @@ class _Reached:
     def doubts(self) -> list[str]:
         said = [*self.unknown()]
         if not self.workers:
-            said.append(f"what workers cached is {OUT_OF_REACH}: answered from load and topology")
+            said.append(f"what workers cached is {OUT_OF_REACH}; answered from load and topology")
         return said
 
 
@@ -388,7 +388,10 @@ def _nobody(deployment: Deployment, planes: Planes, wanted: str | None) -> Usage
             f"{found}; there are: {', '.join(others)}", f"--dyn-namespace {others[0]}, or '*'"
         )
     problems = [f"{p.subject}: {p.message}" for p in deployment.problems[:MOST_NAMED]]
-    return UsageProblem(found, "\n".join(problems) or "is this the right backend? dynctl check")
+    hint = "is this the right backend? dynctl check"
+    if planes.title.startswith("kubernetes"):
+        hint = "name its namespace with -n NAMESPACE, or look at all with -A"
+    return UsageProblem(found, "\n".join(problems) or hint)
 
 
 def _cache_directory() -> Path:

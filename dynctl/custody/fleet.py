@@ -31,8 +31,9 @@ def fleet_of_cluster(joined: Custody, domain: str | None) -> Fleet:
     for graph in joined.graphs:
         if graph.workers:
             count.add(graph)
+    where = ", ".join(cluster.namespaces) or "all namespaces"
     return Fleet(
-        cluster.title,
+        f"{cluster.title}, {where}",
         domain,
         tuple(count.cells()),
         in_force={graph.name: _in_force(graph, domain) for graph in joined.graphs},

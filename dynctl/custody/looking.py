@@ -121,7 +121,11 @@ def linted_against(
     """
     if context != ".":
         options = replace(options, kube_context=context)
-    cluster = open_cluster(options)
+    try:
+        cluster = open_cluster(options)
+    except UsageProblem as problem:
+        said = problem.message.replace("--kube-context", "--against", 1)
+        raise UsageProblem(said, problem.hint.replace("--kube-context", "--against")) from None
     try:
         home = namespaces_of(options, cluster) or cluster.namespace
         spaces = {one.namespace or home for one in manifests if one.kind == GRAPH}

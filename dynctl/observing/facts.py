@@ -121,10 +121,14 @@ class FrontendFacts:
 
 @dataclass(frozen=True, slots=True)
 class CheckFacts:
-    """All that was gathered. ``planes`` None: no discovery backend was named."""
+    """All that was gathered. ``planes`` None: no discovery backend was named.
+
+    ``frontends_unread``: why those of a cluster are not known, empty where they are.
+    """
 
     planes: PlaneFacts | None = None
     frontends: tuple[FrontendFacts, ...] = ()
+    frontends_unread: str = ""
 
     @property
     def deployment(self) -> Deployment | None:

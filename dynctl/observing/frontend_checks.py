@@ -20,6 +20,8 @@ KNOWN_VERSIONS: Final = ("1.6",)
 
 
 def _named(facts: CheckFacts) -> Skipped | None:
+    if facts.frontends_unread:
+        return Skipped(f"the cluster's frontends: {facts.frontends_unread}", unread=True)
     return None if facts.frontends else Skipped(NO_FRONTENDS)
 
 

@@ -17,6 +17,7 @@ from dynctl.errors import Unreachable
 from dynctl.ports import Cluster, ClusterEvent, ClusterRefusal, Deleted, DiscoveryEntry, Put
 from dynctl.wire.kubernetes import worker_metadata as metadata
 from dynctl.wire.kubernetes.fields import mapping, text
+from dynctl.wire.kubernetes.forbidden import lacking
 from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL
 from dynctl.wire.kubernetes.objects import endpoints
 
@@ -148,7 +149,8 @@ def refused(
     if refusal.forbidden:
         kind = "ClusterRole" if namespace is None else "ClusterRole or Role"
         return Unreachable(
-            f"not allowed to {verb} {resource.plural} {where}: {refusal.message}",
+            f"not allowed to {verb} {resource.plural} {where}"
+            + ("" if lacking(refusal.message) else f": {refusal.message}"),
             f"a {kind} needs the rule: apiGroups: [{resource.group}], "
             f"resources: [{resource.plural}], verbs: [get, list, watch]",
         )
