@@ -1,10 +1,14 @@
 """What every test stands on: no trace of the developer's machine, and stable hypothesis runs."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from dynctl.serving.log_format import LOGGERS
 
 # "ci" gives the same examples every time, so that a red build is reproducible by anyone;
 # "explore" looks for new ones: HYPOTHESIS_PROFILE=explore make test.
@@ -46,3 +50,15 @@ def isolated_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     for name in ("CONFIG", "CACHE", "DATA", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(home / name.lower()))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Where a command that runs in process sends its logs ends with the test."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(list(one.handlers), one.propagate, one.level) for one in loggers]
+    yield
+    for one, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        one.handlers[:] = handlers
+        one.propagate = propagate
+        one.setLevel(level)
