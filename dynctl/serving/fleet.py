@@ -18,12 +18,9 @@ from dynctl.serving.engine_facts import (
     EngineFacts,
     bootstrap_address,
     build_worker,
-    count_of,
     event_sources,
-    facts_from_info,
-    facts_from_models,
-    load_report,
 )
+from dynctl.serving.engine_questions import EngineQuestions
 from dynctl.serving.service import RoutingService
 from dynctl.serving.upstream import Upstream
 from dynctl.serving.upstream_failure import UpstreamFailure
@@ -40,6 +37,9 @@ _log = logging.getLogger(__name__)
 _MAX_ADAPTERS = 256
 #: Probes of the whole fleet in a second, at most: a thousand engines are probed less often each.
 _PROBES_A_SECOND = 100
+#: Metrics of engines read in a second, at most: each is about 100 kB.
+_METRICS_A_SECOND = 20
+_NO_METRICS_S = 60.0
 WAITING = "waiting for its first health probe"
 #: What a stream tells when things are right again, and the conditions that ends.
 _HEALS = {
@@ -55,7 +55,8 @@ class Member:
     ``worker`` is None while its model is not known; ``problem`` says why it is not routable.
     ``gone``: nobody listened on its port, so the process that answers next is another one, unless
     its event stream knows better (``restarts_seen`` is what that had counted by then).
-    ``waiting``: rank -> requests that wait in the engine, as it told last.
+    ``waiting``: rank -> requests that wait in the engine, as it told last; ``load_at``: when
+    its load is read again at the earliest, by the service's clock.
     """
 
     spec: WorkerSpec
@@ -68,6 +69,7 @@ class Member:
     failures: int = 0
     probed: bool = False
     waiting: Mapping[int, int] = field(default_factory=dict)
+    load_at: float = 0.0
     gone: bool = False
     restarts_seen: int = 0
     probe_now: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,6 +91,7 @@ class Fleet:
         self._by_id: dict[int, Member] = {}
         self._joining = asyncio.Lock()
         self._turn = 0
+        self._engines = EngineQuestions(upstream, config.health.timeout_s)
         self.index = IndexRuntime(
             service.apply, service.router.sweep, self._on_stream_condition, service.clock
         )
@@ -129,6 +132,12 @@ class Fleet:
     def probe_interval(self) -> float:
         """Seconds between two probes of an engine: a large fleet is probed less often."""
         return max(self._config.health.interval_s, len(self) / _PROBES_A_SECOND)
+
+    @property
+    def load_interval(self) -> float:
+        """Seconds between two readings of an engine's load, the longest in the fleet."""
+        plain = any(m.facts.engine_id is None for m in self._members.values())
+        return max(self.probe_interval, len(self) / _METRICS_A_SECOND if plain else 0.0)
 
     def _row(self, member: Member, known: dict[str, Any] | None) -> dict[str, Any]:
         spec = member.spec
@@ -263,7 +272,7 @@ class Fleet:
     async def _join(self, member: Member) -> None:
         """The engine answers: learn about it, register it, follow its events."""
         spec, first = member.spec, member.worker is None
-        facts = await self._learn(member)
+        facts = await self._engines.facts(spec)
         try:
             worker = build_worker(
                 spec, facts, model=self._config.model_name, block_size=self._config.block_size
@@ -290,6 +299,7 @@ class Fleet:
                 return
         moved = facts.kv_events != member.facts.kv_events
         member.facts, member.worker, member.problem = facts, worker, None
+        member.load_at = 0.0
         member.bootstrap = bootstrap_address(spec, facts)
         unnoticed = self._restarts(member) == member.restarts_seen
         if first or changed or moved or ((restarted or member.gone) and unnoticed):
@@ -322,39 +332,23 @@ class Fleet:
         for rank in member.worker.ranks:
             self._service.apply(KvEvent(member.worker.worker_id, rank, Cleared()))
 
-    async def _learn(self, member: Member) -> EngineFacts:
-        """Ask the engine about itself, as far as it tells."""
-        url, wait = member.spec.url, self._config.health.timeout_s
-        info = await self._ask(f"{url}/engine/info", wait)
-        if info is not None and info.get("simulated") is True:
-            return facts_from_info(info, member.spec.host)
-        models = await self._ask(f"{url}/v1/models", wait)
-        return facts_from_models(models) if models is not None else EngineFacts()
-
     async def _read_load(self, member: Member) -> None:
-        """Simulated engines tell their load; others are known by what was booked."""
-        worker = member.worker
-        if worker is None or member.facts.engine_id is None:
+        """What the engine says of its load, beside what was booked here."""
+        worker, now = member.worker, self._service.clock()
+        if worker is None or now < member.load_at:
             return
-        load = await self._ask(f"{member.spec.url}/load", self._config.health.timeout_s)
-        rows = load.get("ranks") if load is not None else None
-        waiting = {}
-        for row in rows if isinstance(rows, list) else ():
-            change = load_report(worker.worker_id, row)
-            if change is not None and member.worker is worker:
-                self._service.apply(change)
-                waits = count_of(row, "waiting")
-                if waits is not None:
-                    waiting[change.dp_rank] = waits
-        member.waiting = waiting
-
-    async def _ask(self, url: str, timeout_s: float) -> dict[str, Any] | None:
-        try:
-            status, body = await self._upstream.get(url, timeout_s)
-            answer = msgspec.json.decode(body) if status == 200 else None
-        except (UpstreamFailure, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-        return answer if isinstance(answer, dict) else None
+        if member.facts.engine_id is not None:
+            load = await self._engines.simulated_load(member.spec.url, worker)
+        else:
+            load = await self._engines.load(member.spec.url, worker)
+            # Metrics are large: not at every probe of a large fleet, and seldom where there are
+            # none.
+            wait = len(self) / _METRICS_A_SECOND if load.told else _NO_METRICS_S
+            member.load_at = now + wait
+        if member.worker is worker:
+            member.waiting = load.waiting
+            for report in load.reports:
+                self._service.apply(report)
 
     # -- event streams ---------------------------------------------------------------------
 

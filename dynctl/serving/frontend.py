@@ -105,7 +105,7 @@ class Frontend:
             others=self.fleet.unregistered,
             waiting=self.fleet.waiting,
             in_flight=lambda: self.inference.in_flight,
-            probe_s=lambda: self.fleet.probe_interval,
+            probe_s=lambda: self.fleet.load_interval,
         )
         service.observers += [
             self.metrics,

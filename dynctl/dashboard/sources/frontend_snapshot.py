@@ -16,7 +16,7 @@ from dynctl.wire.worker_rows import RankRow, WorkerRow
 _NO_QUEUE: Final = "this router has no queue: a request that nobody can take is refused"
 _NO_MEMORY: Final = "the frontend keeps no decisions"
 _KEEP: Final = "start it with --decision-memory 64MiB"
-_NO_ENGINE: Final = "no engine tells its queue; simulated engines do"
+_NO_ENGINE: Final = "no engine tells its queue: vLLM and SGLang do, by their /metrics"
 
 
 def frontend_snapshot(
