@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,11 @@ import pytest
 from tests.docs.comparing import difference, exchange
 from tests.docs.pages import Command, File, Scene, pages, scenes
 from tests.docs.running import Session
-from tests.docs.worlds import ELSEWHERE, Fleet, demo_fleet, session
+from tests.docs.worlds import ELSEWHERE, Fleet, session
 
 SCENES = [
     scene for path in pages() for scene in scenes(path) if scene.world.split()[0] not in ELSEWHERE
 ]
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with demo_fleet() as found:
-        yield found
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.id)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dynctl.demo.fleet import DemoFleet
 from dynctl.serving.exposition import Family
 from dynctl.serving.metric_families import families
 from tests.docs.grafana import queries
 from tests.docs.pages import DOCS
+from tests.docs.worlds import Fleet
 
 DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana" / "dynctl.json").read_text())
 FAMILIES = families(router_id=1)
@@ -78,9 +78,9 @@ def test_variables_are_declared() -> None:
     assert set(re.findall(r"\$\{?(\w+)\}?", text)) <= declared
 
 
-def test_a_frontend_at_work_tells_the_metrics() -> None:
+def test_a_frontend_at_work_tells_the_metrics(fleet: Fleet) -> None:
     asked = {family_of(metric).name for query in queries() for metric in METRIC.findall(query)}
-    with DemoFleet() as fleet, urllib.request.urlopen(f"{fleet.url}/metrics") as answer:
+    with urllib.request.urlopen(f"{fleet().url}/metrics") as answer:
         text = answer.read().decode()
     typed = set(re.findall(r"^# TYPE (\S+) ", text, flags=re.M))
     assert asked <= typed, sorted(asked - typed)

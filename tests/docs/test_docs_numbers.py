@@ -225,9 +225,8 @@ def test_policies() -> None:
         for sample in (0.0, 0.99):  # a tie is drawn
             plan = fleet.plan(request(160), samples=(sample, sample))
             chosen = plan.final.worker
-            ends.add(
-                {None: "refused", "local": "zone-a", "remote": "zone-b"}[chosen and chosen.name]
-            )
+            zones = {"local": "zone-a", "remote": "zone-b"}
+            ends.add("refused" if chosen is None else zones[chosen.name])
         return ends.pop() if len(ends) == 1 else "either"
 
     policies = ("required", "preferred", "fallback")

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -35,6 +36,10 @@ WORLDS = ("none", "engines", "demo", "cluster", "files", "checkout", "dynamo")
 ELSEWHERE = ("dynamo",)
 """Run by another test than the one of this room."""
 
+
+#: A cluster with a fault is this old when it is looked at: a worker that restarts for ever costs
+#: time for each restart.
+_AGE_S: Final = 900.0
 
 Fleet = Callable[[], DemoFleet]
 
@@ -94,7 +99,7 @@ def _cluster(fault: str) -> AbstractContextManager[Simulation]:
     if not fault:
         return living(tls=True)
     found = fault_of(FAULTS, fault)
-    return injected(replace(found, start={**found.start, "tls": True}))
+    return injected(replace(found, start={"age": _AGE_S, **found.start, "tls": True}))
 
 
 def _at_cluster(sim: Simulation, directory: Path) -> Session:

@@ -1,0 +1,15 @@
+"""One demo fleet for all tests of this room that look at one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.docs.worlds import Fleet, demo_fleet
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Iterator[Fleet]:
+    with demo_fleet() as found:
+        yield found
