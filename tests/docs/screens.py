@@ -35,7 +35,7 @@ from tests.kube.objects import ZONE
 
 HERE: Final = DOCS / "screens"
 _WIDTH: Final = 92
-_TOP_SIZE: Final = (120, 38)
+_TOP_SIZE: Final = (120, 36)
 #: 21 November 2026, 12:04:31 UTC.
 _NOW: Final = 1_795_262_671.0
 _FONT = re.compile(r"@font-face \{.*?\}\s*", re.S)
@@ -75,7 +75,7 @@ def top() -> str:
     async def run() -> str:
         source = DemoSource(clock=lambda: 0.0, wall=lambda: _NOW)
         async with source:
-            app = TopApp(source, wall=lambda: _NOW, rate=60.0)
+            app = TopApp(source, wall=lambda: _NOW, rate=1.0)
             async with app.run_test(size=_TOP_SIZE) as pilot:
                 while app.snapshot is None:
                     await pilot.pause(0.01)
@@ -116,7 +116,7 @@ def _picture(command: str, screen: str) -> str:
 
 def _without_fonts(svg: str) -> str:
     """Pictures fetch nothing: the font is the reader's own."""
-    return _FONT.sub("", svg)
+    return _FONT.sub("", svg).replace("Fira Code, monospace", "monospace")
 
 
 if __name__ == "__main__":
