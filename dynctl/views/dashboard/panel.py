@@ -167,11 +167,16 @@ class Panel(Widget, Generic[Row], can_focus=True):
         if self._sort_key is not None:
             # Of numbers the large ones are looked for, of names the first ones.
             self._descending = columns[place].right
-        self._arrange()
+        self._from_the_top()
 
     def reverse(self) -> None:
         """Turn the order around."""
         self._descending = not self._descending
+        self._from_the_top()
+
+    def _from_the_top(self) -> None:
+        """In another order one looks at what comes first."""
+        self.cursor, self._key = 0, None
         self._arrange()
 
     def _sortable(self) -> list[Column[Row]]:
@@ -318,8 +323,9 @@ class Panel(Widget, Generic[Row], can_focus=True):
         parts = []
         if self.filter:
             parts.append(f"/{self.filter.text} ({len(self._rows):,} of {len(self.picture.rows):,})")
-        if self._sort_key is not None:
-            parts.append(f"by {self._sort_key}{'↓' if self._descending else '↑'}")
+        column = next((c for c in self.picture.columns if c.key == self._sort_key), None)
+        if column is not None:
+            parts.append(f"by {column.heading}{'↓' if self._descending else '↑'}")
         return "  ".join(parts)
 
 

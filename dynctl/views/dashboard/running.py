@@ -32,11 +32,14 @@ def run_dashboard(
     off a terminal, and what the dashboard itself failed with once the terminal is restored."""
     if reads_stdin:
         _keys_from_terminal()
-    if not (sys.stdout.isatty() and sys.stderr.isatty() and os.isatty(0)):
+    ours = sys.stdout.isatty() and sys.stderr.isatty() and os.isatty(0)
+    if not ours or os.environ.get("TERM") == "dumb":
         raise UsageProblem(
-            "top draws on a terminal, and this is none",
+            "top draws on a terminal, and this is none that can be drawn on",
             "dynctl top --once prints one frame; -o json prints it for programs",
         )
+    if options.no_color:
+        os.environ["NO_COLOR"] = "1"  # which Textual reads when the app is made
     return asyncio.run(
         _run(source, rate=rate, domain=domain, readonly=readonly, chain=chain_reader(options))
     )

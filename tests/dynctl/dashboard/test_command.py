@@ -72,7 +72,7 @@ def test_a_saved_view_is_a_still_picture(capsys: pytest.CaptureFixture[str], tmp
     ("line", "code", "error"),
     [
         (["--demo", "--once", "--domain", "row"], 2, "--domain row: no worker publishes it"),
-        (["--demo"], 2, "top draws on a terminal, and this is none"),
+        (["--demo"], 2, "top draws on a terminal, and this is none that can be drawn on"),
         (["--demo", "--frontend", "http://127.0.0.1:1"], 2, "two sources were given"),
         (["--demo", "--once", "--frontend-log", "x"], 2, "demo fleet tells its decisions itself"),
         (["--once", "--frontend", "http://127.0.0.1:1"], 3, "no frontend tells its fleet"),

@@ -111,7 +111,7 @@ async def test_sorting_goes_through_the_columns_and_turns_around(shown: Shown):
         assert [row.name for row in panel.rows] == sorted(first)
         await pilot.press("S")
         assert [row.name for row in panel.rows] == sorted(first, reverse=True)
-        while "by prefill_tokens" not in screen_text(pilot.app):
+        while "by PREFILL" not in screen_text(pilot.app):
             await pilot.press("s")
         assert panel.rows[0].name == "prefill-b1"
         while "  by " in screen_text(pilot.app):

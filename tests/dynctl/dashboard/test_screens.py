@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
 import textual
 from rich.style import Style
+from textual.color import Color
+from textual.pilot import Pilot
 
 from dynctl.dashboard.snapshot import Told
-from dynctl.views.dashboard.app import TopApp
 from tests.dynctl.dashboard.conftest import Shown, settled
 from tests.dynctl.dashboard.fleet import NOW, StillSource, meter, snapshot
 from tests.dynctl.dashboard.golden import HERE, as_committed, screen_svg, screen_text
@@ -122,15 +124,33 @@ async def test_colours_are_as_committed(shown: Shown, size: tuple[int, int]):
 async def test_only_the_terminals_own_sixteen_colours_are_used(shown: Shown):
     source = StillSource(snapshot(stranded_zones(), meters=(meter(2.1),)), stranded_zones())
     async with shown(source, size=LARGE) as pilot:
-        assert isinstance(pilot.app, TopApp)
-        found = set()
-        for line in pilot.app.screen._compositor.render_strips():
-            for segment in line:
-                style = segment.style or Style()
-                found |= {one for one in (style.color, style.bgcolor) if one is not None}
-        numbers = {color.number for color in found if not color.is_default}
+        numbers = colours(pilot)
         assert numbers <= set(range(16))
         assert numbers, "nothing is coloured at all"
+
+
+async def test_without_colour_every_word_is_there(shown: Shown, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with shown(size=SMALL) as pilot:
+        assert colours(pilot) == set()
+        as_committed("first-80x24.txt", screen_text(pilot.app))
+
+
+def colours(pilot: Pilot[int]) -> set[int | None]:
+    """The numbers of all colours on the screen that are not the terminal's default."""
+    found = set()
+    for line in pilot.app.screen._compositor.render_strips():
+        for segment in (pilot.app._filters and _filtered(pilot, line)) or line:
+            style = segment.style or Style()
+            found |= {one for one in (style.color, style.bgcolor) if one is not None}
+    return {color.number for color in found if not color.is_default}
+
+
+def _filtered(pilot: Pilot[int], line: Any) -> Any:
+    for one in pilot.app._filters:
+        if one.enabled:
+            line = line.apply_filter(one, Color(0, 0, 0))
+    return line
 
 
 @pytest.mark.parametrize("size", [(40, 12), (64, 20), (120, 40)])

@@ -125,7 +125,7 @@ def test_a_session_before_a_fleet_of_processes(terminal, fleet: DemoFleet):
     screen.wait("4 alerts")
     # Sort, filter.
     screen.keys("2", "s", "S")
-    screen.wait("by name↓")
+    screen.wait("by NAME↓")
     screen.keys("/", "decode")
     screen.wait("(4 of 6)")
     screen.keys("Enter")
@@ -207,6 +207,12 @@ def test_sixteen_colours_and_a_large_screen(terminal):
     assert max(map(len, text.splitlines())) <= 200
     screen.keys("q")
     screen.restored()
+
+
+def test_a_dumb_terminal_is_refused(terminal):
+    screen = terminal(f"TERM=dumb {command('--demo')}")
+    screen.restored()
+    assert "ended with 2" in screen.screen()
 
 
 def test_it_works_with_a_log_on_standard_input(terminal, tmp_path: Path):
