@@ -137,6 +137,7 @@ def test_every_symptom_that_was_asked_for_leads_to_a_section_with_a_command() ->
     for symptom in ASKED:
         (row,) = [row for row in rows if symptom.lower() in row]
         (anchor,) = re.findall(r"\(#([^)]+)\)", row)
+        assert "`dynctl " in row
         (section,) = [
             part
             for part in text.split("\n### ")[1:]
