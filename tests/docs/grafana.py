@@ -1,4 +1,4 @@
-"""docs/grafana/dynctl.json: a dashboard over the metrics of dynctl's frontend, as Grafana has it."""
+"""docs/grafana/dynctl.json: a dashboard over the frontend's metrics, as Grafana imports it."""
 
 from __future__ import annotations
 
