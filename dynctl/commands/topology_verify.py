@@ -95,7 +95,7 @@ def verify_topology(
     Looks at the cluster of the kubeconfig; with --discovery etcd or file at what is registered
     there; with --path at one worker's mount. Changes nothing: it sends GETs, access reviews, exec
     of cat and port-forwards. Exit code 0 when nothing failed, 1 when a check did, 3 when the
-    cluster cannot be read.
+    cluster cannot be read or has no such graph.
     """
     from dynctl.commands.topology_lint import lint_files
     from dynctl.custody.looking import VerifyOptions, verified

@@ -23,7 +23,13 @@ from dynctl.custody.registration import (
     pod_uids,
     wrong_ids,
 )
-from dynctl.custody.standing import governed, in_cluster, some, tally
+from dynctl.custody.standing import (
+    excerpt,
+    governed,
+    in_cluster,
+    some,
+    tally,
+)
 from dynctl.findings.running import Check, Found, Outcome, Passed, Skipped, Wrong, found, outcome
 from dynctl.observing.deployment import ObservedWorker
 from dynctl.observing.facts import Unread
@@ -36,7 +42,6 @@ from dynctl.topology.domain_split import (
 )
 from router_core.taints import TOPOLOGY_PREFIX
 
-_LONGEST_MESSAGE: Final = 200
 NO_ROUTER: Final = (
     "no router was asked: name one with --frontend URL, or ask for the permission to create "
     "pods/portforward"
@@ -209,8 +214,8 @@ def _served(custody: Custody) -> Outcome:
     unread = []
     for answer in answers:
         if answer.status >= 500:
-            told = " ".join(answer.message.split())[:_LONGEST_MESSAGE]
-            wrong[answer.router, f"HTTP {answer.status} {told}".rstrip()] += 1
+            says = f"HTTP {answer.status} {excerpt(answer.message)}".rstrip()
+            wrong[answer.router, says] += 1
         elif not 200 <= answer.status < 300:
             status = f"HTTP {answer.status} " if answer.status else ""
             unread.append(f"{answer.router}: {status}{answer.message}".strip())

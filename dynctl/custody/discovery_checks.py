@@ -27,6 +27,7 @@ from dynctl.custody.standing import (
     age,
     by_graph,
     cluster_of,
+    excerpt,
     governed,
     in_cluster,
     live,
@@ -46,9 +47,6 @@ from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
 from dynctl.wire.kubernetes.objects import Pod
 from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL, WorkerMetadata
-
-_LONGEST_LINE: Final = 200
-
 
 # -- backends --------------------------------------------------------------------------------------
 
@@ -209,7 +207,7 @@ def _registered(custody: Custody) -> Outcome:
         elif absent:
             problem += "; the cluster does not serve that resource (DYT0005)"
         elif failed:
-            problem += f"; its log says: {failed.strip()[:_LONGEST_LINE]}"
+            problem += f"; its log says: {excerpt(failed)}"
         wrong.append(found(worker.subject, problem=problem, pod=pod.name, namespace=pod.namespace))
     judged = len(workers) - len(elsewhere)
     return tally(wrong, (), judged, len(workers), "pod", elsewhere)

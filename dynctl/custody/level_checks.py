@@ -15,7 +15,12 @@ from dynctl.custody.live_graphs import (
     topologies_read,
     topology_names,
 )
-from dynctl.custody.standing import cluster_of, governed, some
+from dynctl.custody.standing import (
+    cluster_of,
+    excerpt,
+    governed,
+    some,
+)
 from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.observing.facts import Unread
 from dynctl.topology.graphs import ClusterTopology
@@ -28,7 +33,6 @@ from dynctl.wire.kubernetes.objects import Node
 
 _GROVE_SETS: Final = "podcliquesets.grove.io"
 _GROVE_CLIQUE_LABEL: Final = "grove.io/podclique"
-_LONGEST: Final = 200
 
 
 def _by_grove(custody: Custody) -> list[tuple[VerifiedGraph, str]]:
@@ -133,7 +137,7 @@ def _in_sync(custody: Custody) -> Outcome:
                         subject_of(topology),
                         scheduler=text(one.get("schedulerName")) or "(no name)",
                         reference=text(one.get("topologyReference")) or "(no name)",
-                        why=text(one.get("message"))[:_LONGEST] or "no reason is given",
+                        why=excerpt(text(one.get("message"))) or "no reason is given",
                     )
 
     return outcome(all_of())

@@ -25,6 +25,7 @@ from dynctl.custody.standing import (
     of,
     peopled,
     pod_of,
+    quoted,
     short,
     some,
     sourced,
@@ -212,7 +213,7 @@ def _explained(worker: WorkerChain) -> str:
 
 def _node_says(worker: WorkerChain) -> str:
     node = None if worker.chain is None else worker.chain[LinkName.NODE]
-    there = "" if node is None or node.value is None else f", which says {node.value}"
+    there = "" if node is None or node.value is None else f", which says {quoted(node.value)}"
     return f"{pod_of(worker).node}{there}"
 
 
@@ -273,7 +274,8 @@ def _stale(worker: WorkerChain) -> Iterator[tuple[str, str]]:
             if one.link is LinkName.LABEL and one.value is not None and policy is not None:
                 key = policy.sources[domain].pod_key
                 node = pod_of(worker).node
-                yield key, f"{key} is {one.value}, its node {node} says {one.expected}"
+                says = quoted(one.expected or "")
+                yield key, f"{key} is {quoted(one.value)}, its node {node} says {says}"
 
 
 # -- events ----------------------------------------------------------------------------------------

@@ -16,7 +16,12 @@ from dynctl.custody.live_graphs import (
     last_applied,
     lint_facts,
 )
-from dynctl.custody.standing import cluster_of, live, some
+from dynctl.custody.standing import (
+    cluster_of,
+    excerpt,
+    live,
+    some,
+)
 from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.topology import lint_graph, lint_policy
 from dynctl.topology.draft_shapes import Draft, draft_levels, drafts_of
@@ -36,7 +41,6 @@ from dynctl.wire.kubernetes.objects import Pod
 _STATES: Final = ("", "successful")
 #: Of a graph: whether the levels that it is packed by are there for the scheduler.
 _LEVELS_CONDITION: Final = "TopologyLevelsAvailable"
-_LONGEST: Final = 200
 
 _LINT: Final = judged_live((*lint_policy.POLICY_CHECKS, *lint_graph.GRAPH_CHECKS), graphs_read)
 
@@ -109,7 +113,7 @@ def _conditions(status: Mapping[str, Any]) -> Any:
 
 def _why(condition: Mapping[str, Any]) -> str:
     told = ", ".join(filter(None, (text(condition.get("reason")), text(condition.get("message")))))
-    return f": {told[:_LONGEST]}" if told else ""
+    return f": {excerpt(told)}" if told else ""
 
 
 def _kubectl(verb: str, graph: Graph) -> str:

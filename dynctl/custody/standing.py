@@ -25,6 +25,7 @@ from dynctl.observing.facts import Unread
 from dynctl.wire.kubernetes.objects import Pod
 
 _ENDED = ("Succeeded", "Failed")
+_LONGEST_EXCERPT = 200
 NO_CLUSTER = "Kubernetes was not asked"
 
 
@@ -205,7 +206,7 @@ def tally(
 
     ``elsewhere``: codes, or words, that say why not all; nothing judged is no pass.
     """
-    why = ", ".join(sorted({*elsewhere} - {""}))
+    why = _pointing(elsewhere)
     says = of(judged, whole, noun)
     if why and judged < whole:
         says += f"; the rest: {why}" if judged else f": {why}"
@@ -213,6 +214,14 @@ def tally(
     if isinstance(result, Passed) and not judged:
         return Skipped(says if why else f"no {noun} to judge")
     return result
+
+
+def _pointing(elsewhere: Iterable[str]) -> str:
+    """``not asked for (--exec all); see DYT0403, DYT0410``."""
+    told = sorted({*elsewhere} - {""})
+    codes = [one for one in told if one.startswith("DYT")]
+    words = [one for one in told if one not in codes]
+    return "; ".join([*words, *([f"see {', '.join(codes)}"] if codes else [])])
 
 
 def of(part: int, whole: int, noun: str) -> str:
@@ -241,6 +250,19 @@ def by_graph(told: Iterable[tuple[str, str]]) -> str:
 def short(graph: VerifiedGraph) -> str:
     """Its subject without the kind: ``my-llm.prod``."""
     return graph.subject.partition(" ")[2]
+
+
+def quoted(value: str) -> str:
+    """``us-east-1a``, and ``""`` for a value that is empty."""
+    return value or '""'
+
+
+def excerpt(text: str) -> str:
+    """The beginning of what somebody else wrote, on one line, cut between words."""
+    flat = " ".join(text.split())
+    if len(flat) <= _LONGEST_EXCERPT:
+        return flat
+    return flat[:_LONGEST_EXCERPT].rpartition(" ")[0] + " .."
 
 
 def age(seconds: float) -> str:

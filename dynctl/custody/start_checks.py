@@ -21,6 +21,7 @@ from dynctl.custody.joining import Custody
 from dynctl.custody.standing import (
     age,
     cluster_of,
+    excerpt,
     governed,
     has_started,
     held_up_by,
@@ -40,7 +41,6 @@ from dynctl.wire.kubernetes.objects import Container, Pod
 NOT_READ: Final = "not asked for (--logs all)"
 _GAVE_UP: Final = 1
 """The exit code of a worker that waited for its topology in vain."""
-_LONGEST_LINE: Final = 200
 _WEIGHT: Final = "kv_transfer_preferred_weight"
 
 
@@ -64,7 +64,7 @@ def _started(custody: Custody) -> Outcome:
                 wrong.append(
                     found(
                         worker.subject,
-                        line=log.timed_out.strip()[:_LONGEST_LINE],
+                        line=excerpt(log.timed_out),
                         now=_now(pod),
                         pod=pod.name,
                         namespace=pod.namespace,

@@ -10,6 +10,8 @@ from typing import Final
 
 from dynctl.findings.results import Finding
 
+_KINDS_OF_KINDS: Final = ("Resource",)
+"""Their names are what a fix is about, not to whom it is done."""
 _FEWEST: Final = 3
 """So many findings are gathered; two are read as fast one by one."""
 
@@ -40,6 +42,21 @@ class Alike:
         if self.one_fix:
             return self.first.fix
         return f"{self.first.fix}\nlikewise for {self.count - 1:,} more (-o wide shows all)"
+
+
+def fixes(shown: Sequence[Alike]) -> list[str]:
+    """What to do about all that is shown; what is done alike to each of many is said once."""
+    groups: dict[str, list[Alike]] = defaultdict(list)
+    for one in shown:
+        groups[_pattern(one.first)[2]].append(one)
+    told = []
+    for group in groups.values():
+        if len(group) < _FEWEST:
+            told += [one.fix for one in group]
+        else:
+            same = all(one.one_fix and one.fix == group[0].fix for one in group)
+            told.append(Alike(group[0].first, sum(one.count for one in group), same).fix)
+    return list(dict.fromkeys(told))
 
 
 def alike(findings: Sequence[Finding]) -> list[Alike]:
@@ -74,6 +91,6 @@ def _pattern(finding: Finding) -> tuple[str, str, str]:
     )
     kind, _, named = finding.subject.partition(" ")
     name = named.rpartition(".")[0] or named
-    if kind.isalpha() and name:
+    if kind.isalpha() and name and kind not in _KINDS_OF_KINDS:
         fix = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", "\0", fix)
     return value, expected, fix

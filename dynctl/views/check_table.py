@@ -11,7 +11,7 @@ from typing import Final
 
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.results import CheckResult, CodeList, CodePage, Report, Section, State
-from dynctl.views.alike_findings import alike, one_by_one
+from dynctl.views.alike_findings import alike, fixes, one_by_one
 from dynctl.views.canvas import Canvas
 from dynctl.views.columns import Column
 from dynctl.views.numbers import opening, plural
@@ -114,7 +114,8 @@ def _wrong(check: CheckResult, canvas: Canvas) -> Iterator[str]:
     if canvas.wide or canvas.screen_width >= _ROOMY:
         entry = catalogue().get(check.code)
         yield from _labelled("why", [] if entry is None else [entry.cause], canvas)
-    yield from _labelled("fix", _unique([one.fix for one in shown]), canvas)
+    told = _unique([one.fix for one in shown]) if canvas.wide else fixes(shown)
+    yield from _labelled("fix", told, canvas)
     yield from _labelled("note", [check.message] if check.message else [], canvas)
     yield from _labelled("more", [f"dynctl explain {check.code}"], canvas)
 

@@ -252,7 +252,7 @@ def test_what_no_router_could_know_is_told_elsewhere():
     scene.unknown(PREFILL)
     told = results(scene)
     assert "DYT0904" not in wrong(told)
-    assert told["DYT0904"].message == "10 of 12 workers; the rest: DYT0702"
+    assert told["DYT0904"].message == "10 of 12 workers; the rest: see DYT0702"
 
 
 def test_routers_that_were_not_asked_are_no_pass():

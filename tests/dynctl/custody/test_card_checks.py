@@ -106,7 +106,7 @@ def test_what_its_variables_explain_is_told_there(env: dict[str, Any], code: str
     scene.card(DECODE, **BARE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0801"].message == f"11 of 12 workers; the rest: {code}"
+    assert told["DYT0801"].message == f"11 of 12 workers; the rest: see {code}"
 
 
 def test_what_its_volume_explains_is_told_there():
@@ -116,7 +116,7 @@ def test_what_its_volume_explains_is_told_there():
     scene.card(DECODE, **BARE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0801"].message == "11 of 12 workers; the rest: DYT0502"
+    assert told["DYT0801"].message == "11 of 12 workers; the rest: see DYT0502"
 
 
 def test_a_pod_without_its_label_has_an_empty_card_rightly():
@@ -149,7 +149,7 @@ def test_cards_that_a_pod_which_is_gone_wrote_are_not_judged():
     scene.card(DECODE, topology_domains={"zone": B})
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0802"].message == "11 of 12 workers; the rest: DYT0705"
+    assert told["DYT0802"].message == "11 of 12 workers; the rest: see DYT0705"
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -160,7 +160,7 @@ def test_a_worker_that_registered_nothing_is_told_elsewhere(ready: bool):
     told = results(scene)
     assert wrong(told) == {}
     code = "DYT0704" if ready else "DYT0702"
-    assert told["DYT0801"].message == f"11 of 12 workers; the rest: {code}"
+    assert told["DYT0801"].message == f"11 of 12 workers; the rest: see {code}"
 
 
 def test_further_ranks_have_no_cards():

@@ -164,7 +164,7 @@ def test_a_pod_that_does_not_run_or_waits_for_its_topology_is_told_elsewhere():
     scene.label(PREFILL, ZONE, None)
     told = results(scene)
     assert wrong(told) == {}
-    rest = "10 of 12 pods; the rest: DYT0403, DYT0410"
+    rest = "10 of 12 pods; the rest: see DYT0403, DYT0410"
     assert told["DYT0702"].message == told["DYT0704"].message == rest
 
 
@@ -173,7 +173,7 @@ def test_a_worker_that_is_starting_is_told_once():
     scene.not_started(DECODE, running=True)
     told = results(scene)
     assert wrong(told) == {"DYT0702": [subject(DECODE)]}
-    assert told["DYT0704"].message == "11 of 12 pods; the rest: DYT0702"
+    assert told["DYT0704"].message == "11 of 12 pods; the rest: see DYT0702"
 
 
 def test_further_ranks_are_not_looked_for():
@@ -208,7 +208,7 @@ def test_an_account_that_may_not_register_is_found_before_what_follows():
         "may not create dynamoworkermetadatas.nvidia.com, patch dynamoworkermetadatas.nvidia.com, "
         "list dynamoworkermetadatas.nvidia.com in prod"
     ]
-    assert told["DYT0704"].message == "0 of 12 pods: DYT0703"
+    assert told["DYT0704"].message == "0 of 12 pods: see DYT0703"
 
 
 def test_who_may_not_register_is_never_ready():
@@ -219,7 +219,7 @@ def test_who_may_not_register_is_never_ready():
         scene.log(name, domains={"zone": "us-east-1a"}, not_persisted="Failed to persist metadata")
     told = results(scene)
     assert wrong(told) == {"DYT0703": [ACCOUNT]}
-    assert {told[code].message for code in ("DYT0702", "DYT0704")} == {"0 of 12 pods: DYT0703"}
+    assert {told[code].message for code in ("DYT0702", "DYT0704")} == {"0 of 12 pods: see DYT0703"}
 
 
 def test_a_registered_worker_is_not_ready_for_another_reason():
@@ -264,7 +264,7 @@ def test_a_log_that_says_so_counts_before_the_pod_is_ready():
     told = results(scene)
     # It never becomes Ready because of that: no fault of its own.
     assert wrong(told) == {"DYT0704": [subject(DECODE)]}
-    assert told["DYT0702"].message == "11 of 12 pods; the rest: DYT0704"
+    assert told["DYT0702"].message == "11 of 12 pods; the rest: see DYT0704"
     assert values(told["DYT0704"]) == [
         "no DynamoWorkerMetadata; its log says: Failed to persist metadata"
     ]
@@ -413,7 +413,7 @@ def test_a_ready_worker_that_is_not_in_etcd_is_found():
     scene.main(DECODE, running_since=None)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0707"].message == "11 of 12 pods; the rest: DYT0410"
+    assert told["DYT0707"].message == "11 of 12 pods; the rest: see DYT0410"
 
 
 def test_a_registry_that_was_not_named_or_does_not_answer_is_no_pass():

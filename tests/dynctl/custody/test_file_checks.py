@@ -109,8 +109,8 @@ def test_a_pod_without_a_container_main_is_left_to_the_graphs_check():
     scene.main(DECODE, name="engine")
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0501"].message == "11 of 12 pods; the rest: DYT0119"
-    assert told["DYT0503"].message == "11 of 12 pods; the rest: DYT0119"
+    assert told["DYT0501"].message == "11 of 12 pods; the rest: see DYT0119"
+    assert told["DYT0503"].message == "11 of 12 pods; the rest: see DYT0119"
 
 
 def test_a_pod_that_was_never_written_to_is_told_by_its_annotation():
@@ -118,7 +118,7 @@ def test_a_pod_that_was_never_written_to_is_told_by_its_annotation():
     scene.never_written(DECODE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0502"].message == "11 of 12 pods; the rest: DYT0402"
+    assert told["DYT0502"].message == "11 of 12 pods; the rest: see DYT0402"
 
 
 # -- volume and mount ------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_a_worker_that_does_not_run_has_no_files():
     scene.not_started(DECODE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0503"].message == "11 of 12 pods; the rest: DYT0410"
+    assert told["DYT0503"].message == "11 of 12 pods; the rest: see DYT0410"
 
 
 # -- what should not be there ----------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_a_pending_pod_is_there_and_does_not_run():
     told = results(scene)
     assert wrong(told) == {"DYT0410": [subject(DECODE)]}
     assert values(told["DYT0410"]) == ["Pending for 60 min: not scheduled"]
-    assert told["DYT0403"].message == "11 of 12 pods; the rest: DYT0410"
+    assert told["DYT0403"].message == "11 of 12 pods; the rest: see DYT0410"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_label_that_no_annotation_asks_for_is_no_second_fault():
     scene.label(DECODE, ZONE, None)
     told = results(scene)
     assert wrong(told) == {"DYT0402": [subject(DECODE)]}
-    assert told["DYT0403"].message == "11 of 12 pods; the rest: DYT0402"
+    assert told["DYT0403"].message == "11 of 12 pods; the rest: see DYT0402"
 
 
 def test_a_pod_that_was_never_written_to_is_told_once():
@@ -271,7 +271,7 @@ def test_a_node_without_the_label_is_somebody_elses_finding():
         scene.label(pod, ZONE, None)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0403"].message == "9 of 12 pods; the rest: DYT0205"
+    assert told["DYT0403"].message == "9 of 12 pods; the rest: see DYT0205"
 
 
 def test_a_missing_label_is_found_even_where_nodes_could_not_be_read():

@@ -70,14 +70,14 @@ def test_why_it_gave_up_is_said_where_it_breaks(label: str | None, file: str, co
     scene.file(DECODE, file)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0601"].message == f"11 of 12 pods; the rest: {code}"
+    assert told["DYT0601"].message == f"11 of 12 pods; the rest: see {code}"
 
 
 def test_variables_that_lead_it_astray_explain_its_wait():
     scene = Scene()
     gave_up(scene, DECODE)
     scene.env(DECODE, DYN_KV_TRANSFER_DOMAIN="rack")
-    assert results(scene)["DYT0601"].message == ("11 of 12 pods; the rest: DYT0501, DYT0502")
+    assert results(scene)["DYT0601"].message == ("11 of 12 pods; the rest: see DYT0501, DYT0502")
 
 
 def test_a_lost_race_that_was_made_good_is_a_warning():
@@ -199,7 +199,7 @@ def test_a_log_without_the_line_is_a_warning():
     scene.logs[SPACE, DECODE] = StartLog()
     told = results(scene)
     assert wrong(told) == {"DYT0604": [subject(DECODE)]}
-    assert told["DYT0602"].message == "11 of 12 logs; the rest: DYT0604"
+    assert told["DYT0602"].message == "11 of 12 logs; the rest: see DYT0604"
 
 
 def test_a_worker_without_any_topology_does_not_log_it_either():
@@ -218,4 +218,4 @@ def test_further_ranks_and_pods_that_do_not_run_have_nothing_to_say():
     scene.not_started(DECODE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0604"].message == "10 of 11 logs; the rest: DYT0410"
+    assert told["DYT0604"].message == "10 of 11 logs; the rest: see DYT0410"

@@ -12,7 +12,7 @@ from dynctl.findings.results import Finding
 from dynctl.findings.running import found, outcome
 from dynctl.options import GlobalOptions, OutputFormat
 from dynctl.views import screens
-from dynctl.views.alike_findings import alike
+from dynctl.views.alike_findings import alike, fixes
 from dynctl.views.canvas import Canvas
 from dynctl.views.render import emit
 from tests.golden.verify_screens import (
@@ -216,3 +216,22 @@ def test_a_value_that_names_its_subject_is_not_headed_by_it():
 def test_others_keep_their_places():
     findings = [*pods("x", value="odd"), *pods("a", "b", "c"), *pods("y", value="strange")]
     assert [one.count for one in alike(findings)] == [1, 3, 1]
+
+
+def test_what_is_done_alike_to_many_is_said_once():
+    done = "kubectl delete pod {} -n prod"
+    told = alike(pods("a", "b", "c", "d", fix=done)) + alike(
+        pods("e", "f", "g", value="other", fix=done)
+    )
+    shown = [*told, *alike(pods("h", value="third", fix=done))]
+    assert fixes(shown) == ["kubectl delete pod a -n prod\nlikewise for 7 more (-o wide shows all)"]
+    assert fixes(shown[:2]) == [one.fix for one in shown[:2]]
+    assert fixes(alike(pods("x", fix="wait") + pods("y", value="z", fix="wait"))) == ["wait"]
+
+
+def test_rules_of_resources_are_all_said():
+    found = [
+        Finding(f"Resource {name}", f"list is denied: {name}", "allowed", f'allow: ["{name}"]')
+        for name in ("nodes", "pods", "events")
+    ]
+    assert fixes(alike(found)) == [one.fix for one in found]
