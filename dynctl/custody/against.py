@@ -25,13 +25,15 @@ from dynctl.topology import immutability
 from dynctl.topology.graphs import Graph, policy_label_key
 from dynctl.topology.lint import lint
 from dynctl.topology.lint_facts import LintFacts, gather, subject_of
+from dynctl.topology.lint_levels import LEVEL_CHECKS
 from dynctl.topology.manifests import Manifest
 from dynctl.wire.kubernetes.fields import mapping
 
 SECTION: Final = "against the cluster"
 _FROM_VERIFY: Final = frozenset(
-    f"DYT{number}" for number in ("0002", "0003", "0201", "0203", "0206", "0207", "0208", "0213")
+    f"DYT{number}" for number in ("0002", "0003", "0201", "0206", "0207", "0208", "0213")
 )
+_DOMAIN_IS_A_LEVEL: Final = "DYT0202"
 NOT_CHECKED: Final = (
     "what the operator's webhook would refuse beyond these rules",
     "whether nodes have room for the replicas",
@@ -102,6 +104,13 @@ def _planned(check: Check[Custody], facts: Against) -> Outcome:
     return check.judge(facts.planned)
 
 
+def _levels_there(facts: Against) -> Outcome:
+    """Lint's own rule, with the Grove topologies of the cluster beside those of the files."""
+    topologies = {one.name: one for one in (*facts.planned.topologies, *facts.files.topologies)}
+    check = next(one for one in LEVEL_CHECKS if one.code == _DOMAIN_IS_A_LEVEL)
+    return check.judge(replace(facts.files, topologies=tuple(topologies.values())))
+
+
 def _unchanged(facts: Against) -> Outcome:
     if facts.graphs_unread:
         return Skipped(f"graphs: {facts.graphs_unread}", unread=True)
@@ -152,6 +161,7 @@ AGAINST_CHECKS: Final[Sequence[Check[Against]]] = sorted(
             for one in (*ACCESS_CHECKS, *NODE_CHECKS)
             if one.code in _FROM_VERIFY
         ),
+        Check(_DOMAIN_IS_A_LEVEL, _levels_there),
         Check(immutability.CODE, _unchanged),
         Check("DYT0215", _pinned_values_exist),
     ),

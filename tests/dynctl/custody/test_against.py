@@ -107,3 +107,25 @@ def test_a_grove_topology_that_is_not_there_is_found() -> None:
     graph["metadata"]["name"] = "another"
 
     assert result(judged(cluster, graph), "DYT0201").state is State.FAIL
+
+
+def test_a_domain_that_is_no_level_of_the_cluster_s_topology_is_found() -> None:
+    cluster = Cluster(grove=True)
+    graph = file_of(cluster)
+    graph["spec"]["experimental"]["kvTransferPolicy"]["domain"] = "row"
+    graph["metadata"]["name"] = "another"
+
+    check = result(judged(cluster, graph), "DYT0202")
+
+    assert check.state is State.FAIL
+    assert "row" in check.findings[0].value
+
+
+def test_a_graph_that_is_not_applied_yet_needs_no_clique_set() -> None:
+    cluster = Cluster(grove=True)
+    graph = file_of(cluster)
+    graph["metadata"]["name"] = "another"
+    report = judged(cluster, graph)
+
+    assert result(report, "DYT0202").state is State.PASS
+    assert not [one.code for one in report.checks if one.state is State.FAIL]
