@@ -43,6 +43,7 @@ from dynctl.custody.standing import (
 from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.observing.facts import Unread
 from dynctl.ports import AccessQuestion
+from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
 from dynctl.wire.kubernetes.objects import Pod
@@ -204,6 +205,7 @@ def _registered(custody: Custody) -> Outcome:
         problem = "no DynamoWorkerMetadata"
         if own:
             problem = "its DynamoWorkerMetadata holds no model card that can be read"
+            problem += _rejected(custody, own)
         elif absent:
             problem += "; the cluster does not serve that resource (DYT0005)"
         elif failed:
@@ -219,6 +221,21 @@ def _is_unreadable(custody: Custody, worker: WorkerChain, own: Sequence[WorkerMe
         return False
     uid = pod_of(worker).uid
     return all(one.owner_uid == uid for one in own) and not any(map(has_no_model, own))
+
+
+def _rejected(custody: Custody, own: Sequence[WorkerMetadata]) -> str:
+    """What is wrong with its cards, as far as that was told when they were read."""
+    ids = [key.rpartition("/")[2] for item in own for key in mapping(item.data.get("model_cards"))]
+    problems = () if custody.deployment is None else custody.deployment.problems
+    told = (
+        problem.message
+        for problem in problems
+        # By its key, or by the worker's name, which ends as its id does.
+        for number in ids
+        if number and problem.subject.rpartition("/")[2] in (number, number[-4:])
+    )
+    why = next(told, "")
+    return f": {excerpt(why)}" if why else ""
 
 
 def _its_own(custody: Custody) -> Outcome:

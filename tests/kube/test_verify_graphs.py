@@ -11,6 +11,7 @@ import pytest
 
 from tests.kube import crds, deployment, objects
 from tests.kube.actors import Simulation, living
+from tests.kube.actors.worker import with_config
 from tests.kube.command_line import Run
 from tests.kube.objects import ZONE, Json
 from tests.kube.objects.events import label_missing
@@ -280,3 +281,56 @@ def unrelated(number: int) -> dict[str, Any]:
         "spec": {"nodeName": "gpu-a-0", "containers": [{"name": "web", "image": "web:1"}]},
         "status": {"phase": "Running"},
     }
+
+
+# -- what workers register -------------------------------------------------------------------------
+
+
+def test_what_a_card_holds_moves_no_cursor_and_breaks_no_table(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = {
+        "my-llm-decode-a-0": with_config(taints=["dynamo.topology/zone=\x1b[2J", 5]),
+        "my-llm-decode-a-1": with_config(topology_domains=["zone"], kv_transfer_domain=7),
+        "my-llm-decode-a-2": with_config(topology_domains={"zone": "x" * 5000}),
+    }
+    with living() as sim:
+        kubeconfig(sim, tmp_path, monkeypatch)
+        sim.workers.publish |= cards
+        sim.recreate(*cards)
+        sim.settle()
+        sim.advance(600)
+        ran = dynctl(*VERIFY, "-o", "json")
+        screens = [dynctl(*VERIFY, width=width).out for width in (80, 200)]
+
+    assert ran.code == 1
+    told = ran.values("DYT0704")
+    assert [*told] == ["Pod my-llm-decode-a-0.prod", "Pod my-llm-decode-a-1.prod"]
+    assert "taints: expected a list of strings, got" in told["Pod my-llm-decode-a-0.prod"]
+    assert "topology_domains: expected a mapping" in told["Pod my-llm-decode-a-1.prod"]
+    assert "Pod my-llm-decode-a-2.prod" in ran.values("DYT0802")
+    for screen, width in zip(screens, (80, 200), strict=True):
+        assert screen.replace("\n", "").isprintable()
+        rows = [line for line in screen.splitlines() if "decode-a-2 " in line]
+        assert rows
+        assert all(len(line) <= width for line in rows)
+
+
+def test_workers_that_register_elsewhere_are_not_taken_for_broken(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with living(discovery="etcd") as sim:
+        kubeconfig(sim, tmp_path, monkeypatch)
+        sim.server.requests.clear()
+        ran = dynctl(*VERIFY, "-o", "json")
+        execs = [one for one in sim.server.requests if one.path.endswith("/exec")]
+
+    assert ran.code == 0
+    assert ran.reported == set()
+    assert ran.checks["DYT0707"]["message"].endswith("name it with --discovery etcd")
+    why = "registered in etcd: --discovery etcd"
+    for row in ran.json["chain"]:
+        assert (row["card"]["state"], row["card"]["why"]) == ("unknown", why)
+        assert row["first_break"] is None
+    # They are sampled as any others are.
+    assert len(execs) == 4

@@ -292,7 +292,8 @@ def test_metadata_whose_card_cannot_be_read_is_no_registration():
     broken = {key: {"card_json": 3} for key in item.data["model_cards"]}
     scene.metadata[DECODE] = replace(item, data={**item.data, "model_cards": broken})
     assert values(results(scene)["DYT0704"]) == [
-        "its DynamoWorkerMetadata holds no model card that can be read"
+        "its DynamoWorkerMetadata holds no model card that can be read: "
+        "Expected `object`, got `int` - at `$.card_json`"
     ]
 
 
