@@ -168,10 +168,13 @@ class _Fleet:
     ) -> None:
         self.policy = policy
         self._guarded = guarded
-        self._decode: dict[str, list[WorkerRow]] = defaultdict(list)
+        #: (model, taint) -> its decode workers; taint None: all of them.
+        self._decode: dict[tuple[str, str | None], list[WorkerRow]] = defaultdict(list)
         for row in workers:
             if row.role == Role.DECODE:
-                self._decode[row.model].append(row)
+                for taint in (None, *row.taints):
+                    self._decode[row.model, taint].append(row)
+        self._lacks: dict[tuple[str, str | None], str | None] = {}
         #: Of a model with prefill that can be handed over the guard chooses only that.
         self._served = {
             row.model
@@ -205,19 +208,31 @@ class _Fleet:
         if isinstance(derived, str):
             return None, derived
         taint = next((c.taint for c in derived.constraints if c.kind == "required"), None)
-        decode = self._decode[row.model]
-        fitting = [item for item in decode if taint is None or taint in item.taints]
-        if derived.relaxable and not any(map(_eligible, fitting)):
-            taint, fitting = None, decode
-        if any(map(_eligible, fitting)):
+        lack = self._lack(row.model, taint)
+        if lack is not None and derived.relaxable:
+            taint, lack = None, self._lack(row.model, None)
+        return None if lack is None else (taint, lack)
+
+    def _eligible(self, model: str, taint: str | None) -> bool:
+        return any(map(_eligible, self._decode.get((model, taint), ())))
+
+    def _lack(self, model: str, taint: str | None) -> str | None:
+        """Why no decode worker with this taint takes work; told once for all prefill workers."""
+        if (model, taint) not in self._lacks:
+            self._lacks[model, taint] = self._why(model, taint)
+        return self._lacks[model, taint]
+
+    def _why(self, model: str, taint: str | None) -> str | None:
+        if self._eligible(model, taint):
             return None
+        fitting = self._decode.get((model, taint), [])
         if not fitting:
-            return taint, f"no decode worker of {row.model} {'has it' if taint else 'is there'}"
+            return f"no decode worker of {model} {'has it' if taint else 'is there'}"
         busy = sum(map(_available, fitting))
         states = [f"{busy:,} busy"] if busy else []
         states += [f"{len(fitting) - busy:,} unavailable"] if busy < len(fitting) else []
         what = "has it and takes work" if taint else "takes work"
-        return taint, f"no decode worker of {row.model} {what} ({', '.join(states)})"
+        return f"no decode worker of {model} {what} ({', '.join(states)})"
 
     def _outcome(self, model: str) -> str:
         if not self._guarded:
