@@ -113,7 +113,12 @@ async def _gather(
     async def ask(url: str) -> FrontendFacts:
         async with limit:
             told = await asyncio.to_thread(_frontend_facts, url, options, models)
-            return replace(told, url=names.get(url, told.url))
+            name = names.get(url, told.url)
+            if isinstance(told.kind, Unread):
+                # The address of a forward is gone by the time that somebody reads it.
+                kind = Unread(told.kind.why.replace(told.url, name), told.kind.hint)
+                told = replace(told, kind=kind)
+            return replace(told, url=name)
 
     return CheckFacts(found, tuple(await asyncio.gather(*map(ask, urls))))
 

@@ -20,6 +20,7 @@ from dynctl.connect.cluster_frontends import OUT_OF_REACH, Reached, cluster_ways
 from dynctl.connect.dynamo_frontend import DynamoFrontend
 from dynctl.connect.dynamo_replicas import dynamo_replica
 from dynctl.connect.followed_workers import FollowedWorkers
+from dynctl.connect.frontends_told import ask_frontends
 from dynctl.connect.live_state import (
     MOST_NAMED,
     Thresholds,
@@ -37,7 +38,6 @@ from dynctl.observing.deployment import Deployment, ProblemCode
 from dynctl.observing.observer import PRESET, Observer, live_router
 from dynctl.options import GlobalOptions
 from dynctl.ports import RequestPlaneError
-from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
 from dynctl.wire.errors import WireError
 from dynctl.wire.route_result import RouteResult
 from dynctl.wire.view_file import SavedView
@@ -208,12 +208,12 @@ class PlanesSource:
     ) -> SavedView:
         problems = observer.deployment.problems
         assumptions = [p.message for p in problems if p.code in _DOUBTFUL] + doubts
-        told = await asyncio.to_thread(_ask_frontends, found.frontends)
+        told = await asyncio.to_thread(ask_frontends, found.frontends, found.ways)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
         source, load_doubts = take_load(observer, told.metrics)
-        assumptions += index_doubts(observer) + load_doubts + list(filter(None, [told.doubt]))
+        assumptions += [*index_doubts(observer), *load_doubts, *told.doubts]
         self.doubts = tuple(assumptions)
         assumptions += take_settings(observer, told.thresholds)
         return SavedView(
@@ -318,23 +318,6 @@ def _no_frontend() -> UsageProblem:
         "busy thresholds live in the frontends, and none was named",
         "name every replica: --frontend http://HOST:8000",
     )
-
-
-def _ask_frontends(frontends: list[DynamoFrontend]) -> _Told:
-    """What the frontends say; the settings come from the first, load from every one."""
-    metrics = [frontend.metrics() for frontend in frontends]
-    try:
-        return _Told(metrics, frontends[0].thresholds() if frontends else {})
-    except Unreachable as error:
-        # Dynamo before 1.0 has no such address, and a gateway may keep it to itself.
-        return _Told(metrics, {}, f"busy thresholds are not known: {error.message}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    metrics: list[FrontendMetrics]
-    thresholds: Mapping[str, Thresholds]
-    doubt: str = ""
 
 
 async def _asked_indexers(

@@ -218,7 +218,8 @@ def _served(custody: Custody) -> Outcome:
             wrong[answer.router, says] += 1
         elif not 200 <= answer.status < 300:
             status = f"HTTP {answer.status} " if answer.status else ""
-            unread.append(f"{answer.router}: {status}{answer.message}".strip())
+            named = "" if answer.router in answer.message else f"{answer.router}: "
+            unread.append(f"{named}{status}{answer.message}".strip())
         else:
             says, untold = _crossing(answer, items)
             if says:

@@ -58,7 +58,7 @@ def look(
     views: list[RouterView] = []
     answers: list[ProbeAnswer] = []
     for place in _places(routers, joined)[:MOST_FRONTENDS]:
-        told = _ask(routers, place, cluster, _known)
+        told = _ask(routers, place, cluster, partial(_known, name=place.name))
         views.append(RouterView(place.name, place.graph, told))
         if routers.probe:
             send = partial(_probe, routers, name=place.name)
@@ -83,11 +83,16 @@ def _places(routers: Routers, joined: Custody) -> list[_Place]:
 def _ask(
     routers: Routers, place: _Place, cluster: Cluster | None, ask: Callable[[DynamoFrontend], T]
 ) -> T | Unread:
+    url = place.name
     try:
         with _way(routers, place, cluster) as way:
-            return ask(DynamoFrontend(way.urls[0], routers.timeout))
+            url = way.urls[0]
+            return ask(DynamoFrontend(url, routers.timeout))
     except DynctlError as error:
-        return Unread(f"{place.name}: {error.message}", error.hint)
+        # The address of a forward is gone by the time that somebody reads it.
+        told = error.message.replace(url, place.name)
+        named = told if place.name in told else f"{place.name}: {told}"
+        return Unread(named, error.hint)
     except ClusterRefusal as refusal:
         return Unread(f"{place.name}: {unread(refusal).why}", "or name it: --frontend URL")
 
@@ -100,13 +105,13 @@ def _way(
     return reached(cluster, [place.pod], routers.reach)
 
 
-def _known(frontend: DynamoFrontend) -> frozenset[int] | Unread:
+def _known(frontend: DynamoFrontend, name: str) -> frozenset[int] | Unread:
     metrics = frontend.metrics()
     if metrics.registered:
         return frozenset(worker for worker, _ in metrics.registered)
     if metrics.kv_routing is False:
-        return Unread(f"{frontend.url} does not route by KV cache, so it names no workers")
-    return Unread(f"{frontend.url} names no workers: it serves no model")
+        return Unread(f"{name} does not route by KV cache, so it names no workers")
+    return Unread(f"{name} names no workers: it serves no model")
 
 
 def _probe(routers: Routers, frontend: DynamoFrontend, name: str) -> list[ProbeAnswer]:

@@ -5,6 +5,7 @@ thresholds and lint --against.
 from __future__ import annotations
 
 import copy
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,30 @@ def test_check_says_why_it_knows_no_frontend(
     assert ran.checks["DYR0401"] | {"state": "skip", "unread": True} == ran.checks["DYR0401"]
     assert ran.checks["DYR0401"]["message"] == f"the cluster's frontends: {why}"
     assert f"note: the cluster's frontends are not known: {why}" in shown.err
+
+
+def test_a_frontend_that_is_silent_hides_nothing_else(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with living(frontends=2) as sim:
+        monkeypatch.setenv("KUBECONFIG", str(sim.viewer_kubeconfig(tmp_path / "k")))
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            sim.server.forwards[(*FRONTEND, 8000)] = held.getsockname()
+        checked = dynctl("check", *KUBERNETES, "-o", "json")
+        shown = dynctl("topology", "show", *KUBERNETES)
+        verified = dynctl("topology", "verify", "-o", "json")
+
+    pod = "Pod my-llm-frontend-0.prod"
+    assert checked.code == 1
+    assert checked.reported == {"DYR0401"}
+    assert [*checked.values("DYR0401")] == [pod]
+    assert "127.0.0.1" not in str(checked.checks["DYR0401"])
+    assert shown.code == 0
+    assert "note: my-llm-frontend-0.prod does not answer: " in shown.err
+    assert verified.code == 0
+    assert {row["router"]["state"] for row in verified.json["chain"]} == {"same"}
+    assert verified.checks["DYT0904"]["message"].startswith(f"{pod} does not answer: ")
 
 
 def test_thresholds_are_read_and_set_through_the_cluster(cluster: Simulation, dynctl: Run) -> None:

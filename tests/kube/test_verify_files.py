@@ -89,6 +89,19 @@ def test_a_file_with_blanks_around_its_value(write: Callable[[bytes], None], dyn
     assert dynctl(*VERIFY).code == 0
 
 
+def test_values_that_look_odd_and_are_labels(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with living(zones=("UPPER.Case-9", "0")) as sim:
+        path = sim.viewer_kubeconfig(tmp_path / "kubeconfig")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        ran = dynctl(*VERIFY, "-o", "json", "--exec", "all")
+
+    assert ran.code == 0
+    assert ran.reported == set()
+    assert {row["taint"]["value"] for row in ran.json["chain"]} == {"UPPER.Case-9", "0"}
+
+
 # -- from inside one pod ---------------------------------------------------------------------------
 
 

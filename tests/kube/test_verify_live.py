@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -273,3 +274,34 @@ def test_preferred_may_cross(dynctl: Run, tmp_path: Path, monkeypatch: pytest.Mo
 
     assert ran.code == 0
     assert ran.checks["DYT0905"]["state"] == "pass"
+
+
+# -- --frontend ------------------------------------------------------------------------------------
+
+
+def test_a_frontend_may_be_named_instead_of_found(
+    served: Simulation, view: View, dynctl: Run
+) -> None:
+    host, port = served.server.forwards[(*FRONTEND, 8000)]
+    url = f"http://{host}:{port}"
+    served.server.requests.clear()
+    ran = dynctl(*VERIFY, "--frontend", url, "-o", "json")
+    forwards = [one for one in served.server.requests if one.path.endswith("/portforward")]
+
+    assert ran.code == 0
+    assert ran.json["sources"][1:] == [f"frontend {url}"]
+    assert ran.checks["DYT0904"]["message"] == "12 of 12 workers"
+    assert forwards == []
+
+
+def test_a_frontend_that_does_not_answer_is_not_known(view: View, dynctl: Run) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+    ran = dynctl(*VERIFY, "--frontend", url, "-o", "json")
+
+    assert ran.code == 0
+    told = ran.checks["DYT0904"]
+    assert (told["state"], told["unread"]) == ("skip", True)
+    assert told["message"].startswith(f"{url} does not answer")
+    assert {row["router"]["state"] for row in ran.json["chain"]} == {"unknown"}
