@@ -157,8 +157,8 @@ def test_a_fleet_that_works_has_whole_chains_of_custody(fleet: KubeFleet) -> Non
             ("same", fleet.pods[name].zone)
         }
     # Out of the logs of the processes, with Dynamo's own words and colours.
-    assert told.checks["DYT0602"]["message"] == "5 of 5 worker logs"
-    assert told.checks["DYT0604"]["message"] == "5 of 5 worker logs"
+    assert told.checks["DYT0602"]["message"] == "5 of 5 logs"
+    assert told.checks["DYT0604"]["message"] == "5 of 5 logs"
     assert told.checks["DYT0904"]["message"] == "5 of 5 workers"
     assert told.checks["DYT0703"]["state"] == "pass"
     assert not [code for code, check in told.checks.items() if check.get("unread")]
@@ -261,7 +261,7 @@ def test_a_worker_without_its_role_stays_up_and_both_witnesses_tell_why(fleet: K
     assert told.codes("fail") == {"DYT0703", *about_others}
     assert told.subjects("DYT0703") == [f"ServiceAccount lone-k8s-service-discovery.{namespace}"]
     assert {told.checks[code]["message"] for code in ("DYT0702", "DYT0704")} == {
-        "0 of 1 worker pod: DYT0703"
+        "0 of 1 pod: see DYT0703"
     }
     assert told.broken() == {"lone-decode-0": ("card", ["DYT0703"])}
 
