@@ -301,10 +301,18 @@ def test_a_frontend_that_would_really_run_a_dry_run_gets_none(dynctl):
         assert "names no workers: it does not route by kv" in " ".join(ran.out.split())
 
 
+def report_once_set(dynamo, threshold: float, blocks: int) -> None:
+    """A worker reports after the threshold has reached the frontend, however long that takes."""
+    deadline = time.monotonic() + 20
+    while dynamo.held.get(DECODE) != threshold and time.monotonic() < deadline:
+        time.sleep(0.02)
+    dynamo.report(blocks)
+
+
 def test_wait_on_dynamo_lasts_until_the_worker_is_freed(dynctl, dynamo):
     dynamo.held[DECODE] = 0.5
     dynamo.report(90)
-    freed = threading.Timer(0.3, dynamo.report, [91])
+    freed = threading.Thread(target=report_once_set, args=[dynamo, 0.95, 91])
     line = ["thresholds", "set", *named(dynamo), "--active-decode-blocks", "0.95", "-o", "json"]
     freed.start()
     ran = dynctl(*line, "--wait", "20s")
