@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,10 @@ settings.register_profile(
 )
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# Started in the background (`make test &`, nohup), we would hand an ignored Ctrl-C down to every
+# child, and none of those that tests interrupt would end.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PREFIXES = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "OTEL_")
 _NAMES = {
