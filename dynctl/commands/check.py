@@ -4,15 +4,13 @@ from typing import Annotated
 
 import typer
 
+from dynctl.commands.fail_on import FailOn, expect_level
 from dynctl.options import GlobalOptions
 
 
 def check(
     options: GlobalOptions,
-    fail_on: Annotated[
-        str,
-        typer.Option(metavar="LEVEL", help="What makes the exit code 1: fail, or warn too."),
-    ] = "fail",
+    fail_on: FailOn = "fail",
     suppress: Annotated[
         list[str] | None,
         typer.Option(
@@ -27,14 +25,13 @@ def check(
     when nothing failed, 1 when a check did, 3 when discovery cannot be reached.
     """
     from dynctl.connect.check_source import gather
-    from dynctl.errors import ExitCode, UsageProblem
+    from dynctl.errors import ExitCode
     from dynctl.findings.catalogue import catalogue
     from dynctl.findings.suppression import Suppressions
     from dynctl.observing.checks import judge
     from dynctl.views.render import emit
 
-    if fail_on not in ("fail", "warn"):
-        raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
+    expect_level(fail_on)
     suppressed = Suppressions.parse(suppress or (), catalogue())
     facts = gather(options)
     report = judge(facts, suppressed)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dynctl.commands.fail_on import FailOn, expect_level
 from dynctl.options import GlobalOptions
 
 
@@ -20,10 +21,7 @@ def lint_topology(
         ),
     ] = None,
     more: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="More files.")] = None,
-    fail_on: Annotated[
-        str,
-        typer.Option(metavar="LEVEL", help="What makes the exit code 1: fail, or warn too."),
-    ] = "fail",
+    fail_on: FailOn = "fail",
     suppress: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,8 +50,7 @@ def lint_topology(
         raise UsageProblem(
             "no file to check", "for example: dynctl topology lint -f deploy.yaml -f topology.yaml"
         )
-    if fail_on not in ("fail", "warn"):
-        raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
+    expect_level(fail_on)
     return lint_files(options, files, fail_on, suppress, against)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dynctl.commands.durations import seconds
+from dynctl.commands.fail_on import FailOn, expect_level
 from dynctl.options import GlobalOptions
 
 
@@ -66,10 +67,7 @@ def verify_topology(
             "--file", "-f", metavar="FILE", help="Check manifests instead, as topology lint does."
         ),
     ] = None,
-    fail_on: Annotated[
-        str,
-        typer.Option(metavar="LEVEL", help="What makes the exit code 1: fail, or warn too."),
-    ] = "fail",
+    fail_on: FailOn = "fail",
     suppress: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,15 +97,14 @@ def verify_topology(
     """
     from dynctl.commands.topology_lint import lint_files
     from dynctl.custody.looking import VerifyOptions, verified
-    from dynctl.errors import ExitCode, UsageProblem
+    from dynctl.errors import ExitCode
     from dynctl.findings.document import code_list
     from dynctl.views.render import emit
 
     if list_checks:
         emit(code_list("DYT"), options)
         return ExitCode.YES
-    if fail_on not in ("fail", "warn"):
-        raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
+    expect_level(fail_on)
     if file:
         _check_alone(options, dgd, path, probe, wait)
         return lint_files(options, file, fail_on, suppress)
