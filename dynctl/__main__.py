@@ -9,10 +9,10 @@ import sys
 def main() -> None:
     """Run the command line of this process and end it."""
     if sys.argv[1:2] == ["__complete"]:
-        from dynctl.completing.live import answer
+        from dynctl.cli.completion.live import answer
 
         answer(sys.argv[2:])
-    from dynctl.cli import main as run
+    from dynctl.cli.app import main as run
 
     run()
 

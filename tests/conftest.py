@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from dynctl.serving.log_format import LOGGERS
+from dynctl.serving.telemetry.log_format import LOGGERS
 
 # "ci" gives the same examples every time, so that a red build is reproducible by anyone;
 # "explore" looks for new ones: HYPOTHESIS_PROFILE=explore make test.

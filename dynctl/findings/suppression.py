@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
 
-from dynctl.errors import UsageProblem
+from dynctl.base.errors import UsageProblem
 from dynctl.findings.catalogue import Catalogue
 
 _EXAMPLE: Final = "for example: --suppress DYT0404, or --suppress 'DYT0404=Pod my-llm-*.prod'"

@@ -54,7 +54,7 @@ class HealthConfig:
 class FrontendConfig:
     """Settings of a frontend process.
 
-    ``workers`` are worker specs as on the command line (:mod:`dynctl.serving.worker_spec`).
+    ``workers`` are worker specs as on the command line (:mod:`dynctl.serving.engines.worker_spec`).
     ``model_name`` names the model of workers that do not say theirs. ``log_decisions`` is one of
     off, winner, all; ``log_format`` text or json. ``decision_memory_bytes`` bounds the decisions
     kept for ``why``. ``api_token``, where set, is wanted for writes and for routing details.

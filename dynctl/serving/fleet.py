@@ -9,24 +9,24 @@ from typing import Any
 
 import msgspec
 
-from dynctl.planes.kv_event_source import KvEventSource
-from dynctl.ports import StreamCode, StreamCondition
-from dynctl.runtime import IndexRuntime
-from dynctl.serving import conditions as codes
+from dynctl.adapters.ports import StreamCode, StreamCondition
+from dynctl.adapters.zmq.kv_event_source import KvEventSource
+from dynctl.base.tasks import end_tasks
+from dynctl.documents.workers import WorkerRow
+from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
-from dynctl.serving.engine_facts import (
+from dynctl.serving.engines.facts import (
     EngineFacts,
     bootstrap_address,
     build_worker,
     event_sources,
 )
-from dynctl.serving.engine_questions import EngineQuestions
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.probes import EngineQuestions
+from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
+from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.serving.service import RoutingService
-from dynctl.serving.upstream import Upstream
-from dynctl.serving.upstream_failure import UpstreamFailure
-from dynctl.serving.worker_spec import WorkerSpec, WorkerSpecError
-from dynctl.tasks import end_tasks
-from dynctl.wire.worker_rows import WorkerRow
 from router_core.changes import KvEvent
 from router_core.events import Cleared
 from router_core.workers import Worker

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dynctl.serving.config import Limits
-from dynctl.serving.engine_stream import EngineStream
-from dynctl.serving.fleet import Fleet
-from dynctl.serving.handoff import (
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.handoff import (
     bootstrap_body,
     bootstrap_room,
     decode_body,
     kv_transfer_params,
     prefill_body,
 )
-from dynctl.serving.observers import RequestRecord
+from dynctl.serving.engines.response_stream import EngineStream
+from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.fleet import Fleet
 from dynctl.serving.service import RoutingService, excluding
-from dynctl.serving.upstream import Upstream
-from dynctl.serving.upstream_failure import UpstreamFailure
+from dynctl.serving.telemetry.observers import RequestRecord
 from router_core.changes import Stage
 from router_core.decision import Decision, RoutingPlan
 from router_core.selection import RoutingRequest

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from dynctl.serving import conditions as codes
-from dynctl.serving.conditions import Conditions
+from dynctl.documents.workers import worker_rows
+from dynctl.health import conditions as codes
+from dynctl.health.conditions import Conditions
 from dynctl.serving.config import SMALL_FLEET
-from dynctl.serving.observers import RequestRecord, ServiceObserver
 from dynctl.serving.prompts import (
     NOT_MODELLED,
     Prompt,
@@ -26,7 +26,7 @@ from dynctl.serving.prompts import (
     PromptTokens,
     estimate_tokens,
 )
-from dynctl.wire.worker_rows import worker_rows
+from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from router_core.changes import (
     Applied,
     Booked,
@@ -321,7 +321,7 @@ class RoutingService:
         return plain
 
     def worker_row(self, worker: Worker) -> dict[str, Any]:
-        """The row of one worker (:mod:`dynctl.wire.worker_rows`)."""
+        """The row of one worker (:mod:`dynctl.documents.workers`)."""
         return next(row for row in self.workers() if row["worker_id"] == worker.worker_id)
 
     def configure(self, values: Mapping[str, Any]) -> Applied:

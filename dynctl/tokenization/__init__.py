@@ -1,7 +1,8 @@
 """Prompts to tokens and back: a model's tokenizer, and its chat template in a sandbox."""
 
 from dynctl.tokenization.budget import RenderLimits
-from dynctl.tokenization.dynamo import DynamoChat, as_dynamo_reads
+from dynctl.tokenization.detokenizer import StreamDecoder
+from dynctl.tokenization.dynamo_chat import DynamoChat, as_dynamo_reads
 from dynctl.tokenization.errors import (
     PromptError,
     PromptTooLongError,
@@ -11,7 +12,6 @@ from dynctl.tokenization.errors import (
     UnsupportedContentError,
 )
 from dynctl.tokenization.model import DEMO_MODEL_DIR, ModelTokenizer, load_tokenizer
-from dynctl.tokenization.stream import StreamDecoder
 from dynctl.tokenization.template import ChatTemplate
 
 __all__ = [

@@ -9,13 +9,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dynctl.tokenization.budget import RenderLimits
+from dynctl.tokenization.detokenizer import StreamDecoder
 from dynctl.tokenization.errors import (
     PromptError,
     PromptTooLongError,
     TokenizerError,
 )
-from dynctl.tokenization.files import ModelFiles, read_model_files
-from dynctl.tokenization.stream import StreamDecoder
+from dynctl.tokenization.model_directory import ModelFiles, read_model_files
 from dynctl.tokenization.template import ChatTemplate, Message
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from dynctl.wire.errors import RequestError
-from dynctl.wire.fields import (
+from dynctl.base.decode_errors import RequestError
+from dynctl.base.json_fields import (
     U32_MAX,
     U64_MAX,
     read_array,

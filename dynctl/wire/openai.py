@@ -11,9 +11,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from dynctl.wire import nvext as controls
-from dynctl.wire.errors import RequestError
-from dynctl.wire.fields import (
+from dynctl.base.decode_errors import RequestError
+from dynctl.base.json_fields import (
     U32_MAX,
     read_array,
     read_flag,
@@ -23,6 +22,7 @@ from dynctl.wire.fields import (
     read_tokens,
     wrong_type,
 )
+from dynctl.wire import nvext as controls
 from dynctl.wire.nvext import NO_NVEXT, NvExt, parse_nvext, request_id_of
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024

@@ -6,7 +6,7 @@ Dynamo's mocker) or as positional arrays whose first element is the type (older 
 new fields are only ever appended. The replay socket answers with (sequence, batch) pairs and
 ends with sequence -1 (signed) and an empty payload.
 
-Everything here is pure; the sockets live in ``dynctl.planes.zmq_kv_events``.
+Everything here is pure; the sockets live in ``dynctl.adapters.zmq.kv_events``.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from dynctl.wire.errors import WireError
+from dynctl.base.decode_errors import WireError
 
 U64_MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 END_OF_REPLAY: Final = -1

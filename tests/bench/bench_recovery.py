@@ -20,9 +20,9 @@ from pathlib import Path
 
 import uvloop
 
-from dynctl.ports import IndexUpdate, StreamCondition
-from dynctl.runtime import MAX_WAITING, IndexRuntime
-from dynctl.serving.frontend import settle_garbage_collector
+from dynctl.adapters.ports import IndexUpdate, StreamCondition
+from dynctl.serving.http.server import settle_garbage_collector
+from dynctl.serving.index_runtime import MAX_WAITING, IndexRuntime
 from dynctl.serving.service import RoutingService
 from router_core.events import BlocksStored
 from router_core.workers import Worker

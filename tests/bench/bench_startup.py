@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
 
-from dynctl.completing.live import LIMIT_S
+from dynctl.cli.completion.live import LIMIT_S
 from tests.bench.harness import Row, bench_parser, print_table, row
 
 PARSER = ("-c", "import typer")

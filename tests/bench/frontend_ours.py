@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from dynctl.serving.config import FrontendConfig
-from dynctl.serving.frontend import run_frontend
+from dynctl.serving.http.server import run_frontend
 
 
 def main() -> int:

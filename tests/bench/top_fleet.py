@@ -16,12 +16,12 @@ import time
 
 from aiohttp import web
 
-from dynctl.dashboard.sources.demo_traffic import DemoTraffic, demo_worker
-from dynctl.serving.admin import Admin
-from dynctl.serving.decision_memory import DecisionMemory
-from dynctl.serving.fleet_feed import PATH, FleetFeed
-from dynctl.serving.metrics import Metrics
+from dynctl.serving.http.admin import Admin
+from dynctl.serving.http.fleet_feed import PATH, FleetFeed
 from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.decision_memory import DecisionMemory
+from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.sources.demo.traffic import DemoTraffic, demo_worker
 from router_core.config import RouterConfig
 from router_core.workers import Worker
 

@@ -12,11 +12,11 @@ import nats
 import zmq
 import zmq.asyncio
 
-from dynctl.planes.dynamo_nats_events import NatsEventPlane
-from dynctl.planes.dynamo_zmq_events import ZmqBounds, ZmqEventPlane
-from dynctl.planes.memory_events import MemoryEventPlane
-from dynctl.planes.nats_address import NatsAuth
-from dynctl.ports import ChannelCondition, ChannelMessage, ChannelValue, EventPlane
+from dynctl.adapters.memory.events import MemoryEventPlane
+from dynctl.adapters.nats.address import NatsAuth
+from dynctl.adapters.nats.dynamo_events import NatsEventPlane
+from dynctl.adapters.ports import ChannelCondition, ChannelMessage, ChannelValue, EventPlane
+from dynctl.adapters.zmq.dynamo_events import ZmqBounds, ZmqEventPlane
 from dynctl.wire.dynamo.discovery import (
     KV_EVENTS,
     EndpointId,
@@ -240,7 +240,7 @@ class NatsRig:
 
 
 def nats_plane(server: NatsServer, auth: NatsAuth | None = None, **bounds: Any) -> NatsEventPlane:
-    from dynctl.planes.dynamo_nats_events import NatsBounds
+    from dynctl.adapters.nats.dynamo_events import NatsBounds
 
     return NatsEventPlane(
         server.address, auth or NatsAuth(), bounds=NatsBounds(**{"message": LIMITS} | bounds)

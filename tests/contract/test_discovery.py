@@ -13,14 +13,14 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from dynctl.planes.discovery_etcd3 import Etcd3Discovery
-from dynctl.planes.discovery_etcd_gateway import EtcdGatewayDiscovery
-from dynctl.planes.discovery_file import FileDiscovery
-from dynctl.planes.discovery_kubernetes import KubernetesDiscovery
-from dynctl.planes.discovery_memory import MemoryDiscovery
-from dynctl.ports import Deleted, Discovery, DiscoveryChange, DiscoveryEntry, Listed, Put
+from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
+from dynctl.adapters.etcd.grpc import Etcd3Discovery
+from dynctl.adapters.file import FileDiscovery
+from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
+from dynctl.adapters.memory.discovery import MemoryDiscovery
+from dynctl.adapters.ports import Deleted, Discovery, DiscoveryChange, DiscoveryEntry, Listed, Put
 from tests.contract.etcd_server import EtcdServer
-from tests.dynctl.planes.kube_lab import (
+from tests.dynctl.adapters.kube_lab import (
     DEFINITION,
     NAMESPACE,
     endpoint,

@@ -12,12 +12,12 @@ from typing import cast
 
 import pytest
 
-from dynctl.errors import Unreachable, UsageProblem
-from dynctl.planes import discovery_etcd
-from dynctl.planes.discovery_etcd import EtcdDiscovery
-from dynctl.planes.discovery_etcd3 import Etcd3Discovery
-from dynctl.planes.discovery_etcd_gateway import EtcdGatewayDiscovery
-from dynctl.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
+from dynctl.adapters.etcd import discovery as discovery_etcd
+from dynctl.adapters.etcd.discovery import EtcdDiscovery
+from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
+from dynctl.adapters.etcd.grpc import Etcd3Discovery
+from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
+from dynctl.base.errors import Unreachable, UsageProblem
 from tests.contract.etcd_server import EtcdServer, free_port
 
 Kind = Callable[..., EtcdDiscovery]

@@ -9,13 +9,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from dynctl.engine.config import EngineConfig, Faults
-from dynctl.engine.faults import FaultState
-from dynctl.engine.kv_publisher import bind_publishers, serve_replays
-from dynctl.engine.prefix_cache import Removed, Stored
-from dynctl.planes.kv_event_source import KvEventSource, StreamBounds
-from dynctl.planes.zmq_kv_events import ZmqKvEvents
-from dynctl.ports import IndexUpdate
+from dynctl.adapters.ports import IndexUpdate
+from dynctl.adapters.zmq.kv_event_source import KvEventSource, StreamBounds
+from dynctl.adapters.zmq.kv_events import ZmqKvEvents
+from dynctl.simulation.engine.config import EngineConfig, Faults
+from dynctl.simulation.engine.faults import FaultState
+from dynctl.simulation.engine.kv_publisher import bind_publishers, serve_replays
+from dynctl.simulation.engine.prefix_cache import Removed, Stored
 from router_core.events import BlocksRemoved, BlocksStored
 from router_core.hashing import local_block_hashes
 from tests.contract.zmq_publisher import Recorder, running

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from dynctl.ports import ChannelCounts, ChannelMessage
+from dynctl.adapters.ports import ChannelCounts, ChannelMessage
 from dynctl.wire.dynamo.discovery import (
     KV_EVENTS,
     EventChannel,

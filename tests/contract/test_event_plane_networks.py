@@ -10,10 +10,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from dynctl.errors import Unreachable, UsageProblem
-from dynctl.planes.dynamo_nats_events import NatsBounds, NatsEventPlane
-from dynctl.planes.dynamo_zmq_events import ZmqBounds, ZmqEventPlane
-from dynctl.planes.nats_address import NatsAuth, nats_servers
+from dynctl.adapters.nats.address import NatsAuth, nats_servers
+from dynctl.adapters.nats.dynamo_events import NatsBounds, NatsEventPlane
+from dynctl.adapters.zmq.dynamo_events import ZmqBounds, ZmqEventPlane
+from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.wire.dynamo.discovery import KV_EVENTS, EventChannel, NatsTransport, ZmqTransport
 from dynctl.wire.dynamo.events import encode_envelope, encode_zmq_frames
 from tests.contract.event_rigs import (
@@ -85,7 +85,7 @@ async def test_an_endpoint_that_cannot_be_dialled_is_told(endpoint):
 
 
 async def test_without_files_it_says_so_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("dynctl.planes.dynamo_zmq_events._EXHAUSTED_PAUSE_S", 0.01)
+    monkeypatch.setattr("dynctl.adapters.zmq.dynamo_events._EXHAUSTED_PAUSE_S", 0.01)
     rig = ZmqRig(tmp_path)
     heard, first = Recorder(), Recorder()
     other = await rig.publisher(1)
@@ -337,7 +337,7 @@ def test_files_that_cannot_be_read_are_told_at_once(tmp_path, field):
 
 
 def test_a_key_without_the_package_that_signs(monkeypatch):
-    monkeypatch.setattr("dynctl.planes.nats_address.find_spec", lambda name: None)
+    monkeypatch.setattr("dynctl.adapters.nats.address.find_spec", lambda name: None)
     with pytest.raises(UsageProblem, match="NATS_AUTH_NKEY is set") as caught:
         NatsEventPlane("host", auth(nkey_seed="secret"))
     assert "pip install" in caught.value.hint

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from dynctl.planes.kv_event_source import (
+from dynctl.adapters.ports import IndexUpdate
+from dynctl.adapters.zmq.kv_event_source import (
     EndpointError,
     KvEventSource,
     StreamBounds,
     dialable_endpoint,
 )
-from dynctl.planes.zmq_kv_events import ZmqKvEvents
-from dynctl.ports import IndexUpdate
+from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.wire.vllm_events import Limits, decode_message, encode_batch, encode_seq
 from router_core.changes import IndexMarked, KvEvent
 from router_core.events import BlocksStored, Cleared

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import zmq
 import zmq.asyncio
 
-from dynctl.ports import IndexUpdate, StreamCondition, StreamValue
+from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
 from dynctl.wire.vllm_events import (
     END_OF_REPLAY_FRAMES,
     AllBlocksCleared,

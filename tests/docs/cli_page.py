@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
-from dynctl.cli import COMMANDS, build_app
-from dynctl.commands.global_options import DYNAMO, KUBERNETES, PANEL
+from dynctl.cli.app import COMMANDS, build_app
+from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
 
 _HEAD = """\
 <!-- Made from the command line itself by `make docs`; change the commands. -->

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from dynctl.cli import run
+from dynctl.cli.app import run
 from tests.docs.pages import ROOT, Command, File
 
 FRONTEND_PORT: Final = "8000"

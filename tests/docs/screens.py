@@ -20,15 +20,15 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from dynctl.connect.demo_view import PROMPT, demo_source
-from dynctl.connect.query import RouteQuery
-from dynctl.custody.looking import VerifyOptions, verified
-from dynctl.dashboard.sources.demo import DemoSource
-from dynctl.options import GlobalOptions
-from dynctl.views.canvas import Canvas
-from dynctl.views.dashboard.app import TopApp
-from dynctl.views.explain import ExplainScreen
-from dynctl.views.screens import draw
+from dynctl.base.options import GlobalOptions
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.explain import ExplainScreen
+from dynctl.screens.registry import draw
+from dynctl.sources.demo.live import DemoSource
+from dynctl.sources.demo.view import PROMPT, demo_source
+from dynctl.sources.query import RouteQuery
+from dynctl.top.app import TopApp
+from dynctl.verify.run import VerifyOptions, verified
 from tests.docs.pages import DOCS
 from tests.kube.actors import living
 from tests.kube.objects import ZONE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dynctl.settings import bounds
-from dynctl.views.tables import setting_text
+from dynctl.screens.answers import setting_text
+from dynctl.settings.router_settings import bounds
 from router_core.config import DEFAULT_PRESET, PRESETS, SETTINGS
 from router_core.setting import Setting
 

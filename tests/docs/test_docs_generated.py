@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.cli import COMMANDS
+from dynctl.cli.app import COMMANDS
 from router_core.config import SETTINGS
 from tests.docs.generated import FILES
 from tests.docs.pages import DOCS, name_of
@@ -27,7 +27,7 @@ def test_every_command_and_every_option_is_on_the_page() -> None:
 
 
 def test_recommended_settings_are_settings_with_these_defaults() -> None:
-    from dynctl.views.tables import setting_text
+    from dynctl.screens.answers import setting_text
 
     told = table(DOCS / "operations.md", "recommended", "tuning")
     assert len(told) == 5

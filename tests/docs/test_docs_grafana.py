@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.exposition import Family
-from dynctl.serving.metric_families import families
+from dynctl.serving.telemetry.exposition import Family
+from dynctl.serving.telemetry.metric_families import families
 from tests.docs.grafana import queries
 from tests.docs.pages import DOCS
 from tests.docs.worlds import Fleet

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from dynctl.cli import COMMANDS, build_app
+from dynctl.cli.app import COMMANDS, build_app
 from dynctl.findings.catalogue import catalogue
 from router_core.config import SETTINGS
 from tests.docs.pages import DOCS, ROOT, Block, blocks, name_of, pages

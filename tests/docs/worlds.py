@@ -25,7 +25,7 @@ from typing import Final
 
 import pytest
 
-from dynctl.demo.fleet import DemoFleet
+from dynctl.simulation.demo.fleet import DemoFleet
 from tests.docs.pages import DOCS, ROOT, scenes
 from tests.docs.running import ADMIN_KUBECONFIG, Session, free_port
 from tests.dynctl.cli.test_check import CAPTURE, written

@@ -13,7 +13,7 @@ from dynctl.wire.kubernetes.instance_id import instance_id
 from tests.dynamo.client import FrontendClient
 from tests.dynamo.fleet import TINY_MODEL
 from tests.dynamo.processes import Process, free_port
-from tests.dynctl.topology.kubelet import DownwardApiVolume
+from tests.dynctl.manifests.kubelet import DownwardApiVolume
 from tests.kube import deployment, objects
 from tests.kube.objects import Component, Json
 

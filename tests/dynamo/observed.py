@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from dynctl.connect.planes import open_planes
-from dynctl.connect.query import RouteQuery
-from dynctl.connect.view_source import ViewSource
-from dynctl.observing.observer import Observer, live_router
-from dynctl.options import GlobalOptions
-from dynctl.wire.route_result import RouteResult
-from dynctl.wire.view_file import SavedView
+from dynctl.base.options import GlobalOptions
+from dynctl.documents.route_result import RouteResult
+from dynctl.documents.view import SavedView
+from dynctl.sources.dynamo.observer import Observer, live_router
+from dynctl.sources.dynamo.planes import open_planes
+from dynctl.sources.query import RouteQuery
+from dynctl.sources.view.source import ViewSource
 from router_core.router import Router
 from tests.dynamo.fleet import DynamoFleet
 

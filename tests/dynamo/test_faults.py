@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dynctl.options import GlobalOptions
+from dynctl.base.options import GlobalOptions
 from tests.contract.etcd_server import EtcdServer
 from tests.contract.nats_server import nats_server
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated

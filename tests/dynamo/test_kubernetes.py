@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynctl.connect.cluster_frontends import OUT_OF_REACH
-from dynctl.observing.deployment import Deployment, Registrations
-from dynctl.ports import DiscoveryEntry, Listed
+from dynctl.adapters.ports import DiscoveryEntry, Listed
+from dynctl.documents.route_result import RouteResult
+from dynctl.health.deployment import Deployment, Registrations
+from dynctl.sources.kubernetes.frontends import OUT_OF_REACH
 from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.worker_metadata import worker_metadata
-from dynctl.wire.route_result import RouteResult
 from tests.dynamo.fleet import TINY_MODEL
 from tests.dynamo.kube_fleet import GRAPH, NAMESPACE, VIEWER, KubeFleet
 from tests.dynamo.kube_pods import ZONES, mockers

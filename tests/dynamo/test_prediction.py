@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from dynctl.observing.load_mirror import gauge_changes
+from dynctl.sources.dynamo.load_mirror import gauge_changes
 from dynctl.wire.dynamo.frontend_metrics import add_loads, read_frontend_metrics
 from tests.dynamo.client import InFlight
 from tests.dynamo.fleet import DynamoFleet, Worker, WorkerPlan, aggregated, two_zones

@@ -6,9 +6,9 @@ import asyncio
 import math
 from collections import Counter
 
-from dynctl.connect.planes_source import PlanesSource
-from dynctl.connect.query import RouteQuery
-from dynctl.options import GlobalOptions
+from dynctl.base.options import GlobalOptions
+from dynctl.sources.dynamo.source import PlanesSource
+from dynctl.sources.query import RouteQuery
 from tests.dynamo.fleet import DynamoFleet, aggregated
 from tests.dynamo.observed import observing
 

@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from dynctl.planes.model_files import FetchedModel, fetch_model_files, host_of
+from dynctl.adapters.dynamo.model_files import FetchedModel, fetch_model_files, host_of
 from dynctl.tokenization import ModelTokenizer, PromptError, as_dynamo_reads, load_tokenizer
 from dynctl.wire.dynamo.discovery import Instance, ModelCard, parse_entry
 from tests.dynamo.chats import CHATS, PROMPTS, TWO_CALLS, WEATHER, Chat, user

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.cli import COMMANDS
+from dynctl.cli.app import COMMANDS
 
 README = Path(__file__).parents[2] / "README.md"
 TEXT = README.read_text(encoding="utf-8")

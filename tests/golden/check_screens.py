@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dynctl.adapters.ports import StreamState
 from dynctl.findings.catalogue import catalogue
-from dynctl.findings.document import code_list, page
+from dynctl.findings.pages import code_list, page
 from dynctl.findings.suppression import Suppressions
-from dynctl.observing.checks import judge
-from dynctl.observing.facts import CheckFacts, PlaneFacts, Unread
-from dynctl.ports import StreamState
-from dynctl.views.canvas import Canvas
-from dynctl.views.screens import draw
-from tests.dynctl.observing import check_facts as made
-from tests.dynctl.observing.check_facts import FIRST, SECOND, healthy
+from dynctl.health.checks.run import judge
+from dynctl.health.facts import CheckFacts, PlaneFacts, Unread
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.registry import draw
+from tests.dynctl.health import check_facts as made
+from tests.dynctl.health.check_facts import FIRST, SECOND, healthy
 
 HERE = Path(__file__).parent / "checks"
 WIDTHS = (80, 200)

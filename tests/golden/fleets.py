@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dynctl.connect.view_source import ViewSource
+from dynctl.documents.view import SavedView
+from dynctl.sources.view.source import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR
-from dynctl.wire.view_file import SavedView
 from router_core.changes import Booked, Change, KvEvent, LoadReported, WorkerUpserted
 from router_core.config import RouterConfig
 from router_core.events import BlocksStored

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dynctl.topology.lint import lint
-from dynctl.topology.manifests import parse_manifests
-from dynctl.views.canvas import Canvas
-from dynctl.views.screens import draw
+from dynctl.manifests.files import parse_manifests
+from dynctl.manifests.lint.run import lint
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.registry import draw
 
 HERE = Path(__file__).parent / "lint"
 MANIFESTS = Path(__file__).parents[1] / "fixtures" / "manifests"

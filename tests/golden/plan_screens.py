@@ -10,19 +10,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from dynctl.topology.capacity import Ratio
-from dynctl.topology.domain_capacity import topology_show
-from dynctl.topology.manifests import parse_manifests
-from dynctl.topology.plan import topology_plan
-from dynctl.topology.plan_result import TopologyPlan
-from dynctl.topology.planned_fleet import (
+from dynctl.manifests.files import parse_manifests
+from dynctl.planning.capacity import Ratio
+from dynctl.planning.domain_capacity import topology_show
+from dynctl.planning.plan import topology_plan
+from dynctl.planning.plan_result import TopologyPlan
+from dynctl.planning.planned_fleet import (
     Fleet,
     fleet_of_flags,
     fleet_of_manifests,
     fleet_of_workers,
 )
-from dynctl.views.canvas import Canvas
-from dynctl.views.screens import draw
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.registry import draw
 from tests.golden.fleets import settings, stranded_zones
 
 HERE = Path(__file__).parent / "plans"

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dynctl.connect.query import RouteQuery
-from dynctl.connect.view_source import ViewSource
-from dynctl.observing.tail_lines import TailKind, event_line, load_line, remark
-from dynctl.topology.domain_capacity import topology_show
-from dynctl.views.canvas import Canvas
-from dynctl.views.event_lines import EventLines
-from dynctl.views.explain import ExplainScreen
-from dynctl.views.results import WorkerDetail, WorkerList
-from dynctl.views.screens import draw
+from dynctl.planning.domain_capacity import topology_show
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.event_lines import EventLines
+from dynctl.screens.explain import ExplainScreen
+from dynctl.screens.registry import draw
+from dynctl.screens.results import WorkerDetail, WorkerList
+from dynctl.sources.dynamo.event_lines import TailKind, event_line, load_line, remark
+from dynctl.sources.query import RouteQuery
+from dynctl.sources.view.source import ViewSource
 from dynctl.wire.dynamo.events import KvMetrics, RouterEvent
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
 from tests.golden.fleets import (

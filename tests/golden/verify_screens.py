@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-from dynctl.custody.chain import LINKS, DomainChain, Link, WorkerChain
-from dynctl.custody.facts import VerifyFacts
-from dynctl.custody.joining import Custody, VerifiedGraph
-from dynctl.custody.policy import Policy
-from dynctl.custody.result import VerifyReport, custody_rows
 from dynctl.findings.catalogue import parse
-from dynctl.findings.running import Check, Found, Outcome, Skipped, found, outcome, run
-from dynctl.topology.component_role import Role
-from dynctl.views.canvas import Canvas
-from dynctl.views.screens import draw
+from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome, run
+from dynctl.manifests.component_role import Role
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.registry import draw
+from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
+from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.join import Custody, VerifiedGraph
+from dynctl.verify.policy import Policy
+from dynctl.verify.result import VerifyReport, custody_rows
 from dynctl.wire.kubernetes.objects import Pod
 
 HERE = Path(__file__).parent / "verify"
@@ -239,7 +239,7 @@ RESULTS: Mapping[str, Callable[[], VerifyReport]] = {
 
 
 def drawn(report: VerifyReport, canvas: Canvas) -> str:
-    with patch("dynctl.views.check_table.catalogue", lambda: CODES):
+    with patch("dynctl.screens.checks.catalogue", lambda: CODES):
         return draw(report, canvas)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.cli import run
+from dynctl.cli.app import run
 from tests.kube import crds
 from tests.kube.api_server import ApiServer
 from tests.kube.client import Api

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from dynctl.custody.facts import (
+from dynctl.adapters.ports import AccessQuestion, DiscoveryEntry, Listed
+from dynctl.health.deployment import Registrations
+from dynctl.health.facts import Unread
+from dynctl.manifests.files import Manifest
+from dynctl.manifests.graphs import TOPOLOGY_KINDS
+from dynctl.manifests.transfer_policy import FIELDS
+from dynctl.verify.facts import (
     Account,
     ClusterFacts,
     GraphSchema,
@@ -19,14 +25,8 @@ from dynctl.custody.facts import (
     TopologyFile,
     VerifyFacts,
 )
-from dynctl.custody.permissions import operator_questions, questions, worker_questions
-from dynctl.observing.deployment import Registrations
-from dynctl.observing.facts import Unread
-from dynctl.ports import AccessQuestion, DiscoveryEntry, Listed
-from dynctl.topology.graphs import TOPOLOGY_KINDS
-from dynctl.topology.manifests import Manifest
-from dynctl.topology.transfer_policy import FIELDS
-from dynctl.wire.dynamo.start_log import read_start_log
+from dynctl.verify.gather.permissions import operator_questions, questions, worker_questions
+from dynctl.wire.dynamo.worker_log import read_start_log
 from dynctl.wire.kubernetes import objects as read
 from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL, GRAPH_LABEL, OPERATOR_APP
 from dynctl.wire.kubernetes.worker_metadata import worker_metadata

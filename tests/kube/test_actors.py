@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from dynctl.custody.joining import custody
+from dynctl.verify.join import custody
 from dynctl.wire.dynamo.frontend_metrics import read_frontend_metrics
-from dynctl.wire.dynamo.start_log import read_start_log
+from dynctl.wire.dynamo.worker_log import read_start_log
 from dynctl.wire.kubernetes.instance_id import instance_id
 from tests.kube import deployment, objects
 from tests.kube.actors import Simulation, living, simulation

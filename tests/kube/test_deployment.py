@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dynctl.custody.gathering import Wanted, gather
-from dynctl.custody.joining import custody
-from dynctl.custody.sampling import Sampling
+from dynctl.adapters.kubernetes.cluster import open_cluster
 from dynctl.findings.catalogue import catalogue
-from dynctl.planes.kubernetes_cluster import open_cluster
+from dynctl.verify.gather.cluster import Wanted, gather
+from dynctl.verify.gather.sampling import Sampling
+from dynctl.verify.join import custody
 from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.objects import Pod, pod
 from tests.kube import deployment

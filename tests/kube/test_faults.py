@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.custody.looking import VerifyOptions, verified
-from dynctl.custody.result import VerifyReport
-from dynctl.findings.results import State
-from dynctl.options import GlobalOptions
+from dynctl.base.options import GlobalOptions
+from dynctl.findings.report import State
+from dynctl.verify.result import VerifyReport
+from dynctl.verify.run import VerifyOptions, verified
 from tests.kube.actors import Simulation, living
 from tests.kube.faults import FAULTS, Fault, fault_of, injected
 

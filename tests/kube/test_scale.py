@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.custody.looking import VerifyOptions, verified
-from dynctl.options import GlobalOptions
+from dynctl.base.options import GlobalOptions
+from dynctl.verify.run import VerifyOptions, verified
 from tests.kube import crds, deployment
 from tests.kube.api_server import ApiServer
 from tests.kube.api_server.streams import Ran

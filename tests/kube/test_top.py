@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.custody.result import CellState
-from dynctl.dashboard.custody import chain_reader
-from dynctl.options import GlobalOptions
-from dynctl.wire.worker_rows import WorkerRow
+from dynctl.base.options import GlobalOptions
+from dynctl.documents.workers import WorkerRow
+from dynctl.top.custody import chain_reader
+from dynctl.verify.result import CellState
 from tests.kube.actors import living
 from tests.kube.command_line import Run
 from tests.kube.objects import ZONE

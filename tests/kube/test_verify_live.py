@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.custody import looking
+from dynctl.verify import run as looking
 from tests.kube import deployment, objects
 from tests.kube.actors import Simulation, living, simulation
 from tests.kube.actors.frontend_view import View

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.payload import (
     DEFAULT_LIMITS,
     Limits,
@@ -22,7 +23,6 @@ from dynctl.wire.dynamo.payload import (
     kind_name,
     reading,
 )
-from dynctl.wire.errors import WireError
 from router_core.changes import LoadReported
 from router_core.events import DEVICE, BlocksRemoved, BlocksStored, Cleared, KvEvent
 

@@ -11,9 +11,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from dynctl.base.decode_errors import WireError
+from dynctl.base.json_fields import U64_MAX
 from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, Limits, bound_payload, reading
-from dynctl.wire.errors import WireError
-from dynctl.wire.fields import U64_MAX
 
 PASS_TOPIC: Final = "forward-pass-metrics"  # noqa: S105  a topic
 

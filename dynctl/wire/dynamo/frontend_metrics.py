@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from dynctl.wire.errors import WireError
-from dynctl.wire.fields import U32_MAX, U64_MAX
+from dynctl.base.decode_errors import WireError
+from dynctl.base.json_fields import U32_MAX, U64_MAX
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_PROBLEMS: Final = 20

@@ -5,7 +5,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from dynctl.wire.errors import WireError
+from dynctl.base.decode_errors import WireError
 
 _SHOWN: Final = 64  # characters of a foreign name: it reaches logs and tables
 

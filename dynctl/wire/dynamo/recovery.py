@@ -14,10 +14,10 @@ from typing import Annotated, Any, Final, Protocol, TypeVar
 import msgspec
 from msgspec import Meta
 
+from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.events import RouterEvent, decode_router_events, router_event_from
+from dynctl.wire.dynamo.msgpack_slices import SLICE_BYTES, LongArray, find_long_array
 from dynctl.wire.dynamo.request_plane import RawItem, printable
-from dynctl.wire.dynamo.slices import SLICE_BYTES, LongArray, find_long_array
-from dynctl.wire.errors import WireError
 
 MAX_HASHES: Final = 65_536
 """Of one indexer query; a prompt of a million tokens at block size 16."""

@@ -5,7 +5,7 @@ connection (an empty reply, or a text that says why not) and answers over a conn
 made to the address that the question names: it "calls home". There it sends two-part frames: who
 calls (``subject``), a prologue (``error`` or null), the items, an end marker, ``"sentinel"``.
 
-Everything here is pure; the sockets live in ``dynctl.planes.dynamo_requests``.
+Everything here is pure; the sockets live in ``dynctl.adapters.dynamo.request_plane``.
 """
 
 import struct
@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.two_part import PREFIX_BYTES, Frame, FrameDecoder, encode_frame
-from dynctl.wire.errors import WireError
 
 CODECS: Final = ("msgpack", "json")
 MAX_REPLY_BYTES: Final = 64 * 1024

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dynctl.wire.fields import describe
+from dynctl.base.json_fields import describe
 from router_core.busy import THRESHOLD_SETTINGS
 from router_core.config import SETTINGS, legacy_overlap_weight
 from router_core.errors import ConfigError

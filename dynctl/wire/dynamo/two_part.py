@@ -11,7 +11,7 @@ alone fill it.
 import struct
 from typing import Final, NamedTuple
 
-from dynctl.wire.errors import WireError
+from dynctl.base.decode_errors import WireError
 
 _LENGTHS: Final = struct.Struct(">QQQ")
 PREFIX_BYTES: Final = _LENGTHS.size

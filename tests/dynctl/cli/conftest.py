@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.cli import run
+from dynctl.cli.app import run
 
 
 @dataclass(frozen=True)

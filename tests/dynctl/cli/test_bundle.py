@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dynctl.bundling import archive
+from dynctl.cli.bundle import archive
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.cli.test_against_frontend import start
 from tests.kube import crds, deployment

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from dynctl import cli
-from dynctl.commands.global_options import with_globals
-from dynctl.errors import ExitCode, TimedOut, Unreachable, UsageProblem, exit_code_of
+from dynctl.base.errors import ExitCode, TimedOut, Unreachable, UsageProblem, exit_code_of
+from dynctl.cli import app as cli
+from dynctl.cli.global_options import with_globals
 
 HEAVY = (
     "aiohttp",
@@ -56,7 +56,7 @@ def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[st
 )
 def test_help_loads_no_client_library(line: list[str]):
     code = (
-        "import sys; from dynctl.cli import run; code = run(sys.argv[1:]); "
+        "import sys; from dynctl.cli.app import run; code = run(sys.argv[1:]); "
         f"print(code, [m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
     )
     done = in_new_process(code, *line)
@@ -66,7 +66,7 @@ def test_help_loads_no_client_library(line: list[str]):
 
 def test_help_loads_of_this_program_what_it_shows():
     code = (
-        "import sys; from dynctl.cli import run; run(['--help']); "
+        "import sys; from dynctl.cli.app import run; run(['--help']); "
         "print(sorted(m for m in sys.modules if m.startswith(('dynctl.', 'router_core'))),"
         " file=sys.stderr)"
     )
@@ -77,13 +77,13 @@ def test_help_loads_of_this_program_what_it_shows():
 
 def test_a_command_imports_only_itself():
     code = (
-        "import sys; from dynctl.cli import run; run(['version', '--client']); "
-        "print(sorted(m for m in sys.modules if m.startswith('dynctl.commands.')),"
+        "import sys; from dynctl.cli.app import run; run(['version', '--client']); "
+        "print(sorted(m for m in sys.modules if m.startswith('dynctl.cli.commands.')),"
         " file=sys.stderr)"
     )
     done = in_new_process(code)
     names = ["global_options", "help", "quick_values", "version"]
-    assert done.stderr == f"{[f'dynctl.commands.{name}' for name in names]}\n"
+    assert done.stderr == f"{[f'dynctl.cli.commands.{name}' for name in names]}\n"
 
 
 @pytest.mark.parametrize(("path", "place", "summary"), cli.COMMANDS)
@@ -190,7 +190,7 @@ def test_errors_of_a_command_become_exit_codes(dynctl, monkeypatch, error, code,
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("dynctl.connect.connect", fails)
+    monkeypatch.setattr("dynctl.sources.connect", fails)
     ran = dynctl("workers", "list")
     assert (ran.code, ran.out, ran.err) == (code, "", said)
 
@@ -199,7 +199,7 @@ def test_a_defect_is_not_an_answer_and_shows_no_traceback(dynctl, monkeypatch):
     def fails(*_: object) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("dynctl.connect.connect", fails)
+    monkeypatch.setattr("dynctl.sources.connect", fails)
     ran = dynctl("workers", "list")
     assert ran.code == ExitCode.DEFECT
     assert "Traceback" not in ran.err
@@ -220,7 +220,7 @@ def test_output_that_nobody_can_take_is_no_traceback():
     # The pipe is closed before anything is written, so that the write itself fails.
     code = (
         "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); "
-        "from dynctl.cli import run; sys.exit(run(['workers', 'list', '--demo']))"
+        "from dynctl.cli.app import run; sys.exit(run(['workers', 'list', '--demo']))"
     )
     done = in_new_process(code)
     assert (done.returncode, done.stderr) == (0, "")
@@ -228,8 +228,8 @@ def test_output_that_nobody_can_take_is_no_traceback():
 
 @pytest.mark.parametrize("variable", ["NO_COLOR", None])
 def test_colour_needs_a_terminal_and_leave(variable, monkeypatch, tmp_path):
-    from dynctl.options import GlobalOptions
-    from dynctl.views.canvas import Canvas
+    from dynctl.base.options import GlobalOptions
+    from dynctl.screens.canvas import Canvas
 
     class Terminal:
         def isatty(self) -> bool:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.dashboard.sources.opening import open_source
-from dynctl.dashboard.sources.planes import PlanesDashboard
-from dynctl.options import GlobalOptions
+from dynctl.base.options import GlobalOptions
+from dynctl.sources.dynamo.live import PlanesDashboard
+from dynctl.sources.opening import open_source
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +195,7 @@ def test_telling_a_kube_context_apart_loads_no_client(tmp_path, monkeypatch):
     kube.write_text("contexts: [{name: gke, context: {}}]\n")
     monkeypatch.setenv("KUBECONFIG", str(kube))
     code = (
-        "import sys; from dynctl.cli import run; run(['check', '--context', 'gke']); "
+        "import sys; from dynctl.cli.app import run; run(['check', '--context', 'gke']); "
         "print('kubernetes' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.core import TyperCommand
 
-from dynctl.commands.help import PlainCommand
+from dynctl.cli.help import PlainCommand
 
 
 class Color(StrEnum):
@@ -100,7 +100,7 @@ def test_values_and_errors_are_those_of_typer(line: str):
 def test_an_ordinary_line_loads_no_converter(line: str, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("DYNCTL_CONFIG", str(tmp_path / "c.toml"))
     code = (
-        "import sys; from dynctl.cli import run; run(sys.argv[1:]); "
+        "import sys; from dynctl.cli.app import run; run(sys.argv[1:]); "
         "sys.exit('pydantic' in sys.modules)"
     )
     argv = [sys.executable, "-c", code, *line.split()]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from dynctl.wire.route_result import RouteResult
+from dynctl.documents.route_result import RouteResult
 from tests.golden.fleets import TOKENS, two_zones
 
 DEMO = "Explain KV cache reuse in distributed serving."
@@ -255,7 +255,7 @@ def test_a_view_from_elsewhere_needs_a_tokenizer_or_tokens(dynctl, tmp_path, tok
     view = two_zones().view
     view.model_paths["tiny"] = "/nowhere/model"
     path = tmp_path / "view.json"
-    from dynctl.connect.view_source import ViewSource
+    from dynctl.sources.view.source import ViewSource
 
     path.write_bytes(ViewSource(view, "x").save())
     ran = dynctl("route", "hi", "--view", path)
@@ -269,7 +269,7 @@ def test_two_sources_are_a_usage_error_and_none_is_unreachable(dynctl, tmp_path,
     ran = dynctl("route", "hi", "--demo", "--view", tmp_path / "x")
     assert ran.code == 2
     assert "--demo and --view: two sources were given" in ran.err
-    monkeypatch.setattr("dynctl.connect.DEFAULT_FRONTEND", "http://127.0.0.1:1")
+    monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", "http://127.0.0.1:1")
     ran = dynctl("route", "hi")
     assert ran.code == 3
     for way in ("--demo", "--view FILE", "--frontend http", "dynctl serve frontend"):

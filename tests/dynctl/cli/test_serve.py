@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.engine.config import OPTIONS
+from dynctl.simulation.engine.config import OPTIONS
 from router_core.config import SETTINGS
 
 
@@ -20,9 +20,9 @@ def started(monkeypatch) -> list[Any]:
         found.append(config)
         return 0
 
-    monkeypatch.setattr("dynctl.serving.frontend.run_frontend", takes)
-    monkeypatch.setattr("dynctl.serving.router_service.run_router", takes)
-    monkeypatch.setattr("dynctl.engine.process.run_engine", takes)
+    monkeypatch.setattr("dynctl.serving.http.server.run_frontend", takes)
+    monkeypatch.setattr("dynctl.serving.http.router_server.run_router", takes)
+    monkeypatch.setattr("dynctl.simulation.engine.process.run_engine", takes)
     return found
 
 

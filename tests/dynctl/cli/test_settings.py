@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dynctl.errors import UsageProblem
-from dynctl.settings import Resolved, bounds, resolve
+from dynctl.base.errors import UsageProblem
+from dynctl.settings.router_settings import Resolved, bounds, resolve
 from router_core.config import SETTINGS
 
 

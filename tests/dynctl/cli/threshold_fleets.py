@@ -13,11 +13,11 @@ from typing import Any, Self
 import msgspec
 from aiohttp import web
 
-from dynctl.serving.admin import Admin
-from dynctl.serving.decision_memory import DecisionMemory
-from dynctl.serving.frontend import answer_errors
+from dynctl.documents.workers import worker_rows
+from dynctl.serving.http.admin import Admin
+from dynctl.serving.http.server import answer_errors
 from dynctl.serving.service import RoutingService
-from dynctl.wire.worker_rows import worker_rows
+from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from router_core.busy import THRESHOLD_SETTINGS
 from router_core.changes import Change, LoadReported
 from router_core.workers import Worker

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from dynctl.findings.catalogue import Catalogue, CatalogueError, catalogue, parse
-from dynctl.findings.document import code_list, markdown, page
-from dynctl.findings.results import Report, State
-from dynctl.findings.running import Check, Passed, Skipped, found, outcome, run
+from dynctl.findings.pages import code_list, markdown, page
+from dynctl.findings.report import Report, State
+from dynctl.findings.runner import Check, Passed, Skipped, found, outcome, run
 
 DOCS = Path(__file__).parents[3] / "docs" / "checks.md"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dynctl.errors import UsageProblem
+from dynctl.base.errors import UsageProblem
 from dynctl.findings.catalogue import Catalogue, parse
-from dynctl.findings.results import CheckResult, Report, State
-from dynctl.findings.running import Check, found, outcome, run
+from dynctl.findings.report import CheckResult, Report, State
+from dynctl.findings.runner import Check, found, outcome, run
 from dynctl.findings.suppression import Suppressions
 
 CODES = b"""

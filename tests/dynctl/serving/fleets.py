@@ -8,10 +8,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from dynctl.engine.config import EngineConfig
-from dynctl.engine.process import RunningEngine, start_engine
 from dynctl.serving.config import FrontendConfig, HealthConfig, Limits
-from dynctl.serving.frontend import Frontend
+from dynctl.serving.http.server import Frontend
+from dynctl.simulation.engine.config import EngineConfig
+from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 
 TOKENIZER = load_tokenizer(DEMO_MODEL_DIR)

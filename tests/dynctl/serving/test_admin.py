@@ -11,17 +11,17 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from dynctl.connect.frontend_source import FrontendSource
-from dynctl.errors import UsageProblem
-from dynctl.serving.admin import Admin
-from dynctl.serving.decision_memory import DEFAULT_BYTES, DecisionMemory
-from dynctl.serving.frontend import answer_errors
-from dynctl.serving.metrics import Metrics
-from dynctl.serving.observers import RequestRecord
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.decisions import decode_decision_list
+from dynctl.documents.route_result import decode_route_result
+from dynctl.documents.view import decode_view
+from dynctl.serving.http.admin import Admin
+from dynctl.serving.http.server import answer_errors
 from dynctl.serving.service import RoutingService
-from dynctl.wire.control import decode_decision_list
-from dynctl.wire.route_result import decode_route_result
-from dynctl.wire.view_file import decode_view
+from dynctl.serving.telemetry.decision_memory import DEFAULT_BYTES, DecisionMemory
+from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.sources.frontend.source import FrontendSource
 from router_core.changes import LoadReported
 from router_core.config import RouterConfig
 from router_core.taints import constraints

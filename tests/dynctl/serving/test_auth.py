@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynctl.serving.auth import checked_token
+from dynctl.serving.http.auth import checked_token
 from tests.dynctl.serving.test_admin import decide, serving
 
 TOKEN = "s3cret"

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from dynctl.serving.decision_log import REFUSALS_A_SECOND, DecisionLog, lines
-from dynctl.serving.log_format import LOGGERS, TextFormatter, configure_logging
+from dynctl.serving.telemetry.decision_log import REFUSALS_A_SECOND, DecisionLog, lines
+from dynctl.serving.telemetry.log_format import LOGGERS, TextFormatter, configure_logging
 from router_core.decision import Decision
 from router_core.taints import constraints
 from router_core.workers import ModelRuntimeConfig, Role, Worker
@@ -262,6 +262,6 @@ def test_bad_choices_are_named():
 
 
 def record_of(decision_id: str):
-    from dynctl.serving.observers import RequestRecord
+    from dynctl.serving.telemetry.observers import RequestRecord
 
     return RequestRecord(decision_id, "req", "chat_completions", 0.0, 100.0)

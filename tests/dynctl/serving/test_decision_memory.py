@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dynctl.serving.decision_memory import DecisionMemory
-from dynctl.serving.kept_hops import BriefHop, brief, pack
-from dynctl.serving.observers import RequestRecord
 from dynctl.serving.prompts import NOT_MODELLED
+from dynctl.serving.telemetry.decision_memory import DecisionMemory
+from dynctl.serving.telemetry.kept_hops import BriefHop, brief, pack
+from dynctl.serving.telemetry.observers import RequestRecord
 from router_core.changes import WorkerUpserted
 from router_core.counterfactual import flip
 from router_core.taints import constraints

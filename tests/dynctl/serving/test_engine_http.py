@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dynctl.serving.engine_http import EngineClient
-from dynctl.serving.engine_stream import ClientBounds
-from dynctl.serving.upstream_failure import UpstreamFailure
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.http_client import EngineClient
+from dynctl.serving.engines.response_stream import ClientBounds
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"

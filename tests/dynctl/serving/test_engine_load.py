@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from dynctl.documents.fleet_load import joined_rows
 from dynctl.serving.config import HealthConfig
-from dynctl.serving.frontend import Frontend
-from dynctl.wire.fleet_load import joined_rows
+from dynctl.serving.http.server import Frontend
 from router_core.changes import ThresholdsSet
 from tests.dynctl.serving.fleets import site, until
 

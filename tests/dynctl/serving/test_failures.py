@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dynctl.engine.config import EngineConfig
-from dynctl.engine.process import start_engine
+from dynctl.simulation.engine.config import EngineConfig
+from dynctl.simulation.engine.process import start_engine
 from router_core.changes import Booked
 from tests.dynctl.serving.fleets import (
     QUICK_ENGINE,

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from dynctl.engine.config import EngineConfig
-from dynctl.engine.process import start_engine
 from dynctl.serving.config import FrontendConfig
-from dynctl.serving.frontend import Frontend, StartError
-from dynctl.serving.worker_spec import WorkerSpecError
+from dynctl.serving.engines.worker_spec import WorkerSpecError
+from dynctl.serving.http.server import Frontend, StartError
+from dynctl.simulation.engine.config import EngineConfig
+from dynctl.simulation.engine.process import start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core.config import RouterConfig
 from router_core.topology import RouterPolicy

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.decision_memory import MAX_WAITING, DecisionMemory
-from dynctl.serving.fleet_feed import FleetFeed
-from dynctl.serving.observers import RequestRecord
+from dynctl.base.decode_errors import WireError
+from dynctl.documents.fleet_load import decode_fleet_load, joined_rows
+from dynctl.documents.workers import decode_worker_rows
+from dynctl.serving.http.fleet_feed import FleetFeed
 from dynctl.serving.service import RoutingService
-from dynctl.wire.errors import WireError
-from dynctl.wire.fleet_load import decode_fleet_load, joined_rows
-from dynctl.wire.worker_rows import decode_worker_rows
+from dynctl.serving.telemetry.decision_memory import MAX_WAITING, DecisionMemory
+from dynctl.serving.telemetry.observers import RequestRecord
 from router_core.changes import LoadReported
 from tests.dynctl.serving.fleets import site, until, zone
 from tests.dynctl.serving.routed import request, worker

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.serving.busy_threshold import BadBody, read_body
-from dynctl.wire.errors import RequestError
-from dynctl.wire.selection import _ALIASES, _KNOWN, SelectRequest, parse_select
+from dynctl.base.decode_errors import RequestError
+from dynctl.documents.selection import _ALIASES, _KNOWN, SelectRequest, parse_select
+from dynctl.serving.http.busy_threshold import BadBody, read_body
 from router_core.busy import THRESHOLD_SETTINGS, Thresholds
 from router_core.errors import ConfigError
 

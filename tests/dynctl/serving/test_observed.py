@@ -7,7 +7,7 @@ import logging
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynctl.serving.log_format import JsonFormatter, TextFormatter
+from dynctl.serving.telemetry.log_format import JsonFormatter, TextFormatter
 from router_core.config import preset
 from tests.dynctl.serving.fleets import WORDS, site, zone
 
@@ -133,7 +133,7 @@ async def test_a_client_chosen_model_name_makes_no_series():
 
 
 async def test_a_view_of_a_frontend_decides_the_same_offline():
-    from dynctl.wire.view_file import decode_view
+    from dynctl.documents.view import decode_view
 
     async with site(two_zones()) as fleet:
         await fleet.chat(WORDS * 4, max_tokens=3)

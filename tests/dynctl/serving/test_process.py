@@ -14,7 +14,7 @@ from tests.dynctl.serving.fleets import chat_body, until
 FRONTEND = """
 import sys
 from dynctl.serving.config import FrontendConfig, HealthConfig
-from dynctl.serving.frontend import run_frontend
+from dynctl.serving.http.server import run_frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 sys.exit(run_frontend(FrontendConfig(
     port=0, workers=tuple(sys.argv[1:]), model_path=DEMO_MODEL_DIR, announce=True,
@@ -44,7 +44,15 @@ async def process(*arguments: str):
 
 def engine(name: str, *more: str):
     return process(
-        "-m", "dynctl.engine", "--port", "0", "--name", name, "--speedup-ratio", "10", *more
+        "-m",
+        "dynctl.simulation.engine",
+        "--port",
+        "0",
+        "--name",
+        name,
+        "--speedup-ratio",
+        "10",
+        *more,
     )
 
 

@@ -14,14 +14,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from dynctl.serving import selection_api
 from dynctl.serving.config import FrontendConfig
-from dynctl.serving.decision_memory import DecisionMemory
-from dynctl.serving.frontend import answer_errors
-from dynctl.serving.metrics import Metrics
-from dynctl.serving.router_service import RouterProcess
-from dynctl.serving.selection_api import SelectionApi
+from dynctl.serving.http import selection as selection_api
+from dynctl.serving.http.router_server import RouterProcess
+from dynctl.serving.http.selection import SelectionApi
+from dynctl.serving.http.server import answer_errors
 from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.decision_memory import DecisionMemory
+from dynctl.serving.telemetry.metrics import Metrics
 from router_core.changes import LoadReported
 from router_core.config import RouterConfig
 from router_core.hashing import hash_prompt, to_signed
@@ -145,7 +145,7 @@ async def test_cache_salt_keeps_tenants_apart():
 
 
 async def test_a_long_prompt_is_hashed_beside_the_loop(monkeypatch):
-    from dynctl.serving import selection_request
+    from dynctl.serving.http import selection_request
 
     monkeypatch.setattr(selection_request, "LONG_PROMPT", 10)
     async with routing() as (client, service, _, _):
@@ -514,7 +514,7 @@ def test_the_process_ends_on_sigterm_with_0():
         port = probe.getsockname()[1]
     code = (
         "from dynctl.serving.config import FrontendConfig\n"
-        "from dynctl.serving.router_service import run_router\n"
+        "from dynctl.serving.http.router_server import run_router\n"
         f"raise SystemExit(run_router(FrontendConfig(port={port})))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) as process:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dynctl.serving.worker_spec import WorkerSpecError, parse_worker_spec, worker_spec
-from dynctl.serving.workers_file import WorkersFileError, read_workers_file
+from dynctl.serving.engines.worker_spec import WorkerSpecError, parse_worker_spec, worker_spec
+from dynctl.serving.engines.workers_file import WorkersFileError, read_workers_file
 from router_core.workers import Role
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynctl.wire.errors import RequestError
+from dynctl.base.decode_errors import RequestError
 from dynctl.wire.nvext import (
     KNOWN_KEYS,
     NO_NVEXT,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.wire.errors import RequestError
+from dynctl.base.decode_errors import RequestError
 from dynctl.wire.nvext import KNOWN_KEYS, strip_for_engine
 from dynctl.wire.openai import (
     ChatRequest,

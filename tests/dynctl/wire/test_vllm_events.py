@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.wire.errors import WireError
+from dynctl.base.decode_errors import WireError
 from dynctl.wire.vllm_events import (
     END_OF_REPLAY,
     END_OF_REPLAY_FRAMES,

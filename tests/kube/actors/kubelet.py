@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.dynctl.topology.kubelet import DownwardApiVolume
+from tests.dynctl.manifests.kubelet import DownwardApiVolume
 from tests.kube.actors.acting import Clock, Hands
 from tests.kube.actors.process import Process, State
 from tests.kube.api_server import ApiServer

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.events import (
     Envelope,
     KvMetrics,
@@ -26,7 +27,6 @@ from dynctl.wire.dynamo.events import (
     router_event_from,
 )
 from dynctl.wire.dynamo.payload import Limits
-from dynctl.wire.errors import WireError
 from router_core.changes import LoadReported
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
 from router_core.hashing import sequence_hashes

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.frontend_metrics import (
     MAX_PROBLEMS,
     FrontendMetrics,
@@ -19,7 +20,6 @@ from dynctl.wire.dynamo.frontend_metrics import (
     read_frontend_metrics,
     samples,
 )
-from dynctl.wire.errors import WireError
 
 CAPTURES = Path(__file__).parents[3] / "captures"
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.events import RouterEvent
+from dynctl.wire.dynamo.msgpack_slices import SLICE_BYTES, find_long_array
 from dynctl.wire.dynamo.recovery import (
     MAX_HASHES,
     Events,
@@ -25,9 +27,7 @@ from dynctl.wire.dynamo.recovery import (
     recovery_query,
 )
 from dynctl.wire.dynamo.request_plane import AnswerDecoder, RawItem
-from dynctl.wire.dynamo.slices import SLICE_BYTES, find_long_array
 from dynctl.wire.dynamo.two_part import FrameDecoder
-from dynctl.wire.errors import WireError
 from router_core.events import BlocksRemoved, BlocksStored
 from tests.dynctl.wire.dynamo.request_plane_captures import CAPTURES, exchanges
 

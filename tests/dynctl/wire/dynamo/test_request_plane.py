@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.request_plane import (
     MAX_REPLY_BYTES,
     Address,
@@ -34,7 +35,6 @@ from dynctl.wire.dynamo.two_part import (
     FrameDecoder,
     encode_frame,
 )
-from dynctl.wire.errors import WireError
 from tests.dynctl.wire.dynamo.request_plane_captures import exchanges
 
 EXCHANGES = exchanges()

@@ -1,0 +1,315 @@
+"""Asking workers over Dynamo's TCP request plane (see ``dynctl.wire.dynamo.request_plane``)."""
+
+import asyncio
+import ipaddress
+import os
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from dynctl.adapters.dynamo.call_home import READ_BYTES, Caller, CallHome, CallHomeCounts
+from dynctl.adapters.ports import NotCalledBack, RequestPlaneError
+from dynctl.base.decode_errors import WireError
+from dynctl.wire.dynamo.discovery import Instance
+from dynctl.wire.dynamo.request_plane import (
+    Address,
+    AnswerDecoder,
+    Begun,
+    Completed,
+    RawItem,
+    Refused,
+    Sentinel,
+    Step,
+    decode_reply,
+    encode_control,
+    encode_request,
+    format_host_port,
+    parse_address,
+    printable,
+)
+
+RESPONSE_HOST_VARIABLE: Final = "DYN_TCP_RESPONSE_STREAM_HOST"
+
+_SENTINEL_S: Final = 1.0
+_ANY: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Bounds that do not depend on the question. Seconds, and connections."""
+
+    connect_s: float = 3.0
+    handshake_s: float = 5.0
+    strangers: int = 64
+
+
+class TcpRequestPlane:
+    """Asks endpoints of workers; answers come to a listener of ours, opened at the first question.
+
+    ``listen_host`` is the local address to listen at. None takes the local address of the route to
+    each worker, which is loopback for a worker on loopback: nothing is open to a network that no
+    worker is on. ``advertised_host`` is what workers are told instead; it is listened at too where
+    it is an address of this host, and forwarded to us by somebody (NAT) where it is not.
+    """
+
+    def __init__(
+        self,
+        *,
+        listen_host: str | None = None,
+        advertised_host: str | None = None,
+        limits: RequestLimits = RequestLimits(),
+    ) -> None:
+        self._listen_host = listen_host
+        self._advertised_host = advertised_host
+        self._limits = limits
+        self._home = CallHome(strangers=limits.strangers, handshake_s=limits.handshake_s)
+        self._open: set[asyncio.StreamWriter] = set()
+
+    @property
+    def calls(self) -> CallHomeCounts:
+        """The connections that came to our listener."""
+        return self._home.counts
+
+    async def ask(
+        self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
+    ) -> AsyncGenerator[Any, None]:
+        """The items of the answer, decoded; see ask_raw."""
+        raw = self.ask_raw(instance, body, timeout=timeout, max_bytes=max_bytes)
+        async with aclosing(raw):
+            async for item in raw:
+                try:
+                    decoded = item.decode()
+                except WireError as error:
+                    _fail(instance, f"gave an answer that cannot be used: {error}")
+                yield decoded
+
+    async def ask_raw(
+        self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
+    ) -> AsyncGenerator[RawItem, None]:
+        """The items of the answer as they arrive.
+
+        Connecting, the acknowledgement, the call home and each item may take ``timeout`` seconds
+        each (connecting never more than the limits say); ``max_bytes`` bounds the whole answer.
+        Raises RequestPlaneError. Whoever stops reading early closes the generator (``aclosing``):
+        the worker is then told to drop the rest.
+        """
+        if instance.transport != "tcp":
+            what = "NATS, which is" if instance.transport == "nats_tcp" else "a transport that is"
+            known = f"is asked over {what} not spoken yet ({printable(instance.transport)!r})"
+            _fail(instance, f"{known}; its events can be followed, but nothing can be recovered")
+        subject, calling = self._home.expect()
+        finished = False
+        answer: AnswerDecoder | None = None
+        try:
+            home = await self._put(instance, body, subject, timeout)
+            caller = await self._called(instance, calling, home, timeout)
+            answer = AnswerDecoder(instance.codec, max_bytes, caller.frames)
+            step = await self._step(instance, caller, answer, timeout, 0)
+            if isinstance(step, Refused):
+                finished = True
+                _fail(instance, f"answered with an error: {step.error}")
+            if not isinstance(step, Begun):
+                _fail(instance, "did not begin its answer with a prologue")
+            items = 0
+            while True:
+                step = await self._step(instance, caller, answer, timeout, items)
+                if isinstance(step, Completed):
+                    break
+                if not isinstance(step, RawItem):
+                    _fail(instance, f"ended its answer in the middle, after {items} items")
+                items += 1
+                yield step
+            await self._sentinel(caller, answer, timeout)
+            finished = True
+        finally:
+            self._home.forget(subject)
+            if calling.done() and not calling.cancelled():
+                # Who wants one item only leaves before the end is read, though it is here.
+                finished = finished or (answer is not None and _at_end(answer))
+                self._hang_up(calling.result(), finished=finished)
+
+    async def close(self) -> None:
+        """Stop listening and end what is still being asked."""
+        await self._home.close()
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    # -- the question
+
+    async def _put(self, instance: Instance, body: Any, subject: str, timeout: float) -> str:
+        """Ask, and return the address that the worker was told once it has accepted."""
+        try:
+            address = parse_address(instance.address)
+        except WireError as error:
+            _fail(instance, f"cannot be asked: {error}")
+        reader, writer = await self._connect(instance, address, timeout)
+        try:
+            home = await self._home_for(instance, writer)
+            try:
+                request = encode_request(
+                    address.path,
+                    str(uuid.uuid4()),
+                    body,
+                    call_home=home,
+                    subject=subject,
+                    codec=instance.codec,
+                )
+            except WireError as error:
+                _fail(instance, f"cannot be asked: {error}")
+            try:
+                async with asyncio.timeout(timeout):
+                    writer.write(request)
+                    await writer.drain()
+                    refusal = await _reply(reader)
+            except TimeoutError:
+                _fail(instance, f"did not accept the question within {timeout:g} s")
+            except OSError as error:
+                _fail(instance, f"lost the connection before it accepted the question: {error}")
+            except WireError as error:
+                _fail(instance, f"does not speak Dynamo's request plane: {error}")
+            if refusal is None:
+                _fail(instance, "closed the connection before it accepted the question")
+            if refusal:
+                _fail(instance, f"refused the question: {printable(refusal)}")
+            return home
+        finally:
+            writer.close()
+
+    async def _connect(
+        self, instance: Instance, address: Address, timeout: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        wait = min(timeout, self._limits.connect_s)
+        try:
+            async with asyncio.timeout(wait):
+                return await asyncio.open_connection(address.host, address.port)
+        except TimeoutError:
+            _fail(instance, f"did not take the connection within {wait:g} s")
+        except OSError as error:
+            # asyncio's own text repeats the address instead of saying what is wrong.
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else str(error)
+            _fail(instance, f"cannot be connected to: {reason}")
+
+    async def _home_for(self, instance: Instance, writer: asyncio.StreamWriter) -> str:
+        """HOST:PORT where this worker will reach us."""
+        local: str = writer.get_extra_info("sockname")[0]
+        told = self._advertised_host or self._listen_host
+        if told is None or told in _ANY:
+            told = local
+        if self._listen_host is None and self._advertised_host is not None:
+            # What workers are told is mostly an address of ours; behind NAT it is not.
+            with suppress(OSError):
+                return format_host_port(_unmapped(told), await self._home.port(told))
+        listen = local if self._listen_host is None else self._listen_host
+        try:
+            return format_host_port(_unmapped(told), await self._home.port(listen))
+        except OSError as error:
+            _fail(
+                instance,
+                f"cannot answer: listening at {listen or 'any address'} failed: {error}"
+                f" ({RESPONSE_HOST_VARIABLE} sets the address)",
+            )
+
+    # -- the answer
+
+    async def _called(
+        self, instance: Instance, calling: asyncio.Future[Caller], home: str, timeout: float
+    ) -> Caller:
+        await asyncio.wait([calling], timeout=timeout)
+        if calling.cancelled():
+            _fail(instance, "was not heard: the request plane was closed")
+        if not calling.done():
+            _fail(
+                instance,
+                f"accepted the question and did not call back to {home} within {timeout:g} s:"
+                " it cannot read the question or cannot reach that address"
+                f" ({RESPONSE_HOST_VARIABLE} sets it)",
+                NotCalledBack,
+            )
+        caller = calling.result()
+        self._open.add(caller.writer)
+        return caller
+
+    async def _step(
+        self,
+        instance: Instance,
+        caller: Caller,
+        answer: AnswerDecoder,
+        timeout: float,
+        items: int,
+    ) -> Step:
+        try:
+            async with asyncio.timeout(timeout):
+                step = await _next_step(caller, answer)
+        except TimeoutError:
+            _fail(instance, f"was silent for {timeout:g} s in its answer, after {items} items")
+        except OSError as error:
+            _fail(instance, f"lost the connection in its answer, after {items} items: {error}")
+        except WireError as error:
+            _fail(instance, f"gave an answer that cannot be used, after {items} items: {error}")
+        if step is None:
+            where = "inside a frame" if answer.midway else "in the middle"
+            _fail(instance, f"ended its answer {where}, after {items} items")
+        return step
+
+    async def _sentinel(self, caller: Caller, answer: AnswerDecoder, timeout: float) -> None:
+        """Let the worker close first: hanging up on its last frame is an error in its log."""
+        with suppress(OSError, TimeoutError, WireError):
+            async with asyncio.timeout(min(timeout, _SENTINEL_S)):
+                while (step := await _next_step(caller, answer)) is not None:
+                    if isinstance(step, Sentinel):
+                        return
+
+    def _hang_up(self, caller: Caller, *, finished: bool) -> None:
+        """End the connection of an answer without awaiting; the worker drops what it still has."""
+        self._open.discard(caller.writer)
+        if not finished and not caller.writer.is_closing():
+            caller.writer.write(encode_control("kill"))
+        caller.writer.close()
+
+
+async def _reply(reader: asyncio.StreamReader) -> str | None:
+    """The acknowledgement's text, None when the connection ended before it."""
+    received = b""
+    while (reply := decode_reply(received)) is None:
+        data = await reader.read(READ_BYTES)
+        if not data:
+            return None
+        received += data
+    return reply
+
+
+async def _next_step(caller: Caller, answer: AnswerDecoder) -> Step | None:
+    """None at the end of the stream."""
+    while (step := answer.next_step()) is None:
+        data = await caller.reader.read(READ_BYTES)
+        if not data:
+            return None
+        answer.feed(data)
+    return step
+
+
+def _at_end(answer: AnswerDecoder) -> bool:
+    """Whether what arrived already says that no item follows."""
+    with suppress(WireError):
+        return isinstance(answer.next_step(), Completed)
+    return False
+
+
+def _unmapped(host: str) -> str:
+    """An IPv4 address as such where the system writes it as IPv6 (``::ffff:10.0.0.1``)."""
+    try:
+        mapped = getattr(ipaddress.ip_address(host), "ipv4_mapped", None)
+    except ValueError:
+        return host
+    return host if mapped is None else str(mapped)
+
+
+def _fail(
+    instance: Instance, problem: str, kind: type[RequestPlaneError] = RequestPlaneError
+) -> NoReturn:
+    location = printable(instance.address.partition("/")[0])
+    who = f"{instance.endpoint} of worker {instance.instance_id:x} at {location}"
+    raise kind(f"{who} {problem}") from None

@@ -1,0 +1,175 @@
+"""Where an etcd is and how one proves who one is, as Dynamo's variables say it."""
+
+import ssl
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from dynctl.base.errors import UsageProblem
+
+DEFAULT_ENDPOINTS: Final = "http://localhost:2379"
+"""Dynamo's own default."""
+
+_PORT: Final = 2379
+_MOST: Final = 16
+_MAX_PEM_BYTES: Final = 1024 * 1024
+_HINT: Final = "Set --etcd-endpoints or ETCD_ENDPOINTS, as in http://etcd-0:2379,http://etcd-1:2379"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdEndpoint:
+    """One member."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}"
+
+    def __str__(self) -> str:
+        return self.url if self.tls else self.authority
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAccess:
+    """The members of one etcd, and our credentials. ``ca``, ``cert`` and ``key`` are PEM."""
+
+    endpoints: tuple[EtcdEndpoint, ...]
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca: bytes | None = field(default=None, repr=False)
+    cert: bytes | None = field(default=None, repr=False)
+    key: bytes | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.endpoints))
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """For a client that uses Python's own TLS."""
+        try:
+            context = ssl.create_default_context(cadata=self.ca.decode() if self.ca else None)
+            if self.cert and self.key:
+                # The ssl module reads certificates from files alone.
+                with tempfile.NamedTemporaryFile(suffix=".pem") as file:
+                    file.write(self.key + b"\n" + self.cert)
+                    file.flush()
+                    context.load_cert_chain(file.name)
+        except (ssl.SSLError, ValueError) as error:
+            raise UsageProblem(
+                f"the certificates for etcd cannot be used: {error}",
+                "Look at ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY.",
+            ) from error
+        return context
+
+
+def etcd_access(
+    endpoints: Sequence[str],
+    *,
+    user: str | None = None,
+    password: str | None = None,
+    ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+) -> EtcdAccess:
+    """Check and read all of it. Raises UsageProblem, which never quotes a credential.
+
+    Each of ``endpoints`` is ``http://HOST:PORT``, ``https://HOST:PORT``, ``HOST:PORT`` or ``HOST``,
+    or several with commas between; without a scheme TLS is on when there are certificates. ``ca``,
+    ``cert`` and ``key`` are paths, or the PEM text itself: Dynamo's documents say the one and its
+    code does the other.
+    """
+    _both(user, password, "ETCD_AUTH_USERNAME", "ETCD_AUTH_PASSWORD")
+    _both(cert, key, "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
+    tls = bool(ca or cert)
+    texts = [text.strip() for several in endpoints for text in several.split(",")]
+    members = tuple(dict.fromkeys(_endpoint(text, tls) for text in texts if text))
+    if not 0 < len(members) <= _MOST:
+        raise UsageProblem(f"etcd endpoints: expected 1 to {_MOST}, got {len(members)}", _HINT)
+    access = EtcdAccess(
+        members,
+        user or None,
+        password or None,
+        _pem(ca, "ETCD_AUTH_CA"),
+        _pem(cert, "ETCD_AUTH_CLIENT_CERT"),
+        _pem(key, "ETCD_AUTH_CLIENT_KEY"),
+    )
+    if tls:
+        # gRPC would only fail to connect, and not say that a certificate is no certificate.
+        access.ssl_context()
+    return access
+
+
+def system_roots() -> bytes | None:
+    """The PEM of the certificate authorities that this machine trusts, if they are in one file."""
+    path = ssl.get_default_verify_paths().cafile
+    try:
+        return Path(path).read_bytes() if path else None
+    except OSError:
+        return None
+
+
+def _both(one: str | None, other: str | None, name: str, other_name: str) -> None:
+    if bool(one) != bool(other):
+        missing = other_name if one else name
+        raise UsageProblem(
+            f"etcd: {name} and {other_name} belong together", f"Set {missing}, or neither."
+        )
+
+
+def _endpoint(text: str, tls: bool) -> EtcdEndpoint:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "https" if tls else "http", text
+    try:
+        parts = urlsplit(f"//{rest}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("//")
+    if "@" in rest:
+        # Not quoted: what stands before it may be a password.
+        raise UsageProblem(
+            "an etcd endpoint has a user or a password in it",
+            "Give them as ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD.",
+        )
+    if (
+        scheme.lower() not in ("http", "https")
+        or not host
+        or port == 0
+        or parts.path not in ("", "/")
+        or parts.query
+        or parts.fragment
+        or any(character.isspace() or not character.isprintable() for character in text)
+    ):
+        raise UsageProblem(
+            f"etcd endpoint {text[:120]!r}: expected http://HOST:PORT, https://HOST:PORT or "
+            "HOST:PORT",
+            _HINT,
+        )
+    return EtcdEndpoint(host, port or _PORT, scheme.lower() == "https")
+
+
+def _pem(value: str | None, name: str) -> bytes | None:
+    if not value:
+        return None
+    if value.lstrip().startswith("-----BEGIN"):
+        return value.encode()
+    try:
+        with open(value, "rb") as file:
+            content = file.read(_MAX_PEM_BYTES)
+    except OSError as error:
+        raise UsageProblem(
+            f"{name}: cannot read {value}: {error.strerror}", "Give the path of a PEM file."
+        ) from error
+    if b"-----BEGIN" not in content:
+        raise UsageProblem(f"{name}: {value} is not a PEM file", "Give the path of a PEM file.")
+    return content

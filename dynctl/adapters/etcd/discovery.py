@@ -1,0 +1,254 @@
+"""What both etcd clients have in common: failover, list-then-watch, and saying what went wrong."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dynctl.adapters.etcd.address import EtcdAccess, EtcdEndpoint
+from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
+from dynctl.base.errors import Unreachable
+
+MAX_ENTRIES: Final = 100_000
+MAX_BYTES: Final = 256 * 1024 * 1024
+"""Of all keys and values of one list."""
+PAGE: Final = 500
+"""Keys asked for at once, so that no answer comes near what a client takes in one message."""
+REACH_S: Final = 4.0
+"""What all endpoints together may take until one has given its first page."""
+PAGE_S: Final = 10.0
+
+_FIRST_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 2.0
+_HINT: Final = "Is etcd up? --etcd-endpoints or ETCD_ENDPOINTS says where it is."
+_AUTH_HINT: Final = "ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD say who asks."
+_TLS_HINT: Final = (
+    "ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY name the certificates."
+)
+_AUTH_WORDS: Final = ("user name", "authentication failed", "auth token", "permission denied")
+
+
+class EtcdFailure(Exception):
+    """What one member said, or that it said nothing; short, and without credentials."""
+
+
+class EtcdCompacted(EtcdFailure):
+    """The revision that was asked for is gone: list again."""
+
+
+class EtcdTooLarge(EtcdFailure):
+    """One answer is over the bound of a message: ask for less at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a list: undecoded keys and values in key order, and whether there is more."""
+
+    entries: Sequence[tuple[bytes, bytes]]
+    revision: int
+    more: bool
+
+
+class EtcdSession(Protocol):
+    """One connection to one member; used once and thrown away after the first failure."""
+
+    async def open(self, timeout: float) -> None:
+        """Connect, and say who we are. Raises EtcdFailure."""
+        ...
+
+    async def page(self, key: bytes, end: bytes, limit: int, revision: int, timeout: float) -> Page:
+        """At most ``limit`` entries from ``key`` on and before ``end``, as of ``revision``; 0 is
+        now. Raises EtcdFailure; EtcdTooLarge when the answer is more than a message may be."""
+        ...
+
+    def watch(self, key: bytes, end: bytes, revision: int) -> AsyncGenerator[Put | Deleted, None]:
+        """Changes from ``revision`` on; ends with an EtcdFailure only. Close it with aclose."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class EtcdDiscovery:
+    """Reads what begins with ``prefix``, through sessions that ``connect`` makes.
+
+    It holds no lease and writes nothing.
+    A watch keeps to the member that answered. On any failure its session is closed and the next
+    member is tried, with pauses of 0.2 to 2 s once all have failed.
+    """
+
+    def __init__(
+        self,
+        access: EtcdAccess,
+        connect: Callable[[EtcdEndpoint], EtcdSession],
+        prefix: bytes,
+        title: str,
+    ) -> None:
+        self._access = access
+        self._prefix = prefix
+        self._end = range_end(prefix)
+        self._connect = connect
+        self._title = title
+        self._first = 0
+        self._sessions: set[EtcdSession] = set()
+        self._closed = asyncio.Event()
+
+    @property
+    def title(self) -> str:
+        return self._title
+
+    async def list(self) -> Listed:
+        """Raises Unreachable, within about 4 s, saying what every member said."""
+        try:
+            session, entries, _ = await self._reach()
+        except EtcdFailure as failure:
+            raise self._unreachable(failure) from failure
+        await self._drop(session)
+        return Listed(entries)
+
+    async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
+        interrupted = False
+        pause = _FIRST_PAUSE_S
+        while not self._closed.is_set():
+            try:
+                session, entries, revision = await self._reach()
+            except EtcdFailure as failure:
+                if not interrupted and not self._closed.is_set():
+                    interrupted = True
+                    yield Interrupted(str(failure))
+                await self._pause(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                continue
+            interrupted, pause = False, _FIRST_PAUSE_S
+            try:
+                yield Listed(entries)
+                watch = session.watch(self._prefix, self._end, revision + 1)
+                async with aclosing(watch) as changes:
+                    async for change in changes:
+                        yield change
+            except EtcdCompacted:
+                # Nothing is wrong; but a member that always says so must not keep us busy.
+                await self._pause(pause)
+            except EtcdFailure as failure:
+                if not self._closed.is_set():
+                    interrupted = True
+                    at = self._access.endpoints[self._first]
+                    self._first = (self._first + 1) % len(self._access.endpoints)
+                    yield Interrupted(f"etcd at {at}: {failure}")
+                    await self._pause(pause)
+            finally:
+                await self._drop(session)
+
+    async def close(self) -> None:
+        """Ends every list and watch that is under way."""
+        self._closed.set()
+        for session in list(self._sessions):
+            await self._drop(session)
+
+    async def _reach(self) -> tuple[EtcdSession, tuple[DiscoveryEntry, ...], int]:
+        """A session with a member that has just listed everything; the caller drops it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + REACH_S
+        members = self._access.endpoints
+        said: list[str] = []
+        for tried in range(len(members)):
+            if self._closed.is_set():
+                raise EtcdFailure("this reader of etcd is closed")
+            number = (self._first + tried) % len(members)
+            left = max(0.1, (deadline - loop.time()) / (len(members) - tried))
+            session = self._connect(members[number])
+            self._sessions.add(session)
+            try:
+                entries, revision = await self._list(session, left)
+            except EtcdFailure as failure:
+                await self._drop(session)
+                said.append(f"{members[number]}: {failure}")
+            except BaseException:
+                await self._drop(session)
+                raise
+            else:
+                self._first = number
+                return session, entries, revision
+        raise EtcdFailure("; ".join(said))
+
+    async def _list(
+        self, session: EtcdSession, reach_s: float
+    ) -> tuple[tuple[DiscoveryEntry, ...], int]:
+        """All entries, and the revision they are of. Raises EtcdFailure.
+
+        ``reach_s`` bounds everything until the first page is there, later ones have PAGE_S each.
+        """
+        try:
+            async with asyncio.timeout(reach_s):
+                # A client gets a little less time than we have, since it knows better what it was
+                # waiting for; our own timeout is for what it does not bound.
+                await session.open(0.9 * reach_s)
+                page, limit = await self._page(session, self._prefix, 0, PAGE, 0.9 * reach_s)
+        except TimeoutError as error:
+            raise EtcdFailure(f"no answer in {reach_s:.1f} s") from error
+        entries: list[DiscoveryEntry] = []
+        size, revision = 0, page.revision
+        while True:
+            for key, value in page.entries:
+                size += len(key) + len(value)
+                if len(entries) >= MAX_ENTRIES:
+                    raise EtcdFailure(f"more than {MAX_ENTRIES:,} entries")
+                if size > MAX_BYTES:
+                    raise EtcdFailure(f"more than {MAX_BYTES:,} bytes of entries")
+                entries.append(DiscoveryEntry(key_of(key), value))
+            if not page.more or not page.entries:
+                return tuple(entries), revision
+            after = page.entries[-1][0] + b"\0"
+            page, limit = await self._page(session, after, revision, limit, PAGE_S)
+
+    async def _page(
+        self, session: EtcdSession, key: bytes, revision: int, limit: int, timeout: float
+    ) -> tuple[Page, int]:
+        """The page, and how many entries it is good to ask for."""
+        while True:
+            try:
+                return await session.page(key, self._end, limit, revision, timeout), limit
+            except EtcdTooLarge:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 16)
+
+    async def _drop(self, session: EtcdSession) -> None:
+        self._sessions.discard(session)
+        await session.close()
+
+    async def _pause(self, seconds: float) -> None:
+        """Spread, so that many readers do not come back to a restarted etcd in one moment."""
+        try:
+            await asyncio.wait_for(self._closed.wait(), seconds * random.uniform(0.75, 1.25))
+        except TimeoutError:
+            return
+
+    def _unreachable(self, failure: EtcdFailure) -> Unreachable:
+        said = str(failure)
+        hint = _HINT
+        if any(word in said for word in _AUTH_WORDS):
+            hint = _AUTH_HINT
+        elif any(member.tls for member in self._access.endpoints):
+            hint = f"{_HINT} {_TLS_HINT}"
+        return Unreachable(f"no answer from etcd at {said}", hint)
+
+
+def key_of(raw: bytes) -> str:
+    """Dynamo's keys are text; one that is not is still shown."""
+    return raw.decode(errors="backslashreplace")
+
+
+def range_end(prefix: bytes) -> bytes:
+    """The first key behind all that begin with ``prefix``."""
+    for length in range(len(prefix), 0, -1):
+        if prefix[length - 1] < 0xFF:
+            return prefix[: length - 1] + bytes([prefix[length - 1] + 1])
+    return b"\0"
+
+
+def one_line(text: str) -> str:
+    """Of what a library says; bounded, and nothing that could move a terminal's cursor."""
+    flat = " ".join(text.split())
+    return "".join(character if character.isprintable() else "?" for character in flat)[:200]

@@ -1,0 +1,215 @@
+"""Discovery in etcd over gRPC, with the messages and stubs of etcd3.
+
+Its ``Etcd3Client`` and ``Watcher`` are not used: see docs/decisions/0014. gRPC's calls block, so
+each session makes them in a thread of its own, never on the event loop.
+"""
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from dynctl.adapters.etcd.address import EtcdAccess, EtcdEndpoint, etcd_access, system_roots
+from dynctl.adapters.etcd.discovery import (
+    EtcdCompacted,
+    EtcdDiscovery,
+    EtcdFailure,
+    EtcdTooLarge,
+    Page,
+    key_of,
+    one_line,
+)
+from dynctl.adapters.etcd.shim import Etcd3Unusable, load_etcdrpc
+from dynctl.adapters.ports import Deleted, DiscoveryEntry, Put
+from dynctl.wire.dynamo.discovery import PREFIX
+
+_Result = TypeVar("_Result")
+
+_MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # A member that vanished without a word is noticed within 15 s. etcd refuses pings that come
+    # more often than every 5 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Sessions share no connection, so that a new one never inherits an old one's wait.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+_ADDRESS: Final = re.compile(r"^(?:[A-Z_]+: )?ipv[46]:\S+: ")
+# A watch at a member that lost its cluster ends, instead of staying silent for good.
+_REQUIRE_LEADER: Final = ("hasleader", "true")
+
+
+class Etcd3Discovery(EtcdDiscovery):
+    """Takes the arguments of :func:`~dynctl.adapters.etcd.address.etcd_access`."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        user: str | None = None,
+        password: str | None = None,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        prefix: bytes = PREFIX.encode(),
+    ) -> None:
+        access = etcd_access(endpoints, user=user, password=password, ca=ca, cert=cert, key=key)
+        super().__init__(access, partial(_Session, access), prefix, f"etcd {access}")
+
+
+class _Session:
+    """One gRPC channel to one member, and the thread that waits for it."""
+
+    def __init__(self, access: EtcdAccess, endpoint: EtcdEndpoint) -> None:
+        self._access = access
+        self._endpoint = endpoint
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dynctl-etcd3")
+        self._channel: Any = None
+        self._rpc: Any = None
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        self._released = threading.Event()
+        self._busy: asyncio.Future[Any] | None = None
+        self._closed = False
+
+    async def open(self, timeout: float) -> None:
+        await self._blocking(self._connect, timeout)
+
+    async def page(self, key: bytes, end: bytes, limit: int, revision: int, timeout: float) -> Page:
+        request = self._rpc.RangeRequest(key=key, range_end=end, limit=limit, revision=revision)
+        stub = self._rpc.KVStub(self._channel)
+        call = partial(stub.Range, request, timeout=timeout, metadata=self._metadata)
+        answer = await self._blocking(call)
+        entries = [(entry.key, entry.value) for entry in answer.kvs]
+        return Page(entries, answer.header.revision, answer.more)
+
+    async def watch(
+        self, key: bytes, end: bytes, revision: int
+    ) -> AsyncGenerator[Put | Deleted, None]:
+        create = self._rpc.WatchCreateRequest(
+            key=key,
+            range_end=end,
+            start_revision=revision,
+            # To tell a value that was only written again from one that changed.
+            prev_kv=True,
+        )
+        request = self._rpc.WatchRequest(create_request=create)
+        call = self._rpc.WatchStub(self._channel).Watch(
+            self._once(request), metadata=(*self._metadata, _REQUIRE_LEADER)
+        )
+        try:
+            while True:
+                response = await self._blocking(next, call, None)
+                if response is None:
+                    raise EtcdFailure("the watch ended")
+                if response.compact_revision:
+                    raise EtcdCompacted(f"revisions before {response.compact_revision} are gone")
+                if response.canceled:
+                    raise EtcdFailure("the watch was cancelled")
+                for event in response.events:
+                    change = _change(event)
+                    if change is not None:
+                        yield change
+        finally:
+            self._released.set()
+            call.cancel()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._released.set()
+        if self._channel is not None:
+            self._channel.close()
+        if self._busy is not None:
+            # Closing the channel ended every call, so the thread is free in no time; unless it is
+            # still importing, which is not worth waiting for.
+            await asyncio.wait([self._busy], timeout=1.0)
+        self._thread.shutdown(wait=self._busy is None or self._busy.done())
+
+    async def _blocking(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        if self._closed:
+            raise EtcdFailure("closed")
+        future = asyncio.get_running_loop().run_in_executor(
+            self._thread, partial(_translated, function, *arguments)
+        )
+        # Whoever is cancelled does not hear how the call ends; without this, asyncio complains.
+        future.add_done_callback(_heard)
+        self._busy = future
+        return await asyncio.shield(future)
+
+    def _connect(self, timeout: float) -> None:
+        self._rpc = load_etcdrpc()
+        import grpc  # type: ignore[import-untyped]
+
+        access, address = self._access, self._endpoint.authority
+        if self._endpoint.tls:
+            credentials = grpc.ssl_channel_credentials(
+                access.ca or system_roots(), access.key, access.cert
+            )
+            channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
+        else:
+            channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._channel = channel
+        if self._closed:
+            channel.close()
+        if access.user is None:
+            return
+        request = self._rpc.AuthenticateRequest(name=access.user, password=access.password)
+        try:
+            answer = self._rpc.AuthStub(channel).Authenticate(request, timeout=timeout)
+        except grpc.RpcError as error:
+            # As etcd's own clients do: credentials for an etcd that wants none are no mistake.
+            if "authentication is not enabled" not in (error.details() or ""):
+                raise
+        else:
+            self._metadata = (("token", answer.token),)
+
+    def _once(self, request: Any) -> Iterator[Any]:
+        """One request, and then silence: where this ends, so does the stream."""
+        yield request
+        self._released.wait()
+
+
+def _heard(future: "asyncio.Future[Any]") -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _change(event: Any) -> Put | Deleted | None:
+    if event.type == event.DELETE:
+        return Deleted(key_of(event.kv.key))
+    if event.HasField("prev_kv") and event.prev_kv.value == event.kv.value:
+        return None
+    return Put(DiscoveryEntry(key_of(event.kv.key), event.kv.value))
+
+
+def _translated(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call it, and turn whatever gRPC raises into an EtcdFailure. Runs in the thread."""
+    try:
+        return function(*arguments)
+    except Etcd3Unusable as error:
+        raise EtcdFailure(f"{error}; --etcd-client gateway does without it") from error
+    except Exception as error:
+        import grpc
+
+        if isinstance(error, grpc.RpcError):
+            raise _failure(error) from error
+        # What a channel says that was closed under a call.
+        raise EtcdFailure(one_line(str(error))) from error
+
+
+def _failure(error: Any) -> EtcdFailure:
+    details = one_line(error.details() or "")
+    if "compacted" in details:
+        return EtcdCompacted(details)
+    if error.code().name == "RESOURCE_EXHAUSTED" and "message larger than" in details:
+        return EtcdTooLarge(details)
+    # "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: what happened"
+    text = _ADDRESS.sub("", details.rpartition("last error: ")[2])
+    return EtcdFailure(text or error.code().name.lower())

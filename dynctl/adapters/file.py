@@ -1,0 +1,227 @@
+"""Dynamo's file backend, read only: ``ROOT/v1/BUCKET/NAME``, a file an entry.
+
+NAME is the rest of the key with every byte that is not a letter or a digit percent-encoded. The
+content is the value. A publisher keeps its entry alive by touching the file; one whose mtime is
+older than the time to live is gone, and some Dynamo process deletes it later. We never do: a
+file store that was only looked at is the same afterwards, to the mtime.
+"""
+
+import asyncio
+import errno
+import os
+import stat
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
+from dynctl.base.errors import Unreachable
+from dynctl.wire.dynamo.discovery import MAX_VALUE_BYTES, PREFIX
+
+MAX_ENTRIES: Final = 100_000
+MAX_BYTES: Final = 256 * 1024 * 1024
+"""Of all values that one scan reads."""
+
+_HINT: Final = "Name Dynamo's directory with --file-kv DIR or DYN_FILE_KV."
+_GONE_ERRORS: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP})
+_OUR_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Nothing is wrong with the file."""
+
+
+class FileDiscovery:
+    """Follows a file store by polling it every ``poll_s`` seconds.
+
+    ``ttl_s`` is Dynamo's time to live, by the file system's clock against ``clock`` (seconds since
+    the epoch). The files are read in one thread of its own, since a shared disk may be slow.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        ttl_s: float = 10.0,
+        *,
+        poll_s: float = 0.5,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._root = root
+        self._ttl_s = ttl_s
+        self._poll_s = poll_s
+        self._clock = clock
+        self._thread: ThreadPoolExecutor | None = None
+        self._closed = asyncio.Event()
+
+    @property
+    def title(self) -> str:
+        return f"file {self._root}"
+
+    async def list(self) -> Listed:
+        """Raises Unreachable naming the directory when it cannot be read."""
+        try:
+            return Listed((await self._scan(_Store())).put)
+        except _Unreadable as error:
+            raise Unreachable(str(error), _HINT) from error
+
+    async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
+        store: _Store | None = None
+        interrupted = False
+        while not self._closed.is_set():
+            try:
+                found = await self._scan(store or _Store())
+            except _Unreadable as error:
+                store = None
+                if not interrupted:
+                    interrupted = True
+                    yield Interrupted(str(error))
+            else:
+                if store is None:
+                    interrupted = False
+                    yield Listed(found.put)
+                else:
+                    for key in found.gone:
+                        yield Deleted(key)
+                    for entry in found.put:
+                        yield Put(entry)
+                store = found.store
+            try:
+                await asyncio.wait_for(self._closed.wait(), self._poll_s)
+            except TimeoutError:
+                continue
+
+    async def close(self) -> None:
+        """Ends every watch, and the thread."""
+        self._closed.set()
+        if self._thread is not None:
+            # Without waiting: a scan that hangs on a dead network disk must not hang us.
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    async def _scan(self, store: "_Store") -> "_Found":
+        if self._closed.is_set():
+            raise _Unreadable("this reader of the file store is closed")
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="dynctl-file-discovery")
+        alive_after = self._clock() - self._ttl_s
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, _scan, self._root, store, alive_after)
+
+
+class _Unreadable(Exception):
+    """The store as a whole cannot be read; the message names the directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What tells that a file is the same as last time, without keeping its content.
+
+    A keep-alive changes the mtime, so the digest decides whether the entry changed.
+    """
+
+    mtime_ns: int
+    inode: int
+    size: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """What one scan found, as the next one needs it. Never changed, so that a scan whose answer
+    nobody took (its task was cancelled) loses nothing."""
+
+    seen: dict[str, _Seen] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    store: _Store
+    put: tuple[DiscoveryEntry, ...]
+    """New or changed, oldest first."""
+    gone: tuple[str, ...]
+
+
+def _scan(root: Path, before: _Store, alive_after: float) -> _Found:
+    """Read what is new or changed since ``before``; ``alive_after``: seconds since the epoch."""
+    seen: dict[str, _Seen] = {}
+    put: list[tuple[int, DiscoveryEntry]] = []
+    read_bytes = 0
+    for key, path, status in _files(root):
+        # A time in the future (a clock that runs ahead) is alive, as it is to Dynamo.
+        if status.st_mtime < alive_after or key in seen:
+            continue
+        if len(seen) >= MAX_ENTRIES:
+            raise _Unreadable(f"{root} has more than {MAX_ENTRIES:,} entries")
+        known = before.seen.get(key)
+        marks = (status.st_mtime_ns, status.st_ino, status.st_size)
+        if known is not None and (known.mtime_ns, known.inode, known.size) == marks:
+            seen[key] = known
+            continue
+        value = _read(path)
+        if value is None:
+            continue
+        read_bytes += len(value)
+        if read_bytes > MAX_BYTES:
+            raise _Unreadable(f"{root} has more than {MAX_BYTES:,} bytes of entries")
+        digest = blake2b(value, digest_size=16).digest()
+        seen[key] = _Seen(*marks, digest)
+        if known is None or known.digest != digest:
+            put.append((status.st_mtime_ns, DiscoveryEntry(key, value)))
+    put.sort(key=lambda found: found[0])
+    gone = tuple(key for key in before.seen if key not in seen)
+    return _Found(_Store(seen), tuple(entry for _, entry in put), gone)
+
+
+def _files(root: Path) -> Iterator[tuple[str, str, os.stat_result]]:
+    """Logical key, path and status of every file that can be an entry."""
+    try:
+        if not stat.S_ISDIR(root.stat().st_mode):
+            raise _Unreadable(f"{root} is not a directory")
+        os.scandir(root).close()
+    except OSError as error:
+        raise _Unreadable(f"cannot read the directory {root}: {error.strerror}") from error
+    version = root / PREFIX.rstrip("/")
+    for bucket in _scandir(version):
+        if not _hidden(bucket) and bucket.is_dir(follow_symlinks=False):
+            for file in _scandir(version / bucket.name):
+                if _hidden(file):
+                    continue
+                try:
+                    status = file.stat(follow_symlinks=False)
+                except OSError:
+                    continue
+                # Neither a link to elsewhere nor a pipe that would keep us waiting.
+                if stat.S_ISREG(status.st_mode):
+                    name = unquote(file.name, errors="backslashreplace")
+                    yield f"{PREFIX}{bucket.name}/{name}", file.path, status
+
+
+def _hidden(entry: os.DirEntry[str]) -> bool:
+    """A ``.tmp_*`` file is an entry that is still being written."""
+    return entry.name.startswith(".")
+
+
+def _scandir(path: Path) -> list[os.DirEntry[str]]:
+    """Sorted, so that two names for one key always give the same; nothing registered: no folder."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        if error.errno in _GONE_ERRORS:
+            return []
+        raise _Unreadable(f"cannot read the directory {path}: {error.strerror}") from error
+
+
+def _read(path: str) -> bytes | None:
+    """None when the file went meanwhile. What we may not read is an entry without a value, which
+    the reader of entries then names, as one that is too large and is cut just behind the limit."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            return file.read(MAX_VALUE_BYTES + 1)
+    except OSError as error:
+        if error.errno in _OUR_ERRORS:
+            raise _Unreadable(f"cannot read {path}: {error.strerror}") from error
+        return None if error.errno in _GONE_ERRORS else b""

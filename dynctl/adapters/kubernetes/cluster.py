@@ -1,0 +1,201 @@
+"""The Cluster port on the official Kubernetes client.
+
+The client brings us in (kubeconfig, plugins, TLS, proxies; see login.py); requests go through
+:class:`dynctl.adapters.kubernetes.http.ApiServer`, and objects stay the JSON they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from dynctl.adapters.kubernetes.http import MAX_LINE, ApiServer, refusal_of
+from dynctl.adapters.kubernetes.kubeconfig import kube_context
+from dynctl.adapters.kubernetes.login import Login
+from dynctl.adapters.kubernetes.port_forward import forwarded
+from dynctl.adapters.kubernetes.streams import file_of_container, pod_path
+from dynctl.adapters.ports import AccessQuestion, ClusterEvent, ClusterRefusal
+from dynctl.base.errors import Unreachable
+
+WATCH_S: Final = 240
+"""After this long the server is asked to end a watch, so that a reader begins a new one."""
+
+_WATCH_SLACK_S: Final = 30.0
+_MOST_PAGES: Final = 20_000
+_REVIEWS: Final = "/apis/authorization.k8s.io/v1"
+_KINDS: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
+
+
+def open_cluster(
+    *, kubeconfig: Path | None, context: str | None, timeout: float
+) -> KubernetesCluster:
+    """The cluster of ``context`` (None: the current one) of ``kubeconfig`` (None: where kubectl
+    looks, then the pod's service account); ``timeout`` in seconds. Nothing is connected yet.
+
+    Raises UsageProblem, or Unreachable where a credential plugin fails.
+    """
+    return KubernetesCluster(ApiServer(Login(kube_context(kubeconfig, context)), timeout))
+
+
+class KubernetesCluster:
+    """A :class:`dynctl.adapters.ports.Cluster`. Watches, logs and forwards end when closed."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+
+    @property
+    def title(self) -> str:
+        return self._server.context.title
+
+    @property
+    def namespace(self) -> str:
+        return self._server.context.namespace
+
+    @property
+    def now(self) -> float:
+        return self._server.now
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+        return self._server.object(path, query)
+
+    def pages(
+        self, path: str, query: Mapping[str, str] | None = None, *, page: int = 500
+    ) -> Iterator[Mapping[str, Any]]:
+        asked = {**(query or {}), "limit": str(page)}
+        token, restarted, count = "", False, 0
+        while True:
+            count += 1
+            if count > _MOST_PAGES:
+                raise Unreachable(f"the API server's list of {path} has no end")
+            try:
+                found = self._server.object(path, asked | ({"continue": token} if token else {}))
+            except ClusterRefusal as refusal:
+                if refusal.status != 410 or not token or restarted:
+                    raise
+                token, restarted = "", True
+                continue
+            if restarted and not token:
+                found = _marked(found)
+            yield found
+            token = _metadata(found).get("continue") or ""
+            if not token:
+                return
+
+    def watch(
+        self, path: str, resource_version: str, query: Mapping[str, str] | None = None
+    ) -> Iterator[ClusterEvent]:
+        asked = {
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+            **(query or {}),
+            "resourceVersion": resource_version,
+            "watch": "true",
+        }
+        silence = float(asked["timeoutSeconds"]) + _WATCH_SLACK_S
+        with self._server.answer(path, asked, silence=silence) as response:
+            for line in self._lines(response, path):
+                event = self._event(line, path)
+                if event is not None:
+                    yield event
+
+    def allowed(
+        self, question: AccessQuestion, *, user: str | None = None, groups: tuple[str, ...] = ()
+    ) -> bool:
+        resource, _, part = question.resource.partition("/")
+        told = {
+            "verb": question.verb,
+            "group": question.group,
+            "resource": resource,
+            "subresource": part,
+            "namespace": question.namespace or "",
+        }
+        spec: dict[str, Any] = {"resourceAttributes": {k: v for k, v in told.items() if v}}
+        if user is None:
+            kind, path = "SelfSubjectAccessReview", f"{_REVIEWS}/selfsubjectaccessreviews"
+        else:
+            spec |= {"user": user, "groups": list(groups)}
+            kind, path = "SubjectAccessReview", f"{_REVIEWS}/subjectaccessreviews"
+            if question.namespace:
+                kind = "LocalSubjectAccessReview"
+                path = f"{_REVIEWS}/namespaces/{question.namespace}/localsubjectaccessreviews"
+        body: dict[str, Any] = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": kind,
+            "metadata": {"namespace": question.namespace} if kind.startswith("Local") else {},
+            "spec": spec,
+        }
+        status = self._server.object(path, body=body).get("status")
+        return isinstance(status, Mapping) and status.get("allowed") is True
+
+    def read_file(
+        self, namespace: str, pod: str, container: str, path: str, *, max_bytes: int
+    ) -> bytes:
+        return file_of_container(self._server, namespace, pod, container, path, max_bytes)
+
+    def log_lines(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        *,
+        previous: bool = False,
+        max_bytes: int = 1 << 20,
+    ) -> Iterator[str]:
+        path = pod_path(namespace, pod, "log")
+        query = {"container": container, "limitBytes": str(max_bytes)}
+        if previous:
+            query["previous"] = "true"
+        left, rest = max_bytes, b""
+        with self._server.answer(path, query) as response:
+            for piece in self._server.pieces(response, path, max_bytes + MAX_LINE):
+                *lines, rest = (rest + piece[:left]).split(b"\n")
+                left -= min(left, len(piece))
+                for line in lines:
+                    yield line.decode(errors="replace").removesuffix("\r")
+                if not left:
+                    break
+        if rest:
+            yield rest.decode(errors="replace").removesuffix("\r")
+
+    def forward(self, namespace: str, pod: str, port: int) -> AbstractContextManager[str]:
+        return forwarded(self._server, namespace, pod, port)
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _lines(self, response: Any, path: str) -> Iterator[bytes]:
+        """The lines of a watch. Raises Unreachable where it ends within one."""
+        parts: list[bytes] = []
+        size = 0
+        for piece in self._server.pieces(response, path, None):
+            first, *others = piece.split(b"\n")
+            parts.append(first)
+            size += len(first)
+            for other in others:
+                yield b"".join(parts)
+                parts, size = [other], len(other)
+            if size > MAX_LINE:
+                raise Unreachable(f"an event of the watch of {path} is over {MAX_LINE:,} bytes")
+        if any(parts):
+            raise Unreachable(f"the watch of {path} was cut in the middle of an event")
+
+    def _event(self, line: bytes, path: str) -> ClusterEvent | None:
+        if not line.strip():
+            return None
+        told = self._server.decoded(line, path)
+        kind, body = told.get("type"), told.get("object")
+        body = body if isinstance(body, Mapping) else {}
+        if kind == "ERROR":
+            raise refusal_of(body, 500, path)
+        return ClusterEvent(str(kind), body) if kind in _KINDS else None
+
+
+def _metadata(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = found.get("metadata")
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def _marked(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**found, "metadata": {**_metadata(found), "dynctlRestarted": True}}

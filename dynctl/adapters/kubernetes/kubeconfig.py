@@ -1,0 +1,282 @@
+"""Which cluster a person means: kubeconfig files found, merged and read as kubectl does.
+
+The official client merges too, but lets the last file's current context win and takes a user's
+relative paths to be the cluster's; so files are merged here, and the client gets one context. What
+a kubeconfig holds (tokens, certificates, arguments of plugins) never comes into a message.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from dynctl.base.errors import UsageProblem
+
+VARIABLE: Final = "KUBECONFIG"
+DEFAULT: Final = "~/.kube/config"
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+IN_CLUSTER: Final = "in-cluster"
+"""What people see in place of a context's name where the pod's own service account is used."""
+
+_LARGEST_BYTES: Final = 16 << 20
+_MOST_NAMED: Final = 12
+_HOW: Final = "name one: --kubeconfig FILE, or KUBECONFIG=FILE in the environment"
+_CLUSTER_FILES: Final = ("certificate-authority",)
+_USER_FILES: Final = ("client-certificate", "client-key", "tokenFile")
+
+
+@dataclass(frozen=True, slots=True)
+class KubeContext:
+    """One context with the cluster and the user that it names, paths made absolute.
+
+    ``server`` is the cluster's URL without anything that logs in. ``user`` is empty where the
+    context names none. ``told_by``: the files, as people know them.
+    """
+
+    name: str
+    namespace: str
+    server: str
+    cluster: Mapping[str, Any]
+    user: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    user_name: str = ""
+    told_by: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.server})"
+
+
+@dataclass(slots=True)
+class _Merged:
+    """Entries by name; of two with one name the first counts, as for the current context."""
+
+    told_by: str
+    current: str = ""
+    clusters: dict[str, dict[str, Any]] = field(default_factory=dict)
+    contexts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    users: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def kube_context(
+    kubeconfig: Path | None, context: str | None, *, account: Path = SERVICE_ACCOUNT
+) -> KubeContext:
+    """The context that the options name, else the current one, else the pod's service account.
+
+    ``account`` is where a pod finds its token. Raises UsageProblem.
+    """
+    files = _files(kubeconfig)
+    if files:
+        return _chosen(_merged(files), context)
+    inside = _service_account(account)
+    if inside is None:
+        raise UsageProblem(
+            f"no cluster was named: --kubeconfig and ${VARIABLE} are not given, there is no "
+            f"{DEFAULT}, and this is no pod (no service account at {account})",
+            _HOW,
+        )
+    if context is not None:
+        raise UsageProblem(
+            f"--kube-context {context}: there is no kubeconfig to look it up in, only the service "
+            "account of this pod",
+            _HOW,
+        )
+    return inside
+
+
+def _files(kubeconfig: Path | None) -> list[Path]:
+    """The files to merge; empty where none was named and the default one is not there."""
+    if kubeconfig is not None:
+        path = kubeconfig.expanduser()
+        if not path.exists():
+            raise UsageProblem(f"--kubeconfig {kubeconfig}: there is no such file")
+        return [path]
+    told = os.environ.get(VARIABLE, "")
+    if told:
+        named = [Path(part).expanduser() for part in told.split(os.pathsep) if part]
+        found = [path for path in named if path.exists()]
+        if not found:
+            raise UsageProblem(
+                f"${VARIABLE} names {told}, and there is no such file", "set it right, or unset it"
+            )
+        return found
+    default = Path(os.path.expanduser(DEFAULT))
+    return [default] if default.exists() else []
+
+
+def _service_account(account: Path) -> KubeContext | None:
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    token, authority = account / "token", account / "ca.crt"
+    if not (host and port and token.is_file() and authority.is_file()):
+        return None
+    try:
+        namespace = (account / "namespace").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        namespace = ""
+    server = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+    return KubeContext(
+        IN_CLUSTER,
+        namespace or "default",
+        server,
+        {"server": server, "certificate-authority": str(authority)},
+        {"tokenFile": str(token)},
+        "the service account of this pod",
+        str(account),
+    )
+
+
+def _merged(files: Sequence[Path]) -> _Merged:
+    merged = _Merged(", ".join(map(str, files)))
+    for path in files:
+        document = _document(path)
+        folder = Path(os.path.abspath(path)).parent
+        merged.current = merged.current or _word(document.get("current-context"))
+        for kind, into, names in (
+            ("cluster", merged.clusters, _CLUSTER_FILES),
+            ("context", merged.contexts, ()),
+            ("user", merged.users, _USER_FILES),
+        ):
+            for name, entry in _entries(path, document, kind):
+                into.setdefault(name, _absolute(entry, names, folder))
+    return merged
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(_LARGEST_BYTES + 1)
+    except OSError as error:
+        raise UsageProblem(f"kubeconfig {path} cannot be read: {error.strerror}") from error
+    if len(raw) > _LARGEST_BYTES:
+        raise UsageProblem(f"kubeconfig {path} is larger than {_LARGEST_BYTES:,} bytes")
+    try:
+        document = yaml.safe_load(raw)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        # What YAML's own message quotes may be a token.
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise UsageProblem(f"kubeconfig {path} is not YAML{where}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, Mapping):
+        raise UsageProblem(f"kubeconfig {path} is no kubeconfig: expected a mapping with clusters")
+    return document
+
+
+def _entries(
+    path: Path, document: Mapping[str, Any], kind: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    entries = document.get(f"{kind}s") or []
+    if not isinstance(entries, list):
+        raise UsageProblem(f"kubeconfig {path}: expected {kind}s to be a list")
+    for number, entry in enumerate(entries, 1):
+        name = entry.get("name") if isinstance(entry, Mapping) else None
+        if not isinstance(name, str) or not name:
+            raise UsageProblem(f"kubeconfig {path}: number {number} of {kind}s has no name")
+        body = entry.get(kind)
+        if body is not None and not isinstance(body, Mapping):
+            raise UsageProblem(f"kubeconfig {path}: {kind} {name} is not a mapping")
+        yield name, dict(body or {})
+
+
+def _absolute(entry: dict[str, Any], names: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Paths are relative to the file that they stand in; a plugin's only where it has a slash."""
+    for name in names:
+        if _word(entry.get(name)):
+            entry[name] = os.path.normpath(folder / entry[name])
+    plugin = entry.get("exec")
+    if isinstance(plugin, Mapping) and "/" in _word(plugin.get("command")):
+        entry["exec"] = {**plugin, "command": os.path.normpath(folder / plugin["command"])}
+    return entry
+
+
+def _chosen(merged: _Merged, wanted: str | None) -> KubeContext:
+    if not merged.clusters:
+        raise UsageProblem(f"kubeconfig {merged.told_by} defines no cluster", _HOW)
+    name = wanted or merged.current
+    if not name:
+        raise UsageProblem(
+            f"kubeconfig {merged.told_by} has no current context",
+            f"choose one: --kube-context NAME; {_there_are(merged.contexts, '')}",
+        )
+    if name not in merged.contexts:
+        said = f"--kube-context {name}" if wanted else f"the current context {name}"
+        raise UsageProblem(
+            f"{said}: there is no such context in {merged.told_by}",
+            _there_are(merged.contexts, name),
+        )
+    context = merged.contexts[name]
+    told = f"context {name} of {merged.told_by}"
+    cluster_name, user_name = _word(context.get("cluster")), _word(context.get("user"))
+    if cluster_name not in merged.clusters:
+        raise UsageProblem(
+            f"{told}: its cluster {cluster_name or '(none)'} is not defined there",
+            _there_are(merged.clusters, cluster_name),
+        )
+    if user_name and user_name not in merged.users:
+        raise UsageProblem(
+            f"{told}: its user {user_name} is not defined there",
+            _there_are(merged.users, user_name),
+        )
+    cluster, user = merged.clusters[cluster_name], merged.users.get(user_name, {})
+    _check(f"cluster {cluster_name}", cluster, _CLUSTER_FILES)
+    _check(f"user {user_name}", user, _USER_FILES)
+    return KubeContext(
+        name,
+        _word(context.get("namespace")) or "default",
+        _server(f"cluster {cluster_name} of {merged.told_by}", cluster),
+        cluster,
+        user,
+        user_name,
+        merged.told_by,
+    )
+
+
+def _check(told: str, entry: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Files that an entry points to are there; what it holds itself can be decoded."""
+    for name in names:
+        data, path = entry.get(f"{name}-data"), entry.get(name)
+        if data:
+            try:
+                base64.b64decode("".join(str(data).split()), validate=True)
+            except (binascii.Error, ValueError):
+                raise UsageProblem(f"kubeconfig: {name}-data of {told} is not base64") from None
+        elif path and not Path(str(path)).is_file():
+            raise UsageProblem(f"kubeconfig: {name} of {told}: there is no file {path}")
+
+
+def _server(told: str, cluster: Mapping[str, Any]) -> str:
+    """The URL without a user, a password and a query."""
+    server = _word(cluster.get("server"))
+    try:
+        url = urlsplit(server)
+        host, port = url.hostname, url.port
+    except ValueError:
+        host, port, url = None, None, urlsplit("")
+    if url.scheme not in ("http", "https") or not host:
+        raise UsageProblem(f"kubeconfig: {told} has no server, expected https://HOST:PORT")
+    place = f"[{host}]" if ":" in host else host
+    return f"{url.scheme}://{place}{f':{port}' if port else ''}{url.path.rstrip('/')}"
+
+
+def _there_are(names: Mapping[str, Any], wanted: str) -> str:
+    """All names, those most like the wanted one first."""
+    if not names:
+        return "there is none"
+    close = difflib.get_close_matches(wanted, names, n=3) if wanted else []
+    ordered = [*close, *(name for name in names if name not in close)]
+    more = len(ordered) - _MOST_NAMED
+    shown = ", ".join(ordered[:_MOST_NAMED])
+    return f"there are: {shown}{f' and {more} more' if more > 0 else ''}"
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else ""

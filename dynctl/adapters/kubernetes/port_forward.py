@@ -1,0 +1,148 @@
+"""A port of a pod, reachable on this machine while somebody needs it.
+
+A listening socket on loopback; each connection to it gets a stream and a thread of its own, which
+copies both ways. One thread does both because TLS connections do not bear two at once.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Final
+
+from dynctl.adapters.kubernetes.http import ApiServer
+from dynctl.adapters.kubernetes.streams import PodStream, pod_path, pod_stream
+from dynctl.adapters.ports import ClusterRefusal
+from dynctl.base.errors import DynctlError
+
+DATA, ERROR = 0, 1
+_PIECE: Final = 1 << 16
+_MOST_WAITING: Final = 1 << 20
+"""Bytes that may wait for a slow reader on this machine before the pod's side waits too."""
+
+
+@contextmanager
+def forwarded(server: ApiServer, namespace: str, pod: str, port: int) -> Iterator[str]:
+    """``HOST:PORT`` on loopback. Raises ClusterRefusal or Unreachable where the API server does
+    not let us through; that nobody listens in the pod shows as a connection that is closed."""
+    path, query = pod_path(namespace, pod, "portforward"), [("ports", str(port))]
+    # Asked once before anybody connects, to say why not.
+    with pod_stream(server, path, query):
+        pass
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        forwarder = _Forwarder(listener, lambda: PodStream(server, path, query), server.timeout)
+        server.began(forwarder.wake)
+        stack.callback(server.ended, forwarder.wake)
+        stack.callback(forwarder.close)
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+class _Forwarder:
+    """Runs from its construction until :meth:`close`, which leaves no thread."""
+
+    def __init__(
+        self, listener: socket.socket, opened: Callable[[], PodStream], timeout: float
+    ) -> None:
+        self._listener = listener
+        self._opened = opened
+        self._timeout = timeout
+        # Its reading end becomes readable for every thread at once when the other one is shut.
+        self._ending, self._end = socket.socketpair()
+        self._connections: list[threading.Thread] = []
+        self._accepting = self._started(self._accept)
+
+    def wake(self) -> None:
+        """Have all threads end."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.wake()
+        self._accepting.join()
+        for thread in self._connections:
+            thread.join()
+        self._ending.close()
+        self._end.close()
+
+    def _started(
+        self, function: Callable[..., None], *arguments: socket.socket
+    ) -> threading.Thread:
+        thread = threading.Thread(
+            target=function, args=arguments, name="dynctl-port-forward", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _accept(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ending, selectors.EVENT_READ)
+            selector.register(self._listener, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if self._ending in ready:
+                    return
+                with suppress(OSError):
+                    local, _ = self._listener.accept()
+                    self._connections = [one for one in self._connections if one.is_alive()]
+                    self._connections.append(self._started(self._serve, local))
+
+    def _serve(self, local: socket.socket) -> None:
+        with local, suppress(DynctlError, ClusterRefusal, OSError):
+            stream = self._opened()
+            try:
+                self._copy(local, stream)
+            finally:
+                stream.close()
+
+    def _copy(self, local: socket.socket, stream: PodStream) -> None:
+        """Until one side ends. What came from the pod before its end still goes out."""
+        local.setblocking(False)
+        to_local = bytearray()
+        told_port: set[int] = set()
+        open_there = True
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ending, selectors.EVENT_READ)
+            while open_there or to_local:
+                hungry = open_there and len(to_local) < _MOST_WAITING
+                _watch(selector, stream.socket, selectors.EVENT_READ if hungry else 0)
+                events = selectors.EVENT_READ if open_there else 0
+                _watch(selector, local, events | (selectors.EVENT_WRITE if to_local else 0))
+                at_once = hungry and stream.waiting
+                ready = {key.fileobj: mask for key, mask in selector.select(0 if at_once else None)}
+                if self._ending in ready:
+                    return
+                if ready.get(local, 0) & selectors.EVENT_WRITE:
+                    del to_local[: local.send(to_local[:_PIECE])]
+                if ready.get(local, 0) & selectors.EVENT_READ:
+                    data = local.recv(_PIECE)
+                    if not data:
+                        return
+                    stream.send(DATA, data, self._timeout)
+                if at_once or stream.socket in ready:
+                    message = stream.receive(self._timeout)
+                    if message is None:
+                        open_there = False
+                        continue
+                    channel, data = message
+                    if channel not in told_port:
+                        # The first message of each channel is the number of the port.
+                        told_port.add(channel)
+                    elif channel == ERROR and data:
+                        return
+                    elif channel == DATA:
+                        to_local += data
+
+
+def _watch(selector: selectors.BaseSelector, held: socket.socket, events: int) -> None:
+    """Have exactly these events of a socket told."""
+    known = held in selector.get_map()
+    if known and events:
+        selector.modify(held, events)
+    elif known:
+        selector.unregister(held)
+    elif events:
+        selector.register(held, events)

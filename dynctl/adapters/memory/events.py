@@ -1,0 +1,156 @@
+"""An event plane without a network: for tests and for everything that runs in one process.
+
+Messages are encoded and decoded as on a wire. What networks do to them can be done here on
+purpose: lose, repeat, swap, garble, cut, and a publisher that begins anew.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from dynctl.adapters.dynamo.event_channel import ChannelIntake
+from dynctl.adapters.ports import ChannelValue
+from dynctl.base.decode_errors import WireError
+from dynctl.wire.dynamo.discovery import EventChannel
+from dynctl.wire.dynamo.events import Envelope, decode_envelope, encode_envelope
+
+
+class MemoryEventPlane:
+    """Delivers what is published to the followers that run at that moment.
+
+    ``clock`` gives the publishers' wall clock in milliseconds.
+    """
+
+    def __init__(self, clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+        self._clock = clock
+        self._next: dict[EventChannel, int] = {}
+        self._lost: dict[EventChannel, int] = {}
+        self._held: dict[EventChannel, bytes | None] = {}
+        self._cut: set[EventChannel] = set()
+        self._running: list[MemoryFollower] = []
+
+    def follow(
+        self, channel: EventChannel, emit: Callable[[ChannelValue], None]
+    ) -> "MemoryFollower":
+        return MemoryFollower(self, channel, emit)
+
+    async def close(self) -> None:
+        """Ends the followers that still run, as if they were cancelled."""
+        for follower in list(self._running):
+            follower.stop()
+        await asyncio.sleep(0)
+
+    # -- publishing -------------------------------------------------------------------------
+
+    def publish(
+        self, channel: EventChannel, payload: bytes, *, published_at_ms: int | None = None
+    ) -> int:
+        """Send one message; returns its sequence number."""
+        sequence = self._next.get(channel, 0)
+        self._next[channel] = sequence + 1
+        self.publish_envelope(
+            channel,
+            Envelope(
+                channel.publisher_id,
+                sequence,
+                self._clock() if published_at_ms is None else published_at_ms,
+                channel.topic,
+                payload,
+            ),
+        )
+        return sequence
+
+    def publish_envelope(self, channel: EventChannel, envelope: Envelope) -> None:
+        """Send a message as it is: another publisher's, or with a number out of line."""
+        self.publish_bytes(channel, encode_envelope(envelope))
+
+    def publish_bytes(self, channel: EventChannel, body: bytes) -> None:
+        """Send bytes that need not be an envelope."""
+        if self._lost.get(channel, 0):
+            self._lost[channel] -= 1
+        elif channel in self._held and self._held[channel] is None:
+            self._held[channel] = body
+        else:
+            self._deliver(channel, body)
+            held = self._held.pop(channel, None)
+            if held is not None:
+                self._deliver(channel, held)
+
+    # -- faults -----------------------------------------------------------------------------
+
+    def lose(self, channel: EventChannel, count: int = 1) -> None:
+        """The next ``count`` messages get lost on the way."""
+        self._lost[channel] = self._lost.get(channel, 0) + count
+
+    def swap(self, channel: EventChannel) -> None:
+        """The next message arrives after the one that follows it."""
+        self._held[channel] = None
+
+    def restart(self, channel: EventChannel) -> None:
+        """The publisher counts from 0 again."""
+        self._next.pop(channel, None)
+
+    def disconnect(self, channel: EventChannel) -> None:
+        """Nothing reaches the followers until :meth:`reconnect`."""
+        self._cut.add(channel)
+        for follower in self._of(channel):
+            follower.intake.disconnect("lost the publisher; reconnecting")
+
+    def reconnect(self, channel: EventChannel) -> None:
+        self._cut.discard(channel)
+        for follower in self._of(channel):
+            follower.intake.connect("memory")
+
+    # -- followers --------------------------------------------------------------------------
+
+    def add(self, follower: "MemoryFollower") -> None:
+        self._running.append(follower)
+        if follower.intake.channel not in self._cut:
+            follower.intake.connect("memory")
+
+    def remove(self, follower: "MemoryFollower") -> None:
+        self._running.remove(follower)
+
+    def _of(self, channel: EventChannel) -> list["MemoryFollower"]:
+        return [each for each in self._running if each.intake.channel == channel]
+
+    def _deliver(self, channel: EventChannel, body: bytes) -> None:
+        if channel in self._cut:
+            return
+        for follower in self._of(channel):
+            try:
+                envelope = decode_envelope(body)
+            except WireError as error:
+                follower.intake.malformed(error)
+            else:
+                follower.intake.take(envelope)
+
+
+class MemoryFollower:
+    """Follows one channel of a :class:`MemoryEventPlane`."""
+
+    def __init__(
+        self, plane: MemoryEventPlane, channel: EventChannel, emit: Callable[[ChannelValue], None]
+    ) -> None:
+        self.intake = ChannelIntake(channel, emit)
+        self.counts = self.intake.counts
+        self._plane = plane
+        self._end: asyncio.Future[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self.intake.connected
+
+    def stop(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+
+    async def run(self) -> None:
+        """Follow until cancelled, or until the plane is closed."""
+        self._end = asyncio.get_running_loop().create_future()
+        self._plane.add(self)
+        try:
+            await self._end
+        finally:
+            self._plane.remove(self)
+            self.intake.connected = False

@@ -1,0 +1,140 @@
+"""Where NATS is and who we are to it, as Dynamo's variables say; no message holds credentials."""
+
+import os
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from dynctl.base.errors import UsageProblem
+
+_SCHEMES: Final = ("nats", "tls")
+_PORT: Final = 4222
+
+
+@dataclass(frozen=True, slots=True)
+class NatsServer:
+    """One server: ``url`` as it is dialled, ``title`` without what stands before an ``@``."""
+
+    url: str = field(repr=False)
+    title: str
+
+    @property
+    def has_credentials(self) -> bool:
+        return "@" in self.url
+
+
+def nats_servers(told: str | Sequence[str]) -> tuple[NatsServer, ...]:
+    """Servers from what was told, commas or not. Raises UsageProblem."""
+    several = [told] if isinstance(told, str) else told
+    parts = [part.strip() for each in several for part in each.split(",")]
+    servers = tuple(_server(part) for part in parts if part)
+    if not servers:
+        raise UsageProblem("no NATS server is named", "set --nats-server or NATS_SERVER")
+    return servers
+
+
+def _server(told: str) -> NatsServer:
+    url = told if "://" in told else f"nats://{told}"
+    # What stands before an @ may be a password, so a wrong address is quoted from there on.
+    shown = f"{url.partition('://')[0]}://{url.rpartition('@')[2].removeprefix('nats://')}"
+    try:
+        parts = urlsplit(url)
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError:
+        scheme, host, port = "", None, None
+    if not host or scheme not in _SCHEMES:
+        raise UsageProblem(
+            f"NATS server {shown!r}: expected nats://HOST:PORT or tls://HOST:PORT",
+            "set --nats-server or NATS_SERVER",
+        )
+    shown_host = f"[{host}]" if ":" in host else host
+    user = url.rpartition("@")[0].partition("://")[2]
+    address = f"{shown_host}:{port or _PORT}"
+    return NatsServer(
+        f"{scheme}://{user}@{address}" if user else f"{scheme}://{address}",
+        f"{scheme}://{address}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NatsAuth:
+    """How we name ourselves. The first that is there counts: user and password, token, nkey seed,
+    credentials file. ``ca_file`` is a PEM with the authority of a TLS server.
+    """
+
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    nkey_seed: str | None = field(default=None, repr=False)
+    credentials_file: str | None = None
+    ca_file: str | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "NatsAuth":
+        """From the variables that Dynamo reads. Raises UsageProblem for half a pair."""
+        read = os.environ if environment is None else environment
+        auth = cls(
+            read.get("NATS_AUTH_USERNAME") or None,
+            read.get("NATS_AUTH_PASSWORD") or None,
+            read.get("NATS_AUTH_TOKEN") or None,
+            read.get("NATS_AUTH_NKEY") or None,
+            read.get("NATS_AUTH_CREDENTIALS_FILE") or None,
+            read.get("NATS_TLS_CA_CERT_PATH") or None,
+        )
+        if (auth.username is None) != (auth.password is None):
+            there, lacks = "NATS_AUTH_USERNAME", "NATS_AUTH_PASSWORD"
+            if auth.username is None:
+                there, lacks = lacks, there
+            raise UsageProblem(f"{there} is set and {lacks} is not", "set both, or neither")
+        return auth
+
+    def options(self, server: NatsServer) -> dict[str, Any]:
+        """What the client library is given. Raises UsageProblem for files that cannot be read."""
+        return self._who(server) | self._tls()
+
+    def _who(self, server: NatsServer) -> dict[str, Any]:
+        if server.has_credentials:
+            return {}
+        if self.username is not None:
+            return {"user": self.username, "password": self.password}
+        if self.token is not None:
+            return {"token": self.token}
+        if self.nkey_seed is not None:
+            _need_nkeys("NATS_AUTH_NKEY")
+            return {"nkeys_seed_str": self.nkey_seed}
+        if self.credentials_file is not None:
+            _need_nkeys("NATS_AUTH_CREDENTIALS_FILE")
+            _need_file(self.credentials_file, "NATS_AUTH_CREDENTIALS_FILE")
+            return {"user_credentials": self.credentials_file}
+        # What Dynamo sends when nothing is set; a server without users does not mind.
+        return {"user": "user", "password": "user"}
+
+    def _tls(self) -> dict[str, Any]:
+        if self.ca_file is None:
+            return {}
+        try:
+            return {"tls": ssl.create_default_context(cafile=self.ca_file)}
+        except OSError as error:  # ssl.SSLError is one
+            reason = error.strerror or "not a PEM file"
+            raise UsageProblem(
+                f"{self.ca_file}: {reason}", "NATS_TLS_CA_CERT_PATH names the file"
+            ) from None
+
+
+def _need_file(path: str, variable: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise UsageProblem(f"{path}: {error.strerror}", f"{variable} names the file") from None
+
+
+def _need_nkeys(variable: str) -> None:
+    if find_spec("nkeys") is None:
+        raise UsageProblem(
+            f"{variable} is set, and the package that signs with it is missing",
+            "pip install nkeys",
+        )

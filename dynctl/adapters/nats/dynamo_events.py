@@ -1,0 +1,385 @@
+"""Dynamo's event plane over core NATS: all publishers of an endpoint's topic share one subject.
+
+One connection serves all followers; a subject is subscribed once and its messages are handed to the
+follower whose publisher they name. Core NATS keeps nothing: what is sent while we are away, or too
+slow, is lost, and the sequence numbers tell.
+
+The library would reconnect by itself, and give up for good on some refusals. So it is told not to,
+and every connection here is a new client: one way to begin, one way to end, for ever.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.errors import NoServersError, SlowConsumerError
+
+from dynctl.adapters.dynamo.event_channel import ChannelIntake
+from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
+from dynctl.adapters.ports import ChannelValue
+from dynctl.adapters.turns import TURN_BYTES, TURN_MESSAGES
+from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import DynctlError, Unreachable
+from dynctl.base.tasks import end_tasks
+from dynctl.wire.dynamo.discovery import EventChannel, NatsTransport
+from dynctl.wire.dynamo.events import Envelope, decode_envelope
+from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, Limits
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+# The library prints what it also tells us, with tracebacks.
+logging.getLogger("nats").addHandler(logging.NullHandler())
+logging.getLogger("nats").propagate = False
+
+
+@dataclass(frozen=True, slots=True)
+class NatsBounds:
+    """``pending_messages`` and ``pending_bytes``: what is kept of one subject while we are busy;
+    beyond it is dropped. Times in seconds: ``dial`` for one server, ``connect`` for the first
+    round over all of them, ``retry`` the first pause between rounds and ``retry_max`` the longest;
+    a host that vanishes is noticed after two to three times ``ping``.
+    """
+
+    pending_messages: int = 65_536
+    pending_bytes: int = 64 * 1024 * 1024
+    message: Limits = DEFAULT_LIMITS
+    dial: float = 2.0
+    connect: float = 4.5
+    retry: float = 0.1
+    retry_max: float = 2.0
+    ping: float = 5.0
+
+
+class NatsEventPlane:
+    """Followers that share one connection to one of ``servers``.
+
+    The connection is made when the first follower runs, and for ever again; until it is there
+    followers tell CHANNEL_DISCONNECTED with the reason. Who wants to know first whether NATS is
+    there at all calls :meth:`connect`. ``servers``: ``nats://HOST:PORT``, several with commas or as
+    a list; ``auth`` is read from the environment unless given. Raises UsageProblem for a server or
+    credentials that cannot be used.
+    """
+
+    def __init__(
+        self,
+        servers: str | list[str] | tuple[str, ...],
+        auth: NatsAuth | None = None,
+        *,
+        bounds: NatsBounds | None = None,
+    ) -> None:
+        self._servers = nats_servers(servers)
+        self._auth = NatsAuth.from_environment() if auth is None else auth
+        for server in self._servers:
+            self._auth.options(server)  # what is wrong with a file is better said now
+        self._bounds = bounds or NatsBounds()
+        self._followers: dict[str, list[NatsFollower]] = {}
+        self._subscribed: dict[str, Subscription] = {}
+        self._refused: dict[str, str] = {}
+        self._wake = asyncio.Event()
+        self._tried = asyncio.Event()  # the first round over all servers is done
+        self._address: str | None = None
+        self._problem = ""
+        self._keeper: asyncio.Task[None] | None = None
+        self._closing = False
+        self.slow_drops = 0
+        """Messages that our own full queue dropped; the followers count them as dropped too."""
+        self.unclaimed = 0
+        """Messages of publishers that nobody follows."""
+
+    @property
+    def title(self) -> str:
+        """What people see: the addresses, without credentials."""
+        return ", ".join(server.title for server in self._servers)
+
+    def follow(self, channel: EventChannel, emit: Callable[[ChannelValue], None]) -> "NatsFollower":
+        """Never fails: a channel of another transport tells so once it runs."""
+        return NatsFollower(self, channel, emit)
+
+    async def connect(self) -> None:
+        """Be connected, or raise Unreachable within five seconds and leave nothing behind."""
+        self.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._bounds.connect):
+                await self._tried.wait()
+        if self._address is None:
+            await self.close()
+            hint = "set --nats-server or NATS_SERVER"
+            if "uthorization" in self._problem:
+                hint += f" and credentials ({_VARIABLES})"
+            if "CERTIFICATE" in self._problem:
+                hint += "; NATS_TLS_CA_CERT_PATH names the authority of its certificate"
+            raise Unreachable(self._unreachable(), hint)
+
+    async def close(self) -> None:
+        """Ends the connection, and the followers that still run as if they were cancelled."""
+        if self._keeper is not None:
+            # Beside the cancellation, which the library loses when it comes at the wrong moment.
+            self._closing = True
+            self._wake.set()
+            await end_tasks((self._keeper,))
+            self._keeper = None
+        for follower in [each for all_ in self._followers.values() for each in all_]:
+            follower.stop()
+        self._tried.clear()
+
+    # -- followers --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self._keeper is None or self._keeper.done():
+            self._closing = False
+            self._keeper = asyncio.create_task(self._keep_connected())
+
+    def add(self, subject: str, follower: "NatsFollower") -> None:
+        self._followers.setdefault(subject, []).append(follower)
+        self.start()
+        if self._tried.is_set() and self._address is None:
+            follower.disconnect(self._unreachable())
+        self._wake.set()
+
+    def remove(self, subject: str, follower: "NatsFollower") -> None:
+        followers = self._followers[subject]
+        followers.remove(follower)
+        if not followers:
+            del self._followers[subject]
+            self._wake.set()
+
+    # -- the connection ---------------------------------------------------------------------
+
+    async def _keep_connected(self) -> None:
+        pause = self._bounds.retry
+        while True:
+            client = await self._dial_any()
+            self._tried.set()
+            if client is None:
+                self._disconnect_all(self._unreachable())
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, self._bounds.retry_max)
+                continue
+            pause = self._bounds.retry
+            try:
+                await self._serve(client)
+            finally:
+                self._subscribed.clear()
+                self._refused.clear()
+                address, self._address = self._address, None
+                await _hang_up(client)
+            if self._closing:
+                return
+            self._problem = self._problem or "the connection ended"
+            self._disconnect_all(f"lost {address}: {self._problem}; reconnecting")
+            await asyncio.sleep(pause)
+
+    def _unreachable(self) -> str:
+        problem = self._problem or f"no answer within {self._bounds.connect:g} s"
+        return f"cannot reach NATS at {self.title}: {problem}"
+
+    async def _dial_any(self) -> Client | None:
+        problems = []
+        for server in self._servers:
+            self._problem = ""
+            client = Client()
+            try:
+                async with asyncio.timeout(self._bounds.dial):
+                    await self._dial(client, server)
+                self._problem = ""
+                self._address = server.title
+                return client
+            except Exception as error:  # whatever a key or a certificate may cause, too
+                problem = self._problem if isinstance(error, NoServersError) else ""
+                problem = problem or _reason(error, self._bounds.dial)
+                several = len(self._servers) > 1
+                problems.append(f"{server.title}: {problem}" if several else problem)
+            finally:
+                if self._address is None:
+                    await _hang_up(client)
+        self._problem = "; ".join(problems)
+        return None
+
+    async def _dial(self, client: Client, server: NatsServer) -> None:
+        # The library annotates whole seconds and takes fractions.
+        await client.connect(
+            servers=[server.url],
+            name="dynctl",
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=cast(int, self._bounds.dial),
+            ping_interval=cast(int, self._bounds.ping),
+            max_outstanding_pings=2,
+            error_cb=self._on_error,
+            closed_cb=self._on_closed,
+            **self._auth.options(server),
+        )
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, SlowConsumerError):
+            self.slow_drops += 1
+            return
+        reason = _reason(error, self._bounds.dial)
+        _log.debug("NATS: %s", reason)
+        if "permissions violation" in reason.lower():
+            for subject in self._followers:
+                if f'"{subject.lower()}"' in reason.lower():
+                    self._refused[subject] = reason
+                    self._wake.set()
+            return
+        self._problem = reason
+
+    async def _on_closed(self) -> None:
+        self._wake.set()
+
+    async def _serve(self, client: Client) -> None:
+        """Keep the subscriptions as the followers want them until the connection ends."""
+        with contextlib.suppress(NatsError, OSError, TimeoutError):
+            while not client.is_closed and not self._closing:
+                self._wake.clear()
+                for subject in self._followers.keys() - self._subscribed.keys():
+                    self._subscribed[subject] = await self._subscribe(client, subject)
+                for subject in self._subscribed.keys() - self._followers.keys():
+                    await self._subscribed.pop(subject).unsubscribe()
+                # An answer to a ping says that the server has taken the subscriptions, or refused.
+                # To the second one: the library sends a ping at once, before what it has buffered.
+                await client.flush()
+                await client.flush()
+                self._connect_all()
+                await self._wake.wait()
+
+    async def _subscribe(self, client: Client, subject: str) -> Subscription:
+        turn = size = 0
+
+        async def received(message: Msg) -> None:
+            nonlocal turn, size
+            self._deliver(subject, message.data)
+            turn, size = turn + 1, size + len(message.data)
+            if turn >= TURN_MESSAGES or size >= TURN_BYTES:
+                turn = size = 0
+                await asyncio.sleep(0)
+
+        return await client.subscribe(
+            subject,
+            cb=received,
+            pending_msgs_limit=self._bounds.pending_messages,
+            pending_bytes_limit=self._bounds.pending_bytes,
+        )
+
+    # -- telling followers ------------------------------------------------------------------
+
+    def _connect_all(self) -> None:
+        for subject, followers in self._followers.items():
+            refused = self._refused.get(subject)
+            for follower in followers:
+                if refused is not None:
+                    follower.disconnect(f"{self._address} refuses {subject}: {refused}")
+                elif subject in self._subscribed:
+                    follower.connect(f"{self._address}, subject {subject}")
+
+    def _disconnect_all(self, why: str) -> None:
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.disconnect(why)
+
+    def _deliver(self, subject: str, body: bytes) -> None:
+        followers = self._followers.get(subject, ())
+        try:
+            envelope = decode_envelope(body, self._bounds.message)
+        except WireError as error:
+            # Nobody can say whose it was.
+            for follower in list(followers):
+                follower.malformed(error)
+            return
+        claimed = False
+        for follower in list(followers):
+            if follower.intake.channel.publisher_id == envelope.publisher_id:
+                claimed = True
+                follower.take(envelope)
+        self.unclaimed += not claimed
+
+
+class NatsFollower:
+    """Follows one publisher on the subject that it shares with others."""
+
+    def __init__(
+        self, plane: NatsEventPlane, channel: EventChannel, emit: Callable[[ChannelValue], None]
+    ) -> None:
+        self.intake = ChannelIntake(channel, emit)
+        self.counts = self.intake.counts
+        self._plane = plane
+        self._end: asyncio.Future[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self.intake.connected
+
+    def stop(self) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.cancel()
+
+    def connect(self, address: str) -> None:
+        self._give(self.intake.connect, address)
+
+    def disconnect(self, why: str) -> None:
+        self._give(self.intake.disconnect, why)
+
+    def take(self, envelope: Envelope) -> None:
+        self._give(self.intake.take, envelope)
+
+    def malformed(self, error: WireError) -> None:
+        self._give(self.intake.malformed, error)
+
+    def _give(self, act: Callable[[_T], None], value: _T) -> None:
+        """Hand something on; what its reader raises ends this follower and no other."""
+        if self._end is None or self._end.done():
+            return
+        try:
+            act(value)
+        except Exception as error:
+            self._end.set_exception(error)
+
+    async def run(self) -> None:
+        """Follow until cancelled, or until the plane is closed."""
+        channel = self.intake.channel
+        self._end = asyncio.get_running_loop().create_future()
+        if not isinstance(channel.transport, NatsTransport):
+            self.intake.disconnect(
+                f"{channel.scope} publishes {channel.topic} over ZMQ and the event plane here is "
+                "NATS; try --event-plane zmq (DYN_EVENT_PLANE)"
+            )
+            await self._end
+            return
+        subject = f"{channel.transport.subject_prefix}.{channel.topic}"
+        self._plane.add(subject, self)
+        try:
+            await self._end
+        finally:
+            self._plane.remove(subject, self)
+            self.intake.connected = False
+
+
+_VARIABLES: Final = (
+    "NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD, NATS_AUTH_TOKEN, NATS_AUTH_NKEY or "
+    "NATS_AUTH_CREDENTIALS_FILE"
+)
+
+
+def _reason(error: BaseException, seconds: float) -> str:
+    """One line without credentials: of errors that might hold some, only the name."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return f"no answer within {seconds:g} s"
+    if isinstance(error, OSError | NatsError | DynctlError) and str(error):
+        return str(error).removeprefix("nats: ").strip("'")
+    return type(error).__name__
+
+
+async def _hang_up(client: Any) -> None:
+    """End a client that may never have been connected."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(1.0):
+            await client.close()

@@ -1,0 +1,30 @@
+"""What all ZMQ streams of a process share: one context with its IO thread, and fair reading."""
+
+import zmq
+import zmq.asyncio
+
+from dynctl.adapters.turns import TURN_BYTES, TURN_MESSAGES
+
+
+def new_context() -> zmq.asyncio.Context:
+    """A context to share; the caller ends it with :func:`close_context`."""
+    return zmq.asyncio.Context()
+
+
+def close_context(context: zmq.asyncio.Context) -> None:
+    """Close it and every socket that is left, without waiting for anybody."""
+    context.destroy(linger=0)
+
+
+def drain(socket: zmq.Socket[bytes]) -> list[list[bytes]]:
+    """What lies ready now, as much as fits one turn of the event loop."""
+    received: list[list[bytes]] = []
+    size = 0
+    while len(received) < TURN_MESSAGES and size < TURN_BYTES:
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            break
+        received.append(frames)
+        size += sum(map(len, frames))
+    return received

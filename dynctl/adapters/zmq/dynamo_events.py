@@ -1,0 +1,202 @@
+"""Dynamo's event plane over ZMQ: one publishing socket for each publisher and topic.
+
+ZMQ reconnects by itself, loses what was sent meanwhile and says nothing; the sequence numbers tell.
+When we read too slowly our queue fills, then the publisher's, which then drops: seen in the numbers
+too. A follower takes one socket and its monitor: four file descriptors.
+"""
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from dynctl.adapters.dynamo.event_channel import ChannelIntake
+from dynctl.adapters.ports import ChannelValue
+from dynctl.adapters.zmq.context import close_context, drain, new_context
+from dynctl.adapters.zmq.kv_event_source import EndpointError, dialable_endpoint
+from dynctl.base.decode_errors import WireError
+from dynctl.base.tasks import end_tasks
+from dynctl.wire.dynamo.discovery import EventChannel, ZmqTransport
+from dynctl.wire.dynamo.events import ENVELOPE_MARGIN_BYTES, decode_zmq_frames
+from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, Limits
+
+# ZMQ drops the connection at its own limit, so a message that is merely too big must stay below it
+# to be reported as one.
+_MESSAGE_MARGIN: Final = 2
+_MAX_SOCKETS: Final = 16_384  # ZMQ's own 1,023 would end at 500 channels
+_WATCHED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | int(zmq.Event.DISCONNECTED)
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_EXHAUSTED_PAUSE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ZmqBounds:
+    """``queue_messages``: what is kept of one channel while we are busy; beyond it is dropped.
+
+    Times in seconds: a reconnect is tried every ``reconnect`` at first, up to ``reconnect_max``
+    apart; a host that vanishes is noticed after ``heartbeat_timeout``.
+    """
+
+    queue_messages: int = 16_384
+    message: Limits = DEFAULT_LIMITS
+    reconnect: float = 0.1
+    reconnect_max: float = 2.0
+    heartbeat: float = 5.0
+    heartbeat_timeout: float = 15.0
+
+
+class ZmqEventPlane:
+    """Followers that share one ZMQ context, and so one IO thread.
+
+    A ``context`` that is given stays the caller's; otherwise :meth:`close` ends our own.
+    """
+
+    def __init__(
+        self, *, context: zmq.asyncio.Context | None = None, bounds: ZmqBounds | None = None
+    ) -> None:
+        self._bounds = bounds or ZmqBounds()
+        self._owned = context is None
+        self._context = context
+        self._running: set[asyncio.Task[None]] = set()
+
+    def follow(self, channel: EventChannel, emit: Callable[[ChannelValue], None]) -> "ZmqFollower":
+        """Never fails: a channel that cannot be dialled tells so once it runs."""
+        return ZmqFollower(self, channel, emit, self._bounds)
+
+    async def close(self) -> None:
+        """Ends the followers that still run, as if they were cancelled."""
+        await end_tasks(self._running)
+        if self._owned and self._context is not None:
+            close_context(self._context)
+        self._context = None
+
+    def context(self) -> zmq.asyncio.Context:
+        """The shared context, made when the first channel is followed."""
+        if self._context is None:
+            self._context = new_context()
+            self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        return self._context
+
+    async def keep(self, following: Coroutine[Any, Any, None]) -> None:
+        """Run it until it is cancelled or the plane is closed, and see it end."""
+        task = asyncio.create_task(following)
+        self._running.add(task)
+        try:
+            await task
+        finally:
+            await end_tasks((task,))
+            self._running.discard(task)
+
+
+class ZmqFollower:
+    """Follows one publisher's socket."""
+
+    def __init__(
+        self,
+        plane: ZmqEventPlane,
+        channel: EventChannel,
+        emit: Callable[[ChannelValue], None],
+        bounds: ZmqBounds,
+    ) -> None:
+        self.intake = ChannelIntake(channel, emit)
+        self.counts = self.intake.counts
+        self._plane = plane
+        self._bounds = bounds
+
+    @property
+    def connected(self) -> bool:
+        return self.intake.connected
+
+    async def run(self) -> None:
+        """Follow until cancelled, or until the plane is closed; leaves no socket behind."""
+        try:
+            await self._plane.keep(self._follow())
+        finally:
+            self.intake.connected = False
+
+    async def _follow(self) -> None:
+        try:
+            endpoint = _endpoint(self.intake.channel)
+        except EndpointError as error:
+            self.intake.disconnect(str(error))
+            await asyncio.Future()
+            return
+        while True:
+            try:
+                with contextlib.ExitStack() as stack:
+                    await self._listen(endpoint, stack)
+            except zmq.ZMQError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self.intake.disconnect(
+                    f"no socket for {endpoint}: {error}; raise the limit of open files (ulimit -n)"
+                )
+                await asyncio.sleep(_EXHAUSTED_PAUSE_S)
+
+    async def _listen(self, endpoint: str, stack: contextlib.ExitStack) -> None:
+        bounds = self._bounds
+        sub = self._plane.context().socket(zmq.SUB)
+        stack.callback(sub.close, linger=0)
+        sub.set(zmq.RCVHWM, bounds.queue_messages)
+        longest = bounds.message.payload_bytes + ENVELOPE_MARGIN_BYTES
+        sub.set(zmq.MAXMSGSIZE, _MESSAGE_MARGIN * longest)
+        sub.set(zmq.IPV6, 1)
+        sub.set(zmq.RECONNECT_IVL, int(bounds.reconnect * 1000))
+        sub.set(zmq.RECONNECT_IVL_MAX, int(bounds.reconnect_max * 1000))
+        # A host that vanishes sends no FIN: without heartbeats its channel looks merely quiet.
+        sub.set(zmq.HEARTBEAT_IVL, int(bounds.heartbeat * 1000))
+        sub.set(zmq.HEARTBEAT_TIMEOUT, int(bounds.heartbeat_timeout * 1000))
+        monitor = sub.get_monitor_socket(_WATCHED)
+        # Unwound in reverse: stop telling, close the listener, close what it listened to.
+        stack.callback(monitor.close, linger=0)
+        stack.callback(sub.disable_monitor)
+        sub.set(zmq.SUBSCRIBE, b"")
+        sub.connect(endpoint)
+
+        poller = zmq.asyncio.Poller()
+        poller.register(sub, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
+        messages: zmq.Socket[bytes] = zmq.Socket.shadow(sub.underlying)
+        changes: zmq.Socket[bytes] = zmq.Socket.shadow(monitor.underlying)
+        while True:
+            await poller.poll()
+            received = drain(messages)
+            # Read after the messages: a disconnect is always told before the first message of
+            # the connection that followed.
+            self._watch_connection(changes, endpoint)
+            for frames in received:
+                self._take(frames)
+            if received:
+                await asyncio.sleep(0)
+
+    def _watch_connection(self, changes: zmq.Socket[bytes], endpoint: str) -> None:
+        for frames in drain(changes):
+            event = parse_monitor_message(frames)["event"]
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self.intake.connect(endpoint)
+            elif event == zmq.Event.DISCONNECTED:
+                self.intake.disconnect(f"lost {endpoint}; reconnecting")
+
+    def _take(self, frames: list[bytes]) -> None:
+        try:
+            envelope = decode_zmq_frames(frames, self._bounds.message)
+        except WireError as error:
+            self.intake.malformed(error)
+        else:
+            self.intake.take(envelope)
+
+
+def _endpoint(channel: EventChannel) -> str:
+    transport = channel.transport
+    if not isinstance(transport, ZmqTransport):
+        raise EndpointError(
+            f"{channel.scope} publishes {channel.topic} over NATS and the event plane here is ZMQ; "
+            "try --event-plane nats (DYN_EVENT_PLANE)"
+        )
+    return dialable_endpoint(transport.endpoint)

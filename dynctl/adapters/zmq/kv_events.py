@@ -1,0 +1,421 @@
+"""Follow one engine's KV events over ZMQ, heal holes from its replay socket, notice restarts.
+
+vLLM numbers its batches from 0 and keeps the recent ones for replay. A hole is asked for with the
+first missing number. After a reconnect the last batch that we applied is asked for too: a process
+that cannot give the same bytes back is a new one, and everything known about the old is void.
+ZMQ reconnects silently, so nothing else would tell.
+
+What cannot be healed is reported (EVENTS_LOST) and the stream goes on: the index then lacks blocks,
+which costs overlap, and may hold blocks that were evicted meanwhile. Blocks whose parent was lost
+are refused by the index until the chain is stored again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Final
+
+import zmq
+import zmq.asyncio
+from xxhash import xxh3_64_intdigest
+from zmq.utils.monitor import parse_monitor_message
+
+from dynctl.adapters.ports import IndexUpdate, StreamCode, StreamCondition, StreamState, StreamValue
+from dynctl.adapters.turns import TURN_BYTES, TURN_MESSAGES
+from dynctl.adapters.zmq.context import drain
+from dynctl.adapters.zmq.kv_event_sequence import EventSequence, Place
+from dynctl.adapters.zmq.kv_event_source import (
+    DEFAULT_BOUNDS,
+    KvEventSource,
+    StreamBounds,
+    dialable_endpoint,
+)
+from dynctl.adapters.zmq.replay import ReplayFailed, ReplaySilent, replay
+from dynctl.base.decode_errors import WireError
+from dynctl.wire.index_events import Drop, DropCode, to_index_events
+from dynctl.wire.vllm_events import (
+    EventBatch,
+    decode_batch,
+    decode_message,
+)
+from router_core.events import Cleared
+
+# ZMQ drops the connection at its own limit, so a batch that is merely too big must stay below it to
+# be reported as one.
+_MESSAGE_MARGIN: Final = 4
+_COUNTERS: Final = (
+    *("batches", "gaps", "healed", "lost", "duplicates", "late", "restarts"),
+    *("malformed", "unknown_events", "unknown_fields"),
+)
+_WATCHED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | int(zmq.Event.DISCONNECTED)
+
+
+class ZmqKvEvents:
+    """The stream of one engine (one publishing socket).
+
+    ``emit`` is called with each value, in order, from the event loop; it must not block.
+    ``clock`` gives monotonic seconds. With a shared ``context`` all streams use one IO thread.
+    Raises EndpointError for an endpoint that cannot be dialled.
+    """
+
+    def __init__(
+        self,
+        source: KvEventSource,
+        emit: Callable[[StreamValue], None],
+        clock: Callable[[], float],
+        *,
+        bounds: StreamBounds = DEFAULT_BOUNDS,
+        context: zmq.asyncio.Context | None = None,
+    ) -> None:
+        self.source = source
+        self.endpoint = dialable_endpoint(source.endpoint, source.host)
+        self.replay = dialable_endpoint(source.replay, source.host) if source.replay else None
+        self._emit = emit
+        self._clock = clock
+        self._bounds = bounds
+        self._context = context
+        self._sequence = EventSequence()
+        self._connected = False
+        self._last_batch_at: float | None = None
+        self._counts = dict.fromkeys(_COUNTERS, 0)
+        self._dropped: dict[str, int] = {}
+        self._told: set[str] = set()
+        self._missing: dict[int, int] = {source.dp_rank: 0}  # batches that each rank's index lacks
+        self._reconnected = False
+        self._check_due = False
+        self._replay_blocked_until = float("-inf")
+
+    def state(self) -> StreamState:
+        """A snapshot of the counters."""
+        return StreamState(
+            connected=self._connected,
+            last_seq=self._sequence.last_seq,
+            last_batch_at=self._last_batch_at,
+            missing=max(self._missing.values()),
+            dropped=dict(self._dropped),
+            **self._counts,
+        )
+
+    async def run(self) -> None:
+        """Follow the stream until cancelled; leaves no socket behind."""
+        context = self._context or zmq.asyncio.Context()
+        try:
+            with contextlib.ExitStack() as stack:
+                await self._follow(context, stack)
+        finally:
+            self._connected = False
+            if self._context is None:
+                context.term()
+
+    async def _follow(self, context: zmq.asyncio.Context, stack: contextlib.ExitStack) -> None:
+        sub = context.socket(zmq.SUB)
+        stack.callback(sub.close, linger=0)
+        sub.set(zmq.RCVHWM, self._bounds.queue_messages)
+        sub.set(zmq.MAXMSGSIZE, _MESSAGE_MARGIN * self._bounds.batch.payload_bytes)
+        sub.set(zmq.IPV6, 1)
+        sub.set(zmq.RECONNECT_IVL, 100)
+        sub.set(zmq.RECONNECT_IVL_MAX, 2000)
+        # A host that vanishes sends no FIN: without heartbeats its stream looks merely quiet.
+        sub.set(zmq.HEARTBEAT_IVL, 5000)
+        sub.set(zmq.HEARTBEAT_TIMEOUT, 15000)
+        monitor = sub.get_monitor_socket(_WATCHED)
+        # Unwound in reverse: stop telling, close the listener, close what it listened to.
+        stack.callback(monitor.close, linger=0)
+        stack.callback(sub.disable_monitor)
+        sub.set(zmq.SUBSCRIBE, self.source.topic)
+        sub.connect(self.endpoint)
+
+        poller = zmq.asyncio.Poller()
+        poller.register(sub, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
+        messages: zmq.Socket[bytes] = zmq.Socket.shadow(sub.underlying)
+        changes: zmq.Socket[bytes] = zmq.Socket.shadow(monitor.underlying)
+        while True:
+            ready = await poller.poll(int(self._bounds.idle_check * 1000))
+            received = drain(messages)
+            # Read after the messages: a disconnect is always told before the first message of
+            # the connection that followed, so none of those passes as the old one's.
+            self._watch_connection(changes)
+            if self._connected and (self._check_due or not ready):
+                self._check_due = False
+                await self._check_identity(context)
+            for frames in received:
+                await self._take_message(context, frames)
+            if received:
+                await asyncio.sleep(0)
+
+    # -- connection -------------------------------------------------------------------------
+
+    def _watch_connection(self, changes: zmq.Socket[bytes]) -> None:
+        for frames in drain(changes):
+            event = parse_monitor_message(frames)["event"]
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._connected = True
+                self._check_due = True
+                self._replay_blocked_until = float("-inf")
+                self._tell(StreamCode.STREAM_CONNECTED, f"connected to {self.endpoint}")
+            elif event == zmq.Event.DISCONNECTED:
+                self._connected = False
+                self._reconnected = True
+                self._tell(
+                    StreamCode.STREAM_DISCONNECTED,
+                    f"lost {self.endpoint}; reconnecting, its index is kept until it answers",
+                )
+
+    async def _check_identity(self, context: zmq.asyncio.Context) -> None:
+        """Ask for the last applied batch and all after it: the same process gives it back."""
+        if self._sequence.last_seq is None:
+            await self._heal(context, 0)
+        else:
+            await self._heal(context, self._sequence.last_seq, verify=True)
+
+    # -- live messages ----------------------------------------------------------------------
+
+    async def _take_message(self, context: zmq.asyncio.Context, frames: list[bytes]) -> None:
+        try:
+            _, seq, payload = decode_message(frames)
+        except WireError as error:
+            self._counts["malformed"] += 1
+            self._tell_once(StreamCode.MALFORMED_MESSAGE, f"skipped a message: {error}")
+            return
+        batch, problem = self._read(payload)
+        digest = xxh3_64_intdigest(payload)
+        ts = None if batch is None else batch.ts
+        place = self._sequence.place(seq, digest, ts, reconnected=self._reconnected)
+        started = self._sequence.last_seq is not None
+        if place is Place.GAP and started and self._reconnected:
+            # The replay socket could not say who this is. A restarted process is by far the
+            # likelier cause of a hole after a lost connection, and an empty index is only slower,
+            # while a stale one routes to blocks that are gone.
+            place = Place.RESTART
+        if place is Place.RESTART:
+            self._restart(f"sequence went from {self._sequence.last_seq} to {seq}", seq)
+            place = Place.NEXT if seq == 0 else Place.GAP
+        if place is Place.GAP:
+            self._counts["gaps"] += 1
+            await self._heal(context, self._sequence.expected)
+            place = self._sequence.place(seq, digest, ts, reconnected=False)
+        if place is Place.DUPLICATE:
+            self._counts["duplicates"] += 1
+        elif place is Place.LATE:
+            self._counts["late"] += 1
+        else:
+            self._apply(seq, digest, batch, problem, replayed=False)
+
+    def _read(self, payload: bytes) -> tuple[EventBatch | None, str]:
+        try:
+            return decode_batch(payload, self._bounds.batch), ""
+        except WireError as error:
+            return None, str(error)
+
+    def _apply(
+        self, seq: int, digest: int, batch: EventBatch | None, problem: str, *, replayed: bool
+    ) -> None:
+        """Take the batch ``seq``; numbers skipped before it are lost from here on."""
+        first_missing = self._sequence.expected
+        skipped = self._sequence.advance(seq, digest, None if batch is None else batch.ts)
+        if skipped:
+            self._lose(first_missing, skipped)
+        self._reconnected = False
+        self._counts["batches"] += 1
+        self._counts["healed"] += replayed
+        self._last_batch_at = self._clock()
+        if batch is None:
+            self._counts["malformed"] += 1
+            self._tell(
+                StreamCode.MALFORMED_BATCH, f"batch {seq} is unreadable: {problem}", {"seq": seq}
+            )
+            self._lose(seq, 1)
+            return
+        rank = self.source.dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
+        self._missing.setdefault(rank, max(self._missing.values()))
+        converted = to_index_events(
+            batch,
+            self.source.block_size,
+            adapter_names=self.source.adapter_names,
+            cache_namespace=self.source.cache_namespace,
+            is_eagle=self.source.is_eagle,
+        )
+        self._count_unknown(batch)
+        for drop in converted.drops:
+            self._drop(rank, drop)
+        if converted.events:
+            self._emit(
+                IndexUpdate(self.source.worker_id, rank, seq, converted.events, batch.ts, replayed)
+            )
+        if self._missing[rank] and any(isinstance(event, Cleared) for event in converted.events):
+            self._missing[rank] = 0
+            self._tell(
+                StreamCode.INDEX_CURRENT,
+                "the engine cleared its cache, so nothing is missing any more",
+                ranks=(rank,),
+                missing=0,
+            )
+
+    # -- replay -----------------------------------------------------------------------------
+
+    async def _heal(
+        self, context: zmq.asyncio.Context, start: int, *, verify: bool = False
+    ) -> None:
+        """Apply what the replay socket has from ``start``; the rest of a hole stays.
+
+        With ``verify``, ``start`` is the last applied batch and must come back unchanged, or the
+        engine is a new process and is asked for all that it has.
+        """
+        if self.replay is None or self._clock() < self._replay_blocked_until:
+            return
+        try:
+            if verify and not await self._same_process(context, start):
+                start = 0
+            await self._apply_replay(context, start)
+            self._told.discard(StreamCode.REPLAY_UNAVAILABLE)
+        except ReplayFailed as error:
+            self._replay_blocked_until = self._clock() + self._bounds.replay_pause
+            self._tell_once(
+                StreamCode.REPLAY_UNAVAILABLE,
+                f"replay from {self.replay} failed: {error}; asked again after "
+                f"{self._bounds.replay_pause:g} s at the earliest",
+                {"start": start},
+            )
+
+    async def _same_process(self, context: zmq.asyncio.Context, last: int) -> bool:
+        found, seq = "nothing", last
+        async with contextlib.aclosing(self._ask(context, last)) as answer:
+            async for seq, payload in answer:
+                if self._sequence.is_last(seq, xxh3_64_intdigest(payload)):
+                    self._reconnected = False
+                    return True
+                found = f"batch {seq} with other content"
+                break
+        self._restart(f"asked for batch {last} again, it answered {found}", seq)
+        return False
+
+    async def _apply_replay(self, context: zmq.asyncio.Context, start: int) -> None:
+        """Apply the answer from ``start``. vLLM's ROUTER drops what exceeds its queue of 1000, in
+        the middle or at the end, so as long as asking brings something it is asked on."""
+        while True:
+            before = self._sequence.last_seq
+            try:
+                if await self._apply_answer(context, start):
+                    return
+            except ReplaySilent:
+                if self._sequence.last_seq == before:
+                    raise
+            start = self._sequence.expected
+
+    async def _apply_answer(self, context: zmq.asyncio.Context, start: int) -> bool:
+        """Whether the answer had no hole inside; one at its beginning is the engine's memory's
+        end and is lost."""
+        applied = turn = size = 0
+        async with contextlib.aclosing(self._ask(context, start)) as answer:
+            async for seq, payload in answer:
+                if applied and seq > self._sequence.expected:
+                    return False
+                if seq >= self._sequence.expected:
+                    batch, problem = self._read(payload)
+                    self._apply(seq, xxh3_64_intdigest(payload), batch, problem, replayed=True)
+                    applied += 1
+                turn, size = turn + 1, size + len(payload)
+                if turn == TURN_MESSAGES or size >= TURN_BYTES:
+                    turn = size = 0
+                    await asyncio.sleep(0)
+        return True
+
+    def _ask(
+        self, context: zmq.asyncio.Context, start: int
+    ) -> AsyncGenerator[tuple[int, bytes], None]:
+        if self.replay is None:
+            raise ReplayFailed("no replay socket is configured")
+        bounds = self._bounds
+        return replay(
+            context,
+            self.replay,
+            start,
+            wait=bounds.replay_wait,
+            total=bounds.replay_total,
+            max_bytes=bounds.replay_bytes,
+            max_batch_bytes=_MESSAGE_MARGIN * bounds.batch.payload_bytes,
+        )
+
+    # -- telling ----------------------------------------------------------------------------
+
+    def _restart(self, why: str, seq: int) -> None:
+        last = self._sequence.last_seq
+        self._sequence.reset()
+        self._told.clear()
+        self._reconnected = False
+        ranks = tuple(sorted(self._missing))
+        self._missing = dict.fromkeys(ranks, 0)
+        self._counts["restarts"] += 1
+        details: dict[str, int | str] = {"seq": seq}
+        if last is not None:
+            details["last_seq"] = last
+        self._tell(
+            StreamCode.ENGINE_RESTARTED,
+            f"the engine restarted ({why}): its index starts empty",
+            details,
+            clears=True,
+            missing=0,
+        )
+
+    def _lose(self, first: int, count: int) -> None:
+        self._counts["lost"] += count
+        for rank in self._missing:
+            self._missing[rank] += count
+        self._tell(
+            StreamCode.EVENTS_LOST,
+            f"{count} batch{'es' if count > 1 else ''} from {first} on cannot be had any more: "
+            "the index is kept but incomplete, blocks after a lost parent are refused",
+            {"first": first, "count": count},
+            missing=max(self._missing.values()),
+        )
+
+    def _drop(self, rank: int, drop: Drop) -> None:
+        self._dropped[drop.code] = self._dropped.get(drop.code, 0) + drop.blocks
+        self._tell_once(
+            drop.code, drop.message, {"value": drop.value, "expected": drop.expected}, (rank,)
+        )
+
+    def _count_unknown(self, batch: EventBatch) -> None:
+        if batch.unknown_fields:
+            self._counts["unknown_fields"] += batch.unknown_fields
+        if batch.unknown_types:
+            self._counts["unknown_events"] += len(batch.unknown_types)
+            name = batch.unknown_types[0]
+            self._tell_once(
+                StreamCode.UNKNOWN_EVENT, f"events of type {name!r} are skipped", {"type": name}
+            )
+
+    def _tell_once(
+        self,
+        code: StreamCode | DropCode,
+        message: str,
+        details: Mapping[str, int | str] | None = None,
+        ranks: tuple[int, ...] | None = None,
+    ) -> None:
+        """The first time only (again after a restart): afterwards the counters speak."""
+        if code not in self._told:
+            self._told.add(code)
+            self._tell(code, message, details, ranks)
+
+    def _tell(
+        self,
+        code: StreamCode | DropCode,
+        message: str,
+        details: Mapping[str, int | str] | None = None,
+        ranks: tuple[int, ...] | None = None,
+        *,
+        clears: bool = False,
+        missing: int | None = None,
+    ) -> None:
+        self._emit(
+            StreamCondition(
+                self.source.worker_id,
+                code.value,
+                message,
+                tuple(sorted(self._missing)) if ranks is None else ranks,
+                details or {},
+                clears,
+                missing,
+            )
+        )

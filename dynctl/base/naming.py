@@ -1,0 +1,60 @@
+"""How a person names a worker: its name, its id in decimal or hex, or the unique end of either.
+
+Real ids have 19 or 20 digits, so nobody types one; names of pods end in what tells them apart.
+"""
+
+from collections.abc import Iterable
+
+from dynctl.base.errors import UsageProblem
+
+#: Ends shorter than this match too much by accident.
+MIN_SUFFIX = 2
+_MOST_LISTED = 8
+
+
+def resolve_worker(text: str, workers: Iterable[tuple[int, str]]) -> int:
+    """The id of the one worker that ``text`` means, of ``(id, name)`` pairs.
+
+    A whole name or id wins over the end of another. Raises UsageProblem listing the workers that
+    it could be, or those that there are.
+    """
+    known = list(workers)
+    wanted = text.strip()
+    exact = [worker_id for worker_id, name in known if name == wanted]
+    exact = exact or [worker_id for worker_id, _ in known if worker_id in _as_ids(wanted)]
+    if exact:
+        return exact[0]
+    found = [
+        (worker_id, name)
+        for worker_id, name in known
+        if len(wanted) >= MIN_SUFFIX
+        and (name.endswith(wanted) or f"{worker_id:016x}".endswith(wanted.lower()))
+    ]
+    if len(found) == 1:
+        return found[0][0]
+    if found:
+        raise UsageProblem(
+            f"worker {text!r} is ambiguous: {len(found)} workers end in it", _listed(found)
+        )
+    if not known:
+        raise UsageProblem(f"worker {text!r}: no worker is registered")
+    raise UsageProblem(
+        f"worker {text!r}: no such name, id (decimal or hex) or unique end of one", _listed(known)
+    )
+
+
+def _as_ids(text: str) -> set[int]:
+    ids = set()
+    for base in (10, 16):
+        try:
+            ids.add(int(text, base))
+        except ValueError:
+            continue
+    return ids
+
+
+def _listed(workers: list[tuple[int, str]]) -> str:
+    lines = [f"{name}  ({worker_id:016x})" for worker_id, name in workers[:_MOST_LISTED]]
+    if len(workers) > _MOST_LISTED:
+        lines.append(f"and {len(workers) - _MOST_LISTED} more: dynctl workers list")
+    return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""What the person said that concerns every command: where to look, and how to answer."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class OutputFormat(StrEnum):
+    """How an answer is written; all of them render the same value."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    JSONL = "jsonl"
+    YAML = "yaml"
+    NAME = "name"
+    JUNIT = "junit"
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalOptions:
+    """``timeout`` and ``wait`` are in seconds.
+
+    Of ``frontend``, ``view``, ``demo`` and the planes (``discovery`` and what belongs to it) at
+    most one is a source; frontends beside planes add load and settings. ``namespace`` is one of
+    Kubernetes (``dyn_namespace`` is Dynamo's own); see dynctl.sources.kubernetes.cluster for what
+    it and ``all_namespaces`` mean together.
+
+    ``context`` was named by option. ``given``: the fields that stood on the command line, which
+    the values alone do not tell; ``settled``: what the context says is in them already, and
+    ``environment_sources``: variables may still name a source (see
+    dynctl.settings.contexts.precedence).
+    """
+
+    frontend: tuple[str, ...] = ()
+    view: Path | None = None
+    demo: bool = False
+    output: OutputFormat = OutputFormat.TABLE
+    timeout: float = 10.0
+    token: str | None = None
+    token_env: str | None = None
+    token_file: Path | None = None
+    context: str | None = None
+    discovery: str | None = None
+    dyn_namespace: str | None = None
+    file_kv: Path | None = None
+    etcd_endpoints: str | None = None
+    etcd_client: str | None = None
+    nats_server: str | None = None
+    namespace: str | None = None
+    all_namespaces: bool = False
+    kube_context: str | None = None
+    kubeconfig: Path | None = None
+    reach: str = "auto"
+    wait: float = 5.0
+    no_color: bool = False
+    debug: bool = False
+    given: frozenset[str] = frozenset()
+    settled: bool = False
+    environment_sources: bool = True

@@ -1,4 +1,0 @@
-"""A bundle: what `dynctl` sees, in one file that may be sent to a stranger.
-
-Whatever goes in passes :mod:`dynctl.bundling.redaction` first: no secret, no prompt.
-"""

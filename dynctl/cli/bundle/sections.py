@@ -1,0 +1,229 @@
+"""What goes into a bundle, section by section; each asks and may fail for itself."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Final
+
+from dynctl import version
+from dynctl.adapters.ports import ClusterRefusal
+from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.bundle.environment import environment
+from dynctl.settings.contexts.precedence import in_context, settled
+from dynctl.sources import DEFAULT_FRONTEND, GUESS_TIMEOUT, connect, frontends
+from dynctl.sources.dynamo.frontend import DynamoFrontend
+from dynctl.sources.dynamo.planes import backend
+from dynctl.sources.frontend.source import FrontendSource
+from dynctl.sources.kubernetes.cluster import open_cluster
+from dynctl.sources.kubernetes.frontends import cluster_ways
+
+#: Libraries whose versions explain what a client does on the wire.
+_LIBRARIES: Final = tuple(
+    "aiohttp etcd3 grpcio httpx jinja2 kubernetes msgspec nats-py protobuf pyzmq textual "
+    "tokenizers typer uvloop websocket-client".split()
+)
+_NO_CLUSTER: Final = (
+    "no cluster was named: --kubernetes, --kubeconfig FILE, --kube-context NAME or -n NAMESPACE"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One member of a bundle. ``ask`` gives what it holds: plain data, a msgspec Struct, or the
+    bytes of a JSON document. It appends what could not be known to the list that it is given."""
+
+    file: str
+    what: str
+    ask: Callable[[list[str]], Any]
+
+
+def sections(options: GlobalOptions, *, kubernetes: bool) -> list[Section]:
+    """All of them in the order of the archive. ``kubernetes``: look at a cluster though no option
+    names one."""
+    return [
+        Section("versions.json", "versions of this client and of who answers it",
+                lambda notes: _versions(options, kubernetes=kubernetes)),
+        Section("options.json", "where the source was named: flags, environment, context",
+                lambda notes: _options(options)),
+        Section("environment.json", "variables; values that are not on a list are masked",
+                lambda notes: environment(os.environ)),
+        Section("check.json", "the report of dynctl check", lambda notes: _check(options)),
+        Section("topology-verify.json", "the report of dynctl topology verify",
+                lambda notes: _verify(options, kubernetes=kubernetes)),
+        Section("workers.json", "dynctl workers list", lambda notes: _workers(options, notes)),
+        Section("topology.json", "dynctl topology show", lambda notes: _topology(options, notes)),
+        Section("config.json", "dynctl config show", lambda notes: _config(options)),
+        Section("thresholds.json", "dynctl thresholds get --workers",
+                lambda notes: _thresholds(options, notes)),
+        Section("view.json", "the router's view, for --view: hashes, no prompts",
+                lambda notes: _view(options, notes)),
+    ]  # fmt: skip
+
+
+def cluster_named(options: GlobalOptions) -> bool:
+    """Whether options or context name a Kubernetes cluster. Raises UsageProblem."""
+    options = in_context(options)
+    named = (options.kubeconfig, options.kube_context, options.namespace)
+    return (
+        any(one is not None for one in named)
+        or options.all_namespaces
+        or (backend(options) or ("",))[0] == "kubernetes"
+    )
+
+
+# -- versions and options --------------------------------------------------------------------------
+
+
+def _versions(options: GlobalOptions, *, kubernetes: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "client": version(),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "libraries": {name: _installed(name) for name in _LIBRARIES},
+        "frontends": [],
+        "cluster": None,
+    }
+    try:
+        with _named_frontends(options) as named:
+            found["frontends"] = [_peer(name, url, options) for name, url in named]
+    except (DynctlError, ClusterRefusal) as error:
+        found["frontends_error"] = str(error)
+    if kubernetes or cluster_named(options):
+        found["cluster"] = _cluster_version(options)
+    return found
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@contextmanager
+def _named_frontends(options: GlobalOptions) -> Iterator[list[tuple[str, str]]]:
+    """(name, URL) of those that were named, of the cluster's, or of the default one."""
+    options = in_context(options)
+    urls = frontends(options)
+    planes = backend(options)
+    if urls or options.demo or options.view is not None:
+        yield [(url, url) for url in urls]
+    elif planes is None:
+        yield [(DEFAULT_FRONTEND, DEFAULT_FRONTEND)]
+    elif planes[0] != "kubernetes":
+        yield []
+    else:
+        with cluster_ways(options) as ways:
+            yield list(zip(ways.names, ways.urls, strict=True))
+
+
+def _peer(name: str, url: str, options: GlobalOptions) -> dict[str, Any]:
+    """Whose frontend answers there, and its version; ``error`` where that is not known."""
+    from dynctl.sources import token
+
+    timeout = options.timeout if name != DEFAULT_FRONTEND else GUESS_TIMEOUT
+    peer: dict[str, Any] = {"frontend": name, "kind": None, "version": None, "error": None}
+    try:
+        dynamo = DynamoFrontend(url, timeout)
+        peer["kind"] = dynamo.identify()
+        if peer["kind"] == "dynctl":
+            peer["version"] = FrontendSource(url, token(options), timeout).version()
+        else:
+            peer["version"] = dynamo.openapi_version()
+    except DynctlError as error:
+        peer["error"] = error.message
+    return peer
+
+
+def _cluster_version(options: GlobalOptions) -> dict[str, Any]:
+    try:
+        cluster = open_cluster(options)
+        try:
+            told = cluster.get("/version")
+        finally:
+            cluster.close()
+    except (DynctlError, ClusterRefusal) as error:
+        return {"version": None, "error": error.message}
+    return {"version": told.get("gitVersion"), "platform": told.get("platform")}
+
+
+def _options(options: GlobalOptions) -> dict[str, Any]:
+    found = settled(options)
+    return {
+        "given": sorted(options.given),
+        "context": found.context,
+        "context_chosen_by": found.chosen_by,
+        "origins": dict(found.origins),
+        "overruled": dict(found.overruled),
+    }
+
+
+# -- reports ---------------------------------------------------------------------------------------
+
+
+def _check(options: GlobalOptions) -> Any:
+    from dynctl.health.checks.run import judge
+    from dynctl.sources.dynamo.check_facts import gather
+
+    return judge(gather(options))
+
+
+def _verify(options: GlobalOptions, *, kubernetes: bool) -> Any:
+    from dynctl.verify.run import VerifyOptions, verified
+
+    if not kubernetes and not cluster_named(options):
+        raise UsageProblem(_NO_CLUSTER)
+    return verified(options, VerifyOptions())
+
+
+# -- the source ------------------------------------------------------------------------------------
+
+
+def _workers(options: GlobalOptions, notes: list[str]) -> Any:
+    from dynctl.screens.results import WorkerList
+
+    source = connect(options)
+    rows = source.workers()
+    notes += source.doubts
+    return WorkerList(source.title, rows)
+
+
+def _topology(options: GlobalOptions, notes: list[str]) -> Any:
+    from dynctl.documents.decisions import setting_values
+    from dynctl.planning.domain_capacity import topology_show
+
+    source = connect(options)
+    rows = source.workers(index=False)
+    notes += source.doubts
+    return topology_show(source.title, rows, setting_values(source.config()))
+
+
+def _config(options: GlobalOptions) -> Any:
+    from dynctl.cli.commands.config import remote_report
+
+    source = connect(options)
+    return remote_report(source.title, source.config())
+
+
+def _thresholds(options: GlobalOptions, notes: list[str]) -> Any:
+    from dynctl.cli.threshold_reading import threshold_list
+
+    source = connect(options)
+    with source.replicas() as replicas:
+        result, _ = threshold_list(source.title, replicas, None, signals=True)
+        notes += source.doubts
+    return result
+
+
+def _view(options: GlobalOptions, notes: list[str]) -> bytes:
+    source = connect(options)
+    data = source.save()
+    notes += source.doubts
+    return data

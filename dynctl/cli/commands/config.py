@@ -1,0 +1,88 @@
+"""`dynctl config show`: every router setting, its value and where that came from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.router_flags import split_preset, with_router_flags
+
+
+@with_router_flags
+def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) -> int:
+    """Show every router setting: value, source, bounds, flag and environment variable.
+
+    Without a source it is what `serve frontend` would use here, with the same flags; with
+    --frontend (or --view) it is what that router uses.
+    """
+    from dynctl.base.errors import UsageProblem
+    from dynctl.screens.render import emit, talk
+    from dynctl.sources import connect, names_source
+
+    if names_source(options):
+        if router_flags:
+            raise UsageProblem(
+                f"{next(iter(router_flags))} describes a frontend to be started; "
+                "leave it out to see what a running one uses"
+            )
+        source = connect(options)
+        document = source.config()
+        report = remote_report(source.title, document)
+    else:
+        report = _local(router_flags)
+    for warning in report.warnings:
+        talk(f"warning: {warning}")
+    emit(report, options)
+    return 0
+
+
+def _local(router_flags: Mapping[str, str | bool]) -> Any:
+    import os
+
+    from dynctl.screens.results import ConfigReport
+    from dynctl.settings.router_settings import resolve
+
+    flags, preset = split_preset(router_flags)
+    resolved = resolve(flags, os.environ, preset_name=preset)
+    values = {name: getattr(resolved.config, name) for name in resolved.sources}
+    return ConfigReport(
+        source="flags, environment and preset of this command",
+        preset=resolved.preset,
+        settings=_rows(values, resolved.sources, resolved.preset),
+        warnings=list(resolved.warnings),
+    )
+
+
+def remote_report(title: str, document: Mapping[str, Any]) -> Any:
+    """A router's own settings as the command shows them."""
+    from dynctl.screens.results import ConfigReport
+
+    settings = document.get("settings", {})
+    if isinstance(settings, list):
+        settings = {row["name"]: row for row in settings}
+    values = {name: row["value"] for name, row in settings.items()}
+    sources = {name: row.get("source", "unknown") for name, row in settings.items()}
+    preset = document.get("preset")
+    return ConfigReport(title, preset, _rows(values, sources, preset))
+
+
+def _rows(values: Mapping[str, Any], sources: Mapping[str, str], preset: str | None) -> list[Any]:
+    from dynctl.screens.results import SettingRow
+    from dynctl.settings.router_settings import bounds
+    from router_core.config import PRESETS, SETTINGS
+
+    defaults = PRESETS.get(preset or "", {})
+    return [
+        SettingRow(
+            name=name,
+            value=values[name],
+            source=sources[name],
+            default=defaults.get(name, setting.default),
+            bounds=bounds(setting),
+            flag=setting.flags[0],
+            env=setting.env[0],
+            help=setting.help,
+            built=setting.built,
+        )
+        for name, setting in SETTINGS.items()
+        if name in values
+    ]

@@ -1,0 +1,67 @@
+"""`dynctl demo`: a two-zone fleet of real processes, four requests, every decision explained."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+
+
+def demo(
+    options: GlobalOptions,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the fleet up until Ctrl-C, and say what to try.")
+    ] = False,
+    story: Annotated[
+        bool, typer.Option("--story/--no-story", help="Send the four requests and explain them.")
+    ] = True,
+    port: Annotated[
+        int,
+        typer.Option("--port", min=0, max=65535, help="The frontend's port; 0 picks a free one."),
+    ] = 0,
+) -> int:
+    """Start six simulated engines in two zones and a frontend; route, explain, tear down.
+
+    Nothing needs to run and no port needs to be free: the processes pick theirs, and all of them
+    end with this command.
+    """
+    import time
+
+    from dynctl.base.errors import DynctlError, ExitCode
+    from dynctl.screens.render import emit, talk
+    from dynctl.simulation.demo.fleet import DemoError, DemoFleet
+    from dynctl.simulation.demo.story import DemoEnd, tell
+
+    started = time.monotonic()
+    steps = 0
+    try:
+        talk("starting six engines in two zones and a frontend ...")
+        with DemoFleet(port=port) as fleet:
+            talk(f"ready after {fleet.started_in:.1f} s: {fleet.url}")
+            if story:
+                for step in tell(fleet):
+                    steps += 1
+                    emit(step, options)
+            seconds = time.monotonic() - started
+            end = DemoEnd(fleet.url, sorted(fleet.engines), steps, seconds, keep)
+            if keep:
+                _until_interrupted(lambda: emit(end, options))
+            else:
+                emit(end, options)
+    except DemoError as error:
+        raise DynctlError(f"the demo fleet: {error}") from None
+    return ExitCode.YES
+
+
+def _until_interrupted(announce: Callable[[], None]) -> None:
+    """Wait for Ctrl-C, which from the announcement on is the normal end and no interruption."""
+    import signal
+
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        announce()
+        signal.sigwait(ends)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)

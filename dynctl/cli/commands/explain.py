@@ -1,0 +1,40 @@
+"""`dynctl explain CODE`: a finding's page, offline."""
+
+from typing import Annotated
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+
+
+def explain(
+    options: GlobalOptions,
+    code: Annotated[
+        str | None,
+        typer.Argument(metavar="[CODE]", help="For example DYR0303.", show_default=False),
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", hidden=True, help="Every page, as docs/checks.md.")
+    ] = False,
+) -> int:
+    """Explain a code that a check printed: why it happens and what to do; without one, list all."""
+    from dynctl.base.errors import UsageProblem
+    from dynctl.findings.catalogue import catalogue
+    from dynctl.findings.pages import code_list, page
+    from dynctl.findings.pages import markdown as document
+    from dynctl.screens.render import emit
+
+    codes = catalogue()
+    if markdown:
+        emit(code_list(), options, screen=lambda *_: document(codes) + "\n")
+        return 0
+    if code is None:
+        emit(code_list(), options)
+        return 0
+    entry = codes.get(code.strip().upper())
+    if entry is None:
+        near = codes.near(code)
+        hint = "\n".join(f"dynctl explain {one}  # {codes[one].title}" for one in near)
+        raise UsageProblem(f"{code}: no such code", hint or "dynctl explain lists all")
+    emit(page(entry), options)
+    return 0

@@ -1,0 +1,212 @@
+"""`dynctl route PROMPT`: where would this request go, and why. Nothing is booked or sent."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynctl.base.errors import ExitCode, UsageProblem
+from dynctl.base.options import GlobalOptions
+
+#: A prompt file or stdin larger than this is a mistake.
+MAX_INPUT_BYTES = 64 * 1024 * 1024
+
+
+def route(
+    options: GlobalOptions,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROMPT]",
+            help="A user message, put through the model's chat template; - reads it from stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the whole decision, hop by hop.")
+    ] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="List every candidate and rejection (with --explain).")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="PROMPT is a plain completion: no chat template.")
+    ] = False,
+    messages: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Chat messages as JSON: a list, or {messages: ..}."),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Token ids as a JSON list or separated by white space."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Needed where several models are served.")
+    ] = None,
+    model_path: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Tokenizer directory, for --view files from elsewhere."),
+    ] = None,
+    require_taint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TAINT", help="Only workers with this taint (repeatable)."),
+    ] = None,
+    prefer_taint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TAINT=W", help="Prefer a taint with weight W (repeatable)."),
+    ] = None,
+    pin_prefill: Annotated[
+        str | None, typer.Option(metavar="WORKER", help="Force the prefill worker.")
+    ] = None,
+    pin_decode: Annotated[
+        str | None, typer.Option(metavar="WORKER", help="Force the decode worker.")
+    ] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="What if: a setting, load.WORKER.prefill_tokens=+500 or "
+            "load.WORKER.decode_blocks=+10 (repeatable).",
+        ),
+    ] = None,
+    save_view: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Save the router's state and answer from it; --view FILE repeats the answer.",
+        ),
+    ] = None,
+) -> int:
+    """Show which workers would serve a prompt, without sending it.
+
+    Exit code 0: there are workers for it; 1: refused, and the screen says why.
+    """
+    from dynctl.screens.explain import ExplainScreen
+    from dynctl.screens.render import emit
+    from dynctl.sources import connect
+    from dynctl.sources.query import RouteQuery
+
+    query = RouteQuery(
+        **_prompt(prompt, raw=raw, messages=messages, tokens=tokens),
+        model=model,
+        model_path=model_path,
+        required=tuple(require_taint or ()),
+        preferred=dict(_weighted(text) for text in prefer_taint or ()),
+        pin_prefill=pin_prefill,
+        pin_decode=pin_decode,
+        assignments=tuple(assign or ()),
+    )
+    source = connect(options)
+    if save_view is not None:
+        source = _saved(source, save_view)
+    result = source.route(query)
+    emit(result, options, screen=ExplainScreen(show_all) if explain else None)
+    return ExitCode.YES if result.ok else ExitCode.NO
+
+
+def _saved(source: Any, path: Path) -> Any:
+    """Write the source's view and answer from what was written, so that --view repeats it."""
+    from dynctl.screens.render import talk
+    from dynctl.sources.view.source import open_view_bytes
+
+    data = source.save()
+    path.write_bytes(data)
+    talk(f"saved {path} ({len(data):,} bytes; no prompt or tokens in it): --view {path} reads it")
+    return open_view_bytes(data, f"--save-view {path}", f"view {path.name}")
+
+
+def _prompt(
+    prompt: str | None, *, raw: bool, messages: str | None, tokens: str | None
+) -> dict[str, Any]:
+    given = [
+        name
+        for name, value in (("PROMPT", prompt), ("--messages", messages), ("--tokens", tokens))
+        if value is not None
+    ]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none"
+        raise UsageProblem(
+            f"expected one of PROMPT, --messages FILE and --tokens FILE, got {found}",
+            'for example: dynctl route --explain "Explain KV cache reuse."',
+        )
+    if tokens is not None:
+        if raw:
+            raise UsageProblem("--raw goes with PROMPT; --tokens is raw already")
+        return {"token_ids": _token_ids(_read(tokens, "--tokens"), tokens)}
+    if messages is not None:
+        if raw:
+            raise UsageProblem("--raw goes with PROMPT, not with --messages")
+        return {"messages": _messages(_read(messages, "--messages"), messages)}
+    text = _read("-", "PROMPT") if prompt == "-" else prompt
+    if raw:
+        return {"prompt": text}
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def _read(name: str, option: str) -> str:
+    import sys
+
+    if name == "-":
+        data = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+    else:
+        try:
+            with open(name, "rb") as file:
+                data = file.read(MAX_INPUT_BYTES + 1)
+        except OSError as error:
+            raise UsageProblem(f"{option} {name}: {error.strerror}") from None
+    if len(data) > MAX_INPUT_BYTES:
+        raise UsageProblem(f"{option} {name}: over the limit of {MAX_INPUT_BYTES:,} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageProblem(f"{option} {name}: not UTF-8 at byte {error.start}") from None
+
+
+def _token_ids(text: str, name: str) -> list[int]:
+    import json
+
+    expected = "expected a JSON list of token ids, or ids separated by white space"
+    try:
+        ids = json.loads(text) if text.lstrip().startswith("[") else text.replace(",", " ").split()
+        found = [int(item) for item in ids if not isinstance(item, (bool, float))]
+    except (ValueError, TypeError, RecursionError):
+        raise UsageProblem(f"--tokens {name}: {expected}") from None
+    wrong = [item for item in found if not 0 <= item < 2**32]
+    if wrong or len(found) != len(ids):
+        raise UsageProblem(f"--tokens {name}: ids are whole numbers from 0 to 4294967295")
+    if not found:
+        raise UsageProblem(f"--tokens {name}: no token ids; {expected}")
+    return found
+
+
+def _messages(text: str, name: str) -> Sequence[Any]:
+    import json
+
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageProblem(f"--messages {name}: not JSON: {error}") from None
+    found = document.get("messages") if isinstance(document, dict) else document
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise UsageProblem(
+            f"--messages {name}: expected a list of messages or an object with one",
+            'for example: [{"role": "user", "content": "hello"}]',
+        )
+    return found
+
+
+def _weighted(text: str) -> tuple[str, float]:
+    # Taints hold "=" themselves: the weight is behind the last one.
+    taint, separator, raw = text.rpartition("=")
+    try:
+        weight = float(raw)
+    except ValueError:
+        separator = ""
+        weight = 0.0
+    if not separator or not taint:
+        raise UsageProblem(
+            f"--prefer-taint {text}: expected TAINT=WEIGHT",
+            "for example: --prefer-taint dynamo.topology/zone=zone-a=0.85",
+        )
+    return taint, weight

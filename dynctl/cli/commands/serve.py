@@ -1,0 +1,328 @@
+"""`dynctl serve frontend` and `serve router`: parse, build the configuration, run."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.router_flags import split_preset, with_router_flags
+
+_LISTEN = "Listening"
+_WORKERS = "Workers and models"
+_LOGS = "Logs and decisions"
+
+_UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
+
+WORKER_HELP = (
+    "An engine: URL[,name=][,role=aggregated|prefill|decode][,DOMAIN=VALUE..]"
+    "[,kv-events=tcp://H:P][,replay=tcp://H:P][,block-size=16][,dp=N][,total-blocks=N] "
+    "(repeatable)."
+)
+
+Host = Annotated[
+    str,
+    typer.Option(
+        "--http-host",
+        "--host",
+        metavar="HOST",
+        envvar="DYN_HTTP_HOST",
+        help="Address to listen on; other than loopback is reachable by others.",
+        rich_help_panel=_LISTEN,
+    ),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--http-port",
+        "--port",
+        metavar="PORT",
+        envvar="DYN_HTTP_PORT",
+        min=0,
+        max=65535,
+        help="0 picks a free one.",
+        rich_help_panel=_LISTEN,
+    ),
+]
+ApiToken = Annotated[
+    str | None,
+    typer.Option(
+        "--api-token",
+        metavar="TOKEN",
+        envvar="DYNCTL_API_TOKEN",
+        help="Bearer token wanted for writes and for routing details.",
+        rich_help_panel=_LISTEN,
+    ),
+]
+SystemPort = Annotated[
+    int | None,
+    typer.Option(
+        "--system-port",
+        metavar="PORT",
+        envvar="DYN_SYSTEM_PORT",
+        min=-1,
+        max=65535,
+        help="Health and metrics on a port of their own; -1 is none.",
+        rich_help_panel=_LISTEN,
+    ),
+]
+Announce = Annotated[
+    bool,
+    typer.Option(
+        "--announce",
+        help="Print one JSON line with the address to stdout when ready.",
+        rich_help_panel=_LISTEN,
+    ),
+]
+Drain = Annotated[
+    float,
+    typer.Option(
+        "--drain-timeout",
+        metavar="SECONDS",
+        min=0,
+        max=86400,
+        help="What running requests get after SIGTERM.",
+        rich_help_panel=_LISTEN,
+    ),
+]
+Workers = Annotated[
+    list[str] | None,
+    typer.Option("--worker", metavar="SPEC", help=WORKER_HELP, rich_help_panel=_WORKERS),
+]
+WorkersFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--workers-file",
+        metavar="FILE",
+        help="The same as YAML; read again when it changes.",
+        rich_help_panel=_WORKERS,
+    ),
+]
+ModelPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--model-path",
+        metavar="DIR",
+        help="Tokenizer and chat template (tokenizer.json, ..); without it the engines' /tokenize.",
+        rich_help_panel=_WORKERS,
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model-name",
+        metavar="NAME",
+        help="Model of workers that do not say theirs.",
+        rich_help_panel=_WORKERS,
+    ),
+]
+BlockSize = Annotated[
+    int,
+    typer.Option(
+        "--kv-cache-block-size",
+        metavar="TOKENS",
+        envvar="DYN_KV_CACHE_BLOCK_SIZE",
+        min=1,
+        max=4096,
+        help="Block size of workers that do not say theirs.",
+        rich_help_panel=_WORKERS,
+    ),
+]
+LogDecisions = Annotated[
+    str,
+    typer.Option(
+        "--log-decisions",
+        metavar="off|winner|all",
+        envvar="DYNCTL_LOG_DECISIONS",
+        help="Log the winner of each hop, or every candidate's formula.",
+        rich_help_panel=_LOGS,
+    ),
+]
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        "--log-format",
+        metavar="text|json",
+        envvar="DYNCTL_LOG_FORMAT",
+        help="How log lines are written.",
+        rich_help_panel=_LOGS,
+    ),
+]
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        "--log-level",
+        metavar="debug|info|warning|error",
+        envvar="DYN_LOG",
+        help="Least severe line that is written.",
+        rich_help_panel=_LOGS,
+    ),
+]
+DecisionMemory = Annotated[
+    str,
+    typer.Option(
+        "--decision-memory",
+        metavar="SIZE",
+        help="Memory for past decisions (`dynctl why ID`), for example 64MiB.",
+        rich_help_panel=_LOGS,
+    ),
+]
+
+
+@with_router_flags
+def frontend(
+    options: GlobalOptions,
+    router_flags: Mapping[str, str | bool],
+    http_host: Host = "127.0.0.1",
+    http_port: Port = 8000,
+    worker: Workers = None,
+    workers_file: WorkersFile = None,
+    model_path: ModelPath = None,
+    model_name: ModelName = None,
+    block_size: BlockSize = 16,
+    api_token: ApiToken = None,
+    log_decisions: LogDecisions = "off",
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
+    decision_memory: DecisionMemory = "64MiB",
+    drain_timeout: Drain = 30.0,
+    system_port: SystemPort = None,
+    announce: Announce = False,
+) -> int:
+    """Run the OpenAI frontend with the router inside, before plain engines.
+
+    For example: dynctl serve frontend --worker http://127.0.0.1:8001,zone=zone-a --model-path DIR
+    """
+    config = _config(
+        options,
+        router_flags,
+        host=http_host,
+        port=http_port,
+        workers=tuple(worker or ()),
+        workers_file=workers_file,
+        model_path=model_path,
+        model_name=model_name,
+        block_size=block_size,
+        api_token=api_token,
+        log_decisions=log_decisions,
+        log_format=log_format,
+        log_level=log_level,
+        decision_memory=decision_memory,
+        drain_timeout=drain_timeout,
+        system_port=system_port,
+        announce=announce,
+    )
+    from dynctl.serving.http.server import run_frontend
+
+    return int(run_frontend(config))
+
+
+@with_router_flags
+def router(
+    options: GlobalOptions,
+    router_flags: Mapping[str, str | bool],
+    http_host: Host = "127.0.0.1",
+    http_port: Port = 8080,
+    worker: Workers = None,
+    workers_file: WorkersFile = None,
+    model_path: ModelPath = None,
+    model_name: ModelName = None,
+    block_size: BlockSize = 16,
+    api_token: ApiToken = None,
+    log_decisions: LogDecisions = "off",
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
+    decision_memory: DecisionMemory = "64MiB",
+    drain_timeout: Drain = 30.0,
+    system_port: SystemPort = None,
+    announce: Announce = False,
+) -> int:
+    """Run the router alone, for other frontends: select, book and free over HTTP."""
+    config = _config(
+        options,
+        router_flags,
+        host=http_host,
+        port=http_port,
+        workers=tuple(worker or ()),
+        workers_file=workers_file,
+        model_path=model_path,
+        model_name=model_name,
+        block_size=block_size,
+        api_token=api_token,
+        log_decisions=log_decisions,
+        log_format=log_format,
+        log_level=log_level,
+        decision_memory=decision_memory,
+        drain_timeout=drain_timeout,
+        system_port=system_port,
+        announce=announce,
+    )
+    from dynctl.serving.http.router_server import run_router
+
+    return int(run_router(config))
+
+
+def _config(options: GlobalOptions, router_flags: Mapping[str, str | bool], **given: Any) -> Any:
+    """The FrontendConfig that the options describe; warnings about settings go to stderr."""
+    from dynctl.screens.render import talk
+    from dynctl.serving.config import FrontendConfig, Limits
+    from dynctl.settings.router_settings import resolve
+
+    _no_source(options)
+    _choice("--log-decisions", given["log_decisions"], ("off", "winner", "all"))
+    _choice("--log-format", given["log_format"], ("text", "json"))
+    given["log_level"] = given["log_level"].strip().lower()
+    flags, preset = split_preset(router_flags)
+    resolved = resolve(flags, os.environ, preset_name=preset)
+    for warning in resolved.warnings:
+        talk(f"warning: {warning}")
+    drain = given.pop("drain_timeout")
+    memory = _size("--decision-memory", given.pop("decision_memory"))
+    port = given.pop("system_port")
+    return FrontendConfig(
+        **given,
+        router=resolved.config,
+        preset=resolved.preset,
+        origins=resolved.sources,
+        admin_api=not _truth(os.environ.get("DYN_DISABLE_FRONTEND_ADMIN_API", "")),
+        decision_memory_bytes=memory,
+        limits=Limits(drain_s=drain),
+        system_port=None if port == -1 else port,
+    )
+
+
+def _no_source(options: GlobalOptions) -> None:
+    for flag, given in (
+        ("--frontend", options.frontend),
+        ("--view", options.view),
+        ("--demo", options.demo),
+    ):
+        if given:
+            raise UsageProblem(
+                f"{flag} says where to ask, and serve asks nobody",
+                "name engines with --worker; `dynctl demo` runs a whole fleet",
+            )
+
+
+def _choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageProblem(f"{flag} {value}: expected one of {', '.join(choices)}")
+
+
+def _size(flag: str, text: str) -> int:
+    digits = text.strip().rstrip("BKMGTibkmgt")
+    unit = text.strip()[len(digits) :].upper()
+    try:
+        size = int(float(digits) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = -1
+    if not 0 <= size <= 1 << 40:
+        raise UsageProblem(f"{flag} {text}: expected a size, for example 64MiB or 1GiB")
+    return size
+
+
+def _truth(text: str) -> bool:
+    return text.strip().lower() in ("1", "true", "yes", "on")

@@ -1,0 +1,91 @@
+"""`dynctl serve engine`: the simulated engine's own option table, as options of this command."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+from dynctl.simulation.engine.config import OPTIONS, Option, build_config
+
+_FAULTS = "Failures shown on purpose"
+
+
+def _key(option: Option) -> str:
+    return "engine_" + option.flag.removeprefix("--").replace("-", "_")
+
+
+def _annotation(option: Option) -> Any:
+    kind: Any = option.type
+    names = [option.flag]
+    metavar: str | None = "|".join(option.choices) or option.metavar
+    if kind is bool:
+        names = [f"{option.flag}/--no-{option.flag.removeprefix('--')}"]
+        metavar = None
+    elif kind is tuple:
+        kind = list[str]
+    shown = ",".join(option.default) if isinstance(option.default, tuple) else option.default
+    default = "" if shown in ("", None) else f"default: {str(shown).lower()}; "
+    typed = typer.Option(
+        *names,
+        metavar=metavar,
+        help=f"{option.help} [{default}{option.env}]",
+        show_default=False,
+        rich_help_panel=_FAULTS if option.fault else None,
+    )
+    return Annotated[kind | None, typed]
+
+
+def _with_engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give ``function`` one keyword argument an option of the engine, None where not given."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("options", keyword, annotation=GlobalOptions),
+        *(
+            inspect.Parameter(_key(option), keyword, default=None, annotation=_annotation(option))
+            for option in OPTIONS
+        ),
+    ]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return function
+
+
+@_with_engine_options
+def engine(options: GlobalOptions, **given: Any) -> int:
+    """Run a simulated OpenAI engine: real tokens, cache and KV events, no GPU.
+
+    DYN_TOPOLOGY_* and DYN_KV_TRANSFER_* are read from the environment, as a worker reads them.
+    """
+    import os
+    import time
+    from dataclasses import replace
+
+    from dynctl.base.errors import UsageProblem
+    from dynctl.base.worker_environment import TopologyEnvironmentError, read_worker_environment
+    from dynctl.screens.render import talk
+    from dynctl.simulation.engine.process import run_engine
+
+    if options.frontend or options.view is not None or options.demo:
+        raise UsageProblem("serve engine asks nobody; leave --frontend, --view and --demo out")
+    values = {
+        option.flag.removeprefix("--"): given[_key(option)]
+        for option in OPTIONS
+        if given[_key(option)] is not None
+    }
+    config = build_config(values)
+    try:
+        topology = read_worker_environment(
+            os.environ,
+            now=time.monotonic,
+            sleep=time.sleep,
+            log=lambda level, line: talk(f"{logging.getLevelName(level)} {line}"),
+        )
+    except TopologyEnvironmentError as error:
+        # A worker that must not start without its topology: the contract's exit code is 1.
+        talk(f"error: {error}")
+        return 1
+    if topology is not None:
+        config = replace(config, **topology.fields())
+    return run_engine(config)

@@ -1,0 +1,308 @@
+"""`dynctl thresholds get` and `thresholds set`."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.cli.durations import seconds
+
+if TYPE_CHECKING:
+    from dynctl.screens.results import RankEffect, ReplicaChange
+    from dynctl.sources.thresholds.replicas import Reading
+
+_Values = Mapping[str, float | int | None]
+
+
+def get_thresholds(
+    options: GlobalOptions,
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Only this model.", show_default=False)
+    ] = None,
+    workers: Annotated[
+        bool,
+        typer.Option(
+            "--workers",
+            help="Show how each rank stands too: signal, limit, latch, age, effect (also -o wide).",
+        ),
+    ] = False,
+    ask: Annotated[
+        bool,
+        typer.Option(
+            "--ask",
+            help="Ask Dynamo frontends by a dry run a worker whether they refuse it now; they tell "
+            "it in no other way.",
+        ),
+    ] = False,
+) -> int:
+    """Show the busy thresholds in force, a row a replica: each frontend holds its own.
+
+    Exit code 1 where replicas disagree, 3 where one does not answer.
+    """
+    from dynctl.base.errors import ExitCode
+    from dynctl.cli.threshold_reading import threshold_list
+    from dynctl.screens.render import doubted, emit
+    from dynctl.sources import connect
+
+    source = connect(options)
+    with source.replicas() as replicas:
+        wanted = workers or ask or options.output is OutputFormat.WIDE
+        result, silent = threshold_list(source.title, replicas, model, signals=wanted, ask=ask)
+        doubts = source.doubts
+    emit(result, options)
+    doubted(doubts)
+    if not result.agree:
+        return ExitCode.NO
+    return ExitCode.UNREACHABLE if silent else ExitCode.YES
+
+
+def set_thresholds(
+    options: GlobalOptions,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="May be left out where one model is served."),
+    ] = None,
+    decode_blocks: Annotated[
+        str | None,
+        typer.Option(
+            "--active-decode-blocks",
+            "--active-decode-blocks-threshold",
+            metavar="0..1|none",
+            help="Busy above this fraction of a rank's KV blocks.",
+        ),
+    ] = None,
+    prefill_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--active-prefill-tokens",
+            "--active-prefill-tokens-threshold",
+            metavar="N|none",
+            help="Busy above this many active prefill tokens.",
+        ),
+    ] = None,
+    prefill_frac: Annotated[
+        str | None,
+        typer.Option(
+            "--active-prefill-tokens-frac",
+            "--active-prefill-tokens-threshold-frac",
+            metavar="X|none",
+            help="Busy above this multiple of max_num_batched_tokens.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say which ranks would change; set nothing.")
+    ] = False,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial", help="Keep what could be set where a replica fails, instead of none."
+        ),
+    ] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait",
+            parser=seconds,
+            metavar="DURATION",
+            help="Until every replica acts on it and does not only store it, at most this long: "
+            "30s. Dynamo frontends are asked by dry runs.",
+        ),
+    ] = None,
+) -> int:
+    """Set busy thresholds on every replica; what is left out stays, `none` switches one off.
+
+    Shows before and after, and which ranks become busy or calm. Each replica is read back; where
+    one fails the others are set back. Exit code 1 where replicas differ then, 4 where --wait runs
+    out.
+    """
+    from dynctl.base.errors import ExitCode, TimedOut, UsageProblem, exit_code_of
+    from dynctl.cli.threshold_reading import models_of
+    from dynctl.screens.render import emit, talk
+    from dynctl.screens.results import ModelThresholds, ReplicaChange, ThresholdChange, Waited
+    from dynctl.sources import connect
+    from dynctl.sources.query import choose_model
+    from dynctl.sources.thresholds.replicas import (
+        differing,
+        failure,
+        read_all,
+        serving,
+        set_everywhere,
+    )
+    from dynctl.sources.thresholds.verdicts import wait_until_acting
+
+    values = _values(
+        {
+            "active_decode_blocks_threshold": ("--active-decode-blocks", decode_blocks),
+            "active_prefill_tokens_threshold": ("--active-prefill-tokens", prefill_tokens),
+            "active_prefill_tokens_threshold_frac": ("--active-prefill-tokens-frac", prefill_frac),
+        }
+    )
+    source = connect(options)
+    with source.replicas() as replicas:
+        unreached = source.doubts
+        readings = read_all(replicas)
+        chosen = choose_model(model, models_of(readings))
+        groups = serving(readings, chosen)
+        if len(groups) > 1:
+            raise UsageProblem(
+                f"{chosen} is served by {len(groups)} deployments: {', '.join(groups)}",
+                "name one: --dyn-namespace NAME",
+            )
+        if unreached and not partial and not dry_run:
+            raise UsageProblem(
+                f"not every replica can be set: {'; '.join(unreached)}",
+                "set those that can be: --partial",
+            )
+        readings = next(iter(groups.values()))
+        replicas = [one.replica for one in readings]
+        ranks, notes = _effects(readings, chosen, values, must=dry_run)
+        before = next(one.thresholds[chosen] for one in readings if chosen in one.thresholds)
+        if dry_run:
+            change = ThresholdChange(
+                source=source.title,
+                before=ModelThresholds(chosen, **_typed(before)),
+                after=ModelThresholds(chosen, **_typed({**before, **values})),
+                applied=False,
+                ranks=ranks,
+                replicas=_tried(readings, chosen, values),
+                notes=notes,
+            )
+            emit(change, options)
+            return ExitCode.YES
+        result = set_everywhere(replicas, chosen, values, partial=partial)
+        done = [one.replica for one in result.outcomes if one.state == "set"]
+        waited = None
+        if wait is not None and done:
+            acting, took = wait_until_acting(done, chosen, values, wait)
+            waited = Waited(round(took, 3), acting.acts, list(acting.pending), list(acting.untold))
+        after = read_all(replicas)
+    agree = result.agree and not differing(after, chosen)
+    held = next((one.after for one in result.outcomes if one.state == "set" and one.after), None)
+    emit(
+        ThresholdChange(
+            source=source.title,
+            before=ModelThresholds(chosen, **_typed(before)),
+            after=ModelThresholds(chosen, **_typed(held or before)),
+            applied=bool(done),
+            ranks=ranks if done else [],
+            replicas=[
+                ReplicaChange(
+                    one.replica.name,
+                    one.state,
+                    None if one.before is None else ModelThresholds(chosen, **_typed(one.before)),
+                    None if one.after is None else ModelThresholds(chosen, **_typed(one.after)),
+                    "" if one.error is None else one.error.message,
+                )
+                for one in result.outcomes
+            ],
+            agree=agree,
+            waited=waited,
+            notes=notes,
+        ),
+        options,
+    )
+    if not result.ok:
+        error = failure(result, partial=partial)
+        talk("\n  ".join([f"error: {error.message}", *error.hint.splitlines()]))
+        return ExitCode.NO if not agree else exit_code_of(error) or ExitCode.NO
+    if not agree:
+        talk("the replicas do not agree: dynctl thresholds get")
+        return ExitCode.NO
+    if waited is not None and not waited.acts:
+        raise TimedOut(
+            f"the thresholds are stored and do not act everywhere after {waited.seconds:.1f} s",
+            "\n".join(waited.pending),
+        )
+    return ExitCode.YES
+
+
+def _values(given: Mapping[str, tuple[str, str | None]]) -> dict[str, float | int | None]:
+    """The thresholds that were given, checked. Raises UsageProblem."""
+    from dynctl.base.errors import UsageProblem
+    from router_core.config import SETTINGS
+    from router_core.errors import ConfigError
+
+    values: dict[str, float | int | None] = {}
+    for name, (flag, text) in given.items():
+        if text is None:
+            continue
+        try:
+            values[name] = SETTINGS[name].parse(text)
+        except ConfigError as error:
+            raise UsageProblem(f"{flag}: {str(error).removeprefix(name + ': ')}") from None
+    if not values:
+        flags = ", ".join(flag for flag, _ in given.values())
+        raise UsageProblem(
+            f"no threshold was given; expected at least one of {flags}",
+            "for example: dynctl thresholds set --active-decode-blocks 0.85 --dry-run",
+        )
+    return values
+
+
+def _effects(
+    readings: "Sequence[Reading]", model: str, values: _Values, *, must: bool
+) -> "tuple[list[RankEffect], list[str]]":
+    """What becomes of each rank by the load that each replica counts. ``must``: raises the error
+    where no replica's workers are known, since nothing else was asked."""
+    from dynctl.base.errors import DynctlError
+    from dynctl.screens.numbers import plural
+    from dynctl.screens.results import rank_effects
+    from dynctl.sources.thresholds.trial import judged_rows
+
+    effects: list[RankEffect] = []
+    notes: list[str] = []
+    errors = []
+    for one in readings:
+        if one.error is not None or model not in one.thresholds:
+            continue
+        present, name = one.thresholds[model], one.replica.name
+        try:
+            rows = [row for row in one.replica.workers() if row.model == model]
+        except DynctlError as error:
+            errors.append(error)
+            notes.append(f"{name}: its workers are not known: {error.message}")
+            continue
+        if one.replica.dynamo is not None:
+            silent = sum(rank.load_age_s is None for row in rows for rank in row.ranks)
+            if silent:
+                why = one.replica.dynamo.unheard()
+                notes.append(f"{name}: what {plural(silent, 'rank')} reported is not known: {why}")
+        after = judged_rows(rows, model, present, values)
+        before = judged_rows(rows, model, present, {}) if one.replica.dynamo is not None else rows
+        effects += rank_effects(before, after, name)
+    if must and errors and not effects:
+        raise errors[0]
+    return effects, notes
+
+
+def _tried(readings: "Sequence[Reading]", model: str, values: _Values) -> "list[ReplicaChange]":
+    from dynctl.base.errors import UsageProblem
+    from dynctl.screens.results import ModelThresholds, ReplicaChange
+
+    found = []
+    for one in readings:
+        present = one.thresholds.get(model)
+        if present is None:
+            why = "it serves no such model" if one.error is None else one.error.message
+            found.append(ReplicaChange(one.replica.name, "failed", problem=why))
+            continue
+        problem = ""
+        try:
+            one.replica.holder.refuse(model, present, values)
+        except UsageProblem as error:
+            problem = error.message
+        found.append(
+            ReplicaChange(
+                one.replica.name,
+                "tried",
+                ModelThresholds(model, **_typed(present)),
+                ModelThresholds(model, **_typed({**present, **values})),
+                problem,
+            )
+        )
+    return found
+
+
+def _typed(values: _Values) -> dict[str, Any]:
+    return dict(values)

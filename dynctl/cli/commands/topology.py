@@ -1,0 +1,61 @@
+"""`dynctl topology show`."""
+
+from typing import Annotated
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+
+
+def show_topology(
+    options: GlobalOptions,
+    domain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Group by this domain (zone, rack, ..). [default: the KV-transfer domain, then "
+            "zone, then the first]",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only workers of this model.")
+    ] = None,
+    selector: Annotated[
+        str | None,
+        typer.Option(
+            "--selector",
+            "-l",
+            metavar="KEY=VALUE,..",
+            help="Count only workers that match all: a topology domain, name, role, model or "
+            "status; != excludes.",
+        ),
+    ] = None,
+    sort_by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Sort by a column, for example ratio.")
+    ] = None,
+    no_headers: Annotated[bool, typer.Option("--no-headers", help="Rows only.")] = False,
+) -> int:
+    """Show every domain's workers, load, KV-transfer policy, and whether it strands prefill."""
+    from msgspec.structs import replace
+
+    from dynctl.documents.decisions import setting_values
+    from dynctl.planning.domain_capacity import topology_show
+    from dynctl.screens.columns import sort_rows
+    from dynctl.screens.render import doubted, emit
+    from dynctl.screens.topology import domain_columns, topology_rows_only
+    from dynctl.sources import connect
+    from dynctl.sources.selector import Selector
+
+    wanted = Selector.parse(selector or "")
+    source = connect(options)
+    rows = source.workers(index=False)
+    doubts = source.doubts
+    workers = [row for row in rows if model in (None, row.model)]
+    settings = setting_values(source.config())
+    result = topology_show(source.title, workers, settings, domain=domain, counted=wanted.matches)
+    if sort_by is not None:
+        columns = domain_columns(result.rows, result.domain)
+        result = replace(result, rows=sort_rows(columns, result.rows, sort_by))
+    emit(result, options, screen=topology_rows_only if no_headers else None)
+    doubted(doubts)
+    return 0

@@ -1,0 +1,81 @@
+"""`dynctl topology lint`: what is wrong with manifests, before they reach a cluster."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.fail_on import FailOn, expect_level
+
+
+def lint_topology(
+    options: GlobalOptions,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="Manifests, YAML or JSON; - is stdin (repeatable).",
+        ),
+    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="More files.")] = None,
+    fail_on: FailOn = "fail",
+    suppress: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODE[=SUBJECT]",
+            help="Leave a check out, or a finding (repeatable): --suppress DYT0111.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KUBE_CONTEXT",
+            help="Check against this cluster too: node labels, Grove topology, what a running "
+            "graph cannot change; . is the current context.",
+        ),
+    ] = None,
+) -> int:
+    """Check graph manifests: what Kubernetes would refuse, and what nobody checks.
+
+    Reads DynamoGraphDeployments (v1alpha1, v1beta1) and Grove topologies. No cluster is asked but
+    the one named with --against.
+    """
+    from dynctl.base.errors import UsageProblem
+
+    files = [*(file or ()), *(more or ())]
+    if not files:
+        raise UsageProblem(
+            "no file to check", "for example: dynctl topology lint -f deploy.yaml -f topology.yaml"
+        )
+    expect_level(fail_on)
+    return lint_files(options, files, fail_on, suppress, against)
+
+
+def lint_files(
+    options: GlobalOptions,
+    files: Sequence[str],
+    fail_on: str,
+    suppress: Sequence[str] | None,
+    against: str | None = None,
+) -> int:
+    """Check some manifests, print the report and return the exit code."""
+    from dynctl.base.errors import ExitCode
+    from dynctl.findings.catalogue import catalogue
+    from dynctl.findings.suppression import Suppressions
+    from dynctl.manifests.files import read_manifests
+    from dynctl.manifests.lint.run import lint
+    from dynctl.screens.render import emit
+
+    suppressed = Suppressions.parse(suppress or (), catalogue())
+    manifests = read_manifests(files)
+    if against is None:
+        report = lint(manifests, suppressed)
+    else:
+        from dynctl.verify.run import linted_against
+
+        report = linted_against(options, manifests, against, suppressed)
+    emit(report, options)
+    return ExitCode.YES if report.passes(fail_on) else ExitCode.NO

@@ -1,0 +1,87 @@
+"""`dynctl topology wait`: what an init container runs before the worker starts."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.durations import seconds
+
+
+def wait_for_topology(
+    options: GlobalOptions,
+    path: Annotated[
+        Path | None,
+        typer.Option(
+            "--path",
+            metavar="DIR",
+            help="Directory of topology files. [default: $DYN_TOPOLOGY_MOUNT_PATH, then "
+            "/etc/dynamo/topology]",
+        ),
+    ] = None,
+    domain: Annotated[
+        str | None,
+        typer.Option(
+            "--domain",
+            metavar="NAME",
+            help="The domain that must have a value. [default: $DYN_KV_TRANSFER_DOMAIN]",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            parser=seconds,
+            metavar="DURATION",
+            help="Give up after this long: 30s, 2m. [default: 30s]",
+        ),
+    ] = None,
+) -> int:
+    """Wait until the topology file of a domain has content, and print its value.
+
+    Looks at the directory as a worker does, once a second, and says on stderr what it waits for.
+    Exits 1 when the time is up: as an init container, Kubernetes then starts it again.
+    """
+    import time
+
+    from dynctl.base.errors import ExitCode, UsageProblem
+    from dynctl.base.worker_environment import (
+        DEFAULT_MOUNT_PATH,
+        POLL_TIMEOUT_S,
+        TopologyEnvironmentError,
+        names_a_file,
+        wait_for_domain,
+    )
+    from dynctl.screens.render import emit, talk
+    from dynctl.screens.results import TopologyValue
+
+    name = (domain or os.environ.get("DYN_KV_TRANSFER_DOMAIN", "")).strip()
+    if not name:
+        raise UsageProblem(
+            "no domain to wait for; expected --domain or $DYN_KV_TRANSFER_DOMAIN",
+            "for example: dynctl topology wait --domain zone",
+        )
+    if not names_a_file(name):
+        raise UsageProblem(
+            f"--domain {name!r}: expected the plain name of a file in the topology directory",
+            "for example: dynctl topology wait --domain zone",
+        )
+    mount = path or Path(
+        os.environ.get("DYN_TOPOLOGY_MOUNT_PATH", "").strip() or DEFAULT_MOUNT_PATH
+    )
+    try:
+        domains = wait_for_domain(
+            mount,
+            name,
+            now=time.monotonic,
+            sleep=time.sleep,
+            log=lambda _level, line: talk(line),
+            timeout_s=POLL_TIMEOUT_S if timeout is None else timeout,
+        )
+    except TopologyEnvironmentError as error:
+        talk(str(error))
+        return ExitCode.NO
+    emit(TopologyValue(name, domains[name], str(mount / name)), options)
+    return ExitCode.YES

@@ -1,0 +1,77 @@
+"""`dynctl why ID`: a past decision, on the same screen as a dry run."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+
+MAX_FILE_BYTES = 64 * 1024 * 1024
+
+
+def why(
+    options: GlobalOptions,
+    decision: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="A decision's id (the x-dynctl-decision header), or a JSON file: a saved "
+            "RouteResult, or a response or refusal that carries one or its id.",
+        ),
+    ],
+    show_all: Annotated[
+        bool, typer.Option("--all", help="List every candidate and rejection.")
+    ] = False,
+) -> int:
+    """Explain a decision that a frontend made. Exit code 1 where it was a refusal."""
+    from dynctl.base.errors import ExitCode
+    from dynctl.screens.explain import ExplainScreen
+    from dynctl.screens.render import emit
+    from dynctl.sources import connect
+
+    found, wanted = _from_file(Path(decision)) if Path(decision).is_file() else (None, decision)
+    result = found if found is not None else connect(options).decision(wanted)
+    emit(result, options, screen=ExplainScreen(show_all))
+    return ExitCode.YES if result.ok else ExitCode.NO
+
+
+def _from_file(path: Path) -> tuple[Any, str]:
+    """A RouteResult that the file holds, else the id that it names."""
+    import msgspec
+
+    from dynctl.base.decode_errors import WireError
+    from dynctl.base.errors import UsageProblem
+    from dynctl.documents.route_result import decode_route_result
+
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise UsageProblem(f"{path}: over the limit of {MAX_FILE_BYTES:,} bytes")
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise UsageProblem(
+            f"{path}: not JSON: {error}", "save one with: dynctl route PROMPT -o json > FILE"
+        ) from None
+    for candidate in _objects(document):
+        if candidate.get("kind") == "RouteResult":
+            try:
+                return decode_route_result(msgspec.json.encode(candidate)), ""
+            except WireError as error:
+                raise UsageProblem(f"{path}: {error}") from None
+    for candidate in _objects(document):
+        for key in ("x-dynctl-decision", "decision_id", "decision"):
+            value = candidate.get(key)
+            if isinstance(value, str) and value:
+                return None, value
+    raise UsageProblem(
+        f"{path}: neither a RouteResult nor the id of a decision is in it",
+        "expected one of: a document of kind RouteResult, x-dynctl-decision, decision_id",
+    )
+
+
+def _objects(document: Any, depth: int = 4) -> list[dict[str, Any]]:
+    """The objects of a document, outermost first, a few levels deep."""
+    if not isinstance(document, dict) or depth == 0:
+        return []
+    inner = [item for value in document.values() for item in _objects(value, depth - 1)]
+    return [document, *inner]

@@ -1,0 +1,85 @@
+"""`dynctl workers list` and `workers show ID`."""
+
+from typing import Annotated
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+
+
+def list_workers(
+    options: GlobalOptions,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only workers of this model.")
+    ] = None,
+    role: Annotated[
+        str | None, typer.Option(metavar="ROLE", help="Only prefill, decode or aggregated ones.")
+    ] = None,
+    selector: Annotated[
+        str | None,
+        typer.Option(
+            "--selector",
+            "-l",
+            metavar="KEY=VALUE,..",
+            help="Only workers that match all: a topology domain, name, role, model or status; "
+            "!= excludes.",
+        ),
+    ] = None,
+    sort_by: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Sort by a column, for example cached_blocks."),
+    ] = None,
+    no_headers: Annotated[bool, typer.Option("--no-headers", help="Rows only.")] = False,
+) -> int:
+    """List the workers: role, topology, state, load, cached blocks, freshness."""
+    from dynctl.base.errors import UsageProblem
+    from dynctl.screens.columns import sort_rows
+    from dynctl.screens.render import doubted, emit
+    from dynctl.screens.results import WorkerList
+    from dynctl.screens.workers import worker_columns, worker_rows_only
+    from dynctl.sources import connect
+    from dynctl.sources.selector import Selector
+    from router_core.workers import Role
+
+    roles = [one.value for one in Role]
+    if role is not None and role not in roles:
+        raise UsageProblem(f"--role {role}: expected one of {', '.join(roles)}")
+    wanted = Selector.parse(selector or "")
+    source = connect(options)
+    rows = [
+        row
+        for row in source.workers()
+        if model in (None, row.model) and role in (None, row.role) and wanted.matches(row)
+    ]
+    rows.sort(
+        key=lambda row: (row.model, roles.index(row.role) if row.role in roles else 9, row.name)
+    )
+    if sort_by is not None:
+        rows = sort_rows(worker_columns(rows), rows, sort_by)
+    emit(WorkerList(source.title, rows), options, screen=worker_rows_only if no_headers else None)
+    doubted(source.doubts)
+    return 0
+
+
+def show_worker(
+    options: GlobalOptions,
+    worker: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="Name, decimal or hex id, or the unique end of name or hex id."
+        ),
+    ],
+) -> int:
+    """Show one worker: card, KV-transfer policy, taints, load and freshness of each rank."""
+    from dynctl.base.naming import resolve_worker
+    from dynctl.screens.render import doubted, emit
+    from dynctl.screens.results import WorkerDetail
+    from dynctl.sources import connect
+
+    source = connect(options)
+    rows = source.workers()
+    found = resolve_worker(worker, [(row.worker_id, row.name) for row in rows])
+    row = next(row for row in rows if row.worker_id == found)
+    emit(WorkerDetail(source.title, row), options)
+    doubted(source.doubts)
+    return 0

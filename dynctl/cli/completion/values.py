@@ -1,0 +1,110 @@
+"""What can stand where a command line takes a value: known words, paths, or what runs now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Final
+
+
+class Kind(StrEnum):
+    """``LIVE`` is asked of `dynctl __complete`; ``FREE`` is anything, and nothing is offered."""
+
+    WORDS = "words"
+    FILE = "file"
+    FOLDER = "folder"
+    LIVE = "live"
+    FREE = "free"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """``words`` of WORDS; ``live``, the kind of thing, of LIVE in `completion.live`."""
+
+    kind: Kind
+    words: tuple[str, ...] = ()
+    live: str = ""
+
+    @property
+    def text(self) -> str:
+        """As the scripts carry it: ``words:a b``, ``live:model``, ``file``."""
+        rest = self.live if self.kind is Kind.LIVE else " ".join(self.words)
+        return f"{self.kind}:{rest}" if rest else str(self.kind)
+
+
+FREE: Final = Meaning(Kind.FREE)
+
+_LIVE: Final[Mapping[str, str]] = {
+    "--model": "model",
+    "--context": "context",
+    "--kube-context": "kube-context",
+    "--against": "kube-context",
+    "--pin-prefill": "worker",
+    "--pin-decode": "worker",
+    "--domain": "domain",
+    "--over": "domain-value",
+    "--selector": "selector",
+    "--require-taint": "taint",
+}
+#: By path, and flag or (of an argument) metavar.
+_LIVE_AT: Final[Mapping[tuple[str, str], str]] = {
+    ("events tail", "--worker"): "worker",
+    ("workers show", "ID"): "worker",
+    ("thresholds get", "MODEL"): "model",
+    ("thresholds set", "MODEL"): "model",
+    ("context use", "NAME"): "context",
+    ("context show", "NAME"): "context",
+    ("context remove", "NAME"): "context",
+}
+#: These name something new: what runs now says nothing about it.
+_NEW: Final = frozenset({("serve engine", "--model"), ("topology render", "--domain")})
+_LITERAL: Final = re.compile(r"[a-z][a-z0-9.-]*")
+
+
+def meaning(path: str, names: Iterable[str], metavar: str | None) -> Meaning:
+    """What the value of an option (``names`` its flags) or of an argument (no names) can be."""
+    shown = (metavar or "").strip("[]")
+    for name in tuple(names) or (shown,):
+        live = _LIVE_AT.get((path, name)) or _LIVE.get(name)
+        if live is not None and (path, name) not in _NEW:
+            return Meaning(Kind.LIVE, live=live)
+        words = known_words().get((path, name)) or known_words().get(("", name))
+        if words:
+            return Meaning(Kind.WORDS, words)
+    parts = shown.split("|")
+    literals = tuple(part for part in parts if _LITERAL.fullmatch(part))
+    if len(parts) > 1 and literals:
+        return Meaning(Kind.WORDS, literals)
+    if parts[0] in ("FILE", "DIR"):
+        return Meaning(Kind.FILE if parts[0] == "FILE" else Kind.FOLDER)
+    return FREE
+
+
+@cache
+def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
+    """(path or nothing, flag or metavar) -> the words that it takes, from who defines them."""
+    from dynctl.base.options import OutputFormat
+    from dynctl.findings.catalogue import catalogue
+    from dynctl.planning.capacity import ENFORCEMENTS
+    from dynctl.settings.contexts.keys import KEYS
+    from dynctl.sources.dynamo.event_lines import TailKind
+    from router_core.config import PRESETS
+    from router_core.workers import Role
+
+    codes = tuple(entry.code for entry in catalogue().values() if not entry.retired)
+    return {
+        ("", "--output"): tuple(OutputFormat),
+        **{("", key.flag): key.choices for key in KEYS.values() if key.choices},
+        ("", "--preset"): tuple(PRESETS),
+        ("", "--fail-on"): ("fail", "warn"),
+        ("", "--suppress"): codes,
+        ("", "CODE"): codes,
+        ("workers list", "--role"): tuple(one.value for one in Role),
+        ("events tail", "--kind"): tuple(TailKind),
+        ("topology plan", "--enforcement"): tuple(ENFORCEMENTS),
+        ("topology render", "--enforcement"): ("required", "preferred"),
+        ("topology render", "--kind"): ("ClusterTopologyBinding", "ClusterTopology"),
+    }

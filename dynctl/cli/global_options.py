@@ -1,0 +1,293 @@
+"""The global options: one table, accepted before and after the command's name, as in kubectl.
+
+``--view a.json route hi`` and ``route hi --view a.json`` mean the same. Where both say something,
+the one nearer to the end of the line wins; repeatable options add up.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynctl.base.options import GlobalOptions, OutputFormat
+
+PANEL = "Global options"
+DYNAMO = "A live Dynamo"
+KUBERNETES = "Kubernetes"
+
+
+_ANNOTATIONS: dict[str, Any] = {
+    "frontend": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--frontend",
+            metavar="URL",
+            help="Ask a running dynctl frontend or router (repeatable: replicas). Default: "
+            "$DYNCTL_FRONTEND, the context's, then http://127.0.0.1:8000.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "view": Annotated[
+        Path | None,
+        typer.Option(
+            "--view",
+            metavar="FILE",
+            help="Work offline on a view saved with --save-view.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "demo": Annotated[
+        bool | None,
+        typer.Option(
+            "--demo",
+            help="Work on the embedded demo fleet; nothing needs to run.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "output": Annotated[
+        OutputFormat | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FORMAT",
+            help="table, wide, json, jsonl, yaml or name; checks also junit. [default: table]",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "timeout": Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=0.001,
+            max=86400,
+            help="Give up after this long. [default: 10]",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "token": Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            metavar="TOKEN",
+            help="Bearer token; $DYNCTL_TOKEN keeps it out of the process list.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "token_env": Annotated[
+        str | None,
+        typer.Option(
+            "--token-env",
+            metavar="NAME",
+            help="The environment variable that holds the bearer token.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "token_file": Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="The file that holds the bearer token.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "context": Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            metavar="NAME",
+            help="Look where this context says (dynctl context list). [default: $DYNCTL_CONTEXT, "
+            "then the current one]",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "discovery": Annotated[
+        str | None,
+        typer.Option(
+            "--discovery",
+            metavar="BACKEND",
+            help="Look at a live Dynamo through its discovery backend: file, etcd or kubernetes. "
+            "Default: $DYN_DISCOVERY_BACKEND.",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "dyn_namespace": Annotated[
+        str | None,
+        typer.Option(
+            "--dyn-namespace",
+            metavar="NAME",
+            help="Dynamo namespace, * for all. [default: $DYN_NAMESPACE, then dynamo]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "file_kv": Annotated[
+        Path | None,
+        typer.Option(
+            "--file-kv",
+            metavar="DIR",
+            help="Directory of the file backend. [default: $DYN_FILE_KV]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "etcd_endpoints": Annotated[
+        str | None,
+        typer.Option(
+            "--etcd-endpoints",
+            metavar="HOST:PORT,..",
+            help="Members of the etcd. [default: $ETCD_ENDPOINTS, then localhost:2379]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "etcd_client": Annotated[
+        str | None,
+        typer.Option(
+            "--etcd-client",
+            metavar="CLIENT",
+            help="etcd3 (gRPC) or gateway (its JSON API). [default: etcd3]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "nats_server": Annotated[
+        str | None,
+        typer.Option(
+            "--nats-server",
+            metavar="URL,..",
+            help="Where events come over NATS. [default: $NATS_SERVER]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "namespace": Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAME",
+            help="Namespace of the cluster. [default: the context's]",
+            rich_help_panel=KUBERNETES,
+        ),
+    ],
+    "all_namespaces": Annotated[
+        bool | None,
+        typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel=KUBERNETES),
+    ],
+    "kube_context": Annotated[
+        str | None,
+        typer.Option(
+            "--kube-context",
+            metavar="NAME",
+            help="Context of the kubeconfig. [default: the current one]",
+            rich_help_panel=KUBERNETES,
+        ),
+    ],
+    "kubeconfig": Annotated[
+        Path | None,
+        typer.Option(
+            "--kubeconfig",
+            metavar="FILE",
+            help="[default: $KUBECONFIG, ~/.kube/config, the pod's service account]",
+            rich_help_panel=KUBERNETES,
+        ),
+    ],
+    "reach": Annotated[
+        str | None,
+        typer.Option(
+            "--reach",
+            metavar="WAY",
+            help="How to ask frontends in pods: direct, port-forward, or auto: at their addresses "
+            "where those answer.",
+            rich_help_panel=KUBERNETES,
+        ),
+    ],
+    "wait": Annotated[
+        float | None,
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            min=0,
+            max=86400,
+            help="How long the workers' caches may take to be read. [default: 5]",
+            rich_help_panel=DYNAMO,
+        ),
+    ],
+    "no_color": Annotated[
+        bool | None,
+        typer.Option("--no-color", help="Plain text on a terminal too.", rich_help_panel=PANEL),
+    ],
+    "debug": Annotated[
+        bool | None,
+        typer.Option("--debug", help="Show the traceback behind an error.", rich_help_panel=PANEL),
+    ],
+}
+_PREFIX = "global_"
+
+
+def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the global options; it receives them as its first argument, ``options``.
+
+    A command that declares one of them itself (another default, another spelling) gets that
+    one's value too where it was given before the command's name only. A parameter of the type
+    typer.Context receives the parser's context.
+    """
+    declared = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    own = [parameter for parameter in declared if parameter.annotation is not typer.Context]
+    asking = [parameter.name for parameter in declared if parameter not in own]
+    redeclared = [parameter.name for parameter in own if parameter.name in _ANNOTATIONS]
+
+    @functools.wraps(function)
+    def command(**arguments: Any) -> Any:
+        context: typer.Context = arguments.pop("context")
+        merged = _merge(context, arguments)
+        values = {key: value for key, value in merged.items() if key in _ANNOTATIONS}
+        arguments |= dict.fromkeys(asking, context)
+        for name in redeclared:
+            if arguments[name] is None:
+                arguments[name] = values.get(name)
+        return function(GlobalOptions(**values, given=frozenset(values)), **arguments)
+
+    return _with_signature(command, own)
+
+
+def group_callback(help: str) -> Callable[..., Any]:
+    """The callback of a group of commands: takes the global options, does nothing else."""
+
+    def callback(**arguments: Any) -> None:
+        _merge(arguments.pop("context"), arguments)
+
+    callback.__doc__ = help
+    return _with_signature(callback, [])
+
+
+def _merge(context: typer.Context, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Take the global options out of ``arguments`` and lay them over those given further left."""
+    merged: dict[str, Any] = dict(context.obj) if isinstance(context.obj, dict) else {}
+    for item in fields(GlobalOptions):
+        value = arguments.pop(_PREFIX + item.name, None)
+        if item.name == "frontend":
+            value = (*merged.get("frontend", ()), *value) if value else None
+        if value is not None:
+            merged[item.name] = value
+    context.obj = merged
+    return merged
+
+
+def _with_signature(
+    function: Callable[..., Any], own: list[inspect.Parameter]
+) -> Callable[..., Any]:
+    """Typer reads a command's options from its signature: make one that has the global ones."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
+    parameters += [parameter.replace(kind=keyword) for parameter in own]
+    parameters += [
+        inspect.Parameter(_PREFIX + name, keyword, default=None, annotation=annotation)
+        for name, annotation in _ANNOTATIONS.items()
+        if name not in {parameter.name for parameter in own}
+    ]
+    signature = inspect.Signature(parameters)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in parameters}
+    return function

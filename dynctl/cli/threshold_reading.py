@@ -1,0 +1,93 @@
+"""What all replicas hold, as one answer: for `thresholds get` and for a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dynctl.base.errors import DynctlError
+from dynctl.documents.thresholds import SignalRow
+from dynctl.screens.results import ReplicaThresholds, ThresholdList
+from dynctl.sources.query import choose_model
+from dynctl.sources.thresholds.replicas import Reading, Replica, differing, read_all, serving
+from dynctl.sources.thresholds.signals import DynamoView, signal_rows
+from dynctl.sources.thresholds.verdicts import verdicts
+
+
+def threshold_list(
+    title: str,
+    replicas: Sequence[Replica],
+    model: str | None,
+    *,
+    signals: bool,
+    ask: bool = False,
+) -> tuple[ThresholdList, bool]:
+    """What the replicas hold, and whether one of them is silent.
+
+    Raises the error of the first replica where none answers.
+    """
+    readings = read_all(replicas)
+    models = models_of(readings)
+    if model is not None:
+        models = [choose_model(model, models)]
+    rows, agree = [], True
+    for name in models:
+        apart = differing(readings, name)
+        agree = agree and not apart
+        members = [one for group in serving(readings, name).values() for one in group]
+        for one in members:
+            held = one.thresholds.get(name)
+            if one.error is None and held is None:
+                absent = "it does not serve the model"
+                rows.append(ReplicaThresholds(one.replica.name, name, problem=absent))
+            elif held is not None:
+                differs = apart.get(one.replica.name, [])
+                told: dict[str, Any] = dict(held)
+                row = ReplicaThresholds(one.replica.name, name, **told, differs=differs)
+                rows.append(row)
+    for one in readings:
+        if one.error is not None:
+            rows.append(ReplicaThresholds(one.replica.name, problem=one.error.message))
+    found, notes = _signals(readings, models, ask=ask) if signals else (None, [])
+    silent = any(one.error is not None for one in readings)
+    return ThresholdList(title, rows, agree, found, notes), silent
+
+
+def _signals(
+    readings: Sequence[Reading], models: Sequence[str], *, ask: bool
+) -> tuple[list[SignalRow], list[str]]:
+    """How each rank stands on each replica that answers, and what could not be known."""
+    found: list[SignalRow] = []
+    notes: list[str] = []
+    for reading in readings:
+        replica, dynamo = reading.replica, reading.replica.dynamo
+        if reading.error is not None:
+            continue
+        try:
+            rows = replica.workers()
+            for model in (one for one in models if one in reading.thresholds):
+                view = None
+                if dynamo is not None:
+                    asked = verdicts(replica, rows, model) if ask else {}
+                    view = DynamoView(dynamo.unheard(), asked)
+                held = reading.thresholds[model]
+                found += signal_rows(replica.name, rows, model, held, view)
+        except DynctlError as error:
+            notes.append(f"{replica.name}: its workers are not known: {error.message}")
+            continue
+        if dynamo is not None and not rows:
+            notes.append(f"{replica.name} names no workers: it does not route by kv, or has none")
+    if not ask and any(row.busy is None for row in found):
+        notes.append(
+            "a Dynamo frontend does not tell whom it refuses: effects are worked out from what is "
+            "known of the load; --ask finds out by dry runs"
+        )
+    return found, notes
+
+
+def models_of(readings: Sequence[Reading]) -> list[str]:
+    """The models that any replica serves; raises the first error where none answered."""
+    errors = [one.error for one in readings if one.error is not None]
+    if errors and len(errors) == len(readings):
+        raise errors[0]
+    return sorted({model for one in readings for model in one.thresholds})

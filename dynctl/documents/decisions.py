@@ -1,0 +1,241 @@
+"""What a router says of itself: past decisions and settings, as JSON that other tools read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dynctl.base.decode_errors import WireError
+from dynctl.documents.route_result import (
+    DecisionResult,
+    PreferenceRow,
+    Ref,
+    RouteResult,
+    Winner,
+    decision_result,
+    preference_row,
+)
+from router_core.config import SETTINGS, RouterConfig
+from router_core.decision import Decision, RoutingPlan
+
+SCHEMA = 1
+#: Preferred taints of one list whose preference is worked out.
+MAX_PREFERENCES = 16
+
+
+class DecisionRow(msgspec.Struct, frozen=True):
+    """One past plan in a list. ``at`` is wall-clock seconds; ``whole`` False means that only
+    winner and runner-up were kept. ``domains`` are those of the worker that answered.
+    ``preference``: how near the preferred domain was to losing; worked out for the newest plan of
+    each preferred taint, and only where who reads the list asks for it."""
+
+    id: str
+    at: float
+    model: str
+    mode: str
+    outcome: str
+    stage: str
+    tokens: int = 0
+    blocks: int = 0
+    cached_blocks: int = 0
+    prefill: Ref | None = None
+    decode: Ref | None = None
+    domains: dict[str, str] = {}
+    prefill_domains: dict[str, str] = {}
+    margin: float | None = None
+    cost: float | None = None
+    relaxed: bool = False
+    whole: bool = True
+    message: str | None = None
+    preference: PreferenceRow | None = None
+
+
+class DecisionList(msgspec.Struct, frozen=True):
+    """Past plans, newest first. ``kept`` are in memory, ``evicted`` had to leave it.
+
+    ``cursor`` is where reading goes on from (``since=``); ``skipped``: plans between there and the
+    oldest of this list.
+    """
+
+    decisions: list[DecisionRow]
+    kept: int
+    evicted: int
+    bytes: int
+    limit_bytes: int
+    cursor: int = 0
+    skipped: int = 0
+    kind: str = "DecisionList"
+    schema: int = SCHEMA
+
+
+class PastDecision(RouteResult, frozen=True, kw_only=True):
+    """A RouteResult as it was, with the moment it was made.
+
+    ``attempt`` of ``attempts``: a request that was retried was decided several times, and
+    ``earlier`` lists the others. Freshness is not kept.
+    """
+
+    at: float
+    whole: bool
+    attempt: int = 1
+    attempts: int = 1
+    earlier: list[DecisionRow] = msgspec.field(default_factory=list)
+
+
+class ConfigValue(msgspec.Struct, frozen=True):
+    """One setting: its value and where that came from."""
+
+    name: str
+    value: Any
+    source: str
+    help: str = ""
+    built: bool = True
+
+
+class ConfigDocument(msgspec.Struct, frozen=True):
+    """The settings in force, and the busy thresholds of each model that has its own."""
+
+    version: str
+    preset: str | None
+    settings: list[ConfigValue]
+    thresholds: dict[str, dict[str, float | int | None]] = {}
+    kind: str = "RouterConfig"
+    schema: int = SCHEMA
+
+
+def decision_row(plan: RoutingPlan, *, at: float, whole: bool) -> DecisionRow:
+    """A plan as one line of a list."""
+    final = plan.final
+    first = plan.prefill if plan.prefill is not None else final
+    answering = final.worker
+    return DecisionRow(
+        id=plan.id,
+        at=at,
+        model=plan.model,
+        mode=final.mode,
+        outcome=final.outcome,
+        stage=final.stage,
+        tokens=final.isl_tokens,
+        blocks=final.prompt_blocks,
+        cached_blocks=first.overlap_blocks(first.winner) if first.winner is not None else 0,
+        prefill=_ref(plan.prefill),
+        decode=_ref(plan.decode),
+        domains={} if answering is None else dict(answering.domains),
+        prefill_domains={}
+        if plan.prefill is None or plan.prefill.worker is None
+        else dict(plan.prefill.worker.domains),
+        margin=first.margin,
+        cost=None if first.winner is None else first.costs[first.winner],
+        relaxed=plan.relaxed,
+        whole=whole,
+        message=None if plan.ok else final.summary(),
+    )
+
+
+def with_preferences(
+    rows: Sequence[DecisionRow], plans: Sequence[RoutingPlan]
+) -> list[DecisionRow]:
+    """``rows`` (of ``plans``, newest first) with the preference of the newest whole one a taint.
+
+    At most :data:`MAX_PREFERENCES` of them: each is worked out over all candidates.
+    """
+    found: set[str] = set()
+    told = []
+    for row, plan in zip(rows, plans, strict=True):
+        final = plan.final
+        taints = {item.taint for item in final.constraints.preferred}
+        if row.whole and taints - found and len(found) < MAX_PREFERENCES:
+            preference = preference_row(final)
+            if preference is not None and preference.taint not in found:
+                found.add(preference.taint)
+                row = msgspec.structs.replace(row, preference=preference)
+        told.append(row)
+    return told
+
+
+def past_decision(
+    plan: RoutingPlan,
+    *,
+    at: float,
+    whole: bool,
+    preset: str | None = None,
+    earlier: Sequence[DecisionRow] = (),
+) -> PastDecision:
+    """A plan that was kept, in the contract's form."""
+    final = plan.final
+    notes = [note for hop in (plan.prefill, plan.decode) if hop is not None for note in hop.notes]
+    return PastDecision(
+        id=plan.id,
+        model=plan.model,
+        mode=final.mode,
+        preset=preset,
+        tokens=final.isl_tokens,
+        block_size=final.block_size,
+        blocks=final.prompt_blocks,
+        assumptions=list(dict.fromkeys(notes)),
+        winner=Winner(_ref(plan.prefill), _ref(plan.decode)),
+        prefill=_shown(plan.prefill, whole),
+        decode=_shown(plan.decode, whole),
+        relaxed=plan.relaxed,
+        at=at,
+        whole=whole,
+        attempt=len(earlier) + 1,
+        attempts=len(earlier) + 1,
+        earlier=list(earlier),
+    )
+
+
+def config_document(
+    config: RouterConfig,
+    *,
+    version: str,
+    preset: str | None,
+    sources: Mapping[str, str],
+    started: RouterConfig | None = None,
+    thresholds: Mapping[str, Mapping[str, float | int | None]] | None = None,
+) -> ConfigDocument:
+    """``sources``: where each value came from at start; a value that is no longer that of
+    ``started`` was set while running."""
+    rows = []
+    for name, setting in SETTINGS.items():
+        value = getattr(config, name)
+        source = sources.get(name, "default")
+        if started is not None and value != getattr(started, name):
+            source = "set while running"
+        rows.append(ConfigValue(name, value, source, setting.help, setting.built))
+    own = {model: dict(values) for model, values in (thresholds or {}).items()}
+    return ConfigDocument(version, preset, rows, own)
+
+
+def setting_values(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Setting name -> value of what a source answers about its configuration: the list that a
+    frontend sends, or the mapping that a view holds. Rows that are neither are left out."""
+    told = document.get("settings", {})
+    if isinstance(told, list):
+        told = {row.get("name"): row for row in told if isinstance(row, dict)}
+    return {name: row.get("value") for name, row in told.items() if isinstance(row, dict)}
+
+
+def decode_decision_list(data: bytes) -> DecisionList:
+    """Read the answer of ``GET /v1/decisions``; raises WireError."""
+    try:
+        return msgspec.json.decode(data, type=DecisionList)
+    except msgspec.MsgspecError as error:
+        raise WireError("decisions", str(error)) from None
+
+
+def _shown(decision: Decision | None, whole: bool) -> DecisionResult | None:
+    if decision is None:
+        return None
+    result = decision_result(decision)
+    # With two candidates left, what would have flipped the decision cannot be said any more.
+    return result if whole else msgspec.structs.replace(result, flip=None, preference=None)
+
+
+def _ref(decision: Decision | None) -> Ref | None:
+    if decision is None or decision.winner is None:
+        return None
+    ref = decision.refs[decision.winner]
+    return Ref(decision.workers[decision.winner].name, ref.worker_id, ref.dp_rank)

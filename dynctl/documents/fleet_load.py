@@ -1,0 +1,105 @@
+"""``GET /v1/fleet``: what changes about a fleet every second, small enough to be asked that often.
+
+Cards change seldom and are most of a worker's row, so they travel once: the answer names its set of
+cards, and who names the same set when asking again gets the load alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dynctl.base.decode_errors import WireError
+from dynctl.documents.workers import RankRow, WorkerRow
+
+SCHEMA = 1
+
+
+class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What changes about one worker; fields as in :class:`WorkerRow`."""
+
+    worker_id: int
+    ranks: list[RankRow] = []
+    status: str = "ready"
+    reason: str | None = None
+    busy: bool = False
+
+
+class TransferCount(msgspec.Struct, frozen=True):
+    """Hand-offs of KV cache that began in one value of a domain, since the router started."""
+
+    domain: str
+    value: str
+    local: int = 0
+    crossing: int = 0
+
+
+class ConditionRow(msgspec.Struct, frozen=True):
+    """A named condition in force. Times are wall-clock seconds."""
+
+    code: str
+    subject: str
+    message: str
+    since: float
+    seen: float
+    count: int = 1
+
+
+class FleetLoad(msgspec.Struct, frozen=True):
+    """One reading of a router. ``at``: its wall clock, in seconds.
+
+    ``cards`` names the set of cards; ``workers`` are their rows without ranks, None where the
+    asker named the same set. ``probe_s``: how often engines are asked for their load.
+    ``in_flight``: requests of the frontend that have not ended. ``recorded``: decisions since it
+    started, which is also where reading them goes on from (``GET /v1/decisions?since=``).
+    """
+
+    at: float
+    version: str
+    cards: str
+    loads: list[WorkerLoad]
+    workers: list[WorkerRow] | None = None
+    conditions: list[ConditionRow] = []
+    transfers: list[TransferCount] = []
+    thresholds: dict[str, dict[str, float | int | None]] = {}
+    probe_s: float = 1.0
+    in_flight: int = 0
+    recorded: int = 0
+    kind: str = "FleetLoad"
+    schema: int = SCHEMA
+
+
+def decode_fleet_load(data: bytes) -> FleetLoad:
+    """Read an answer; raises WireError."""
+    try:
+        read = msgspec.json.decode(data, type=FleetLoad)
+    except msgspec.MsgspecError as error:
+        raise WireError("fleet load", str(error)) from None
+    if read.kind != "FleetLoad" or read.schema > SCHEMA:
+        raise WireError(
+            "fleet load",
+            f"expected schema {SCHEMA} or older, got {read.kind} of schema {read.schema}",
+        )
+    return read
+
+
+def joined_rows(cards: Sequence[WorkerRow], loads: Sequence[WorkerLoad]) -> list[WorkerRow]:
+    """Cards with their load. Both are of one set, in one order; raises WireError if they are not.
+
+    Only the ids are compared, so a worker that was told without ranks has none.
+    """
+    if len(cards) != len(loads):
+        raise WireError("fleet load", f"{len(loads)} loads for {len(cards)} workers")
+    rows = []
+    for card, load in zip(cards, loads, strict=True):
+        if card.worker_id != load.worker_id:
+            raise WireError(
+                "fleet load", f"the load of {load.worker_id} where {card.worker_id} was expected"
+            )
+        rows.append(
+            msgspec.structs.replace(
+                card, status=load.status, reason=load.reason, busy=load.busy, ranks=load.ranks
+            )
+        )
+    return rows

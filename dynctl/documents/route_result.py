@@ -1,0 +1,303 @@
+"""``RouteResult``: the JSON that a routing decision travels as, and that other tools read.
+
+Built from the router's own Decision; the command line prints it, `POST /v1/route` returns it and
+`why` reads it back. ``schema`` grows when a field changes its meaning; new fields may appear any
+time. ``worker`` is the safe key of a REF: worker ids exceed 2^53.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from dynctl.base.decode_errors import WireError
+from router_core.counterfactual import flip, preference
+from router_core.decision import Decision, RoutingPlan
+from router_core.router import Freshness, Router
+from router_core.selection import RoutingRequest, RoutingView
+
+SCHEMA = 1
+#: A load source that says that nobody tells.
+UNKNOWN_LOAD = "unknown"
+#: Prefill ranks whose decode hop is spelled out where several could have been chosen.
+MAX_BY_PREFILL = 16
+
+
+class Ref(msgspec.Struct, frozen=True):
+    """One data-parallel rank of one worker."""
+
+    worker: str
+    worker_id: int
+    dp_rank: int = 0
+
+
+class Term(msgspec.Struct, frozen=True):
+    name: str
+    unit: str
+    weight: float
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    taint: str
+    kind: str
+    weight: float | None = None
+    origin: str = "request"
+
+
+class RejectedRow(msgspec.Struct, frozen=True):
+    worker: str
+    worker_id: int
+    code: str
+    message: str
+    dp_rank: int = 0
+    domains: dict[str, str] = {}
+    value: str | int | float | None = None
+    limit: str | int | float | None = None
+
+
+class FunnelRow(msgspec.Struct, frozen=True):
+    filter: str
+    entered: int
+    left: int
+    skipped: str | None = None
+    rejected: list[RejectedRow] = []
+
+
+class CandidateRow(msgspec.Struct, frozen=True):
+    worker: str
+    worker_id: int
+    cost: float
+    dp_rank: int = 0
+    domains: dict[str, str] = {}
+    overlap_blocks: int = 0
+    prefill_blocks: float | None = None
+    decode_blocks: float | None = None
+    active_requests: int = 0
+    active_prefill_tokens: int = 0
+    terms: dict[str, float] = {}
+    multiplier: float = 1.0
+    probability: float = 0.0
+
+
+class FlipRow(msgspec.Struct, frozen=True):
+    """``worker`` None: ``change`` is a weight."""
+
+    worker: str | None
+    change: str
+    by: float
+
+
+class PreferenceRow(msgspec.Struct, frozen=True):
+    taint: str
+    weight: float
+    crossover: float
+    now: float | None
+    smallest_weight: float | None
+    verdict: str
+
+
+class IndexFreshness(msgspec.Struct, frozen=True):
+    """``publishers``: ranks whose cache content should be known; ``current``: those that are."""
+
+    publishers: int = 0
+    current: int = 0
+    gaps: int = 0
+    oldest_s: float | None = None
+
+
+class LoadFreshness(msgspec.Struct, frozen=True):
+    source: str = "unknown"
+    oldest_s: float | None = None
+
+
+class FreshnessRow(msgspec.Struct, frozen=True):
+    index: IndexFreshness = IndexFreshness()
+    load: LoadFreshness = LoadFreshness()
+
+
+class DecisionResult(msgspec.Struct, frozen=True):
+    """One hop. See design of the contract in docs; ``outcome`` is ``selected`` or a refusal."""
+
+    id: str
+    stage: str
+    mode: str
+    outcome: str
+    winner: Ref | None = None
+    margin: float | None = None
+    tied: list[Ref] = []
+    temperature: float = 0.0
+    parameters: dict[str, Any] = {}
+    terms: list[Term] = []
+    constraints: list[Constraint] = []
+    funnel: list[FunnelRow] = []
+    candidates: list[CandidateRow] = []
+    overlap_modelled: bool = True
+    notes: list[str] = []
+    message: str | None = None
+    flip: FlipRow | None = None
+    preference: PreferenceRow | None = None
+    #: None where nobody kept how old the data was (a decision of the past).
+    freshness: FreshnessRow | None = None
+
+
+class Winner(msgspec.Struct, frozen=True):
+    prefill: Ref | None = None
+    decode: Ref | None = None
+
+
+class ByPrefill(msgspec.Struct, frozen=True):
+    prefill: Ref
+    decode: DecisionResult | None
+
+
+class RouteResult(msgspec.Struct, frozen=True):
+    """The answer to "where would this request go, and why"."""
+
+    model: str
+    mode: str
+    tokens: int
+    block_size: int
+    blocks: int
+    winner: Winner
+    prefill: DecisionResult | None
+    decode: DecisionResult | None
+    id: str = ""
+    preset: str | None = None
+    assumptions: list[str] = []
+    relaxed: bool = False
+    decode_by_prefill: list[ByPrefill] = []
+    kind: str = "RouteResult"
+    schema: int = SCHEMA
+
+    @property
+    def ok(self) -> bool:
+        """Whether every hop has a winner."""
+        hops = [hop for hop in (self.prefill, self.decode) if hop is not None]
+        return bool(hops) and all(hop.winner is not None for hop in hops)
+
+
+def route_result(
+    router: Router,
+    request: RoutingRequest,
+    plan: RoutingPlan,
+    *,
+    now: float,
+    view: RoutingView | None = None,
+    preset: str | None = None,
+    assumptions: Iterable[str] = (),
+    load_source: str = "this router",
+) -> RouteResult:
+    """The contract's form of a plan, with flip, preference and freshness worked out.
+
+    ``now`` is the time of the same clock that the router's changes carried.
+    """
+    view = view or router.view()
+
+    def shown(decision: Decision | None) -> DecisionResult | None:
+        if decision is None:
+            return None
+        return decision_result(decision, freshness_of(router, decision, now, load_source))
+
+    prefill, decode = plan.prefill, plan.decode
+    by_prefill = [
+        ByPrefill(_ref(other.prefill), shown(other.decode))
+        for other in islice(router.decode_by_prefill(request, plan, view=view), MAX_BY_PREFILL)
+        if other.prefill is not None and other.prefill.winner is not None
+    ]
+    return RouteResult(
+        id=plan.id,
+        model=plan.model,
+        mode=plan.final.mode,
+        preset=preset,
+        tokens=request.isl_tokens,
+        block_size=request.block_size,
+        blocks=request.prompt_blocks,
+        assumptions=list(assumptions),
+        winner=Winner(
+            prefill=_ref(prefill) if prefill is not None and prefill.winner is not None else None,
+            decode=_ref(decode) if decode is not None and decode.winner is not None else None,
+        ),
+        prefill=shown(prefill),
+        decode=shown(decode),
+        decode_by_prefill=by_prefill,
+        relaxed=plan.relaxed,
+    )
+
+
+def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -> DecisionResult:
+    """The contract's form of one decision."""
+    turned = flip(decision)
+    result = msgspec.convert(decision.to_dict(), DecisionResult)
+    return msgspec.structs.replace(
+        result,
+        flip=None if turned is None else FlipRow(turned.worker, turned.change, turned.by),
+        preference=preference_row(decision),
+        freshness=freshness,
+    )
+
+
+def preference_row(decision: Decision) -> PreferenceRow | None:
+    """How near the strongest preference in force was to losing; None without one."""
+    preferred = preference(decision)
+    if preferred is None:
+        return None
+    return PreferenceRow(
+        preferred.taint,
+        preferred.weight,
+        preferred.crossover,
+        preferred.now,
+        preferred.smallest_weight,
+        preferred.verdict,
+    )
+
+
+def freshness_of(router: Router, decision: Decision, now: float, load_source: str) -> FreshnessRow:
+    """How old the data behind a decision is: over its candidates, where it has any."""
+    rows: list[Freshness] = []
+    for worker_id in dict.fromkeys(worker.worker_id for worker in decision.workers):
+        slots = router.registry.slots(worker_id)
+        rows += [router.freshness[slot] for slot in slots if slot in router.freshness]
+    publishers = [row for row in rows if row.index_state != "absent"]
+    return FreshnessRow(
+        IndexFreshness(
+            publishers=len(publishers),
+            current=sum(row.index_state == "current" for row in publishers),
+            gaps=sum(row.gaps for row in publishers),
+            oldest_s=_oldest([row.index_at for row in publishers], now),
+        ),
+        LoadFreshness(load_source, _oldest([row.load_at for row in rows], now)),
+    )
+
+
+def decode_route_result(data: bytes) -> RouteResult:
+    """Read a RouteResult; raises WireError naming what does not fit."""
+    try:
+        result = msgspec.json.decode(data, type=RouteResult)
+    except msgspec.MsgspecError as error:
+        raise WireError("RouteResult", str(error)) from None
+    if result.kind != "RouteResult" or result.schema > SCHEMA:
+        raise WireError(
+            "RouteResult",
+            f"expected schema {SCHEMA} or older, got {result.kind} of schema {result.schema}",
+        )
+    return result
+
+
+def encode_route_result(result: RouteResult) -> bytes:
+    """The JSON document, compact."""
+    return msgspec.json.encode(result)
+
+
+def _ref(decision: Decision | None) -> Ref:
+    if decision is None or decision.winner is None:
+        raise ValueError("a decision without a winner has no REF")
+    ref = decision.refs[decision.winner]
+    return Ref(decision.workers[decision.winner].name, ref.worker_id, ref.dp_rank)
+
+
+def _oldest(times: Sequence[float | None], now: float) -> float | None:
+    known = [now - at for at in times if at is not None]
+    return round(max(known), 3) if known else None

@@ -1,0 +1,323 @@
+"""What another frontend asks a standalone router: a selection by tokens or hashes, not by text.
+
+Names are ours; those of Dynamo's selection service (``model_name``, ``selection_id``,
+``routing_constraints``, ``pinned_worker``) mean the same and are read too. Hashes may be unsigned
+or, as Dynamo's JSON writes them, signed 64-bit numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from dynctl.base.decode_errors import RequestError
+from dynctl.base.json_fields import (
+    U32_MAX,
+    U64_MAX,
+    read_array,
+    read_integer,
+    read_number,
+    read_object,
+    read_text,
+    read_tokens,
+    refuse_unknown,
+)
+from dynctl.documents.route_result import Constraint
+from dynctl.wire.nvext import MAX_TOKENS_IN_REQUEST
+from router_core.decision import Decision, RoutingPlan
+from router_core.hashing import to_unsigned
+from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, constraints
+
+SCHEMA = 1
+MAX_ID: Final = 256
+_MAX_TAINTS: Final = 256
+_MAX_ALLOWED: Final = 4096
+_I64_MIN: Final = -(2**63)
+
+_ALIASES: Final = {
+    "model_name": "model",
+    "selection_id": "request_id",
+    "routing_constraints": "constraints",
+}
+_KNOWN: Final = (
+    "model",
+    "request_id",
+    "token_ids",
+    "block_hashes",
+    "sequence_hashes",
+    "isl_tokens",
+    "constraints",
+    "pins",
+    "pinned_worker",
+    "allowed_worker_ids",
+    "cache_salt",
+    "lora_name",
+    "hops",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PinRef:
+    """A worker by name or id as the client wrote it; ``field`` is where, for errors."""
+
+    worker: str | int
+    dp_rank: int | None
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class SelectRequest:
+    """One selection. Exactly one of the three columns is set; hashes come with ``isl_tokens``.
+
+    ``prefill_only`` books the prefill hop alone: decode is decided again when prefill is done.
+    """
+
+    model: str | None
+    request_id: str | None
+    token_ids: Sequence[int] | None
+    local_hashes: Sequence[int] | None
+    sequence_hashes: Sequence[int] | None
+    isl_tokens: int
+    constraints: RoutingConstraints = NO_CONSTRAINTS
+    pin_prefill: PinRef | None = None
+    pin_decode: PinRef | None = None
+    allowed: tuple[str | int, ...] | None = None
+    cache_salt: str | None = None
+    lora_name: str | None = None
+    prefill_only: bool = False
+
+
+class SelectedHop(msgspec.Struct, frozen=True):
+    """The worker of one hop. ``prefill_tokens`` of the prompt are not cached there."""
+
+    worker: str
+    worker_id: int
+    dp_rank: int
+    stage: str
+    endpoint: str | None
+    domains: dict[str, str]
+    overlap_blocks: int
+    prefill_tokens: int
+    cost: float
+    margin: float | None
+
+
+class SelectionResult(msgspec.Struct, frozen=True):
+    """The answer to a selection. ``id`` names the booking; ``booked`` are the hops that count as
+    load from now on. ``implied`` is what the prefill worker requires of decode."""
+
+    id: str
+    model: str
+    tokens: int
+    block_size: int
+    blocks: int
+    booked: list[str]
+    prefill: SelectedHop | None
+    decode: SelectedHop | None
+    implied: list[Constraint] = []
+    relaxed: bool = False
+    notes: list[str] = []
+    kind: str = "Selection"
+    schema: int = SCHEMA
+
+
+def parse_select(body: Mapping[str, Any]) -> SelectRequest:
+    """Read the body of ``/v1/select``; raises RequestError naming the field."""
+    found = _renamed(body)
+    refuse_unknown(found, "body", _KNOWN)
+    tokens, local, sequence, isl = _prompt(found)
+    pin_prefill, pin_decode = _pins(found)
+    allowed = found.get("allowed_worker_ids")
+    if allowed is not None:
+        items = read_array(allowed, "allowed_worker_ids", longest=_MAX_ALLOWED)
+        allowed = tuple(_worker(item, f"allowed_worker_ids[{i}]") for i, item in enumerate(items))
+    hops = found.get("hops")
+    if hops not in (None, "all", "prefill"):
+        raise RequestError(400, "out_of_range", "hops", "expected all or prefill")
+    return SelectRequest(
+        model=_optional_text(found, "model", 1024),
+        request_id=_request_id(found),
+        token_ids=tokens,
+        local_hashes=local,
+        sequence_hashes=sequence,
+        isl_tokens=isl,
+        constraints=parse_constraints(found.get("constraints"), "constraints"),
+        pin_prefill=pin_prefill,
+        pin_decode=pin_decode,
+        allowed=allowed,
+        cache_salt=_optional_text(found, "cache_salt", 1024),
+        lora_name=_optional_text(found, "lora_name", 1024),
+        prefill_only=hops == "prefill",
+    )
+
+
+def parse_constraints(value: Any, path: str) -> RoutingConstraints:
+    """``{"required_taints": [..], "preferred_taints": {taint: weight}}``; raises RequestError."""
+    if value is None:
+        return NO_CONSTRAINTS
+    found = read_object(value, path)
+    refuse_unknown(found, path, ("required_taints", "preferred_taints"))
+    where = f"{path}.required_taints"
+    items = read_array(found.get("required_taints") or [], where, longest=_MAX_TAINTS)
+    required = [read_text(item, f"{where}[{i}]", longest=1024) for i, item in enumerate(items)]
+    where = f"{path}.preferred_taints"
+    weights = read_object(found.get("preferred_taints") or {}, where)
+    if len(weights) > _MAX_TAINTS:
+        problem = f"expected at most {_MAX_TAINTS} taints, got {len(weights)}"
+        raise RequestError(400, "out_of_range", where, problem)
+    preferred = {
+        read_text(taint, where, longest=1024): read_number(weight, f"{where}[{taint[:64]!r}]")
+        for taint, weight in weights.items()
+    }
+    return constraints(required, preferred)
+
+
+def selection_result(plan: RoutingPlan, booked: Sequence[str]) -> SelectionResult:
+    """A plan whose hops have winners, in the answer's form."""
+    final = plan.final
+    hops = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
+    return SelectionResult(
+        id=plan.id,
+        model=plan.model,
+        tokens=final.isl_tokens,
+        block_size=final.block_size,
+        blocks=final.prompt_blocks,
+        booked=list(booked),
+        prefill=_hop(plan.prefill),
+        decode=_hop(plan.decode),
+        implied=[Constraint(i.taint, i.kind, i.weight, i.origin) for i in plan.implied],
+        relaxed=plan.relaxed,
+        notes=list(dict.fromkeys(note for hop in hops for note in hop.notes)),
+    )
+
+
+def _hop(decision: Decision | None) -> SelectedHop | None:
+    if decision is None or decision.winner is None:
+        return None
+    ref, worker = decision.refs[decision.winner], decision.workers[decision.winner]
+    return SelectedHop(
+        worker=worker.name,
+        worker_id=ref.worker_id,
+        dp_rank=ref.dp_rank,
+        stage=decision.stage,
+        endpoint=worker.endpoint,
+        domains=dict(worker.domains),
+        overlap_blocks=decision.overlap_blocks(decision.winner),
+        prefill_tokens=0
+        if decision.stage == "decode"
+        else max(0, decision.isl_tokens - decision.cached_tokens),
+        cost=decision.costs[decision.winner],
+        margin=decision.margin,
+    )
+
+
+def _renamed(body: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in body.items():
+        name = _ALIASES.get(key, key)
+        if name in found:
+            raise RequestError(400, "given_twice", key, f"{name} is there under two names")
+        found[name] = value
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _prompt(
+    found: Mapping[str, Any],
+) -> tuple[Sequence[int] | None, list[int] | None, list[int] | None, int]:
+    """(token ids, local hashes, sequence hashes, length in tokens); one of the three is set."""
+    columns = ("token_ids", "block_hashes", "sequence_hashes")
+    given = [name for name in columns if name in found]
+    if len(given) != 1:
+        got = " and ".join(given) or "none of them"
+        raise RequestError(
+            400, "prompt", None, f"expected exactly one of {', '.join(columns)}, got {got}"
+        )
+    name = given[0]
+    isl = found.get("isl_tokens")
+    if isl is not None:
+        isl = read_integer(isl, "isl_tokens", 1, MAX_TOKENS_IN_REQUEST)
+    if name == "token_ids":
+        tokens = _tokens(found[name])
+        if isl is not None and isl != len(tokens):
+            problem = f"expected {len(tokens)}, the number of token_ids, got {isl}"
+            raise RequestError(400, "out_of_range", "isl_tokens", problem)
+        return tokens, None, None, len(tokens)
+    if isl is None:
+        problem = f"needed beside {name}: the prompt's length in tokens"
+        raise RequestError(400, "missing_field", "isl_tokens", problem)
+    hashes = _hashes(found[name], name)
+    if name == "block_hashes":
+        return None, hashes, None, isl
+    return None, None, hashes, isl
+
+
+def _tokens(value: Any) -> Sequence[int]:
+    # In C where all is well; the slow reader names what is not.
+    if isinstance(value, list) and 0 < len(value) <= MAX_TOKENS_IN_REQUEST:
+        plain = set(map(type, value)) == {int}
+        if plain and min(value) >= 0 and max(value) <= U32_MAX:
+            return value
+    return read_tokens(value, "token_ids", longest=MAX_TOKENS_IN_REQUEST)
+
+
+def _hashes(value: Any, name: str) -> list[int]:
+    items = read_array(value, name, longest=MAX_TOKENS_IN_REQUEST, private=True)
+    for i, item in enumerate(items):
+        if type(item) is not int or not _I64_MIN <= item <= U64_MAX:
+            problem = "expected a 64-bit integer (unsigned, or signed as Dynamo writes it)"
+            raise RequestError(400, "wrong_type", f"{name}[{i}]", problem)
+    return [to_unsigned(item) for item in items]
+
+
+def _pins(found: Mapping[str, Any]) -> tuple[PinRef | None, PinRef | None]:
+    prefill = decode = None
+    if "pins" in found:
+        pins = read_object(found["pins"], "pins")
+        refuse_unknown(pins, "pins", ("prefill", "decode"))
+        prefill = _pin(pins.get("prefill"), "pins.prefill")
+        decode = _pin(pins.get("decode"), "pins.decode")
+    if "pinned_worker" in found:
+        if decode is not None:
+            problem = "the same as pins.decode; give one of them"
+            raise RequestError(400, "given_twice", "pinned_worker", problem)
+        decode = _pin(found["pinned_worker"], "pinned_worker")
+    return prefill, decode
+
+
+def _pin(value: Any, path: str) -> PinRef | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        return PinRef(_worker(value, path), None, path)
+    refuse_unknown(value, path, ("worker", "worker_id", "dp_rank"))
+    worker = value.get("worker", value.get("worker_id"))
+    if worker is None:
+        raise RequestError(400, "missing_field", f"{path}.worker_id", "a worker's id or name")
+    rank = value.get("dp_rank")
+    if rank is not None:
+        rank = read_integer(rank, f"{path}.dp_rank", 0, U32_MAX)
+    return PinRef(_worker(worker, f"{path}.worker_id"), rank, path)
+
+
+def _worker(value: Any, path: str) -> str | int:
+    if isinstance(value, str):
+        return read_text(value, path, longest=256)
+    if type(value) is int:
+        return read_integer(value, path, 0, U64_MAX)
+    raise RequestError(400, "wrong_type", path, "expected a worker's name or id")
+
+
+def _optional_text(found: Mapping[str, Any], name: str, longest: int) -> str | None:
+    value = found.get(name)
+    return None if value is None else read_text(value, name, longest=longest)
+
+
+def _request_id(found: Mapping[str, Any]) -> str | None:
+    text = _optional_text(found, "request_id", MAX_ID)
+    if text is not None and (not text or not text.isprintable() or "/" in text):
+        problem = "expected printable characters without '/', at least one"
+        raise RequestError(400, "out_of_range", "request_id", problem)
+    return text

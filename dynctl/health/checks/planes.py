@@ -1,0 +1,267 @@
+"""Checks of the planes and of what workers register: pure, on :class:`CheckFacts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found, outcome
+from dynctl.health.deployment import Deployment, ObservedWorker, ProblemCode
+from dynctl.health.facts import CheckFacts, PlaneFacts
+from dynctl.wire.dynamo.discovery import CARDS, EVENT_CHANNELS, EVENT_SOURCES, INSTANCES
+from router_core.errors import PolicyUnderivable
+from router_core.topology import derive
+from router_core.workers import Role
+
+NO_PLANES: Final = (
+    "no discovery backend was named: --discovery etcd --etcd-endpoints HOST:2379, or "
+    "--discovery file --file-kv DIR"
+)
+_KNOWN_KEYS: Final = (INSTANCES, CARDS, EVENT_CHANNELS, EVENT_SOURCES)
+_KEYS_HINT: Final = "is it the right backend? is the deployment up?"
+
+
+# -- what checks need ------------------------------------------------------------------------------
+
+
+def named(facts: CheckFacts) -> Skipped | None:
+    """A discovery backend was named."""
+    return Skipped(NO_PLANES) if facts.planes is None else None
+
+
+def discovered(facts: CheckFacts) -> Skipped | None:
+    """What is registered is known."""
+    if facts.planes is None:
+        return Skipped(NO_PLANES)
+    if facts.planes.unreachable is not None:
+        return Skipped("discovery does not answer (DYR0101)", unread=True)
+    return None
+
+
+def populated(facts: CheckFacts) -> Skipped | None:
+    """At least one worker is registered."""
+    if facts.deployment is not None and not facts.deployment.workers:
+        return Skipped("no worker is registered (DYR0102)")
+    return None
+
+
+def reachable(facts: CheckFacts) -> Skipped | None:
+    """The workers' own addresses lead somewhere from here."""
+    planes = facts.planes
+    if planes is not None and planes.out_of_reach:
+        return Skipped(f"what workers tell is {planes.out_of_reach}", unread=True)
+    return None
+
+
+def planes_of(facts: CheckFacts) -> PlaneFacts:
+    """The planes, for checks that need them to be there."""
+    assert facts.planes is not None
+    return facts.planes
+
+
+def count(number: int, noun: str) -> str:
+    """``1 worker``, ``2,048 workers``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+# -- planes ----------------------------------------------------------------------------------------
+
+
+def _answers(facts: CheckFacts) -> Outcome:
+    planes = planes_of(facts)
+    if planes.unreachable is not None:
+        told = planes.unreachable
+        hint = told.hint or "name another: --etcd-endpoints HOST:2379, or --file-kv DIR"
+        return outcome([found(planes.title, why=told.why, hint=hint)])
+    return Passed(planes.title)
+
+
+def _registered(facts: CheckFacts) -> Outcome:
+    planes = planes_of(facts)
+    where = planes.namespace or "any namespace"
+    if planes.deployment.workers:
+        return Passed(f"{count(len(planes.deployment.workers), 'worker')} in {where}")
+    others = [name for name in planes.deployment.namespaces if name != planes.namespace]
+    if others:
+        told, hint = f"there are: {', '.join(others)}", f"try --dyn-namespace {others[0]}, or '*'"
+    elif planes.deployment.namespaces:
+        told, hint = "what is registered there is not a whole worker", "see the workers section"
+    else:
+        told, hint = "nothing at all is registered", _KEYS_HINT
+    return outcome([found(where, others=told, hint=hint)])
+
+
+def _event_plane(facts: CheckFacts) -> Outcome:
+    heard = [rank for rank in planes_of(facts).ranks if rank.channel is not None]
+    if not heard:
+        return Skipped("no worker announces a channel of KV events (DYR0301)")
+    plane = "/".join(sorted({"NATS" if r.channel == "NATS" else "ZMQ" for r in heard}))
+    connected = sum(rank.state.connected for rank in heard)
+    if connected:
+        return Passed(f"{plane}, {connected} of {count(len(heard), 'channel')}")
+    why = next((f": {rank.disconnected}" for rank in heard if rank.disconnected), "")
+    return outcome([found(plane, channels=f"{len(heard):,}", why=why)])
+
+
+def _call_home(facts: CheckFacts) -> Outcome:
+    asked = [rank for rank in planes_of(facts).ranks if rank.indexer is not None]
+    if not asked:
+        return Skipped("no worker has an indexer that could be asked (DYR0304)")
+    back = sum(rank.called_back is True for rank in asked)
+    if back:
+        return Passed(f"{back} of {count(len(asked), 'rank')}")
+    silent = [rank for rank in asked if rank.called_back is False]
+    if not silent:
+        return Skipped("no worker took a connection (DYR0303)", unread=True)
+    return outcome(found(rank.name, why=rank.refusal or "") for rank in silent)
+
+
+PLANE_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
+    Check("DYR0101", _answers, (named,)),
+    Check("DYR0102", _registered, (discovered,)),
+    Check("DYR0103", _event_plane, (discovered, populated, reachable)),
+    Check("DYR0104", _call_home, (discovered, populated, reachable)),
+)
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+def deployed(facts: CheckFacts) -> Deployment:
+    """The deployment, for checks that need it to be known."""
+    assert facts.deployment is not None
+    return facts.deployment
+
+
+def listed(
+    code: ProblemCode, says: Callable[[Deployment], str] = lambda _: ""
+) -> Callable[[CheckFacts], Outcome]:
+    """A check whose findings are the problems of one kind that joining the entries met."""
+
+    def judge(facts: CheckFacts) -> Outcome:
+        deployment = deployed(facts)
+        problems = [problem for problem in deployment.problems if problem.code is code]
+        return outcome([found(p.subject, why=p.message) for p in problems], says=says(deployment))
+
+    return judge
+
+
+def _malformed(facts: CheckFacts, *, known: bool) -> Outcome:
+    problems = [p for p in deployed(facts).problems if p.code is ProblemCode.MALFORMED_ENTRY]
+    chosen = [p for p in problems if p.subject.startswith(_KNOWN_KEYS) is known]
+    return outcome(found(p.subject, why=p.message) for p in chosen)
+
+
+def _readable(facts: CheckFacts) -> Outcome:
+    return _malformed(facts, known=True)
+
+
+def _known_kinds(facts: CheckFacts) -> Outcome:
+    return _malformed(facts, known=False)
+
+
+def _block_sizes(deployment: Deployment) -> str:
+    sizes = {item.worker.block_size for item in deployment.workers}
+    return ", ".join(f"{size} tokens" for size in sorted(sizes))
+
+
+def _router_configs(deployment: Deployment) -> str:
+    advertised = sum(item.card.router_config is not None for item in deployment.workers)
+    return "all advertise the same" if advertised else "none advertises one"
+
+
+def _topology(deployment: Deployment) -> str:
+    domains = sorted({name for item in deployment.workers for name in item.worker.domains})
+    return ", ".join(domains) if domains else "none does"
+
+
+def _roles(deployment: Deployment) -> str:
+    roles = [item.worker.role for item in deployment.workers]
+    return ", ".join(f"{roles.count(role)} {role.value}" for role in Role if role in roles)
+
+
+def _stranded(facts: CheckFacts) -> Outcome:
+    required: dict[tuple[str, str], list[ObservedWorker]] = {}
+    workers = deployed(facts).workers
+    for item in workers:
+        if item.worker.role is Role.PREFILL:
+            for taint in _required(item):
+                required.setdefault((item.worker.model, taint), []).append(item)
+    if not required:
+        return Skipped("no prefill worker requires a domain")
+    findings = []
+    for (model, taint), members in sorted(required.items()):
+        local = [
+            item
+            for item in workers
+            if item.worker.role is Role.DECODE
+            and item.worker.model == model
+            and taint in item.worker.runtime_config.taints
+        ]
+        if not local:
+            domain = taint.partition("=")[2]
+            many = count(len(members), "prefill worker")
+            findings.append(found(model, workers=many, domain=domain, taint=taint))
+    return outcome(findings, says=f"{len({taint for _, taint in required})} required")
+
+
+def _required(item: ObservedWorker) -> Iterator[str]:
+    try:
+        derived = derive(item.worker, (), None)
+    except PolicyUnderivable:
+        return  # DYR0205 names it
+    for constraint in derived.constraints:
+        if constraint.kind == "required":
+            yield constraint.taint
+
+
+def _needs(facts: CheckFacts) -> Outcome:
+    there: dict[tuple[str, str], set[str]] = {}
+    for item in deployed(facts).workers:
+        there.setdefault(_pool(item), set()).add(item.worker.role.value)
+    findings = []
+    for item in deployed(facts).workers:
+        # Alternatives: every type of one group must be there.
+        needs, present = item.card.needs, there[_pool(item)]
+        if needs and not any(present.issuperset(group) for group in needs):
+            wanted = " or ".join(" and ".join(group) for group in needs)
+            have = " and ".join(sorted(present))
+            findings.append(found(_pool(item)[0], model=_pool(item)[1], have=have, needs=wanted))
+    unique: list[Found] = []
+    for one in findings:
+        if one not in unique:
+            unique.append(one)
+    return outcome(unique, says=_roles(deployed(facts)))
+
+
+def _pool(item: ObservedWorker) -> tuple[str, str]:
+    return item.card.endpoint.namespace, item.worker.model
+
+
+def _one_model(facts: CheckFacts) -> Outcome:
+    by_namespace: dict[str, set[str]] = {}
+    for item in deployed(facts).workers:
+        namespace, model = _pool(item)
+        by_namespace.setdefault(namespace, set()).add(model)
+    several = {name: models for name, models in by_namespace.items() if len(models) > 1}
+    says = ", ".join(sorted({model for models in by_namespace.values() for model in models}))
+    findings = [found(name, models=", ".join(sorted(models))) for name, models in several.items()]
+    return outcome(findings, says=says)
+
+
+_WORKERS: Final = (discovered, populated)
+
+WORKER_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
+    Check("DYR0201", _readable, (discovered,)),
+    Check("DYR0202", _known_kinds, (discovered,)),
+    Check("DYR0203", listed(ProblemCode.INSTANCE_WITHOUT_CARD), (discovered,)),
+    Check("DYR0204", listed(ProblemCode.CARD_WITHOUT_INSTANCE), (discovered,)),
+    Check("DYR0205", listed(ProblemCode.CARD_REJECTED), (discovered,)),
+    Check("DYR0206", listed(ProblemCode.UNKNOWN_ROLE, _roles), (discovered,)),
+    Check("DYR0207", listed(ProblemCode.BLOCK_SIZES_DIFFER, _block_sizes), _WORKERS),
+    Check("DYR0208", listed(ProblemCode.ROUTER_CONFIGS_DIFFER, _router_configs), _WORKERS),
+    Check("DYR0209", listed(ProblemCode.TOPOLOGY_MISSING, _topology), _WORKERS),
+    Check("DYR0210", _stranded, _WORKERS),
+    Check("DYR0211", _needs, _WORKERS),
+    Check("DYR0212", _one_model, _WORKERS),
+)

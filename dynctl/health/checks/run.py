@@ -1,0 +1,44 @@
+"""Every check of a live deployment, in the order in which they are made and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from dynctl.findings.catalogue import catalogue
+from dynctl.findings.report import Report
+from dynctl.findings.runner import Check, run
+from dynctl.findings.suppression import NOTHING, Suppressions
+from dynctl.health.checks.events import EVENT_CHECKS
+from dynctl.health.checks.frontends import FRONTEND_CHECKS, VERSION_CHECKS
+from dynctl.health.checks.planes import PLANE_CHECKS, WORKER_CHECKS
+from dynctl.health.facts import CheckFacts
+
+SECTIONS: Final[Sequence[tuple[str, Sequence[Check[CheckFacts]]]]] = (
+    ("planes", PLANE_CHECKS),
+    ("workers", WORKER_CHECKS),
+    ("events", EVENT_CHECKS),
+    ("frontends", FRONTEND_CHECKS),
+    ("versions", VERSION_CHECKS),
+)
+NOT_CHECKED: Final = (
+    "the KV transfer itself (NIXL, RDMA)",
+    "the engines' own health",
+    "Kubernetes objects and node labels",
+)
+
+
+def judge(facts: CheckFacts, suppressed: Suppressions = NOTHING) -> Report:
+    """The report on what was gathered, without what is suppressed."""
+    sources = [facts.planes.title] if facts.planes is not None else []
+    if facts.planes is not None and facts.planes.unreachable is None:
+        sources[0] += f", Dynamo namespace {facts.planes.namespace or '*'}"
+    sources += [one.url for one in facts.frontends]
+    return run(
+        SECTIONS,
+        facts,
+        catalogue(),
+        sources=sources,
+        suppressed=suppressed,
+        not_checked=NOT_CHECKED,
+    )

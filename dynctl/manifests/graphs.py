@@ -1,0 +1,222 @@
+"""DynamoGraphDeployments and cluster topologies, as far as topology goes, whatever their version.
+
+v1alpha1 holds ``spec.services`` (a map), v1beta1 ``spec.components`` (a list); here both are
+components in order. What is not as expected is left out, never guessed: lint says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from dynctl.manifests.component_role import Role, RoleSource, role_of
+from dynctl.manifests.files import Manifest
+from dynctl.manifests.pod_placement import allowed_values
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
+
+GRAPH: Final = "DynamoGraphDeployment"
+GRAPH_GROUP: Final = "nvidia.com"
+GRAPH_VERSIONS: Final = ("v1alpha1", "v1beta1")
+TOPOLOGY_KINDS: Final = ("ClusterTopology", "ClusterTopologyBinding")
+WORKER_TYPES: Final = frozenset({"worker", "prefill", "decode"})
+POLICY_PATH: Final = "spec.experimental.kvTransferPolicy"
+
+GraphVersion = Literal["v1alpha1", "v1beta1"]
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """``path``: where it stands in the manifest. ``replicas`` counts replicas, not pods.
+
+    ``env``: name -> value, None where the value comes from elsewhere (a secret, a field).
+    ``words``: the command line of the engine container, split at blanks.
+    """
+
+    name: str
+    path: str
+    type: str
+    role: Role | None
+    role_source: RoleSource
+    replicas: int
+    env: Mapping[str, str | None]
+    env_hidden: bool
+    words: tuple[str, ...]
+    pod: Mapping[str, Any]
+    container: Mapping[str, Any]
+    pod_labels: Mapping[str, Any]
+    body: Mapping[str, Any]
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether the operator writes the policy into its pods."""
+        return self.type in WORKER_TYPES
+
+    def domains(self, label_key: str) -> frozenset[str] | None:
+        """The values of a node label that its pods may land on; None where it is not pinned."""
+        return allowed_values(self.pod, label_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    manifest: Manifest
+    version: str
+    components: tuple[Component, ...]
+    policy: Mapping[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """``namespace/name``, or the name alone."""
+        namespace = self.manifest.namespace
+        return f"{namespace}/{self.manifest.name}" if namespace else self.manifest.name
+
+    @property
+    def workers(self) -> tuple[Component, ...]:
+        return tuple(one for one in self.components if one.is_worker)
+
+    def of_role(self, role: Role) -> tuple[Component, ...]:
+        return tuple(one for one in self.workers if one.role == role)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """``key`` is empty where the level names none."""
+
+    domain: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTopology:
+    manifest: Manifest
+    levels: tuple[Level, ...]
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    def key_of(self, domain: str) -> str | None:
+        return next((one.key for one in self.levels if one.domain == domain), None)
+
+
+def graphs_of(manifests: Iterable[Manifest]) -> tuple[Graph, ...]:
+    """The graphs among the manifests."""
+    return tuple(_graph(one) for one in manifests if one.kind == GRAPH and one.group == GRAPH_GROUP)
+
+
+def topologies_of(manifests: Iterable[Manifest]) -> tuple[ClusterTopology, ...]:
+    """The Grove topologies among the manifests, under both names that the kind has had."""
+    return tuple(
+        ClusterTopology(one, tuple(_levels(one)))
+        for one in manifests
+        if one.kind in TOPOLOGY_KINDS and one.group == "grove.io"
+    )
+
+
+def policy_label_key(graph: Graph, topologies: Iterable[ClusterTopology]) -> str | None:
+    """The node label whose values are the policy's domain; None where the files do not tell."""
+    policy = graph.policy or {}
+    if text(policy.get("labelKey")):
+        return text(policy.get("labelKey"))
+    wanted = text(policy.get("clusterTopologyName"))
+    for topology in topologies:
+        if topology.name == wanted:
+            return topology.key_of(text(policy.get("domain"))) or None
+    return None
+
+
+def _levels(manifest: Manifest) -> Iterable[Level]:
+    for entry in sequence(mapping(manifest.body.get("spec")).get("levels")):
+        one = mapping(entry)
+        yield Level(text(one.get("domain")), text(one.get("key")) or text(one.get("labelKey")))
+
+
+def _graph(manifest: Manifest) -> Graph:
+    spec = mapping(manifest.body.get("spec"))
+    shared = [*sequence(spec.get("envs")), *sequence(spec.get("env"))]
+    components = [
+        *(
+            _component(name, f"spec.services.{name}", mapping(body), shared, alpha=True)
+            for name, body in mapping(spec.get("services")).items()
+        ),
+        *(
+            _component(
+                text(mapping(body).get("name")) or f"(component {place})",
+                f"spec.components[{place}]",
+                mapping(body),
+                shared,
+                alpha=False,
+            )
+            for place, body in enumerate(sequence(spec.get("components")))
+        ),
+    ]
+    policy = mapping(spec.get("experimental")).get("kvTransferPolicy")
+    return Graph(
+        manifest,
+        manifest.version,
+        tuple(components),
+        policy if isinstance(policy, Mapping) else None,
+    )
+
+
+def _component(
+    name: str, path: str, body: Mapping[str, Any], shared: list[Any], *, alpha: bool
+) -> Component:
+    if alpha:
+        pod = mapping(body.get("extraPodSpec"))
+        container = mapping(pod.get("mainContainer"))
+        env = [*shared, *sequence(body.get("envs")), *sequence(container.get("env"))]
+        kind, sub = text(body.get("componentType")), text(body.get("subComponentType"))
+        labels = {
+            **mapping(body.get("labels")),
+            **mapping(mapping(body.get("extraPodMetadata")).get("labels")),
+        }
+        hidden = bool(text(body.get("envFromSecret")) or container.get("envFrom"))
+    else:
+        template = mapping(body.get("podTemplate"))
+        pod = mapping(template.get("spec"))
+        containers = [mapping(one) for one in sequence(pod.get("containers"))]
+        container = next((one for one in containers if one.get("name") == "main"), {})
+        env = [*shared, *sequence(container.get("env"))]
+        kind, sub = text(body.get("type")), text(body.get("subComponentType"))
+        labels = dict(mapping(mapping(template.get("metadata")).get("labels")))
+        hidden = bool(container.get("envFrom"))
+    words = _words(container)
+    role, source = role_of(name, kind.lower(), sub.lower(), words)
+    return Component(
+        name=name,
+        path=path,
+        type=kind.lower(),
+        role=role,
+        role_source=source,
+        replicas=_replicas(body.get("replicas")),
+        env=_env(env),
+        env_hidden=hidden,
+        words=words,
+        pod=pod,
+        container=container,
+        pod_labels=labels,
+        body=body,
+    )
+
+
+def _replicas(value: Any) -> int:
+    """Kubernetes runs one where none is said."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 1
+
+
+def _env(entries: list[Any]) -> dict[str, str | None]:
+    """Later entries win, as in a container."""
+    values: dict[str, str | None] = {}
+    for entry in entries:
+        one = mapping(entry)
+        name = text(one.get("name"))
+        if name:
+            values[name] = None if "valueFrom" in one else text(one.get("value"))
+    return values
+
+
+def _words(container: Mapping[str, Any]) -> tuple[str, ...]:
+    """Args may be one shell line (``sh -c "python -m ..."``), so blanks split them too."""
+    parts = [*sequence(container.get("command")), *sequence(container.get("args"))]
+    return tuple(word for part in parts if isinstance(part, str) for word in part.split())

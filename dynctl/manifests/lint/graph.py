@@ -1,0 +1,248 @@
+"""Checks of the graph around the policy: components, roles, the router, the pods."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
+from dynctl.manifests.component_role import option
+from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS, Component, Graph
+from dynctl.manifests.lint.facts import (
+    LintFacts,
+    has_graphs,
+    has_policy,
+    short_name,
+    spec_of,
+    subject_of,
+)
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
+
+_MOST_COMPONENTS: Final = 25
+_TYPES: Final = ("frontend", "worker", "prefill", "decode", "planner", "epp")
+_OPERATOR_ENV: Final = (
+    "DYN_KV_TRANSFER_DOMAIN",
+    "DYN_KV_TRANSFER_ENFORCEMENT",
+    "DYN_KV_TRANSFER_PREFERRED_WEIGHT",
+    "DYN_TOPOLOGY_ENABLED",
+    "DYN_TOPOLOGY_MOUNT_PATH",
+)
+_MOUNT: Final = "/etc/dynamo/topology"
+_VOLUME: Final = "topology-labels"
+_GROVE_LABEL: Final = "nvidia.com/dynamo-topology."
+
+
+# -- the shape of the graph ------------------------------------------------------------------------
+
+
+def _shapes(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for graph in facts.graphs:
+            for says, fix in _shape(graph):
+                yield found(subject_of(graph), refuses=facts.refuses, says=says, fix=fix)
+
+    return outcome(all_of())
+
+
+def _shape(graph: Graph) -> Iterator[tuple[str, str]]:
+    version, spec = graph.version, spec_of(graph)
+    if version not in GRAPH_VERSIONS:
+        yield (
+            f'no matches for kind "{GRAPH}" in version "{GRAPH_GROUP}/{version}"',
+            f"write apiVersion: {GRAPH_GROUP}/v1beta1",
+        )
+        return
+    beta = version == "v1beta1"
+    own, other = ("components", "services") if beta else ("services", "components")
+    if other in spec:
+        yield (
+            f'strict decoding error: unknown field "spec.{other}"',
+            f"{version} has spec.{own}: move them, or change the apiVersion",
+        )
+    held = spec.get(own)
+    if held is not None and not isinstance(held, list if beta else Mapping):
+        wanted = "array" if beta else "object"
+        yield f"spec.{own}: in body must be of type {wanted}", f"write a {wanted}"
+        return
+    if held is not None and len(graph.components) > _MOST_COMPONENTS:
+        yield (
+            f"spec.{own}: Too many: {len(graph.components)}: must have at most "
+            f"{_MOST_COMPONENTS} items",
+            "split the graph",
+        )
+    if beta:
+        yield from _beta_components(graph)
+
+
+def _beta_components(graph: Graph) -> Iterator[tuple[str, str]]:
+    for one in graph.components:
+        if "name" not in one.body:
+            yield f"{one.path}.name: Required value", "name the component"
+        kind = one.body.get("type")
+        if kind is not None and kind not in _TYPES:
+            known = ", ".join(f'"{name}"' for name in _TYPES)
+            yield (
+                f'{one.path}.type: Unsupported value: "{kind}": supported values: {known}',
+                "write one of them",
+            )
+    names = Counter(one.name.lower() for one in graph.components)
+    for name in (name for name, count in names.items() if count > 1):
+        yield (
+            f'spec.components: {names[name]} have the name "{name}" (case does not count)',
+            "give every component its own name",
+        )
+    if sum(one.type == "epp" for one in graph.components) > 1:
+        yield "spec.components: more than one component of type epp", "keep one"
+
+
+def _engine_container(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for graph in facts.graphs:
+            for one in graph.workers if graph.version == "v1beta1" else ():
+                names = [text(mapping(c).get("name")) for c in sequence(one.pod.get("containers"))]
+                if names and "main" not in names:
+                    yield found(subject_of(graph), component=one.name, names=", ".join(names))
+
+    return outcome(all_of())
+
+
+# -- prefill, decode and the router ----------------------------------------------------------------
+
+
+def _both_roles(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for graph in facts.governed:
+            roles = {one.role for one in graph.workers}
+            if None in roles or len(roles & {"prefill", "decode"}) != 1:
+                continue
+            there = "prefill" if "prefill" in roles else "decode"
+            lacks = "decode" if there == "prefill" else "prefill"
+            yield found(subject_of(graph), there=there, lacks=lacks)
+
+    return outcome(all_of(), says=_counted(facts))
+
+
+def _counted(facts: LintFacts) -> str:
+    named = len(facts.governed) > 1
+    told = [
+        (f"{short_name(graph)}: " if named else "")
+        + f"{_replicas(graph, 'prefill')} prefill, {_replicas(graph, 'decode')} decode"
+        for graph in facts.governed
+    ]
+    return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if told[3:] else "")
+
+
+def _replicas(graph: Graph, role: str) -> int:
+    return sum(one.replicas for one in graph.workers if one.role == role)
+
+
+def _disaggregated(facts: LintFacts) -> Outcome:
+    return outcome(
+        found(subject_of(graph), workers=", ".join(one.name for one in graph.workers) or "none")
+        for graph in facts.governed
+        if not {one.role for one in graph.workers} & {"prefill", "decode"}
+    )
+
+
+def _roles_told(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for graph in facts.governed:
+            known = {one.role for one in graph.workers} & {"prefill", "decode"}
+            for one in graph.workers:
+                how = ""
+                if one.role_source == "name":
+                    how = f"only its name says that it does {one.role}"
+                elif one.role is None and known:
+                    how = "nothing says whether it does prefill or decode"
+                if how:
+                    yield found(subject_of(graph), component=one.name, how=how)
+
+    return outcome(all_of())
+
+
+def _router_mode(facts: LintFacts) -> Outcome:
+    wrong: list[Found] = []
+    unknown: list[str] = []
+    modes: list[str] = []
+    for graph in facts.governed:
+        for one in graph.components:
+            if one.type != "frontend":
+                continue
+            mode = _mode(one)
+            name = f"{short_name(graph)}: {one.name}"
+            if mode is None:
+                unknown.append(f"{name}: its router mode comes from a secret or a field")
+            elif mode.lower() != "kv":
+                mode = mode or "round-robin, the default"
+                wrong.append(found(subject_of(graph), component=one.name, mode=mode))
+            else:
+                modes.append(name)
+    if not (wrong or unknown or modes):
+        return Skipped("no frontend component here: another graph or a gateway routes")
+    return outcome(wrong, unknown, says=", ".join(modes))
+
+
+def _mode(frontend: Component) -> str | None:
+    """Its router mode; empty where none is set, None where it cannot be known."""
+    said = option(frontend.words, "--router-mode")
+    if said is not None:
+        return said
+    if "DYN_ROUTER_MODE" in frontend.env:
+        return frontend.env["DYN_ROUTER_MODE"]
+    return None if frontend.env_hidden else ""
+
+
+# -- what the operator writes into pods ------------------------------------------------------------
+
+
+def _shadowed(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for graph in facts.governed:
+            policy = graph.policy or {}
+            key = text(policy.get("labelKey")) or _GROVE_LABEL + text(policy.get("domain"))
+            for one in graph.workers:
+                if key in one.pod_labels:
+                    value = one.pod_labels[key]
+                    yield found(subject_of(graph), key=key, label=f"{value} in {one.name}")
+
+    return outcome(all_of())
+
+
+def _overwritten(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for graph in facts.governed:
+            for one in graph.workers:
+                taken = ", ".join(_taken(one))
+                if taken:
+                    yield found(subject_of(graph), taken=f"{taken} in {one.name}")
+
+    return outcome(all_of())
+
+
+def _taken(component: Component) -> Iterator[str]:
+    yield from (name for name in _OPERATOR_ENV if name in component.env)
+    for volume in _named(component.pod.get("volumes")):
+        if volume.get("name") == _VOLUME:
+            yield f"the volume {_VOLUME}"
+    for mount in _named(component.container.get("volumeMounts")):
+        if text(mount.get("mountPath")).rstrip("/") == _MOUNT:
+            yield f"the mount {_MOUNT}"
+
+
+def _named(entries: Any) -> list[Mapping[str, Any]]:
+    return [mapping(entry) for entry in sequence(entries)]
+
+
+GRAPH_CHECKS: Final[Sequence[Check[LintFacts]]] = (
+    Check("DYT0118", _shapes, (has_graphs,)),
+    Check("DYT0119", _engine_container, (has_graphs,)),
+    Check("DYT0109", _both_roles, (has_policy,)),
+    Check("DYT0115", _disaggregated, (has_policy,)),
+    Check("DYT0111", _roles_told, (has_policy,)),
+    Check("DYT0110", _router_mode, (has_policy,)),
+)
+POD_CHECKS: Final[Sequence[Check[LintFacts]]] = (
+    Check("DYT0406", _shadowed, (has_policy,)),
+    Check("DYT0506", _overwritten, (has_policy,)),
+)

@@ -1,0 +1,162 @@
+"""Checks of Grove topologies, and of what graphs say about their levels."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
+from dynctl.manifests.graphs import ClusterTopology, Graph
+from dynctl.manifests.lint.facts import LintFacts, has_policy, has_topologies, spec_of, subject_of
+from dynctl.manifests.transfer_policy import is_label_key
+from dynctl.wire.kubernetes.fields import mapping, text
+
+#: From broad to narrow, as Grove names them; any other name may stand anywhere.
+KNOWN_LEVELS: Final = ("region", "zone", "datacenter", "block", "rack", "host", "numa")
+_LEVEL: Final = r"[a-z][a-z0-9-]*"
+_LONGEST: Final = 63
+
+
+def level_problems(levels: Any) -> Iterator[tuple[str, str]]:
+    """What Grove has against ``spec.levels`` (any value): what is wrong, and the remedy."""
+    if not isinstance(levels, list) or not levels:
+        yield (
+            "spec.levels: must have at least 1 item",
+            "name the levels from broad to narrow, each with domain and key",
+        )
+        return
+    for place, entry in enumerate(levels):
+        level, where = mapping(entry), f"spec.levels[{place}]"
+        domain, key = level.get("domain"), level.get("key")
+        name = "use lower case letters, digits and -, for example zone"
+        if not isinstance(domain, str):
+            yield f"{where}.domain: Required value", name
+        elif re.fullmatch(_LEVEL, domain) is None or len(domain) > _LONGEST:
+            yield f"{where}.domain: Invalid value: {domain!r}: should match '^{_LEVEL}$'", name
+        label = "name the label of the nodes, for example topology.kubernetes.io/zone"
+        if not isinstance(key, str):
+            yield f"{where}.key: Required value", label
+        elif not is_label_key(key) or len(key) > _LONGEST:
+            yield f"{where}.key: Invalid value: {key!r}: no label key of 1..63 characters", label
+    for field in ("domain", "key"):
+        counts = Counter(text(mapping(entry).get(field)) for entry in levels)
+        for value in (value for value, count in counts.items() if value and count > 1):
+            yield f"spec.levels: two levels have the {field} {value}", "keep one of them"
+
+
+def misordered(domains: Sequence[str]) -> tuple[str, str] | None:
+    """The first two known levels of which the broader stands behind the narrower."""
+    known = [one for one in domains if one in KNOWN_LEVELS]
+    for before, after in pairwise(known):
+        if KNOWN_LEVELS.index(before) > KNOWN_LEVELS.index(after):
+            return after, before
+    return None
+
+
+def _levels(facts: LintFacts) -> Outcome:
+    return outcome(
+        found(subject_of(topology), refuses=facts.refuses, says=says, fix=fix)
+        for topology in facts.topologies
+        for says, fix in level_problems(spec_of(topology).get("levels"))
+    )
+
+
+def _ordered(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for topology in facts.topologies:
+            pair = misordered([one.domain for one in topology.levels])
+            if pair is not None:
+                yield found(subject_of(topology), broad=pair[0], narrow=pair[1])
+
+    return outcome(all_of())
+
+
+def _level_exists(facts: LintFacts) -> Outcome:
+    wrong: list[Found] = []
+    told: list[str] = []
+    absent: list[str] = []
+    for graph in facts.governed:
+        policy = graph.policy or {}
+        name, domain = text(policy.get("clusterTopologyName")), text(policy.get("domain"))
+        if not name or not domain:
+            continue
+        topology = _named(facts, name)
+        if topology is None:
+            absent.append(name)
+        elif domain not in (names := [one.domain for one in topology.levels]):
+            wrong.append(
+                found(
+                    subject_of(graph),
+                    refuses=facts.refuses,
+                    domain=domain,
+                    topology=name,
+                    available=", ".join(names),
+                )
+            )
+        else:
+            told.append(f"{name} has {domain}")
+    if not wrong and (absent or not told):
+        named = ", ".join(dict.fromkeys(absent))
+        gone = "not there (DYT0201)" if facts.live else "not in these files"
+        return Skipped(f"{named}: {gone}" if absent else "no graph names one")
+    return outcome(wrong, says="; ".join(told))
+
+
+def _named(facts: LintFacts, name: str) -> ClusterTopology | None:
+    # Cluster scoped: a namespace that somebody wrote does not count.
+    return next((one for one in facts.topologies if one.manifest.name == name), None)
+
+
+def _pack_fits(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for graph in facts.governed:
+            domain = text((graph.policy or {}).get("domain"))
+            order = _order(facts, graph)
+            if domain not in order:
+                continue
+            for where, pack in _packs(graph):
+                if pack in order and pack != domain:
+                    narrower = order.index(pack) > order.index(domain)
+                    effect = (
+                        f"all its pods share one {pack}, so {domain} never decides anything"
+                        if narrower
+                        else f"its pods may land in several {domain} values of one {pack}"
+                    )
+                    yield found(
+                        subject_of(graph), where=where, pack=pack, domain=domain, effect=effect
+                    )
+
+    return outcome(all_of())
+
+
+def _order(facts: LintFacts, graph: Graph) -> Sequence[str]:
+    constraint = mapping(spec_of(graph).get("topologyConstraint"))
+    names = (
+        text((graph.policy or {}).get("clusterTopologyName")),
+        text(constraint.get("clusterTopologyName")),
+        text(constraint.get("topologyProfile")),
+    )
+    for name in names:
+        topology = _named(facts, name)
+        if topology is not None:
+            return [one.domain for one in topology.levels]
+    return KNOWN_LEVELS
+
+
+def _packs(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Where the whole graph is packed: a component's own constraint packs only itself."""
+    constraint: Mapping[str, Any] = mapping(spec_of(graph).get("topologyConstraint"))
+    pack = text(constraint.get("packDomain"))
+    if pack:
+        yield "spec.topologyConstraint.packDomain", pack
+
+
+LEVEL_CHECKS: Final[Sequence[Check[LintFacts]]] = (
+    Check("DYT0202", _level_exists, (has_policy,)),
+    Check("DYT0209", _levels, (has_topologies,)),
+    Check("DYT0210", _ordered, (has_topologies,)),
+    Check("DYT0211", _pack_fits, (has_policy,)),
+)

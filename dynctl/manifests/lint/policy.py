@@ -1,0 +1,153 @@
+"""Checks of the kvTransferPolicy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from dynctl.findings.runner import Check, Found, Outcome, found, outcome
+from dynctl.manifests.draft_shapes import Draft, draft_levels, drafts_of
+from dynctl.manifests.graphs import POLICY_PATH, Graph
+from dynctl.manifests.lint.facts import (
+    LintFacts,
+    has_graphs,
+    has_policy,
+    short_name,
+    subject_of,
+)
+from dynctl.manifests.transfer_policy import Objection, objections
+from dynctl.wire.kubernetes.fields import mapping, text
+
+#: Words at the end of label keys that name a domain; a policy that says another one misleads.
+_DOMAIN_WORDS: Final = ("region", "zone", "datacenter", "block", "rack", "host", "numa")
+_SAME: Final = {"hostname": "host", "node": "host", "dc": "datacenter", "az": "zone"}
+_LONGEST_DOMAIN: Final = 63
+
+
+def present(facts: LintFacts, spread: Callable[[Graph], str] = lambda graph: "") -> Outcome:
+    """DYT0102. ``spread``: what is known of where the workers of a graph stand, in words."""
+    without = [
+        graph
+        for graph in facts.graphs
+        if raw_policy(graph) is None and graph.workers and not any(drafts_of(graph))
+    ]
+    return outcome(
+        (
+            found(
+                subject_of(graph), path=POLICY_PATH, spread=spread(graph) and f"; {spread(graph)}"
+            )
+            for graph in without
+        ),
+        says=_policies(facts),
+    )
+
+
+def _policies(facts: LintFacts) -> str:
+    told = []
+    for graph in facts.governed:
+        policy = graph.policy or {}
+        how = "required" if facts.required(graph) else str(policy.get("enforcement"))
+        if facts.preferred(graph):
+            how += f" {policy.get('preferredWeight')}"
+        told.append(f"{short_name(graph)}: {policy.get('domain')}, {how}")
+    return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if told[3:] else "")
+
+
+def _drafts(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for one in facts.graphs:
+            for draft in drafts_of(one):
+                yield drafted(facts, subject_of(one), draft)
+        for topology in facts.topologies:
+            for draft in draft_levels(topology):
+                yield drafted(facts, subject_of(topology), draft)
+
+    return outcome(all_of())
+
+
+def drafted(facts: LintFacts, subject: str, draft: Draft) -> Found:
+    """The finding about a draft shape."""
+    changed = draft.shipped.startswith(("write", "move"))
+    shipped = facts.remedy(draft.shipped) if changed else draft.shipped
+    return found(subject, where=draft.where, what=draft.what, shipped=shipped)
+
+
+def raw_policy(graph: Graph) -> Any:
+    """What stands in the policy's place, a policy or not."""
+    spec = mapping(graph.manifest.body.get("spec"))
+    return mapping(spec.get("experimental")).get("kvTransferPolicy")
+
+
+def _objected(aspect: str, facts: LintFacts) -> Outcome:
+    return outcome(objections_to(facts, aspect))
+
+
+def objections_to(facts: LintFacts, aspect: str) -> Iterator[Found]:
+    """What Kubernetes has against one aspect of the policies."""
+    for graph in facts.graphs:
+        if raw_policy(graph) is None:
+            continue
+        # Of a live graph the Grove pathway has a check of its own (DYT0203).
+        annotations = {} if facts.live else graph.manifest.annotations
+        for one in objections(raw_policy(graph), annotations):
+            if one.aspect == aspect:
+                yield _objection(facts, graph, one)
+
+
+def _objection(facts: LintFacts, graph: Graph, one: Objection) -> Found:
+    """The finding about what Kubernetes has against a policy."""
+    fix = facts.remedy(one.fix)
+    return found(subject_of(graph), who=one.who, refuses=facts.refuses, says=one.says, fix=fix)
+
+
+def _written(facts: LintFacts) -> Any:
+    """Something stands in the policy's place."""
+    return (
+        None if any(raw_policy(graph) is not None for graph in facts.graphs) else has_policy(facts)
+    )
+
+
+def _key_fits_domain(facts: LintFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for graph in facts.governed:
+            domain, key = facts.domain(graph), text((graph.policy or {}).get("labelKey"))
+            if domain is None or not key:
+                continue
+            last = key.rpartition("/")[2].lower().replace("_", "-").replace(".", "-")
+            named = _SAME.get(last, last)
+            known = named in _DOMAIN_WORDS and _SAME.get(domain, domain) in _DOMAIN_WORDS
+            if known and named != _SAME.get(domain, domain):
+                yield found(subject_of(graph), domain=domain, key=key, named=named)
+
+    return outcome(all_of())
+
+
+def _weight_acts(facts: LintFacts) -> Outcome:
+    return outcome(
+        found(subject_of(graph))
+        for graph in facts.governed
+        if facts.preferred(graph) and (graph.policy or {}).get("preferredWeight") in (0, 0.0)
+    )
+
+
+def _domain_short(facts: LintFacts) -> Outcome:
+    return outcome(
+        found(subject_of(graph), domain=domain, length=len(domain))
+        for graph in facts.governed
+        if (domain := facts.domain(graph)) is not None and len(domain) > _LONGEST_DOMAIN
+    )
+
+
+POLICY_CHECKS: Final[Sequence[Check[LintFacts]]] = (
+    Check("DYT0102", present, (has_graphs,)),
+    Check("DYT0103", _drafts),
+    Check("DYT0104", partial(_objected, "source"), (_written,)),
+    Check("DYT0105", partial(_objected, "label key"), (_written,)),
+    Check("DYT0106", partial(_objected, "domain"), (_written,)),
+    Check("DYT0107", partial(_objected, "weight"), (_written,)),
+    Check("DYT0108", _key_fits_domain, (has_policy,)),
+    Check("DYT0114", partial(_objected, "field"), (_written,)),
+    Check("DYT0116", _weight_acts, (has_policy,)),
+    Check("DYT0117", _domain_short, (has_policy,)),
+)

@@ -1,0 +1,197 @@
+"""What a worker pod needs for its topology where no operator writes it, and Grove topologies.
+
+The pod's part is a strategic merge patch for anything that has a pod template (Deployment,
+StatefulSet, ..): containers, volumes and variables are merged by name, so it can be applied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.worker_environment import DEFAULT_MOUNT_PATH
+from dynctl.manifests.lint.levels import level_problems
+from dynctl.manifests.transfer_policy import is_domain, is_label_key
+
+VOLUME: Final = "topology-labels"
+#: Domains whose label Kubernetes itself defines.
+KNOWN_LABELS: Final = {
+    "zone": "topology.kubernetes.io/zone",
+    "region": "topology.kubernetes.io/region",
+    "host": "kubernetes.io/hostname",
+}
+#: Labels that Kubernetes 1.35 copies from the node to the pod by itself (1.33: a feature gate).
+COPIED_BY_KUBERNETES: Final = (KNOWN_LABELS["zone"], KNOWN_LABELS["region"])
+_LONGEST: Final = 63
+
+
+@dataclass(frozen=True, slots=True)
+class InitWait:
+    """An init container that holds the worker back. ``image`` must have dynctl in it."""
+
+    image: str
+    timeout: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodTopology:
+    """``labels``: domain -> pod label, the transfer domain's among them. ``weight``: 0..1, with
+    preferred."""
+
+    domain: str
+    labels: Mapping[str, str]
+    enforcement: Literal["required", "preferred"] = "required"
+    weight: float | None = None
+    mount_path: str = DEFAULT_MOUNT_PATH
+    container: str = "main"
+    init_wait: InitWait | None = None
+
+
+def pod_topology(
+    domain: str,
+    label_keys: Sequence[str],
+    enforcement: str,
+    weight: float | None,
+    *,
+    mount_path: str = DEFAULT_MOUNT_PATH,
+    container: str = "main",
+    init_wait: InitWait | None = None,
+) -> PodTopology:
+    """Check what was asked for. ``label_keys``: ``DOMAIN=KEY``, or ``KEY`` for the transfer domain.
+
+    Raises UsageProblem where a worker, or Kubernetes, would refuse what came out.
+    """
+    labels = _labels(domain, label_keys)
+    if enforcement not in ("required", "preferred"):
+        raise UsageProblem(f"--enforcement {enforcement}: expected required or preferred")
+    if enforcement == "preferred" and weight is None:
+        raise UsageProblem(
+            "--enforcement preferred needs --weight, a number 0..1",
+            "for example: --enforcement preferred --weight 0.85",
+        )
+    if enforcement == "required" and weight is not None:
+        raise UsageProblem(
+            f"--weight {weight:g}: required never leaves the domain, so it has no weight",
+            "leave it out, or say --enforcement preferred",
+        )
+    if weight is not None and not 0 <= weight <= 1:
+        raise UsageProblem(f"--weight {weight:g}: expected a number 0..1")
+    if not mount_path.startswith("/") or ":" in mount_path or len(mount_path) < 2:
+        raise UsageProblem(f"--mount-path {mount_path}: expected an absolute path without :")
+    if not is_domain(container) or len(container) > _LONGEST:
+        raise UsageProblem(f"--container {container}: no name of a container")
+    return PodTopology(
+        domain,
+        labels,
+        "required" if enforcement == "required" else "preferred",
+        weight,
+        mount_path.rstrip("/"),
+        container,
+        init_wait,
+    )
+
+
+def pod_patch(pod: PodTopology) -> dict[str, Any]:
+    """The strategic merge patch of a workload with a pod template."""
+    mount = {"name": VOLUME, "mountPath": pod.mount_path, "readOnly": True}
+    env = [{"name": name, "value": value} for name, value in environment(pod).items()]
+    spec: dict[str, Any] = {}
+    if pod.init_wait is not None:
+        command = ["dynctl", "topology", "wait", "--path", pod.mount_path]
+        command += ["--domain", pod.domain, "--timeout", pod.init_wait.timeout]
+        spec["initContainers"] = [
+            {
+                "name": "topology-wait",
+                "image": pod.init_wait.image,
+                "command": command,
+                "volumeMounts": [mount],
+            }
+        ]
+    spec["containers"] = [{"name": pod.container, "env": env, "volumeMounts": [dict(mount)]}]
+    items = [
+        {"path": domain, "fieldRef": {"fieldPath": f"metadata.labels['{key}']"}}
+        for domain, key in pod.labels.items()
+    ]
+    spec["volumes"] = [{"name": VOLUME, "downwardAPI": {"items": items}}]
+    return {"spec": {"template": {"spec": spec}}}
+
+
+def environment(pod: PodTopology) -> dict[str, str]:
+    """The variables that a worker reads its topology from."""
+    values = {
+        "DYN_TOPOLOGY_ENABLED": "true",
+        "DYN_TOPOLOGY_MOUNT_PATH": pod.mount_path,
+        "DYN_KV_TRANSFER_DOMAIN": pod.domain,
+        "DYN_KV_TRANSFER_ENFORCEMENT": pod.enforcement,
+    }
+    if pod.weight is not None:
+        values["DYN_KV_TRANSFER_PREFERRED_WEIGHT"] = f"{pod.weight:.6f}".rstrip("0").rstrip(".")
+    return values
+
+
+def needs_copying(pod: PodTopology) -> list[str]:
+    """The labels that no Kubernetes copies from the node to the pod."""
+    return [key for key in pod.labels.values() if key not in COPIED_BY_KUBERNETES]
+
+
+def cluster_topology(kind: str, name: str, levels: Sequence[str]) -> dict[str, Any]:
+    """A Grove topology; ``levels`` are ``DOMAIN=LABEL-KEY``, from broad to narrow."""
+    kinds = ("ClusterTopologyBinding", "ClusterTopology")
+    if kind not in kinds:
+        raise UsageProblem(f"--kind {kind}: expected {' or '.join(kinds)}")
+    if not is_domain(name) or len(name) > _LONGEST:
+        raise UsageProblem(f"--name {name}: expected lower case letters, digits and -")
+    if not levels:
+        raise UsageProblem(
+            "no level; expected --level DOMAIN=LABEL-KEY, from broad to narrow",
+            "for example: --level zone=topology.kubernetes.io/zone --level rack=nvidia.com/rack",
+        )
+    pairs = [_pair("--level", level) for level in levels]
+    listed = [{"domain": domain, "key": key} for domain, key in pairs]
+    for says, fix in level_problems(listed):
+        raise UsageProblem(f"--level: Grove would refuse it: {says}", fix)
+    return {
+        "apiVersion": "grove.io/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": {"levels": listed},
+    }
+
+
+def _labels(domain: str, label_keys: Sequence[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for given in label_keys:
+        named, key = _pair("--label-key", given) if "=" in given else (domain, given)
+        if named in labels:
+            raise UsageProblem(f"--label-key {given}: {named} has {labels[named]} already")
+        labels[named] = key
+    if domain not in labels:
+        if domain not in KNOWN_LABELS:
+            raise UsageProblem(
+                f"--domain {domain}: its label is not known; expected --label-key",
+                f"for example: --domain {domain} --label-key {domain}=nvidia.com/{domain}",
+            )
+        labels = {domain: KNOWN_LABELS[domain], **labels}
+    for named, key in labels.items():
+        if not is_domain(named) or len(named) > _LONGEST:
+            raise UsageProblem(
+                f"--domain {named!r}: expected lower case letters, digits and -, at most {_LONGEST}"
+            )
+        if not is_label_key(key):
+            raise UsageProblem(
+                f"--label-key {key!r}: no name of a label",
+                "for example: --label-key topology.kubernetes.io/zone",
+            )
+    return labels
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    domain, separator, key = text.partition("=")
+    if not separator or not domain or not key:
+        raise UsageProblem(
+            f"{option} {text}: expected DOMAIN=LABEL-KEY",
+            f"for example: {option} zone=topology.kubernetes.io/zone",
+        )
+    return domain, key

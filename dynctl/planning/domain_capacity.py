@@ -1,0 +1,334 @@
+"""What every topology domain can serve, and whether a required policy strands its prefill.
+
+A value in (the workers of any source), rows out: nothing is asked here. Which decode workers a
+prefill worker may hand over to is said by the router's own :func:`router_core.topology.derive`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.workers import WorkerRow
+from router_core.errors import PolicyUnderivable, WorkerError
+from router_core.topology import UNCONSTRAINED, Derived, RouterPolicy, derive
+from router_core.workers import ModelRuntimeConfig, Role, Worker
+
+SCHEMA = 1
+NO_DOMAIN = "(none)"
+
+
+class RoleCapacity(msgspec.Struct, frozen=True):
+    """The workers of one role in a domain.
+
+    ``workers`` = ``ready`` + ``busy`` + ``unavailable``; busy are those whose every rank is over a
+    threshold. ``kv_used_blocks`` is what ``kv_reporting`` of ``ranks`` ranks report, None where
+    none does; ``kv_total_blocks`` is None where no card tells. ``active_prefill_tokens`` and
+    ``active_decode_blocks`` are the router's own count.
+    """
+
+    workers: int = 0
+    ready: int = 0
+    busy: int = 0
+    unavailable: int = 0
+    ranks: int = 0
+    kv_reporting: int = 0
+    kv_used_blocks: int | None = None
+    kv_total_blocks: int | None = None
+    active_prefill_tokens: int = 0
+    active_decode_blocks: float = 0
+
+
+class TransferPolicy(msgspec.Struct, frozen=True):
+    """A KV-transfer policy in force for ``workers`` (prefill, by name).
+
+    ``enforcement``: required, preferred, fallback; None where there is no policy. ``origin``:
+    ``card`` (the worker's own), ``router``, or None. ``problem``: why it cannot be applied.
+    """
+
+    workers: list[str]
+    enforcement: str | None = None
+    domain: str | None = None
+    weight: float | None = None
+    origin: str | None = None
+    problem: str | None = None
+
+
+class Stranded(msgspec.Struct, frozen=True):
+    """Prefill workers that have nobody to hand over to.
+
+    ``requires``: the taint that a decode worker needs ("it" of ``reason``); None where any would
+    do, or where the policy itself cannot be applied. ``outcome``: what happens to requests.
+    """
+
+    workers: list[str]
+    requires: str | None
+    reason: str
+    outcome: str
+
+
+class DomainCapacity(msgspec.Struct, frozen=True):
+    """One model in one value of a domain; ``value`` None: its workers publish no such domain.
+
+    ``decode_per_prefill``: available decode workers for each available prefill worker, None where
+    there are none of one. ``state``: ok or stranded.
+    """
+
+    model: str
+    value: str | None
+    prefill: RoleCapacity
+    decode: RoleCapacity
+    aggregated: RoleCapacity
+    decode_per_prefill: float | None
+    policies: list[TransferPolicy]
+    stranded: list[Stranded]
+    state: str
+    workers: list[str]
+
+
+class TopologyShow(msgspec.Struct, frozen=True):
+    """``domain`` is what the rows are by, None where no worker publishes any."""
+
+    source: str
+    domain: str | None
+    domains: list[str] = []
+    rows: list[DomainCapacity] = []
+    kind: str = "TopologyShow"
+    schema: int = SCHEMA
+
+
+def topology_show(
+    source: str,
+    workers: Sequence[WorkerRow],
+    settings: Mapping[str, Any],
+    *,
+    domain: str | None = None,
+    counted: Callable[[WorkerRow], bool] = lambda row: True,
+) -> TopologyShow:
+    """The rows, ordered by model and value.
+
+    ``settings``: the router's, by name; only its KV-transfer policy and decode-capacity guard are
+    read. ``domain``: what to group by, else the transfer domain, else zone, else the first.
+    ``counted`` says which workers are shown; who is stranded is judged on all of them. Raises
+    UsageProblem for a domain that no worker publishes.
+    """
+    known = sorted({name for row in workers for name in row.domains})
+    policy = _router_policy(settings)
+    chosen = _domain(domain, known, workers, policy)
+    fleet = _Fleet(workers, policy, guarded=settings.get("decode_capacity_guard") is True)
+    groups: dict[tuple[str, str | None], list[WorkerRow]] = defaultdict(list)
+    for row in workers:
+        if counted(row):
+            groups[row.model, row.domains.get(chosen) if chosen else None].append(row)
+    ordered = sorted(groups, key=lambda key: (key[0], key[1] is None, key[1] or ""))
+    rows = [_capacity(model, value, groups[model, value], fleet) for model, value in ordered]
+    return TopologyShow(source, chosen, known, rows)
+
+
+def _domain(
+    wanted: str | None,
+    known: Sequence[str],
+    workers: Sequence[WorkerRow],
+    policy: RouterPolicy | None,
+) -> str | None:
+    if wanted is not None:
+        if wanted not in known:
+            raise UsageProblem(
+                f"--domain {wanted}: no worker publishes it; "
+                f"published: {', '.join(known) or 'no domain at all'}"
+            )
+        return wanted
+    transfer = [row.runtime_config.get("kv_transfer_domain") for row in workers]
+    transfer.append(policy.domain if policy is not None else None)
+    return primary_domain(known, transfer)
+
+
+def primary_domain(known: Sequence[str], transfer: Sequence[str | None]) -> str | None:
+    """The domain that matters most: one that KV transfer is bound to, else zone, else the first."""
+    return next((name for name in (*transfer, "zone", *known) if name in known), None)
+
+
+def _router_policy(settings: Mapping[str, Any]) -> RouterPolicy | None:
+    domain = settings.get("kv_transfer_domain")
+    if not isinstance(domain, str):
+        return None
+    enforcement = settings.get("kv_transfer_enforcement") or "required"
+    return RouterPolicy(domain, enforcement, settings.get("kv_transfer_preferred_weight"))
+
+
+class _Fleet:
+    """All workers: to whom a prefill worker may hand over."""
+
+    def __init__(
+        self, workers: Sequence[WorkerRow], policy: RouterPolicy | None, *, guarded: bool
+    ) -> None:
+        self.policy = policy
+        self._guarded = guarded
+        #: (model, taint) -> its decode workers; taint None: all of them.
+        self._decode: dict[tuple[str, str | None], list[WorkerRow]] = defaultdict(list)
+        for row in workers:
+            if row.role == Role.DECODE:
+                for taint in (None, *row.taints):
+                    self._decode[row.model, taint].append(row)
+        self._lacks: dict[tuple[str, str | None], str | None] = {}
+        #: Of a model with prefill that can be handed over the guard chooses only that.
+        self._served = {
+            row.model
+            for row in workers
+            if row.role == Role.PREFILL and _available(row) and self._problem(row) is None
+        }
+
+    def derived(self, row: WorkerRow) -> Derived | str:
+        """What a prefill worker implies for decode; a text says why that cannot be told."""
+        try:
+            config = ModelRuntimeConfig.from_dict(row.runtime_config, validate=False)
+            worker = Worker(row.worker_id, row.name, row.model, Role.PREFILL, runtime_config=config)
+            return derive(worker, (), self.policy)
+        except (PolicyUnderivable, WorkerError) as error:
+            return str(error)
+
+    def stranded(self, rows: Sequence[WorkerRow]) -> list[Stranded]:
+        """The prefill workers of ``rows`` without anybody to hand over to, by what they lack."""
+        lacking: dict[tuple[str | None, str], list[WorkerRow]] = defaultdict(list)
+        for row in rows:
+            problem = self._problem(row) if _available(row) else None
+            if problem is not None:
+                lacking[problem].append(row)
+        return [
+            Stranded([row.name for row in members], taint, reason, self._outcome(members[0].model))
+            for (taint, reason), members in lacking.items()
+        ]
+
+    def _problem(self, row: WorkerRow) -> tuple[str | None, str] | None:
+        derived = self.derived(row)
+        if isinstance(derived, str):
+            return None, derived
+        taint = next((c.taint for c in derived.constraints if c.kind == "required"), None)
+        lack = self._lack(row.model, taint)
+        if lack is not None and derived.relaxable:
+            taint, lack = None, self._lack(row.model, None)
+        return None if lack is None else (taint, lack)
+
+    def _eligible(self, model: str, taint: str | None) -> bool:
+        return any(map(_eligible, self._decode.get((model, taint), ())))
+
+    def _lack(self, model: str, taint: str | None) -> str | None:
+        """Why no decode worker with this taint takes work; told once for all prefill workers."""
+        if (model, taint) not in self._lacks:
+            self._lacks[model, taint] = self._why(model, taint)
+        return self._lacks[model, taint]
+
+    def _why(self, model: str, taint: str | None) -> str | None:
+        if self._eligible(model, taint):
+            return None
+        fitting = self._decode.get((model, taint), [])
+        if not fitting:
+            return f"no decode worker of {model} {'has it' if taint else 'is there'}"
+        busy = sum(map(_available, fitting))
+        states = [f"{busy:,} busy"] if busy else []
+        states += [f"{len(fitting) - busy:,} unavailable"] if busy < len(fitting) else []
+        what = "has it and takes work" if taint else "takes work"
+        return f"no decode worker of {model} {what} ({', '.join(states)})"
+
+    def _outcome(self, model: str) -> str:
+        if not self._guarded:
+            return (
+                "every request that is prefilled there is refused; the router does not avoid it "
+                "(no decode-capacity guard)"
+            )
+        if model in self._served:
+            return (
+                "the decode-capacity guard prefills elsewhere; requests that fit only there are "
+                "refused"
+            )
+        return "every request is refused"
+
+
+def _capacity(
+    model: str, value: str | None, rows: Sequence[WorkerRow], fleet: _Fleet
+) -> DomainCapacity:
+    roles = {role: [row for row in rows if row.role == role] for role in Role}
+    prefill, decode = _role(roles[Role.PREFILL]), _role(roles[Role.DECODE])
+    givers, takers = prefill.ready + prefill.busy, decode.ready + decode.busy
+    stranded = fleet.stranded(roles[Role.PREFILL])
+    return DomainCapacity(
+        model=model,
+        value=value,
+        prefill=prefill,
+        decode=decode,
+        aggregated=_role(roles[Role.AGGREGATED]),
+        decode_per_prefill=round(takers / givers, 6) if givers and takers else None,
+        policies=_policies(roles[Role.PREFILL], fleet),
+        stranded=stranded,
+        state="stranded" if stranded else "ok",
+        workers=sorted(row.name for row in rows),
+    )
+
+
+def _role(rows: Sequence[WorkerRow]) -> RoleCapacity:
+    ranks = [rank for row in rows for rank in row.ranks]
+    used = [r.reported.kv_used_blocks for r in ranks if r.reported.kv_used_blocks is not None]
+    totals = [
+        total * len(row.ranks)
+        for row in rows
+        if isinstance(total := row.runtime_config.get("total_kv_blocks"), int)
+    ]
+    unavailable = sum(not _available(row) for row in rows)
+    busy = sum(row.busy and _available(row) for row in rows)
+    return RoleCapacity(
+        workers=len(rows),
+        ready=len(rows) - busy - unavailable,
+        busy=busy,
+        unavailable=unavailable,
+        ranks=len(ranks),
+        kv_reporting=len(used),
+        kv_used_blocks=sum(used) if used else None,
+        kv_total_blocks=sum(totals) if totals else None,
+        active_prefill_tokens=sum(rank.active_prefill_tokens for rank in ranks),
+        active_decode_blocks=sum(rank.active_decode_blocks for rank in ranks),
+    )
+
+
+def _policies(rows: Sequence[WorkerRow], fleet: _Fleet) -> list[TransferPolicy]:
+    """One for each policy that differs, with those who have it."""
+    found: dict[_Policy, list[str]] = defaultdict(list)
+    for row in rows:
+        found[_policy(row, fleet)].append(row.name)
+    return [TransferPolicy(names, *policy) for policy, names in found.items()]
+
+
+class _Policy(NamedTuple):
+    """The fields of a TransferPolicy without whose it is."""
+
+    enforcement: str | None = None
+    domain: str | None = None
+    weight: float | None = None
+    origin: str | None = None
+    problem: str | None = None
+
+
+def _policy(row: WorkerRow, fleet: _Fleet) -> _Policy:
+    derived = fleet.derived(row)
+    problem = derived if isinstance(derived, str) else None
+    config = row.runtime_config
+    if config.get("kv_transfer_domain") is not None:
+        enforcement, weight = (
+            config.get(name) for name in ("kv_transfer_enforcement", "kv_transfer_preferred_weight")
+        )
+        return _Policy(enforcement, config["kv_transfer_domain"], weight, "card", problem)
+    policy = fleet.policy
+    if policy is None or derived == UNCONSTRAINED:
+        return _Policy(problem=problem)
+    return _Policy(policy.enforcement, policy.domain, policy.weight, "router", problem)
+
+
+def _available(row: WorkerRow) -> bool:
+    return row.status == "ready"
+
+
+def _eligible(row: WorkerRow) -> bool:
+    return _available(row) and not row.busy

@@ -1,0 +1,27 @@
+"""What went into a bundle, and what could not be had."""
+
+from __future__ import annotations
+
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column
+from dynctl.screens.numbers import count, plural
+from dynctl.screens.results import BundleMember, BundleReport
+from dynctl.screens.table import table
+
+_COLUMNS: list[Column[BundleMember]] = [
+    Column("file", "FILE", lambda one: one.file, lambda one: one.file, name=True),
+    Column("bytes", "BYTES", lambda one: count(one.bytes), lambda one: one.bytes, right=True),
+    Column("what", "WHAT", lambda one: one.what, lambda one: one.what, rank=1),
+]
+
+
+def bundle_report(result: BundleReport, canvas: Canvas) -> str:
+    """The members, then what was left out and why."""
+    text = table(_COLUMNS, result.members, canvas)
+    if result.left_out:
+        text += "\ncould not be had:\n"
+        for one in result.left_out:
+            lines = canvas.paragraph(f"{one.file}: {one.why}", first="  ", rest="    ")
+            text += "".join(f"{line}\n" for line in lines)
+    files = plural(len(result.members), "file")
+    return text + f"\n{result.path}: {files}, {result.bytes:,} bytes\n"

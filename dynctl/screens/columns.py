@@ -1,0 +1,131 @@
+"""A column is a value: what it is called, what it says to people and what to programs.
+
+Tables and the dashboard read the same lists, so a number cannot read differently in two places.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from dynctl.base.errors import UsageProblem
+from dynctl.screens.numbers import middle
+
+Row = TypeVar("Row")
+
+GAP = 2
+#: A shortened name keeps at least this many characters.
+SHORTEST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """``text`` for people, ``value`` for programs.
+
+    ``rank`` says who stays when the terminal is narrow: 0 always, higher leaves earlier.
+    ``wide`` columns appear with ``-o wide``, or where there is room. ``name`` columns may be
+    shortened in the middle, to ``shortest`` characters where nothing else helps.
+    """
+
+    key: str
+    heading: str
+    text: Callable[[Row], str]
+    value: Callable[[Row], Any]
+    right: bool = False
+    rank: int = 0
+    wide: bool = False
+    name: bool = False
+    shortest: int = SHORTEST
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted(Generic[Row]):
+    """Columns that fit together, and how wide each is."""
+
+    columns: tuple[Column[Row], ...]
+    widths: tuple[int, ...]
+
+    def heading(self) -> str:
+        return self._line([column.heading for column in self.columns])
+
+    def line(self, row: Row) -> str:
+        return self._line([column.text(row) for column in self.columns])
+
+    def texts(self, cells: Sequence[str]) -> str:
+        """A line of the first ``len(cells)`` columns, each padded."""
+        return self._line(list(cells))
+
+    def _line(self, cells: list[str]) -> str:
+        parts = []
+        for column, width, cell in zip(self.columns, self.widths, cells, strict=False):
+            text = middle(cell, width)
+            parts.append(text.rjust(width) if column.right else text.ljust(width))
+        return (" " * GAP).join(parts).rstrip()
+
+
+def fit(
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    width: int | None,
+    least: Mapping[str, int] | None = None,
+) -> Fitted[Row]:
+    """As many columns as fit ``width`` (None: no limit), least wanted left out first.
+
+    Where the columns that must stay are still too wide, names are shortened in the middle.
+    ``least``: key -> how wide a column is wanted even if no cell needs it.
+    """
+    chosen = list(columns)
+    wanted = least or {}
+    widths = {
+        column.key: max(
+            len(column.heading), wanted.get(column.key, 0), *(len(column.text(row)) for row in rows)
+        )
+        for column in columns
+    }
+
+    def total() -> int:
+        return sum(widths[column.key] for column in chosen) + GAP * (len(chosen) - 1)
+
+    if width is not None:
+        wanted_names = {
+            column.key: min(widths[column.key], 24) for column in columns if column.name
+        }
+        while total() > width:
+            # Names give way first, down to 24 characters, then columns, then names again.
+            names = [column for column in chosen if column.name]
+            longest = max(names, key=lambda c: widths[c.key], default=None)
+            if longest is not None and widths[longest.key] > wanted_names[longest.key]:
+                over = total() - width
+                widths[longest.key] = max(wanted_names[longest.key], widths[longest.key] - over)
+                continue
+            last = max(chosen, key=lambda column: column.rank)
+            if last.rank > 0:
+                chosen.remove(last)
+                continue
+            loosest = max(names, key=lambda c: widths[c.key] - c.shortest, default=None)
+            if loosest is None or widths[loosest.key] <= loosest.shortest:
+                break
+            widths[loosest.key] -= 1
+    return Fitted(tuple(chosen), tuple(widths[column.key] for column in chosen))
+
+
+def sort_rows(columns: Sequence[Column[Row]], rows: Sequence[Row], key: str) -> list[Row]:
+    """Rows by the raw values of a column, those without a value last; raises UsageProblem."""
+    wanted = key.strip().lower().replace("-", "_")
+    found = [c for c in columns if wanted in (c.key, c.heading.lower(), c.key.partition(":")[2])]
+    if not found:
+        known = ", ".join(column.key.removeprefix("domain:") for column in columns)
+        raise UsageProblem(f"--sort-by {key}: no such column; expected one of {known}")
+    value = found[0].value
+    return sorted(rows, key=lambda row: (value(row) is None, value(row) or 0))
+
+
+def visible(columns: Sequence[Column[Row]], *, wide: bool, width: int | None) -> list[Column[Row]]:
+    """The columns of a table or, with ``wide``, all of them.
+
+    A terminal of 100 columns or more is offered the wide ones too; they leave first.
+    """
+    if wide:
+        return [replace(column, rank=0) if width is None else column for column in columns]
+    if width is not None and width >= 100:
+        return list(columns)
+    return [column for column in columns if not column.wide]

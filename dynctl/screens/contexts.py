@@ -1,0 +1,78 @@
+"""Contexts as people see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column
+from dynctl.screens.context_results import (
+    ContextChange,
+    ContextDetail,
+    ContextList,
+    ContextRow,
+    ContextValue,
+)
+from dynctl.screens.table import table
+
+
+def context_list(result: ContextList, canvas: Canvas) -> str:
+    """A line a context; ``*`` marks the current one."""
+    if not result.contexts:
+        return f"{result.file} has no contexts; dynctl context add NAME --frontend URL adds one\n"
+    columns: list[Column[ContextRow]] = [
+        Column("current", " ", lambda row: "*" if row.current else "", lambda row: row.current),
+        Column("name", "NAME", lambda row: row.name, lambda row: row.name, name=True),
+        Column("values", "LOOKS AT", _line, lambda row: row.values, name=True, shortest=20),
+    ]
+    return table(columns, result.contexts, canvas)
+
+
+def context_detail(result: ContextDetail, canvas: Canvas) -> str:
+    """A line an option: what holds, and who says so."""
+    if result.name is None:
+        head = [f"no context  ({result.file} has no current one)"]
+    else:
+        by = {"current": "the current one", "argument": f"as with --context {result.name}"}
+        said = by.get(result.chosen_by, f"chosen by {result.chosen_by}")
+        head = [f"context {result.name}  ({said}; {result.file})"]
+    columns: list[Column[ContextValue]] = [
+        Column("name", "OPTION", lambda one: one.name, lambda one: one.name),
+        Column("value", "VALUE", _value, lambda one: one.value, name=True, shortest=16),
+        Column("source", "FROM", lambda one: one.source, lambda one: one.source),
+    ]
+    lines = [*head, "", table(columns, result.values, canvas).rstrip("\n")]
+    for one in result.values:
+        if one.unused_because is not None:
+            said = f"{one.name} {shown(one.unused)} of the context does not count"
+            lines += ["", *canvas.paragraph(f"{said}: {one.unused_because}", first="note: ")]
+    return "\n".join(lines) + "\n"
+
+
+def context_change(result: ContextChange, canvas: Canvas) -> str:
+    if result.done == "used":
+        return f"{result.name} is the current context\n"
+    if result.done == "left":
+        return "there is no current context any more\n"
+    ended = "" if result.done != "removed" or result.current else "; there is no current one now"
+    lines = [f"{result.done} context {result.name}{ended}"]
+    if result.done in ("added", "replaced") and result.current != result.name:
+        lines.append(f"  dynctl context use {result.name}   makes it the current one")
+    return "\n".join(lines) + "\n"
+
+
+def shown(value: Any) -> str:
+    """A value of a context on one line."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if value is True:
+        return "yes"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _value(one: ContextValue) -> str:
+    return one.default if one.value is None else shown(one.value)
+
+
+def _line(row: ContextRow) -> str:
+    return "  ".join(f"{name} {shown(value)}" for name, value in row.values.items())

@@ -1,0 +1,44 @@
+"""The demo's screens: a chapter each, with the decision that was really made, and the end."""
+
+from __future__ import annotations
+
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.explain import ExplainScreen
+from dynctl.screens.numbers import plural
+from dynctl.simulation.demo.story import DemoEnd, DemoStep
+
+_ANSWER_CHARACTERS = 160
+
+
+def demo_step(step: DemoStep, canvas: Canvas) -> str:
+    """Title, what happens, the explain screen, and what the client saw."""
+    title = f"{step.number}. {step.title}"
+    lines = ["", canvas.bold(title), "=" * len(title)]
+    lines += canvas.paragraph(step.doing, first="")
+    lines += ["", ExplainScreen()(step.route, canvas).rstrip("\n")]
+    answer = " ".join(step.answer.split())
+    if len(answer) > _ANSWER_CHARACTERS:
+        answer = answer[: _ANSWER_CHARACTERS - 3] + "..."
+    said = f"HTTP {step.status} after {step.seconds * 1000:.0f} ms: {answer}"
+    lines += canvas.paragraph(said, first="client".ljust(9), rest=" " * 9)
+    return "\n".join(lines) + "\n"
+
+
+def demo_end(end: DemoEnd, canvas: Canvas) -> str:
+    """What was shown, and what to try next while the fleet is up."""
+    if not end.kept:
+        text = (
+            f"That was a fleet of {plural(len(end.engines), 'engine')} and one frontend, "
+            f"{end.seconds:.1f} s in all. `dynctl demo --keep` leaves it up to play with."
+        )
+        return "\n" + "\n".join(canvas.paragraph(text, first="")) + "\n"
+    question = '"Which zone would serve this?"'
+    tries = [
+        f"dynctl --frontend {end.url} workers list",
+        f"dynctl --frontend {end.url} route --explain {question}",
+        f"dynctl --frontend {end.url} thresholds set demo --active-prefill-tokens 500 --dry-run",
+        f"curl -s {end.url}/v1/chat/completions -H 'content-type: application/json' \\",
+        '  -d \'{"model":"demo","messages":[{"role":"user","content":"Hello"}],"max_tokens":16}\'',
+    ]
+    lines = ["", canvas.bold("The fleet stays up. In another terminal:"), ""]
+    return "\n".join([*lines, *(f"  {line}" for line in tries), "", "Ctrl-C ends it."]) + "\n"

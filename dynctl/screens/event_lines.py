@@ -1,0 +1,114 @@
+"""`events tail` for people: columns that stay where they are, remarks marked with ``!``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
+from dynctl.screens.numbers import count
+from dynctl.sources.dynamo.event_lines import TailKind, TailLine
+from router_core.workers import Worker
+
+_WIDEST_EVENT = f"! {TailKind.DISCONNECT}"
+#: Characters of a hash that a line shows; all of it is in -o jsonl.
+_HASH = 8
+#: Everything else is told in words.
+_IN_COLUMNS = (TailKind.STORED, TailKind.REMOVED, TailKind.CLEARED)
+#: Columns that such words share with events; they stand behind them.
+_SHARED = ("time", "event", "worker", "domain")
+
+
+class EventLines:
+    """Draws lines. Widths come from the workers that are known when it begins.
+
+    ``domain``: which one to show, None for none.
+    """
+
+    def __init__(self, workers: Sequence[Worker], domain: str | None, canvas: Canvas) -> None:
+        columns = _columns(domain)
+        samples = [_widest(worker) for worker in workers] or [_widest(None)]
+        offered = visible(columns, wide=canvas.wide, width=canvas.width)
+        self._fitted = fit(offered, samples, canvas.width)
+        pairs = list(zip(self._fitted.columns, self._fitted.widths, strict=True))
+        shared = [pair for pair in pairs if pair[0].key in _SHARED]
+        self._head = Fitted(tuple(c for c, _ in shared), tuple(w for _, w in shared))
+        self._canvas = canvas
+
+    def heading(self) -> str:
+        return self._canvas.faint(self._fitted.heading()) + "\n"
+
+    def line(self, line: TailLine) -> str:
+        """One line with its end; words that do not fit beside it stand on lines below."""
+        if line.event in _IN_COLUMNS:
+            text = self._fitted.line(line)
+            return self._with_words(text, f"! {line.message}" if line.message else "")
+        cells = [column.text(line) for column in self._head.columns]
+        used = sum(self._head.widths) + GAP * (len(self._head.widths) - 1)
+        text = self._with_words(self._head.texts(cells).ljust(used), line.message or "")
+        return self._canvas.bold(text[:-1]) + "\n" if line.is_remark else text
+
+    def _with_words(self, text: str, words: str) -> str:
+        width = self._canvas.width
+        whole = f"{text}{' ' * GAP}{words}".rstrip()
+        if width is None or len(whole) <= width:
+            return whole + "\n"
+        indent = " " * (self._head.widths[0] + GAP)
+        below = self._canvas.paragraph(words, first=indent)
+        return "".join(line + "\n" for line in (text.rstrip(), *below))
+
+
+def _columns(domain: str | None) -> list[Column[TailLine]]:
+    columns: list[Column[TailLine]] = [
+        Column("time", "TIME", _clock, lambda e: e.time),
+        Column("event", "EVENT", _event, lambda e: e.event),
+        Column("worker", "WORKER", lambda e: e.worker or "-", lambda e: e.worker, name=True),
+    ]
+    if domain is not None:
+        columns.append(
+            Column(
+                "domain", domain.upper(), lambda e: e.domains.get(domain, "-"),
+                lambda e: e.domains.get(domain), rank=1,
+            )
+        )  # fmt: skip
+    columns += [
+        Column("rank", "RANK", lambda e: count(e.dp_rank), lambda e: e.dp_rank, right=True, rank=5),
+        Column("blocks", "BLOCKS", lambda e: count(e.blocks), lambda e: e.blocks, right=True),
+        Column("first", "FIRST", lambda e: _hash(e.first_hash), lambda e: e.first_hash, rank=3),
+        Column("after", "AFTER", lambda e: _hash(e.parent_hash), lambda e: e.parent_hash,
+               rank=6, wide=True),
+        Column("tier", "TIER", lambda e: e.tier or "-", lambda e: e.tier, rank=4),
+        Column("event_id", "ID", lambda e: count(e.event_id), lambda e: e.event_id, right=True,
+               rank=2),
+    ]  # fmt: skip
+    return columns
+
+
+def _widest(worker: Worker | None) -> TailLine:
+    """As wide as lines of a worker get, so that columns need not move later."""
+    return TailLine(
+        _WIDEST_EVENT.removeprefix("! "),
+        "1970-01-01T00:00:00.000Z",
+        worker=worker.name if worker is not None else " " * 16,
+        dp_rank=1000,
+        domains=dict(worker.domains) if worker is not None else {},
+        event_id=10_000_000,
+        blocks=10_000,
+        first_hash="0" * 16,
+        parent_hash="0" * 16,
+        tier="host_pinned",
+    )
+
+
+def _clock(line: TailLine) -> str:
+    """The time of day here; the day itself is in -o jsonl."""
+    return datetime.fromisoformat(line.time).astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def _event(line: TailLine) -> str:
+    return f"! {line.event}" if line.is_remark else line.event
+
+
+def _hash(text: str | None) -> str:
+    return "-" if text is None else text[:_HASH]

@@ -1,0 +1,95 @@
+"""The explain screen: how each hop narrowed, scored and chose, and what would change it.
+
+It draws a RouteResult and nothing else, so a saved decision, a frontend's answer and a dry run
+on a view look the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynctl.documents.route_result import DecisionResult, RouteResult
+from dynctl.screens import explain_words as words
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.explain_table import HopTable
+from dynctl.screens.numbers import amount, plural
+
+#: Candidates that a hop shows unless all are asked for.
+TOP = 8
+_LABEL = 9
+_TITLE = 11
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainScreen:
+    """Draws a RouteResult; ``show_all`` lists every candidate and rejection of a large fleet."""
+
+    show_all: bool = False
+
+    def __call__(self, result: RouteResult, canvas: Canvas) -> str:
+        lines = _labelled(canvas, "request", _request(result))
+        for assumption in words.assumptions(result):
+            lines += _labelled(canvas, "assumed", assumption)
+        for asked in words.asked(result):
+            lines += _labelled(canvas, "asks", asked)
+        hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
+        limit = None if self.show_all else TOP
+        table = HopTable.of(result, hops, canvas, limit)
+        for number, hop in enumerate(hops, start=1):
+            lines.append("")
+            lines += self._hop(number, hop, result, table, canvas)
+            if hop is result.prefill and result.decode is not None:
+                lines.append("")
+                for implied in words.implied(result):
+                    lines += canvas.paragraph(implied, first="  implies  ")
+        lines.append("")
+        lines += _answer(result, canvas)
+        return "\n".join(lines) + "\n"
+
+    def _hop(
+        self,
+        number: int,
+        hop: DecisionResult,
+        result: RouteResult,
+        table: HopTable,
+        canvas: Canvas,
+    ) -> list[str]:
+        title = f"{number} {hop.stage}".ljust(_TITLE)
+        funnel = words.funnel(hop, result.model, canvas.screen_width - len(title) - 1)
+        lines = canvas.paragraph(funnel, first=f"{title} ") or [title]
+        lines[0] = canvas.bold(title) + lines[0][len(title) :]
+        formula = words.formula(hop)
+        if formula:
+            lines += canvas.paragraph(formula, first="  cost = ", rest="         ")
+        lines += table.lines(hop)
+        for sentence in words.verdict(hop, result):
+            lines += canvas.paragraph(sentence)
+        return lines
+
+
+def _request(result: RouteResult) -> str:
+    parts = [
+        plural(result.tokens, "token"),
+        f"{plural(result.blocks, 'full block')} of {result.block_size}",
+        f"model {result.model}",
+        f"mode {result.mode}",
+    ]
+    if result.mode == "kv":
+        final = result.decode or result.prefill
+        parts.append(f"temperature {amount(final.temperature if final else 0.0)}")
+    return ", ".join(parts)
+
+
+def _answer(result: RouteResult, canvas: Canvas) -> list[str]:
+    first, *others = words.answer(result)
+    lines = _labelled(canvas, "answer", first, bold=True)
+    for label, text in words.remedies(result):
+        lines += _labelled(canvas, label, text)
+    for text in others:
+        lines += canvas.paragraph(text, first=" " * _LABEL)
+    return lines
+
+
+def _labelled(canvas: Canvas, label: str, text: str, *, bold: bool = False) -> list[str]:
+    lines = canvas.paragraph(text, first=label.ljust(_LABEL), rest=" " * _LABEL)
+    return [canvas.bold(line) for line in lines] if bold else lines

@@ -1,0 +1,360 @@
+"""The candidates of a hop as a table: scored ranks first, then the rejected ones and why.
+
+All hops of a plan share columns and widths, so that the eye can run down a zone or a cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dynctl.documents.route_result import (
+    CandidateRow,
+    DecisionResult,
+    RejectedRow,
+    RouteResult,
+    Term,
+)
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column, Fitted, fit
+from dynctl.screens.explain_words import has_ranks, primary_domain, rank_name, short_taints
+from dynctl.screens.numbers import amount, blocks, count, middle, plural
+
+#: Filters whose rejections the funnel line says all about: nobody asks why a prefill worker is
+#: no decode worker.
+QUIET = ("model", "role")
+_INDENT = "  "
+_BAR_CELLS = 12
+_BAR_MARKS = {"prefill_blocks": "#", "decode_blocks": "="}
+_BAR_HEADING = "#pre =dec"
+_TERM_HEADINGS = {"turns_until_due": "turns", "active_requests": "active"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A candidate and the winner's cost, which some columns compare with."""
+
+    row: CandidateRow
+    best: float | None = None
+    worst: float = 0.0
+    ranked: bool = False
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def scored_prefill(self) -> bool:
+        return any(term.name == "prefill_blocks" for term in self.terms)
+
+
+@dataclass(frozen=True, slots=True)
+class HopTable:
+    """The common layout of all hops of one result."""
+
+    fitted: Fitted[_Line]
+    canvas: Canvas
+    domain: str | None
+    limit: int | None
+    blocks: int
+
+    @classmethod
+    def of(
+        cls,
+        result: RouteResult,
+        hops: Sequence[DecisionResult],
+        canvas: Canvas,
+        limit: int | None,
+    ) -> HopTable:
+        lines = [line for hop in hops for line in _lines(hop, limit)]
+        domain = primary_domain(result)
+        columns = _columns(result, hops, canvas, domain)
+        width = canvas.screen_width - len(_INDENT) - 2
+        # Rejected workers stand in the same first columns: their names count too.
+        rejected = [
+            _as_line(row, has_ranks(hop))
+            for hop in hops
+            for row in _shown_rejections(hop, limit) or ()
+        ]
+        return cls(fit(columns, [*lines, *rejected], width), canvas, domain, limit, result.blocks)
+
+    def lines(self, hop: DecisionResult) -> list[str]:
+        """Heading, candidates and rejections of one hop."""
+        drawn: list[str] = []
+        rows = _lines(hop, self.limit)
+        if rows:
+            drawn.append(self.canvas.faint(f"{_INDENT}  {self.fitted.heading()}"))
+        tied = {(ref.worker_id, ref.dp_rank) for ref in hop.tied}
+        for line in rows:
+            key = (line.row.worker_id, line.row.dp_rank)
+            won = hop.winner is not None and key == (hop.winner.worker_id, hop.winner.dp_rank)
+            mark = ">" if won else "=" if key in tied else " "
+            text = f"{_INDENT}{mark} {self.fitted.line(line)}"
+            drawn.append(self.canvas.bold(text) if won else text)
+        left = len(hop.candidates) - len(rows)
+        if left:
+            costs = sorted(row.cost for row in hop.candidates)
+            drawn.append(
+                f"{_INDENT}  and {left:,} more up to cost {blocks(costs[-1])} (--all lists them)"
+            )
+        unkept = hop.funnel[-1].left - len(hop.candidates) if hop.funnel and rows else 0
+        if unkept > 0:
+            drawn.append(f"{_INDENT}  and {unkept:,} more, which were not kept")
+        return drawn + [self.canvas.faint(line) for line in self._rejections(hop)]
+
+    def _rejections(self, hop: DecisionResult) -> list[str]:
+        shown = _shown_rejections(hop, self.limit)
+        room = self.canvas.screen_width
+        if shown is None:
+            return [_cut(f"{_INDENT}x {text}", room) for text in _grouped(hop)]
+        lines = []
+        for row in shown:
+            cells = [rank_name(row, has_ranks(hop))]
+            if self.domain is not None:
+                cells.append(row.domains.get(self.domain, "-"))
+            start = f"{_INDENT}x {self._padded(cells)}"
+            lines.append(start + _squeezed(_reason(row), room - len(start)))
+        return lines
+
+    def _padded(self, cells: list[str]) -> str:
+        parts = []
+        for cell, width in zip(cells, self.fitted.widths, strict=False):
+            parts.append(middle(cell, width).ljust(width))
+        return "  ".join(parts) + "  "
+
+
+def _columns(
+    result: RouteResult, hops: Sequence[DecisionResult], canvas: Canvas, domain: str | None
+) -> list[Column[_Line]]:
+    rows = [row for hop in hops for row in hop.candidates]
+    roomy = canvas.wide or canvas.screen_width >= 110
+    columns: list[Column[_Line]] = [
+        Column(
+            "worker",
+            "worker",
+            lambda line: rank_name(line.row, line.ranked),
+            lambda line: line.row.worker,
+            name=True,
+        )
+    ]
+    domains = [domain] if domain is not None else []
+    others = sorted({name for row in rows for name in row.domains} - set(domains))
+    for name in [*domains, *others]:
+        columns.append(_domain_column(name, 0 if name == domain else 9))
+    columns += _term_columns(result, hops)
+    preferred = any(row.multiplier != 1.0 for row in rows)
+    if preferred:
+        columns.append(
+            Column(
+                "multiplier",
+                "x pref",
+                lambda line: f"{line.row.multiplier:.3f}",
+                lambda line: line.row.multiplier,
+                right=True,
+                rank=1,
+            )
+        )
+    columns.append(
+        Column(
+            "cost",
+            "cost",
+            lambda line: blocks(line.row.cost),
+            lambda line: line.row.cost,
+            right=True,
+        )
+    )
+    columns.append(
+        Column(
+            "behind",
+            "behind",
+            _behind,
+            lambda line: line.row.cost - (line.best or 0.0),
+            right=True,
+            rank=4,
+        )
+    )
+    if any(hop.temperature > 0 for hop in hops):
+        columns.append(
+            Column(
+                "probability",
+                "chance",
+                lambda line: f"{line.row.probability:.1%}",
+                lambda line: line.row.probability,
+                right=True,
+                rank=2,
+            )
+        )
+    if result.mode == "kv":
+        columns.append(Column("bar", _BAR_HEADING, _bar, lambda line: line.row.terms, rank=5))
+    if roomy:
+        columns += _roomy_columns()
+    return columns
+
+
+def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[Column[_Line]]:
+    names = list(dict.fromkeys(term.name for hop in hops for term in hop.terms))
+    if result.mode != "kv":
+        return [_term_column(name, _TERM_HEADINGS.get(name, name), 1) for name in names]
+    columns: list[Column[_Line]] = [
+        Column(
+            "overlap_blocks",
+            "cached",
+            lambda line: f"{line.row.overlap_blocks:,}" if line.scored_prefill else "-",
+            lambda line: line.row.overlap_blocks,
+            right=True,
+        ),
+        _term_column("prefill_blocks", "prefill", 0),
+        _term_column("decode_blocks", "decode", 0),
+    ]
+    if "active_requests" in names:
+        columns.append(_term_column("active_requests", "active", 1))
+    return columns
+
+
+def _term_column(name: str, heading: str, rank: int) -> Column[_Line]:
+    def text(line: _Line) -> str:
+        value = line.row.terms.get(name)
+        return "-" if value is None else blocks(value) if "blocks" in name else amount(value)
+
+    return Column(name, heading, text, lambda line: line.row.terms.get(name), right=True, rank=rank)
+
+
+def _roomy_columns() -> list[Column[_Line]]:
+    return [
+        Column(
+            "active_prefill_tokens",
+            "prefill tokens",
+            lambda line: count(line.row.active_prefill_tokens),
+            lambda line: line.row.active_prefill_tokens,
+            right=True,
+            rank=6,
+        ),
+        Column(
+            "requests",
+            "requests",
+            lambda line: count(line.row.active_requests),
+            lambda line: line.row.active_requests,
+            right=True,
+            rank=7,
+        ),
+        Column(
+            "worker_id",
+            "worker id",
+            lambda line: f"{line.row.worker_id:016x}",
+            lambda line: line.row.worker_id,
+            rank=10,
+        ),
+    ]
+
+
+def _domain_column(domain: str, rank: int) -> Column[_Line]:
+    return Column(
+        f"domain:{domain}",
+        domain,
+        lambda line: line.row.domains.get(domain, "-"),
+        lambda line: line.row.domains.get(domain),
+        rank=rank,
+        name=True,
+    )
+
+
+def _lines(hop: DecisionResult, limit: int | None) -> list[_Line]:
+    winner = hop.winner
+    best = min((row.cost for row in hop.candidates), default=None)
+
+    def place(row: CandidateRow) -> tuple[bool, float, str, int]:
+        won = winner is not None and (row.worker_id, row.dp_rank) == (
+            winner.worker_id,
+            winner.dp_rank,
+        )
+        return (not won, row.cost, row.worker, row.dp_rank)
+
+    rows = sorted(hop.candidates, key=place)[:limit]
+    worst = max((row.cost for row in rows), default=0.0)
+    ranked = has_ranks(hop)
+    return [_Line(row, best, worst, ranked, tuple(hop.terms)) for row in rows]
+
+
+def _as_line(row: RejectedRow, ranked: bool) -> _Line:
+    """A rejected rank with nothing to say in the scoring columns: only name and domains count."""
+    empty = CandidateRow(
+        worker=row.worker, worker_id=row.worker_id, cost=0.0, dp_rank=row.dp_rank,
+        domains=row.domains,
+    )  # fmt: skip
+    return _Line(empty, ranked=ranked)
+
+
+def _shown_rejections(hop: DecisionResult, limit: int | None) -> list[RejectedRow] | None:
+    """The rejections to list one by one; None where there are too many."""
+    rows = [row for step in hop.funnel if not _quiet(hop, step.filter) for row in step.rejected]
+    return rows if limit is None or len(rows) <= limit else None
+
+
+def _quiet(hop: DecisionResult, name: str) -> bool:
+    if name not in QUIET:
+        return False
+    emptied = next((step for step in hop.funnel if step.entered and not step.left), None)
+    return emptied is None or emptied.filter != name
+
+
+def _grouped(hop: DecisionResult) -> Iterable[str]:
+    groups: dict[tuple[str, str], list[RejectedRow]] = {}
+    for step in hop.funnel:
+        if _quiet(hop, step.filter):
+            continue
+        for row in step.rejected:
+            groups.setdefault((row.code, str(row.limit)), []).append(row)
+    for (code, _), rows in groups.items():
+        first = rows[0]
+        kind = plural(len(rows), "worker")
+        if code == "missing_taint":
+            has: dict[str, int] = {}
+            for row in rows:
+                has[str(row.value or "none")] = has.get(str(row.value or "none"), 0) + 1
+            most = sorted(has.items(), key=lambda item: -item[1])[:3]
+            tail = ", ".join(f"{number:,} in {value}" for value, number in most)
+            yield f"{kind} lack {short_taints(str(first.limit))}: {tail}"
+        else:
+            yield f"{kind}: {_reason(first)}" + (" (for one)" if len(rows) > 1 else "")
+
+
+def _reason(row: RejectedRow) -> str:
+    return f"busy: {row.message}" if row.code == "busy" else row.message
+
+
+def _squeezed(text: str, room: int) -> str:
+    """A reason in ``room`` characters: first with short taints and words, then cut."""
+    if len(text) <= room:
+        return text
+    text = short_taints(text)
+    for long, short in (
+        (" of the KV blocks", " of KV"),
+        ("active decode blocks", "decode blocks"),
+        (" blocks booked here", " blocks"),
+        ("which the router policy requires", "required"),
+    ):
+        if len(text) > room:
+            text = text.replace(long, short)
+    return _cut(text, room)
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: max(0, room - 2)] + ".."
+
+
+def _behind(line: _Line) -> str:
+    if line.best is None:
+        return ""
+    gap = line.row.cost - line.best
+    return "" if gap == 0 else f"+{blocks(gap)}"
+
+
+def _bar(line: _Line) -> str:
+    """The cost as a bar, each term in its own character; the longest row is the dearest."""
+    if line.worst <= 0 or line.row.cost <= 0:
+        return ""
+    drawn = ""
+    reached = 0.0
+    for term in line.terms:
+        share = term.weight * line.row.terms.get(term.name, 0.0) * line.row.multiplier
+        reached += share
+        cells = round(reached / line.worst * _BAR_CELLS) - len(drawn)
+        drawn += _BAR_MARKS.get(term.name, "+") * max(0, cells)
+    return drawn or "."

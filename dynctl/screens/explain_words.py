@@ -1,0 +1,424 @@
+"""The sentences of the explain screen. Every one is worked out from the RouteResult alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dynctl.documents.route_result import (
+    UNKNOWN_LOAD,
+    CandidateRow,
+    Constraint,
+    DecisionResult,
+    FunnelRow,
+    Ref,
+    RejectedRow,
+    RouteResult,
+)
+from dynctl.screens.numbers import age, amount, blocks, plural
+from router_core.taints import TOPOLOGY_PREFIX, topology_of
+
+#: What is left after a filter, as the funnel says it.
+_STEPS = {
+    "allowed": "allowed",
+    "available": "answering",
+    "domain": "with the domain",
+    "taints": "taints",
+    "decode_capacity": "decode capacity",
+    "busy": "not busy",
+}
+_TERMS = {
+    "prefill_blocks": "prefill",
+    "decode_blocks": "decode",
+    "active_requests": "active requests",
+    "turns_until_due": "turns until due",
+}
+_LOADS = {
+    "active_prefill_tokens": "active prefill token",
+    "active_decode_blocks": "active decode block",
+    "active_requests": "active request",
+}
+
+
+def assumptions(result: RouteResult) -> Iterator[str]:
+    """What the answer takes for granted, most important first."""
+    hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
+    blind = "cache overlap not modelled"
+    said = list(dict.fromkeys(result.assumptions))
+    if any(not hop.overlap_modelled for hop in hops) and not any(s.startswith(blind) for s in said):
+        yield f"{blind}: no tokenizer"
+    yield from said
+
+
+def asked(result: RouteResult) -> Iterator[str]:
+    """The request's own constraints."""
+    first = result.prefill or result.decode
+    for item in first.constraints if first is not None else ():
+        if item.origin == "request":
+            yield _constraint(item)
+
+
+def implied(result: RouteResult) -> Iterator[str]:
+    """What the chosen prefill worker means for decode."""
+    decode = result.decode
+    derived = [c for c in decode.constraints if c.origin != "request"] if decode else []
+    for item in derived:
+        yield f"{_constraint(item)}  ({item.origin})"
+    if result.relaxed:
+        yield "nothing: no decode worker is in its domain, and the policy is fallback (see below)"
+    elif not derived:
+        yield "nothing for decode: no KV-transfer policy is in force"
+
+
+def funnel(hop: DecisionResult, model: str, room: int) -> str:
+    """``6 workers > 3 prefill > 2 not busy > 2 scored``; steps that took nobody out may go."""
+    if not hop.funnel:
+        return ""
+    noun = "rank" if has_ranks(hop) else "worker"
+    parts = [(plural(hop.funnel[0].entered, noun), True)]
+    for step in hop.funnel:
+        changed = step.left != step.entered
+        parts.append((f"{step.left:,} {_step_name(step, hop, model)}", changed or not step.left))
+    if hop.candidates:
+        parts.append((f"{max(len(hop.candidates), hop.funnel[-1].left):,} scored", True))
+    constrained = bool(hop.constraints)
+    kept = [
+        text
+        for text, needed in parts
+        if needed or (constrained and text.endswith("taints")) or text.endswith("not busy")
+    ]
+    line = " > ".join(kept)
+    return line if len(line) <= room else " > ".join(text for text, needed in parts if needed)
+
+
+def formula(hop: DecisionResult) -> str:
+    """The cost of this hop in the words of the table's headings."""
+    if not hop.terms or not hop.candidates:
+        return ""
+    parts = []
+    for term in hop.terms:
+        name = _TERMS.get(term.name, term.name.replace("_", " "))
+        parts.append(name if term.weight == 1.0 else f"{amount(term.weight)} * {name}")
+    total = " + ".join(parts)
+    preferred = any(row.multiplier != 1.0 for row in hop.candidates)
+    if preferred:
+        total = f"{total} * x pref" if len(parts) == 1 else f"({total}) * x pref"
+    units = {term.unit for term in hop.terms}
+    total += f"  ({units.pop()})" if len(units) == 1 else ""
+    if not any(term.name == "decode_blocks" for term in hop.terms) and hop.stage == "prefill":
+        total += "; decode blocks are not tracked on this hop" if hop.mode == "kv" else ""
+    return total
+
+
+def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
+    """How the winner won, how near it was, and what the guard and the preference did."""
+    for step in hop.funnel:
+        if step.filter == "decode_capacity" and step.left < step.entered and hop.winner:
+            yield _guard(step)
+        if step.skipped:
+            yield f"{step.filter.replace('_', ' ')} filter not applied: {step.skipped}"
+    if hop.winner is not None:
+        yield " ".join(_how(hop, result))
+    if hop.preference is not None:
+        yield _preference(hop)
+    for note in hop.notes:
+        if note not in result.assumptions:
+            yield f"note: {note}"
+
+
+def answer(result: RouteResult) -> list[str]:
+    """The answer's line, then how fresh what it stands on is."""
+    if not result.ok:
+        refused = refusal(result)
+        message = refused.message if refused is not None and refused.message else "no worker"
+        return [f"none: {message}"]
+    prefill, decode = result.winner.prefill, result.winner.decode
+    places = [_domains(hop) for hop in (result.prefill, result.decode) if hop is not None]
+    chosen = [
+        rank_name(ref, hop is not None and has_ranks(hop))
+        for ref, hop in ((prefill, result.prefill), (decode, result.decode))
+        if ref is not None
+    ]
+    if len(chosen) == 1:
+        where = ", ".join(places[-1].values())
+        lines = [chosen[0] + (f" in {where}" if where else "")]
+    else:
+        lines = [f"{' -> '.join(chosen)}{_together(places, result)}"]
+    final = result.decode or result.prefill
+    if final is not None:
+        lines += _freshness(result, final)
+    return lines
+
+
+def refusal(result: RouteResult) -> DecisionResult | None:
+    """The hop without a winner."""
+    hops = (result.prefill, result.decode)
+    return next((hop for hop in hops if hop is not None and hop.winner is None), None)
+
+
+def remedies(result: RouteResult) -> Iterator[tuple[str, str]]:
+    """For a refusal: which filter emptied the set, who was nearest, what would admit it."""
+    hop = refusal(result)
+    if hop is None:
+        return
+    if hop.outcome == "policy_underivable":
+        yield "admits", "a prefill worker whose KV-transfer policy can be applied (see above)"
+        return
+    step = next((one for one in hop.funnel if one.entered and not one.left), None)
+    if step is None:
+        yield "admits", f"a {hop.stage} worker of model {result.model} (dynctl serve engine)"
+        return
+    name = step.filter.replace("_", " ")
+    noun = "rank" if has_ranks(hop) else "worker"
+    yield (
+        "stopped",
+        f"by the {name} filter of the {hop.stage} hop: {plural(step.entered, noun)}"
+        " entered, none left",
+    )
+    nearest = min(step.rejected, key=_distance, default=None)
+    if nearest is not None and len(step.rejected) > 1 and step.filter not in ("model", "role"):
+        yield "nearest", f"{nearest.worker}: {short_taints(nearest.message)}"
+    yield "admits", _admits(hop, step, nearest, result)
+
+
+def primary_domain(result: RouteResult) -> str | None:
+    """The domain that this result turns on: that of a transfer constraint, else the first."""
+    hops = [hop for hop in (result.decode, result.prefill) if hop is not None]
+    for hop in hops:
+        for item in hop.constraints:
+            place = topology_of(item.taint)
+            if place is not None:
+                return place[0]
+    names: dict[str, int] = {}
+    for hop in hops:
+        for row in hop.candidates:
+            for name in row.domains:
+                names[name] = names.get(name, 0) + 1
+        for step in hop.funnel:
+            for rejected in step.rejected:
+                for name in rejected.domains:
+                    names[name] = names.get(name, 0) + 1
+    # What most workers publish, "zone" before the others where several are equally common.
+    return min(names, key=lambda name: (-names[name], name != "zone", name), default=None)
+
+
+def short_taints(text: str) -> str:
+    """Canonical topology taints without their prefix: ``zone=zone-a``."""
+    return text.replace(TOPOLOGY_PREFIX, "")
+
+
+def has_ranks(hop: DecisionResult) -> bool:
+    """Whether some worker has more than one data-parallel rank."""
+    rejected = any(row.dp_rank for step in hop.funnel for row in step.rejected)
+    return rejected or any(row.dp_rank for row in hop.candidates)
+
+
+def rank_name(row: Ref | CandidateRow | RejectedRow, ranked: bool) -> str:
+    """A worker's name, with ``/rank`` where there are ranks to tell apart."""
+    return f"{row.worker}/{row.dp_rank}" if ranked else row.worker
+
+
+# -- inside --------------------------------------------------------------------------------
+
+
+def _constraint(item: Constraint) -> str:
+    weight = "" if item.weight is None else f" with weight {amount(item.weight)}"
+    return f"{item.kind} {item.taint}{weight}"
+
+
+def _step_name(step: FunnelRow, hop: DecisionResult, model: str) -> str:
+    if step.filter == "model":
+        return f"serve {model}"
+    if step.filter == "role":
+        return hop.stage
+    return _STEPS.get(step.filter, step.filter.replace("_", " "))
+
+
+def _guard(step: FunnelRow) -> str:
+    places = _places(step)
+    passed = ", ".join(row.worker for row in step.rejected[:3])
+    more = len(step.rejected) - 3
+    passed += f" and {more:,} more" if more > 0 else ""
+    why = f"{' and '.join(places)} has no eligible decode worker" if places else "policy"
+    return f"decode-capacity guard: passed over {passed}, since {why}."
+
+
+def _places(step: FunnelRow) -> list[str]:
+    """The domains without decode capacity, each once."""
+    rows = (row for row in step.rejected if row.code == "no_decode_capacity")
+    return list(dict.fromkeys(f"{row.limit}={row.value}" for row in rows))
+
+
+def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
+    winner = hop.winner
+    if winner is None:
+        return
+    ranked = has_ranks(hop)
+    name = rank_name(winner, ranked)
+    if len(hop.candidates) == 1:
+        yield f"{name} is the only eligible {'rank' if ranked else 'worker'}."
+        return
+    unit = "blocks" if hop.mode == "kv" else hop.terms[0].unit if hop.terms else ""
+    others = [row for row in hop.candidates if not _is(row, winner.worker_id, winner.dp_rank)]
+    second = min(others, key=lambda row: row.cost)
+    second_name = rank_name(second, ranked)
+    if hop.temperature > 0:
+        chance = next(
+            (row.probability for row in hop.candidates
+             if _is(row, winner.worker_id, winner.dp_rank)), 0.0
+        )  # fmt: skip
+        yield f"drawn: {name} had a chance of {chance:.1%} at temperature {hop.temperature:g}."
+        if hop.margin is not None and hop.margin < 0:
+            yield f"{second_name} is cheaper by {blocks(-hop.margin)} {unit}."
+    elif hop.tied:
+        names = [
+            rank_name(ref, ranked)
+            for ref in hop.tied
+            if not _is(ref, winner.worker_id, winner.dp_rank)
+        ]
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+        yield f"tie with {shown}: each is as likely (1 in {len(hop.tied):,})."
+        if hop is result.prefill:
+            yield from _after_tie(result)
+    elif hop.mode == "round-robin":
+        yield f"it is {name}'s turn; {second_name} is next."
+    elif hop.margin is not None:
+        margin = blocks(hop.margin) if hop.mode == "kv" else amount(hop.margin)
+        yield f"wins by {margin} {unit} over {second_name}{_flip(hop)}."
+
+
+def _flip(hop: DecisionResult) -> str:
+    flip = hop.flip
+    if flip is None:
+        return ""
+    if flip.worker is None:
+        direction = "higher" if flip.by > 0 else "lower"
+        return f"; would flip with {flip.change} {amount(abs(flip.by))} {direction}"
+    noun = _LOADS.get(flip.change, flip.change)
+    number = abs(flip.by)
+    more = "more" if flip.by > 0 else "fewer"
+    ending = "" if number == 1 else "s"
+    return f"; would flip with {amount(number)} {more} {noun}{ending} on {flip.worker}"
+
+
+def _after_tie(result: RouteResult) -> Iterator[str]:
+    for other in result.decode_by_prefill[:4]:
+        chosen = result.winner.prefill
+        if chosen is not None and other.prefill.worker_id == chosen.worker_id:
+            continue
+        decode = other.decode
+        if decode is None or decode.winner is None:
+            yield f"With {other.prefill.worker} decode would be refused."
+        else:
+            yield f"With {other.prefill.worker} decode goes to {decode.winner.worker}."
+
+
+def _preference(hop: DecisionResult) -> str:
+    meter = hop.preference
+    if meter is None:
+        return ""
+    taint = short_taints(meter.taint)
+    text = f"prefers {taint}: local may cost up to {meter.crossover:.3f}x the best other"
+    if meter.now is not None:
+        text += f"; now {meter.now:.3f}x {_bar(meter.now, meter.crossover)}"
+    text += f": {meter.verdict}."
+    if meter.smallest_weight is not None and meter.now is not None:
+        text += f" Smallest weight that keeps it local: {meter.smallest_weight:.3g}."
+    return text
+
+
+def _bar(now: float, crossover: float, cells: int = 16) -> str:
+    """``[#####....|...]``: how much of the ratio that a preference bears is used up."""
+    end = max(now, crossover) * 1.2 or 1.0
+    filled = min(cells, round(now / end * cells))
+    mark = min(cells - 1, round(crossover / end * cells))
+    bar = ["#" if i < filled else "." for i in range(cells)]
+    bar[mark] = "|"
+    return f"[{''.join(bar)}]"
+
+
+def _domains(hop: DecisionResult) -> dict[str, str]:
+    winner = hop.winner
+    if winner is None:
+        return {}
+    row = next((r for r in hop.candidates if _is(r, winner.worker_id, winner.dp_rank)), None)
+    return {} if row is None else row.domains
+
+
+def _together(places: list[dict[str, str]], result: RouteResult) -> str:
+    domain = primary_domain(result)
+    values = [place.get(domain) for place in places] if domain is not None else []
+    if len(values) < 2 or None in values:
+        return ""
+    first, second = values[0], values[1]
+    return f", both in {first}" if first == second else f", crosses {domain}: {first} to {second}"
+
+
+def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
+    # What was cached is judged where the prompt is computed: the first hop.
+    judged = result.prefill or final
+    if judged.freshness is None or final.freshness is None:
+        yield "how fresh index and load were is not kept with past decisions"
+        return
+    index, load = judged.freshness.index, final.freshness.load
+    if index.publishers == 0:
+        text = "no cache of these workers is known: routed by load only"
+    else:
+        noun = "rank" if has_ranks(judged) else "worker"
+        text = f"index current for {index.current:,} of {plural(index.publishers, noun)}"
+        if index.oldest_s is not None:
+            text += f", oldest {age(index.oldest_s)}"
+        if index.gaps:
+            text += f", {plural(index.gaps, 'gap')}"
+        silent = len(judged.candidates) - index.publishers
+        if silent > 0:
+            text += f", {silent:,} without KV events"
+    if load.source == UNKNOWN_LOAD:
+        yield f"{text}; load unknown"
+    elif load.oldest_s is None:
+        yield f"{text}; load as {load.source} counts it, none reported"
+    else:
+        yield f"{text}; load {age(load.oldest_s)} old ({load.source})"
+
+
+def _is(row: object, worker_id: int, dp_rank: int) -> bool:
+    return (getattr(row, "worker_id", None), getattr(row, "dp_rank", None)) == (worker_id, dp_rank)
+
+
+def _distance(row: RejectedRow) -> float:
+    """How far a rejected rank is from being admitted; busy ones by how much they are over."""
+    numbers = (int, float)
+    if isinstance(row.value, numbers) and isinstance(row.limit, numbers) and row.limit:
+        return float(row.value) / float(row.limit)
+    return 1e9
+
+
+def _admits(
+    hop: DecisionResult, step: FunnelRow, nearest: RejectedRow | None, result: RouteResult
+) -> str:
+    role = hop.stage
+    if step.filter == "model":
+        return f"a worker that serves {result.model}"
+    if step.filter == "role":
+        return f"a worker that can serve the {role} hop: start one with --role {role}"
+    if step.filter == "allowed":
+        return "a pin to an eligible worker, or no pin"
+    if step.filter == "available":
+        return "any of these workers answering its health probe again"
+    if step.filter == "domain":
+        limit = nearest.limit if nearest is not None else "the domain"
+        return f"a {role} worker that publishes {limit}, or the fallback mismatch policy"
+    if step.filter == "taints":
+        wanted = ", ".join(item.taint for item in hop.constraints if item.kind == "required")
+        ours = any(item.origin != "request" for item in hop.constraints)
+        other = " or a policy of preferred" if ours else " or a request without that constraint"
+        return f"a {role} worker with {wanted},{other}"
+    if step.filter == "decode_capacity":
+        where = " or ".join(_places(step)) or "its transfer domain"
+        return f"an eligible decode worker in {where}: dynctl workers list shows who is busy"
+    if step.filter == "busy" and nearest is not None:
+        over = float(nearest.value or 0) - float(nearest.limit or 0)
+        return (
+            f"{nearest.worker} once its load falls by {amount(over)}, or a higher busy "
+            f"threshold: dynctl thresholds set {result.model} --help"
+        )
+    return "one more eligible worker"

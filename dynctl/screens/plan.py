@@ -1,0 +1,206 @@
+"""`topology plan`: capacity by domain, what losses cost, what to add and the commands for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from dynctl.planning.domain_capacity import NO_DOMAIN
+from dynctl.planning.plan_result import DomainPlan, Loss, TopologyPlan
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column
+from dynctl.screens.numbers import amount, count, plural
+from dynctl.screens.table import table
+
+_MOST_NOTES = 8
+#: Of one kind of loss so many are shown, the worst first; -o json has all.
+_MOST_LOSSES = 4
+
+
+def plan_columns(rows: Sequence[DomainPlan], domain: str) -> list[Column[DomainPlan]]:
+    """The columns of `topology plan`."""
+    several = len({row.pool for row in rows}) > 1
+    spare = any(row.headroom.decode_workers is not None for row in rows)
+    blocks = any(row.headroom.kv_blocks is not None for row in rows)
+    tokens = any(row.headroom.batched_tokens is not None for row in rows)
+    columns: list[Column[DomainPlan]] = [
+        Column("domain", domain.upper(), _value, lambda r: r.value, name=True),
+        Column(
+            "pool", "POOL", lambda r: r.pool, lambda r: r.pool,
+            rank=0 if several else 9, wide=not several, name=True,
+        ),
+        Column(
+            "prefill", "PREFILL", lambda r: _workers(r.prefill, r.unpinned_prefill),
+            lambda r: r.prefill, right=True,
+        ),
+        Column(
+            "decode", "DECODE", lambda r: _workers(r.decode, r.unpinned_decode),
+            lambda r: r.decode, right=True,
+        ),
+        Column("ratio", "P:D", _ratio, lambda r: r.decode_per_prefill, right=True, rank=4),
+    ]  # fmt: skip
+    if spare:
+        columns.append(
+            Column(
+                "headroom", "DECODE HEADROOM", lambda r: _signed(r.headroom.decode_workers),
+                lambda r: r.headroom.decode_workers, right=True, rank=3,
+            )
+        )  # fmt: skip
+    if blocks:
+        columns.append(
+            Column(
+                "kv_blocks", "KV BLOCKS FREE", lambda r: count(r.headroom.kv_blocks),
+                lambda r: r.headroom.kv_blocks, right=True, rank=6,
+            )
+        )  # fmt: skip
+    if tokens:
+        columns.append(
+            Column(
+                "batched_tokens", "BATCH TOKENS FREE", lambda r: count(r.headroom.batched_tokens),
+                lambda r: r.headroom.batched_tokens, right=True, rank=7,
+            )
+        )  # fmt: skip
+    if any(row.add.prefill or row.add.decode for row in rows) or spare:
+        columns.append(Column("add", "ADD", _add, lambda r: r.add.prefill + r.add.decode, rank=2))
+    columns.append(Column("state", "STATE", _state, lambda r: r.state))
+    return columns
+
+
+def topology_plan(result: TopologyPlan, canvas: Canvas) -> str:
+    if not result.rows:
+        return f"no prefill or decode workers to plan for ({result.source})\n"
+    lines = canvas.paragraph(_headline(result), first="", rest="  ")
+    parts = ["".join(line + "\n" for line in lines)]
+    parts.append(table(plan_columns(result.rows, result.domain), result.rows, canvas))
+    parts.append(_text(canvas, [f"WARNING: {one}" for one in result.warnings]))
+    losses = list(_worst(result.losses))
+    if losses:
+        several = len({row.pool for row in result.rows}) > 1
+        parts.append("\n" + table(_loss_columns(result, several), losses, canvas))
+        parts.append(_text(canvas, _left_out(result.losses, losses)))
+    if result.patches:
+        parts.append("\nto add them:\n" + "".join(f"  {one.command}\n" for one in result.patches))
+    notes = result.notes[:_MOST_NOTES]
+    more = len(result.notes) - len(notes)
+    notes = [*notes, *([f"and {plural(more, 'more remark')}: -o json"] if more else [])]
+    if notes:
+        parts.append("\n" + _text(canvas, notes))
+    return "".join(parts)
+
+
+def plan_rows_only(result: TopologyPlan, canvas: Canvas) -> str:
+    """The rows alone, for scripts that cut columns."""
+    columns = plan_columns(result.rows, result.domain)
+    return table(columns, result.rows, replace(canvas, headings=False))
+
+
+def _text(canvas: Canvas, texts: Sequence[str]) -> str:
+    lines = [line for one in texts for line in canvas.paragraph(one, first="", rest="  ")]
+    return "".join(line + "\n" for line in lines)
+
+
+def _headline(result: TopologyPlan) -> str:
+    target = f"target {result.ratio}" if result.ratio else "no target (--ratio 1:2)"
+    judged = f"judged under {result.enforcement}"
+    if result.enforcement == "mixed":
+        judged = "judged under each pool's own policy"
+    elif result.in_force not in (None, result.enforcement):
+        judged += f" (in force: {result.in_force})"
+    return (
+        f"{result.prefill:,} prefill and {result.decode:,} decode by {result.domain}, from "
+        f"{result.source}; {target}; {judged}"
+    )
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+def _value(row: DomainPlan) -> str:
+    if row.value is not None:
+        return row.value
+    return "(not pinned)" if row.unpinned_prefill or row.unpinned_decode else NO_DOMAIN
+
+
+def _workers(certain: int, unpinned: int) -> str:
+    return f"{certain:,}..{certain + unpinned:,}" if unpinned else f"{certain:,}"
+
+
+def _ratio(row: DomainPlan) -> str:
+    ratio = row.decode_per_prefill
+    return "-" if ratio is None else f"1:{amount(round(ratio, 2))}"
+
+
+def _signed(value: int | None) -> str:
+    return "-" if value is None else f"{value:+,}" if value else "0"
+
+
+def _add(row: DomainPlan) -> str:
+    parts = [("prefill", row.add.prefill), ("decode", row.add.decode)]
+    return ", ".join(f"{change:+,} {role}" for role, change in parts if change) or "-"
+
+
+def _state(row: DomainPlan) -> str:
+    if row.state == "stranded":
+        return f"STRANDED {row.stranded_prefill:,} prefill"
+    if row.state == "idle":
+        return f"idle {row.idle_decode:,} decode"
+    if row.idle_decode:
+        return f"{row.state}, idle {row.idle_decode:,} decode"
+    return row.state
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def _loss_columns(result: TopologyPlan, several: bool) -> list[Column[Loss]]:
+    words = {"prefill": "a prefill worker of", "decode": "a decode worker of"}
+
+    def what(loss: Loss) -> str:
+        if loss.what == "nothing":
+            return "nothing"
+        value = loss.value or f"(no {result.domain})"
+        if loss.what == "node":
+            return f"node {loss.node} in {value}"
+        return f"{words.get(loss.what, result.domain)} {value}"
+
+    columns: list[Column[Loss]] = [Column("what", "LOSS OF", what, what, name=True)]
+    if several:
+        columns.append(Column("pool", "POOL", lambda r: r.pool, lambda r: r.pool, name=True))
+    columns += [
+        Column(
+            "left", "P:D LEFT", lambda r: f"{r.prefill_left:,}:{r.decode_left:,}",
+            lambda r: r.prefill_left, right=True,
+        ),
+        Column(
+            "stranded", "STRANDED PREFILL",
+            lambda r: f"{amount(round(r.stranded_prefill, 2))} ({_percent(r.stranded_share)})"
+            if r.stranded_prefill else "-",
+            lambda r: r.stranded_prefill, right=True,
+        ),
+        Column(
+            "served", "STILL SERVED", lambda r: _percent(r.served_share),
+            lambda r: r.served_share, right=True,
+        ),
+    ]  # fmt: skip
+    return columns
+
+
+def _percent(share: float) -> str:
+    return f"{amount(round(100 * share, 1))}%"
+
+
+def _worst(losses: Sequence[Loss]) -> Iterator[Loss]:
+    """The worst of each kind; of one worker only the very worst, they differ little."""
+    kinds: dict[str, list[Loss]] = defaultdict(list)
+    for loss in losses:
+        kinds[loss.what].append(loss)
+    yield from kinds["nothing"][:_MOST_LOSSES]
+    for what in ("prefill", "decode", "node", "domain"):
+        ordered = sorted(kinds[what], key=lambda loss: (loss.served_share, -loss.stranded_prefill))
+        yield from ordered[: 1 if what in ("prefill", "decode") else _MOST_LOSSES]
+
+
+def _left_out(losses: Sequence[Loss], shown: Sequence[Loss]) -> list[str]:
+    more = len(losses) - len(shown)
+    return [f"the worst of each kind; {plural(more, 'other')}: -o json"] if more else []

@@ -1,0 +1,134 @@
+"""Thresholds by replica, how each rank stands against them, and lines of what changes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+from dynctl.documents.thresholds import SignalRow, ThresholdEvent
+from dynctl.screens.answers import THRESHOLDS
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column
+from dynctl.screens.numbers import age, amount, plural
+from dynctl.screens.results import ReplicaThresholds, ThresholdList
+from dynctl.screens.table import table
+
+#: Before a value that most replicas hold otherwise.
+_DIFFERS = "!="
+
+
+def threshold_list(result: ThresholdList, canvas: Canvas) -> str:
+    """A row a replica and model; then, if asked for, a row a signal."""
+    columns: list[Column[ReplicaThresholds]] = [
+        Column("replica", "REPLICA", lambda one: one.replica, lambda one: one.replica, name=True),
+        Column("model", "MODEL", lambda one: one.model or "-", lambda one: one.model, name=True),
+    ]
+    columns += [_threshold(name, heading.upper()) for name, heading, _ in THRESHOLDS]
+    if any(row.problem for row in result.thresholds):
+        columns.append(Column("problem", "PROBLEM", lambda row: row.problem, lambda r: r.problem))
+    text = table(columns, result.thresholds, canvas)
+    if not result.agree:
+        text += "\nthe replicas do not agree: != is what most hold otherwise\n"
+    if result.signals is not None:
+        text += "\n" + _signals(result, result.signals, canvas)
+    for note in result.notes:
+        text += "\n".join(canvas.paragraph(note, first="note: ")) + "\n"
+    return text
+
+
+def _threshold(name: str, heading: str) -> Column[ReplicaThresholds]:
+    def text(row: ReplicaThresholds) -> str:
+        if row.problem:
+            return "-"
+        value = getattr(row, name)
+        told = "off" if value is None else amount(value)
+        return f"{_DIFFERS} {told}" if name in row.differs else told
+
+    return Column(name, heading, text, lambda row: getattr(row, name), right=True)
+
+
+def _signals(result: ThresholdList, signals: Sequence[SignalRow], canvas: Canvas) -> str:
+    if not signals:
+        known = [row for row in result.thresholds if row.model is not None and not row.problem]
+        values = [getattr(row, name) for row in known for name, _, _ in THRESHOLDS]
+        if all(value is None for value in values):
+            return "no threshold is set: no rank is busy\n"
+        return "no worker is known\n"
+    acting = {(row.replica, row.worker_id, row.dp_rank) for row in signals if row.acts}
+    ranks = {(row.replica, row.worker_id, row.dp_rank) for row in signals}
+    many = len({row.replica for row in signals}) > 1
+    columns = [column for column in _SIGNALS if many or column.key != "replica"]
+    text = table(columns, signals, canvas) + "\n"
+    reasons: dict[tuple[str, str], list[SignalRow]] = {}
+    for row in signals:
+        if row.why:
+            reasons.setdefault((row.signal, row.why), []).append(row)
+    for (signal, why), rows in reasons.items():
+        one = rows[0]
+        who = f"{one.worker} rank {one.dp_rank}" if len(rows) == 1 else plural(len(rows), "rank")
+        text += "\n".join(canvas.paragraph(f"{signal}, {who}: {why}", first="", rest="  ")) + "\n"
+    told = f"{len(acting)} of {plural(len(ranks), 'rank')} kept from new requests"
+    if any(row.busy is None for row in signals):
+        told += ", as far as their load is known"
+    return text + told + "\n"
+
+
+def _effect(row: SignalRow) -> str:
+    if row.acts:
+        return "busy"
+    if row.over:
+        return "none"
+    return "none" if row.limit is None or row.value is None else "calm"
+
+
+_SIGNALS: list[Column[SignalRow]] = [
+    Column("replica", "REPLICA", lambda r: r.replica, lambda r: r.replica, name=True),
+    Column("worker", "WORKER", lambda r: r.worker, lambda r: r.worker, name=True),
+    Column("dp_rank", "RANK", lambda r: str(r.dp_rank), lambda r: r.dp_rank, right=True),
+    Column("signal", "SIGNAL", lambda r: r.signal, lambda r: r.signal),
+    Column("value", "VALUE", lambda r: amount(r.value), lambda r: r.value, right=True),
+    Column("limit", "LIMIT", lambda r: amount(r.limit), lambda r: r.limit, right=True),
+    Column("latch", "LATCH", lambda r: r.latch, lambda r: r.latch, rank=1),
+    Column(
+        "age_s",
+        "AGE",
+        lambda r: "-" if r.latch == "live" else age(r.age_s),
+        lambda r: r.age_s,
+        right=True,
+        rank=2,
+    ),
+    Column("effect", "EFFECT", _effect, lambda r: r.acts),
+    Column("why", "WHY", lambda r: r.why, lambda r: r.why, rank=3, wide=True),
+    Column(
+        "threshold", "THRESHOLD", lambda r: r.threshold, lambda r: r.threshold, rank=4, wide=True
+    ),
+    Column("role", "ROLE", lambda r: r.role, lambda r: r.role, rank=5, wide=True),
+]
+
+
+def event_line(event: ThresholdEvent) -> str:
+    """One line, without its end."""
+    clock = time.strftime("%H:%M:%S", time.localtime(event.at))
+    told = ": ".join(filter(None, (event.replica, _what(event))))
+    # Names of workers and texts of servers come from strangers.
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", f"{clock}  {event.event:<9}  {told}")
+
+
+def _what(event: ThresholdEvent) -> str:
+    match event.event:
+        case "threshold":
+            told = " -> ".join(
+                "off" if value is None else amount(value) for value in (event.before, event.after)
+            )
+            return f"{event.model} {event.threshold} {told}"
+        case "busy" | "calm":
+            return f"{event.worker} rank {event.dp_rank}: {event.why}"
+        case "differ":
+            return f"{event.model}: the replicas do not agree: {event.why}"
+        case "agree":
+            return f"{event.model}: the replicas agree again"
+        case "came" | "gone":
+            return f"model {event.model}"
+        case _:
+            return event.why

@@ -1,0 +1,198 @@
+"""`topology show`: a row a domain value, and below it what a cell has no room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from dynctl.planning.domain_capacity import (
+    NO_DOMAIN,
+    DomainCapacity,
+    RoleCapacity,
+    TopologyShow,
+    TransferPolicy,
+)
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column
+from dynctl.screens.numbers import amount, count, plural
+from dynctl.screens.table import table
+
+_MOST_NAMED = 5
+_MOST_NOTES = 8
+
+
+def domain_columns(
+    rows: Sequence[DomainCapacity], domain: str | None
+) -> list[Column[DomainCapacity]]:
+    """The columns of `topology show`; the dashboard reads the same."""
+    several = len({row.model for row in rows}) > 1
+    aggregated = any(row.aggregated.workers for row in rows)
+    decode = any(row.decode.workers for row in rows)
+    columns: list[Column[DomainCapacity]] = [
+        Column("domain", (domain or "domain").upper(), _value, lambda r: r.value, name=True),
+        Column(
+            "model", "MODEL", lambda r: r.model, lambda r: r.model,
+            rank=0 if several else 9, wide=not several, name=True,
+        ),
+        _role_column("prefill", "PREFILL", lambda r: r.prefill),
+        _role_column("decode", "DECODE", lambda r: r.decode),
+    ]  # fmt: skip
+    if aggregated:
+        columns.append(_role_column("aggregated", "AGGREGATED", lambda r: r.aggregated))
+    columns += [
+        Column(
+            "ratio", "P:D", _ratio, lambda r: r.decode_per_prefill, right=True, rank=4,
+        ),
+        Column(
+            "kv_used", "DECODE KV USED" if decode else "KV USED", _kv,
+            lambda r: _generating(r).kv_used_blocks, right=True, rank=5,
+        ),
+        Column(
+            "prefill_tokens", "PREFILL TOKENS", lambda r: count(_prefill_tokens(r)),
+            _prefill_tokens, right=True, rank=6,
+        ),
+        Column(
+            "policy", "POLICY", lambda r: _policy(r, domain), lambda r: _policy(r, domain), rank=2,
+        ),
+        Column("state", "STATE", _state, lambda r: r.state),
+        Column(
+            "origin", "POLICY OF", _origin, _origin, rank=8, wide=True,
+        ),
+        Column(
+            "decode_blocks", "DECODE BLOCKS", lambda r: count(_decode_blocks(r)),
+            _decode_blocks, right=True, rank=7, wide=True,
+        ),
+    ]  # fmt: skip
+    return columns
+
+
+def topology_show(result: TopologyShow, canvas: Canvas) -> str:
+    if not result.rows:
+        return f"no workers are registered ({result.source})\n"
+    text = table(domain_columns(result.rows, result.domain), result.rows, canvas)
+    notes = list(topology_notes(result))
+    more = len(notes) - _MOST_NOTES
+    if more > 0:
+        notes[_MOST_NOTES:] = [f"and {plural(more, 'more remark')}: -o json"]
+    lines = [line for note in notes for line in canvas.paragraph(note, first="", rest="  ")]
+    return text + "".join(line + "\n" for line in lines)
+
+
+def topology_rows_only(result: TopologyShow, canvas: Canvas) -> str:
+    """The rows alone, for scripts that cut columns."""
+    columns = domain_columns(result.rows, result.domain)
+    return table(columns, result.rows, replace(canvas, headings=False))
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+def _role_column(
+    key: str, heading: str, role: Callable[[DomainCapacity], RoleCapacity]
+) -> Column[DomainCapacity]:
+    return Column(key, heading, lambda r: _workers(role(r)), lambda r: role(r).workers)
+
+
+def _workers(role: RoleCapacity) -> str:
+    parts = [f"{role.workers:,}"]
+    parts += [f"{role.busy:,} busy"] if role.busy else []
+    parts += [f"{role.unavailable:,} gone"] if role.unavailable else []
+    return ", ".join(parts)
+
+
+def _value(row: DomainCapacity) -> str:
+    return NO_DOMAIN if row.value is None else row.value
+
+
+def _generating(row: DomainCapacity) -> RoleCapacity:
+    """Who holds the blocks of answers: decode workers, else aggregated ones."""
+    return row.decode if row.decode.workers or not row.aggregated.workers else row.aggregated
+
+
+def _kv(row: DomainCapacity) -> str:
+    role = _generating(row)
+    if role.kv_used_blocks is None and role.kv_total_blocks is None:
+        return "-"
+    text = f"{count(role.kv_used_blocks)} of {count(role.kv_total_blocks)}"
+    partly = 0 < role.kv_reporting < role.ranks
+    return text + (f", {role.kv_reporting:,} of {role.ranks:,} ranks" if partly else "")
+
+
+def _prefill_tokens(row: DomainCapacity) -> int:
+    return row.prefill.active_prefill_tokens + row.aggregated.active_prefill_tokens
+
+
+def _decode_blocks(row: DomainCapacity) -> float:
+    return row.decode.active_decode_blocks + row.aggregated.active_decode_blocks
+
+
+def _ratio(row: DomainCapacity) -> str:
+    ratio = row.decode_per_prefill
+    return "-" if ratio is None else f"1:{amount(round(ratio, 1 if ratio >= 0.1 else 3))}"
+
+
+def _policy(row: DomainCapacity, domain: str | None) -> str:
+    if not row.prefill.workers:
+        return "-"
+    texts = list(dict.fromkeys(policy_text(one, domain) for one in row.policies))
+    return texts[0] if len(texts) == 1 else "mixed"
+
+
+def policy_text(policy: TransferPolicy, domain: str | None) -> str:
+    """``required``, ``preferred 0.85``; its domain too where that is not ``domain``."""
+    if policy.enforcement is None and policy.domain is None:
+        return "none"
+    text = policy.enforcement or "unclear"
+    if policy.weight is not None:
+        text += f" {amount(policy.weight)}"
+    return text if policy.domain == domain else f"{text} {policy.domain}"
+
+
+def _origin(row: DomainCapacity) -> str:
+    names = {"card": "workers' cards", "router": "router"}
+    origins = dict.fromkeys(names[one.origin] for one in row.policies if one.origin is not None)
+    return " and ".join(origins) or "-"
+
+
+def _state(row: DomainCapacity) -> str:
+    stranded = sum(len(one.workers) for one in row.stranded)
+    if not stranded:
+        return "ok"
+    able = row.prefill.ready + row.prefill.busy
+    return "STRANDED" if stranded == able else f"STRANDED {stranded:,} of {able:,}"
+
+
+# -- notes -----------------------------------------------------------------------------------------
+
+
+def topology_notes(result: TopologyShow) -> Iterator[str]:
+    """What a cell has no room for: who is stranded and why, and policies that differ."""
+    several = len({row.model for row in result.rows}) > 1
+    for row in result.rows:
+        where = f"{_value(row)} for {row.model}" if several else _value(row)
+        for one in row.stranded:
+            verb = "requires" if len(one.workers) == 1 else "require"
+            need = f" {verb} {one.requires}" if one.requires else ""
+            yield f"{where} is STRANDED: {_named(one.workers)}{need}: {one.reason}; {one.outcome}"
+    for row in result.rows:
+        policies = list(dict.fromkeys(policy_text(one, result.domain) for one in row.policies))
+        if len(policies) > 1:
+            each = "; ".join(
+                f"{policy_text(one, result.domain)}: {_named(one.workers)}" for one in row.policies
+            )
+            yield f"{_value(row)} has more than one policy: {each}"
+    if result.domain is None:
+        yield "no worker publishes a topology domain: nothing is known of where they are"
+        return
+    lost = [name for row in result.rows if row.value is None for name in row.workers]
+    if lost:
+        verb = "publishes" if len(lost) == 1 else "publish"
+        yield (
+            f"{NO_DOMAIN}: {_named(lost)} {verb} no {result.domain}: "
+            f"a required {result.domain} never reaches {'it' if len(lost) == 1 else 'them'}"
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

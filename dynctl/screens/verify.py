@@ -1,0 +1,332 @@
+"""The screen of verify: its checks, and every worker's chain of custody with its first break.
+
+Workers of which the same is to be said share a line, so that the odd one stands out among many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final
+
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.checks import checked, joined, sums, titled
+from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
+from dynctl.screens.numbers import middle, plural
+from dynctl.verify.result import CellState, CustodyRow, VerifyReport
+
+_OK: Final = "ok"
+_DIFFERS: Final = "!="
+_MISSING: Final = "(none)"
+_FOLLOWS: Final = "."
+_UNKNOWN: Final = "?"
+_EMPTY: Final = '""'
+_LEGEND: Final = {
+    _OK: "as the link before",
+    _DIFFERS: "another value",
+    _MISSING: "no value",
+    _FOLLOWS: "nothing new",
+}
+_HEADINGS: Final = ("NODE", "LABEL", "FILE", "CARD", "TAINT", "ROUTER")
+_DIFFERENCE: Final = re.compile(r"(?<=\s)(!=\S+|\(none\))")
+_NARROWEST: Final = 6
+_NARROWEST_NAME: Final = 7
+_CODE: Final = len("DYT0404 +1")
+#: Links and codes with their gaps, as narrow as they get: values give way before names do.
+_CELLS_TAKE: Final = 6 * (_NARROWEST + GAP) + _CODE
+_NAMED_ALIKE: Final = 3
+_MOST_LINES: Final = 40
+_MOST_REASONS: Final = 4
+_VALUES_SHOWN: Final = 2
+
+
+class Says(Enum):
+    """What a link says whose value is that of the link before it.
+
+    ``VALUES``: its value. ``FIRST``: ok, but the first link its value. ``BROKEN``: the same where
+    the chain breaks, to compare with; elsewhere ok for every link.
+    """
+
+    VALUES = auto()
+    FIRST = auto()
+    BROKEN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLine:
+    """One line of the table: ``count`` workers of which the same is said.
+
+    ``cells``: a text a link, in order. ``quiet``: there is nothing wrong with them.
+    """
+
+    worker: str
+    graph: str
+    component: str
+    role: str
+    value: str
+    cells: tuple[str, ...]
+    codes: str
+    count: int = 1
+    quiet: bool = False
+
+
+def verify_report(report: VerifyReport, canvas: Canvas) -> str:
+    """Everything that was checked, the table of workers, then the sums."""
+    lines = [*checked(report, canvas), *_chain(report.chain, canvas), "", *sums(report, canvas)]
+    return joined(lines)
+
+
+def _chain(rows: Sequence[CustodyRow], canvas: Canvas) -> Iterator[str]:
+    if not rows:
+        return
+    domains = {row.domain for row in rows if row.domain}
+    domain = domains.pop() if len(domains) == 1 else ""
+    title = f"chain of custody: {domain}" if domain else "chain of custody"
+    yield from titled(middle(title, canvas.screen_width), canvas)
+    shown, fitted = _drawing(rows, domain, canvas)
+    if canvas.headings:
+        yield canvas.faint(fitted.heading())
+    for line in shown:
+        text = fitted.line(line)
+        yield canvas.faint(text) if line.quiet else _marked(text, canvas)
+    hidden = len(rows) - sum(line.count for line in shown)
+    if hidden:
+        yield f"and {plural(hidden, 'more worker')} with a difference (-o wide shows all)"
+    yield from _legend(rows, shown, canvas)
+
+
+def _marked(text: str, canvas: Canvas) -> str:
+    """The first difference of a line has weight where there may be any."""
+    return _DIFFERENCE.sub(lambda found: canvas.bold(found[0]), text, count=1)
+
+
+def _drawing(
+    rows: Sequence[CustodyRow], domain: str, canvas: Canvas
+) -> tuple[Sequence[ChainLine], Fitted[ChainLine]]:
+    """The lines that say most of those that fit, else the shortest ones, cut."""
+    shown: Sequence[ChainLine] = ()
+    fitted: Fitted[ChainLine] = Fitted((), ())
+    for shown in _ways(rows, domain, canvas.wide):
+        columns = list(_columns(shown, domain, canvas))
+        fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), shown, canvas.width)
+        if not _is_cut(fitted, shown):
+            break
+    return shown, fitted
+
+
+def _ways(rows: Sequence[CustodyRow], domain: str, wide: bool) -> Iterator[Sequence[ChainLine]]:
+    """Every value, where asked for; then marks; both with whole names and with the graph's left
+    out."""
+    for says in (Says.VALUES, Says.FIRST) if wide else (Says.BROKEN,):
+        lines = _lines(rows, domain, says)
+        shown = lines if wide else _limited(lines)
+        yield shown
+        yield _without_graph(rows, shown)
+
+
+def _is_cut(fitted: Fitted[ChainLine], lines: Sequence[ChainLine]) -> bool:
+    cells = {heading.lower() for heading in _HEADINGS} | {"worker"}
+    return any(
+        len(column.text(line)) > width
+        for column, width in zip(fitted.columns, fitted.widths, strict=True)
+        if column.key in cells
+        for line in lines
+    )
+
+
+def _columns(
+    lines: Sequence[ChainLine], domain: str, canvas: Canvas
+) -> Iterator[Column[ChainLine]]:
+    """Cells are shortened where they must be: the findings above them have the values in full."""
+    longest = max((len(line.worker) for line in lines), default=0)
+    yield Column(
+        "worker", "WORKER", lambda r: r.worker, lambda r: r.worker,
+        name=True, shortest=max(_NARROWEST_NAME, min(longest, canvas.screen_width - _CELLS_TAKE)),
+    )  # fmt: skip
+    if len({line.graph for line in lines if line.graph}) > 1:
+        yield Column(
+            "graph", "GRAPH", lambda r: r.graph, lambda r: r.graph, rank=4, wide=True, name=True
+        )
+    yield Column(
+        "component", "COMPONENT", lambda r: r.component, lambda r: r.component,
+        rank=3, wide=True, name=True,
+    )  # fmt: skip
+    yield Column("role", "ROLE", lambda r: r.role, lambda r: r.role, rank=2, wide=True)
+    if not canvas.wide:
+        yield Column(
+            "value", (domain or "domain").upper(), lambda r: r.value, lambda r: r.value,
+            rank=1, wide=True,
+        )  # fmt: skip
+    for place, heading in enumerate(_HEADINGS):
+        yield _cell_column(place, heading)
+    yield Column("codes", "CODE", lambda r: r.codes, lambda r: r.codes, name=True, shortest=_CODE)
+
+
+def _cell_column(place: int, heading: str) -> Column[ChainLine]:
+    def text(line: ChainLine) -> str:
+        return line.cells[place]
+
+    return Column(heading.lower(), heading, text, text, name=True, shortest=_NARROWEST)
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+
+def _lines(rows: Sequence[CustodyRow], domain: str, says: Says) -> list[ChainLine]:
+    """Workers whose chain breaks, then those with a finding, then the others; each in order.
+
+    One by one where their values are asked for.
+    """
+    several = len({row.namespace for row in rows}) > 1
+    if says is not Says.BROKEN:
+        return [_line([row], _name(row, several), domain, says) for row in rows]
+    groups: dict[tuple[tuple[str, ...], str], list[CustodyRow]] = defaultdict(list)
+    for row in rows:
+        groups[_marks(row, says), _codes(row, says)].append(row)
+    lines: list[ChainLine] = []
+    for alike in sorted(groups.values(), key=lambda group: _trouble(group[0])):
+        named = 0 if _is_sound(alike[0]) else _NAMED_ALIKE
+        if len(alike) <= named + 1:
+            named = len(alike)
+        lines += [_line([row], _name(row, several), domain, says) for row in alike[:named]]
+        rest = alike[named:]
+        if rest:
+            text = f"{len(rest):,} more" if lines else plural(len(rest), "worker")
+            lines.append(_line(rest, text, domain, says))
+    return lines
+
+
+def _limited(lines: Sequence[ChainLine]) -> list[ChainLine]:
+    """Not more lines of troubled workers than a person reads; the others always."""
+    troubled = [line for line in lines if not line.quiet]
+    return [*troubled[:_MOST_LINES], *(line for line in lines if line.quiet)]
+
+
+def _without_graph(rows: Sequence[CustodyRow], lines: Sequence[ChainLine]) -> list[ChainLine]:
+    """Names without that of the graph where all graphs are called so: the end tells them apart."""
+    graphs = {row.graph.rpartition("/")[2] for row in rows}
+    start = f"{graphs.pop()}-" if len(graphs) == 1 else "-"
+    if start == "-" or not all(row.worker.startswith(start) for row in rows):
+        return list(lines)
+    return [replace(line, worker=_shorter(line.worker, start)) for line in lines]
+
+
+def _shorter(name: str, start: str) -> str:
+    return f"..{name.removeprefix(start)}" if name.startswith(start) else name
+
+
+def _trouble(row: CustodyRow) -> int:
+    """0: its chain breaks, 1: there is a finding about it, 2: nothing is wrong with it."""
+    return 0 if row.first_break is not None else 1 if row.codes else 2
+
+
+def _is_sound(row: CustodyRow) -> bool:
+    return _trouble(row) == 2
+
+
+def _name(row: CustodyRow, several: bool) -> str:
+    return f"{row.worker}.{row.namespace}" if several and row.namespace else row.worker
+
+
+def _line(rows: Sequence[CustodyRow], name: str, domain: str, says: Says) -> ChainLine:
+    values = (_value(row, domain) for row in rows)
+    return ChainLine(
+        name,
+        _few((row.graph for row in rows), "graph"),
+        _few((row.component for row in rows), "component"),
+        _few((row.role or "?" for row in rows), "role"),
+        _few(values, "value"),
+        _marks(rows[0], says),
+        _codes(rows[0], says),
+        len(rows),
+        _is_sound(rows[0]),
+    )
+
+
+def _few(values: Iterable[str], noun: str) -> str:
+    """One or two values, or how many there are."""
+    distinct = sorted({value for value in values if value})
+    if len(distinct) > _VALUES_SHOWN:
+        return plural(len(distinct), noun)
+    return ", ".join(distinct) or "-"
+
+
+def _value(row: CustodyRow, domain: str) -> str:
+    """Where the worker is, by the first link that tells."""
+    value = next((cell.value for cell in row.cells.values() if cell.value is not None), None)
+    if value is None:
+        return ""
+    shown = value or _EMPTY
+    return shown if domain or not row.domain else f"{row.domain}={shown}"
+
+
+def _codes(row: CustodyRow, says: Says) -> str:
+    if not row.codes:
+        return "" if row.first_break is None else "-"
+    if says is Says.VALUES:
+        return " ".join(row.codes)
+    more = len(row.codes) - 1
+    return f"{row.codes[0]} +{more}" if more else row.codes[0]
+
+
+def _marks(row: CustodyRow, says: Says) -> tuple[str, ...]:
+    """What each link shows."""
+    marks: list[str] = []
+    broken, seen = False, False
+    for name, cell in row.cells.items():
+        broken = broken or name == row.first_break
+        is_first = cell.value is not None and not seen
+        seen = seen or is_first
+        if cell.state is CellState.UNKNOWN:
+            marks.append(_UNKNOWN)
+        elif cell.value is None:
+            marks.append(_MISSING if cell.state is CellState.MISSING else _FOLLOWS)
+        elif cell.state is CellState.DIFFERS:
+            marks.append(_DIFFERS + (cell.value or _EMPTY))
+        elif says is Says.VALUES or (is_first and (says is Says.FIRST or row.first_break)):
+            marks.append(cell.value or _EMPTY)
+        else:
+            marks.append(_FOLLOWS if broken else _OK)
+    return tuple(marks)
+
+
+# -- legend ----------------------------------------------------------------------------------------
+
+
+def _legend(
+    rows: Sequence[CustodyRow], shown: Sequence[ChainLine], canvas: Canvas
+) -> Iterator[str]:
+    """What the marks mean that are there; a table without a break needs no explanation."""
+    used = {_DIFFERS if _is_difference(one) else one for line in shown for one in line.cells}
+    if used - {_OK, _UNKNOWN} and not all(_is_sound(row) for row in rows):
+        marks = (f"{mark}: {means}" for mark, means in _LEGEND.items() if mark in used)
+        yield from canvas.paragraph("; ".join(marks), first="", rest="  ")
+    reasons = list(_reasons(rows))
+    if reasons:
+        more = len(reasons) - _MOST_REASONS
+        told = "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
+        yield from canvas.paragraph(f"{_UNKNOWN}: not known: {told}", first="", rest="  ")
+
+
+def _is_difference(mark: str) -> bool:
+    return mark.startswith(_DIFFERS)
+
+
+def _reasons(rows: Sequence[CustodyRow]) -> Iterator[str]:
+    """Why links are not known, the most frequent reason first."""
+    counted = Counter(
+        (cell.why, name)
+        for row in rows
+        for name, cell in row.cells.items()
+        if cell.state is CellState.UNKNOWN
+    )
+    links: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for (why, name), count in counted.items():
+        links[why, count].append(name)
+    for (why, count), named in sorted(links.items(), key=lambda item: -item[0][1]):
+        of = "" if count == len(rows) else f" of {plural(count, 'worker')}"
+        what = "all links" if len(named) == len(_HEADINGS) else ", ".join(named)
+        yield f"{what}{of} ({why})"

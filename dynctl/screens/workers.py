@@ -1,0 +1,254 @@
+"""`workers list` and `workers show`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from dynctl.documents.workers import RankRow, WorkerRow
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column
+from dynctl.screens.numbers import age, amount, count, plural
+from dynctl.screens.results import WorkerDetail, WorkerList
+from dynctl.screens.table import table
+from router_core.workers import Role
+
+
+def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
+    """The columns of `workers list`; the dashboard reads the same."""
+    domains = sorted(
+        {name for worker in workers for name in worker.domains},
+        key=lambda name: (name != "zone", name),
+    )
+    columns: list[Column[WorkerRow]] = [
+        Column("name", "NAME", lambda w: w.name, lambda w: w.name, name=True),
+        Column("role", "ROLE", lambda w: w.role, lambda w: w.role),
+    ]
+    for index, domain in enumerate(domains):
+        columns.append(_domain_column(domain, 1 if index == 0 else 9))
+    columns += [
+        Column("status", "STATUS", _status, lambda w: w.status),
+        Column(
+            "requests",
+            "REQS",
+            lambda w: count(_total(w, "active_requests")),
+            lambda w: _total(w, "active_requests"),
+            right=True,
+            rank=5,
+        ),
+        Column(
+            "prefill_tokens",
+            "PREFILL",
+            lambda w: count(_total(w, "active_prefill_tokens")),
+            lambda w: _total(w, "active_prefill_tokens"),
+            right=True,
+            rank=3,
+        ),
+        Column(
+            "decode_blocks",
+            "DECODE",
+            lambda w: count(_total(w, "active_decode_blocks")),
+            lambda w: _total(w, "active_decode_blocks"),
+            right=True,
+            rank=3,
+        ),
+        Column(
+            "cached_blocks",
+            "CACHED",
+            _cached,
+            lambda w: _total(w, "cached_blocks"),
+            right=True,
+            rank=2,
+        ),
+        Column("index", "INDEX", _index, _index_state),
+        Column("model", "MODEL", lambda w: w.model, lambda w: w.model, rank=7, wide=True),
+        Column(
+            "taints",
+            "OTHER TAINTS",
+            lambda w: ",".join(_own_taints(w)) or "-",
+            lambda w: w.taints,
+            rank=10,
+            wide=True,
+        ),
+        Column(
+            "load_age",
+            "LOAD AGE",
+            lambda w: age(_oldest(w, "load_age_s")),
+            lambda w: _oldest(w, "load_age_s"),
+            right=True,
+            rank=11,
+            wide=True,
+        ),
+        Column(
+            "id", "ID", lambda w: f"{w.worker_id:016x}", lambda w: w.worker_id, rank=12, wide=True
+        ),
+        Column(
+            "endpoint",
+            "ENDPOINT",
+            lambda w: w.endpoint or "-",
+            lambda w: w.endpoint,
+            rank=13,
+            wide=True,
+        ),
+    ]
+    return columns
+
+
+def worker_list(result: WorkerList, canvas: Canvas) -> str:
+    if not result.workers:
+        return f"no workers are registered ({result.source})\n"
+    text = table(worker_columns(result.workers), result.workers, canvas)
+    return text + "".join(line + "\n" for line in _worker_notes(result.workers, canvas))
+
+
+def worker_rows_only(result: WorkerList, canvas: Canvas) -> str:
+    """The rows alone, for scripts that cut columns: no heading, no notes."""
+    return table(worker_columns(result.workers), result.workers, replace(canvas, headings=False))
+
+
+def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
+    """Everything that the router knows of one worker."""
+    worker = result.worker
+    config = worker.runtime_config
+    policy = "none of its own"
+    if config.get("kv_transfer_domain"):
+        weight = config.get("kv_transfer_preferred_weight")
+        policy = f"{config.get('kv_transfer_enforcement')} {config['kv_transfer_domain']}"
+        policy += "" if weight is None else f", weight {amount(weight)}"
+    pairs = [
+        ("name", worker.name),
+        ("id", f"{worker.worker_id}  (hex {worker.worker_id:016x})"),
+        ("model", worker.model),
+        ("role", worker.role + ("" if worker.can_prefill else ", cannot prefill")),
+        ("endpoint", worker.endpoint or "-"),
+        ("status", _status(worker) + (f": {worker.reason}" if worker.reason else "")),
+        ("domains", ", ".join(f"{k}={v}" for k, v in worker.domains.items()) or "none"),
+        ("kv transfer", policy),
+        ("other taints", ", ".join(_own_taints(worker)) or "none"),
+        ("block size", plural(worker.block_size, "token")),
+        ("KV blocks", count(config.get("total_kv_blocks")) + " a rank"),
+        ("batch budget", count(config.get("max_num_batched_tokens")) + " tokens"),
+        ("routed by", _routed_by(worker)),
+    ]
+    lines = [f"{label:<13} {text}" for label, text in pairs]
+    lines.append("")
+    text = table(_rank_columns(), worker.ranks, canvas)
+    notes = [f"rank {r.dp_rank} busy: {why}" for r in worker.ranks for why in r.busy_reasons]
+    return "\n".join(lines) + "\n" + text + "".join(note + "\n" for note in notes)
+
+
+def _rank_columns() -> list[Column[RankRow]]:
+    def both(own: float, reported: float | None) -> str:
+        return count(own) + ("" if reported is None else f" ({count(reported)})")
+
+    return [
+        Column("dp_rank", "RANK", lambda r: str(r.dp_rank), lambda r: r.dp_rank, right=True),
+        Column(
+            "requests", "REQS", lambda r: count(r.active_requests), lambda r: r.active_requests,
+            right=True, rank=1,
+        ),
+        Column(
+            "prefill", "PREFILL TOKENS",
+            lambda r: both(r.active_prefill_tokens, r.reported.active_prefill_tokens),
+            lambda r: r.active_prefill_tokens, right=True,
+        ),
+        Column(
+            "decode", "DECODE BLOCKS",
+            lambda r: both(r.active_decode_blocks, r.reported.active_decode_blocks),
+            lambda r: r.active_decode_blocks, right=True,
+        ),
+        Column(
+            "cached", "CACHED", lambda r: count(r.cached_blocks), lambda r: r.cached_blocks,
+            right=True, rank=1,
+        ),
+        Column("busy", "BUSY", lambda r: "yes" if r.busy else "no", lambda r: r.busy),
+        Column("index", "INDEX", _rank_index, lambda r: r.index),
+        Column(
+            "load_age", "LOAD AGE", lambda r: age(r.load_age_s), lambda r: r.load_age_s,
+            right=True, rank=2,
+        ),
+    ]  # fmt: skip
+
+
+def _domain_column(domain: str, rank: int) -> Column[WorkerRow]:
+    return Column(
+        f"domain:{domain}",
+        domain.upper(),
+        lambda worker: worker.domains.get(domain, "-"),
+        lambda worker: worker.domains.get(domain),
+        rank=rank,
+    )
+
+
+def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]:
+    """What a cell has no room for: why workers are busy, gone, or routed by load only."""
+    for worker in workers:
+        if worker.reason:
+            yield from canvas.paragraph(f"{worker.name} is unavailable: {worker.reason}", first="")
+        for rank in worker.ranks if worker.busy else ():
+            where = f" rank {rank.dp_rank}" if len(worker.ranks) > 1 else ""
+            for why in rank.busy_reasons[:1]:
+                yield from canvas.paragraph(f"{worker.name}{where} is busy: {why}", first="")
+    # Decode is chosen by load whether a worker tells its events or not.
+    silent = [w.name for w in workers if not w.kv_events and w.role != Role.DECODE]
+    if silent:
+        names = ", ".join(silent[:5]) + (f" and {len(silent) - 5:,} more" if silent[5:] else "")
+        yield from canvas.paragraph(f"no KV events: routed by load only: {names}", first="")
+
+
+def _status(worker: WorkerRow) -> str:
+    if worker.status != "ready":
+        return worker.status
+    busy = sum(rank.busy for rank in worker.ranks)
+    if worker.busy:
+        return "busy"
+    return f"ready, {busy} of {len(worker.ranks)} ranks busy" if busy else "ready"
+
+
+def _cached(worker: WorkerRow) -> str:
+    """What nobody has told is not "nothing"."""
+    total = _total(worker, "cached_blocks")
+    told = worker.kv_events and (total or _index_state(worker) != "absent")
+    return count(total) if told else "-"
+
+
+def _index_state(worker: WorkerRow) -> str:
+    states = {rank.index for rank in worker.ranks}
+    return next((state for state in ("gapped", "absent", "current") if state in states), "absent")
+
+
+def _index(worker: WorkerRow) -> str:
+    if not worker.kv_events:
+        return "load only"
+    state = _index_state(worker)
+    oldest = _oldest(worker, "index_age_s")
+    if state == "gapped":
+        return f"{plural(sum(rank.gaps for rank in worker.ranks), 'gap')}"
+    if state == "absent":
+        return "unknown"
+    return state if oldest is None else f"{state}, {age(oldest)}"
+
+
+def _rank_index(rank: RankRow) -> str:
+    if rank.index == "absent":
+        return "unknown"
+    tail = "" if rank.index_age_s is None else f", {age(rank.index_age_s)}"
+    return (f"{plural(rank.gaps, 'gap')}" if rank.index == "gapped" else rank.index) + tail
+
+
+def _routed_by(worker: WorkerRow) -> str:
+    return worker.routed_by if worker.kv_events else "no KV events: routed by load only"
+
+
+def _own_taints(worker: WorkerRow) -> list[str]:
+    topology = {f"dynamo.topology/{k}={v}" for k, v in worker.domains.items()}
+    return [taint for taint in worker.taints if taint not in topology]
+
+
+def _total(worker: WorkerRow, name: str) -> float:
+    return float(sum(getattr(rank, name) for rank in worker.ranks))
+
+
+def _oldest(worker: WorkerRow, name: str) -> float | None:
+    known = [getattr(rank, name) for rank in worker.ranks]
+    return max((one for one in known if one is not None), default=None)

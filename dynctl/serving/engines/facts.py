@@ -1,0 +1,202 @@
+"""What an engine says about itself and its load, and the Worker that follows from its spec."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynctl.adapters.zmq.kv_event_source import EndpointError, KvEventSource, dialable_endpoint
+from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
+from router_core.changes import LoadReported
+from router_core.errors import WorkerError
+from router_core.workers import ModelRuntimeConfig, Role, Worker
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
+_WILDCARD = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - recognised, never bound
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What could be learned over HTTP; empty for an engine that tells nothing.
+
+    ``engine_id`` changes with every restart of the process, where the engine has one.
+    ``adapters`` are LoRA adapters that it serves under names of their own.
+    """
+
+    model: str | None = None
+    role: str | None = None
+    can_prefill: bool | None = None
+    block_size: int | None = None
+    dp: int | None = None
+    runtime_config: Mapping[str, Any] = field(default_factory=dict)
+    kv_events: str | None = None
+    replay: str | None = None
+    topic: str = ""
+    bootstrap: str | None = None
+    engine_id: str | None = None
+    context_length: int | None = None
+    adapters: tuple[str, ...] = ()
+
+
+def facts_from_info(info: Mapping[str, Any], host: str) -> EngineFacts:
+    """The facts in a simulated engine's ``GET /engine/info``; what has a wrong type is left out.
+
+    KV-event endpoints count only on ``host``, the worker's own: an engine may not make the
+    frontend dial somewhere else.
+    """
+    rows = info.get("kv_events")
+    first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
+    config = info.get("runtime_config")
+    return EngineFacts(
+        model=_text(info.get("model")),
+        role=_text(info.get("role")),
+        can_prefill=info.get("can_prefill") if isinstance(info.get("can_prefill"), bool) else None,
+        block_size=_count(info.get("block_size")),
+        dp=_count(info.get("data_parallel_size")),
+        runtime_config=config if isinstance(config, dict) else {},
+        kv_events=_own(first.get("endpoint"), host),
+        replay=_own(first.get("replay"), host),
+        topic=_text(first.get("topic")) or "",
+        engine_id=_text(info.get("engine_id")),
+        adapters=_texts(info.get("lora")),
+    )
+
+
+def facts_from_models(answer: Mapping[str, Any]) -> EngineFacts:
+    """The facts in an OpenAI ``GET /v1/models``: the first model, its length if it is told, and
+    the LoRA adapters that name it as their parent (vLLM)."""
+    rows = answer.get("data")
+    rows = rows if isinstance(rows, list) else []
+    first = rows[0] if rows and isinstance(rows[0], dict) else {}
+    base = _text(first.get("id"))
+    others = [row.get("id") for row in rows if isinstance(row, dict) and row.get("parent") == base]
+    return EngineFacts(
+        model=base,
+        context_length=_count(first.get("max_model_len")),
+        adapters=_texts(others) if base is not None else (),
+    )
+
+
+def build_worker(
+    spec: WorkerSpec, facts: EngineFacts, *, model: str | None, block_size: int
+) -> Worker:
+    """The worker to register: the spec's word first, then the engine's, then the defaults.
+
+    Raises WorkerSpecError where the model is not known or the parts contradict each other.
+    """
+    served = spec.model or facts.model or model
+    if served is None:
+        raise WorkerSpecError(
+            f"worker {spec.name}: its model is unknown; give model=, or let {spec.url}/v1/models "
+            "answer"
+        )
+    told = dict(facts.runtime_config)
+    domains = {**(told.get("topology_domains") or {}), **spec.domains}
+    values: dict[str, Any] = {
+        **told,
+        "topology_domains": domains,
+        "taints": [*(told.get("taints") or ()), *spec.taints],
+        "data_parallel_size": spec.dp or facts.dp or 1,
+        "total_kv_blocks": spec.total_blocks or told.get("total_kv_blocks"),
+        "max_num_batched_tokens": (
+            spec.max_num_batched_tokens or told.get("max_num_batched_tokens")
+        ),
+        "context_length": told.get("context_length") or facts.context_length,
+    }
+    try:
+        role = spec.role or (Role(facts.role) if facts.role else Role.AGGREGATED)
+        can_prefill = facts.can_prefill if spec.can_prefill is None else spec.can_prefill
+        return Worker(
+            worker_id=spec.worker_id,
+            name=spec.name,
+            model=served,
+            role=role,
+            block_size=spec.block_size or facts.block_size or block_size,
+            runtime_config=ModelRuntimeConfig.from_dict(values),
+            can_prefill=True if can_prefill is None else can_prefill,
+            kv_events=bool(_chosen(spec.kv_events, facts.kv_events)),
+            endpoint=spec.url,
+        )
+    except (WorkerError, ValueError, TypeError) as error:
+        raise WorkerSpecError(f"worker {spec.name}: {error}") from None
+
+
+def event_sources(spec: WorkerSpec, facts: EngineFacts, worker: Worker) -> list[KvEventSource]:
+    """The KV-event streams to follow, one a data-parallel rank; raises WorkerSpecError."""
+    endpoint = _chosen(spec.kv_events, facts.kv_events)
+    if not endpoint:
+        return []
+    replay = _chosen(spec.replay, facts.replay)
+    start = worker.runtime_config.data_parallel_start_rank
+    try:
+        return [
+            KvEventSource(
+                worker_id=worker.worker_id,
+                endpoint=dialable_endpoint(endpoint, spec.host, rank - start),
+                block_size=worker.block_size,
+                dp_rank=rank,
+                replay=dialable_endpoint(replay, spec.host, rank - start) if replay else None,
+                host=spec.host,
+                topic=facts.topic.encode() if spec.kv_events is None else b"",
+            )
+            for rank in worker.ranks
+        ]
+    except EndpointError as error:
+        raise WorkerSpecError(f"worker {spec.name}: {error}") from None
+
+
+def bootstrap_address(spec: WorkerSpec, facts: EngineFacts) -> tuple[str, int] | None:
+    """Where decode engines meet this prefill engine, if it hands over that way."""
+    address = spec.bootstrap or facts.bootstrap
+    if not address:
+        return None
+    host, _, port = address.rpartition(":")
+    return (spec.host if host in _WILDCARD else host), int(port)
+
+
+def load_report(worker_id: int, row: object) -> LoadReported | None:
+    """A rank's own numbers from ``GET /load``; None for a row that is not one."""
+    if not isinstance(row, dict):
+        return None
+
+    rank = count_of(row, "dp_rank")
+    if rank is None:
+        return None
+    return LoadReported(
+        worker_id,
+        rank,
+        active_decode_blocks=count_of(row, "active_decode_blocks"),
+        kv_used_blocks=count_of(row, "kv_used_blocks"),
+        active_prefill_tokens=count_of(row, "active_prefill_tokens"),
+    )
+
+
+def count_of(row: Mapping[str, Any], key: str) -> int | None:
+    """A whole number of an engine's answer; None where there is none."""
+    value = row.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _chosen(told: str | None, found: str | None) -> str | None:
+    return found if told is None else told
+
+
+def _own(endpoint: object, host: str) -> str | None:
+    if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
+        return None
+    name = endpoint[len("tcp://") :].rpartition(":")[0]
+    local = name in _LOOPBACK and host in _LOOPBACK
+    return endpoint if name == host or name in _WILDCARD or local else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    found = values if isinstance(values, list) else []
+    return tuple(dict.fromkeys(v for v in found[:1024] if isinstance(v, str) and 0 < len(v) <= 256))
+
+
+def _count(value: object) -> int | None:
+    good = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if good else None  # type: ignore[return-value]

@@ -1,0 +1,202 @@
+"""A lean HTTP/1.1 client for the way between the router and its engines.
+
+It does what that way needs and nothing else: POST with a whole body, answers with a length, in
+chunks or until the end, kept-alive connections, bounds. What it adds to a general client is the
+pipe (:mod:`dynctl.serving.engines.response_stream`): whole chunks of a stream go to the client's
+transport from the very callback that received them, frames and all, without waking a task for each
+token.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, cast
+from urllib.parse import urlsplit
+
+from dynctl.serving.engines.failures import connect_failure
+from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
+
+#: Below the 5 s after which uvicorn (so vLLM and SGLang) closes: a request must not meet the close.
+KEEPALIVE_S: Final = 4.0
+_IDLE_CONNECTIONS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an engine listens, and the path before its endpoints."""
+
+    host: str
+    port: int
+    tls: bool
+    netloc: str
+    path: str
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """What connections are shared by: the same for every path of an engine."""
+        return self.netloc, self.tls
+
+    def __str__(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.netloc}"
+
+
+@lru_cache(maxsize=8192)
+def origin_of(url: str) -> Origin:
+    parts = urlsplit(url)
+    tls = parts.scheme == "https"
+    port = parts.port or (443 if tls else 80)
+    return Origin(parts.hostname or "", port, tls, parts.netloc, parts.path)
+
+
+class EngineClient:
+    """Connections to engines, kept alive between requests. Belongs to one event loop."""
+
+    def __init__(self, bounds: ClientBounds) -> None:
+        self._bounds = bounds
+        self._idle: dict[tuple[str, bool], deque[_Connection]] = {}
+        self._open: set[_Connection] = set()
+        self._tls: ssl.SSLContext | None = None
+        self._closed = False
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> EngineStream:
+        """Send a request and wait for the head of its answer; raises UpstreamFailure."""
+        origin = origin_of(url)
+        connection = self._reused(origin) or await self._connect(origin)
+        stream = EngineStream(connection, str(origin), self._bounds)
+        connection.send(stream, _request(origin, body, headers))
+        try:
+            await stream.head()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def close(self) -> None:
+        """Cut every connection."""
+        self._closed = True
+        for connection in tuple(self._open):
+            connection.abort()
+        self._idle.clear()
+
+    def released(self, connection: "_Connection") -> None:
+        """A connection whose answer is complete may take another request."""
+        idle = self._idle.setdefault(connection.origin.key, deque())
+        if self._closed or len(idle) >= _IDLE_CONNECTIONS:
+            connection.abort()
+            return
+        idle.append(connection)
+        while connection.idle_since - idle[0].idle_since >= KEEPALIVE_S:
+            idle.popleft().abort()
+
+    def opened(self, connection: "_Connection") -> None:
+        self._open.add(connection)
+
+    def lost(self, connection: "_Connection") -> None:
+        self._open.discard(connection)
+
+    def _reused(self, origin: Origin) -> "_Connection | None":
+        idle = self._idle.get(origin.key)
+        now = asyncio.get_running_loop().time()
+        while idle:
+            connection = idle.pop()  # the warmest; the rest grow old and are closed here
+            if connection.usable and now - connection.idle_since < KEEPALIVE_S:
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self, origin: Origin) -> "_Connection":
+        if origin.tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        try:
+            async with asyncio.timeout(self._bounds.connect_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(self, origin),
+                    origin.host,
+                    origin.port,
+                    ssl=self._tls if origin.tls else None,
+                )
+        except (OSError, ValueError) as error:  # TimeoutError and TLS errors are OSErrors
+            raise connect_failure(str(origin), error) from error
+        return connection
+
+
+class _Connection(asyncio.Protocol):
+    """One TCP connection, used by one answer at a time."""
+
+    __slots__ = ("_client", "_stream", "_transport", "idle_since", "keep", "origin", "usable")
+
+    def __init__(self, client: EngineClient, origin: Origin) -> None:
+        self.origin = origin
+        self.usable = False
+        self.keep = False
+        self.idle_since = 0.0
+        self._client = client
+        self._stream: EngineStream | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def send(self, stream: EngineStream, request: bytes) -> None:
+        self._stream = stream
+        if self._transport is None or not self.usable:
+            stream.ended(None)
+            return
+        self._transport.write(request)
+
+    def finished(self, *, clean: bool) -> None:
+        self._stream = None
+        if not (clean and self.keep and self.usable):
+            self.abort()
+            return
+        self.idle_since = asyncio.get_running_loop().time()
+        self._client.released(self)
+
+    def abort(self) -> None:
+        self.usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and self.usable:
+            self._transport.resume_reading()
+
+    # -- asyncio.Protocol ------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self.usable = True
+        self._client.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._stream is None:
+            self.abort()  # nobody asked
+        else:
+            self._stream.received(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.usable = False
+        self._client.lost(self)
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.ended(exc)
+
+
+def _request(origin: Origin, body: bytes, headers: Mapping[str, str]) -> bytes:
+    lines = [
+        f"POST {origin.path} HTTP/1.1\r\nhost: {origin.netloc}\r\n"
+        "content-type: application/json\r\naccept-encoding: identity\r\n"
+        f"content-length: {len(body)}\r\n"
+    ]
+    for name, value in headers.items():
+        if "\r" not in value and "\n" not in value:
+            lines.append(f"{name}: {value}\r\n")
+    lines.append("\r\n")
+    return "".join(lines).encode("utf-8", "surrogateescape") + body

@@ -1,0 +1,382 @@
+"""One answer of an engine, read from its bytes: head, length or chunks, and the end.
+
+No socket is here: a :class:`Wire` feeds it and is told to pause, to resume, or that it is done.
+Strict on purpose: an answer that could be read in two ways is an error, not a guess.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Protocol
+
+from dynctl.serving.engines.failures import UpstreamFailure
+
+#: A stream that its reader leaves alone stops being read beyond this.
+_BUFFER_BYTES: Final = 256 * 1024
+#: One chunk of a stream; engines send a few hundred bytes.
+_CHUNK_BYTES: Final = 16 * 1024 * 1024
+_STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
+_SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,8})(?:[ \t]*;[^\r\n]*)?")
+_SIZE_LINE_BYTES: Final = 256
+_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_UNTIL_CLOSE: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBounds:
+    """Times in seconds, sizes in bytes; see `dynctl.serving.config.Limits`."""
+
+    connect_s: float = 3.0
+    first_byte_s: float = 300.0
+    idle_s: float = 300.0
+    header_bytes: int = 16 * 1024
+
+
+class Wire(Protocol):
+    """The connection under an answer. ``keep``: it may take another request afterwards."""
+
+    keep: bool
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def abort(self) -> None:
+        """Cut it."""
+
+    def finished(self, *, clean: bool) -> None:
+        """The answer is complete; ``clean``: nothing came after it."""
+
+
+class EngineStream:
+    """One answer. ``headers`` have lower-case names; a repeated header's last value counts."""
+
+    __slots__ = (
+        "_bounds",
+        "_buffered",
+        "_connection",
+        "_failure",
+        "_last_read",
+        "_length",
+        "_loop",
+        "_paused",
+        "_pieces",
+        "_pipe",
+        "_tail",
+        "_timer",
+        "_waiter",
+        "chunked",
+        "done",
+        "headers",
+        "origin",
+        "status",
+    )
+
+    def __init__(self, wire: Wire, origin: str, bounds: ClientBounds) -> None:
+        self.origin = origin
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.chunked = False
+        self.done = False
+        self._connection: Wire | None = wire
+        self._bounds = bounds
+        self._loop = asyncio.get_running_loop()
+        self._pieces: list[bytes] = []
+        self._buffered = 0
+        self._paused = False
+        self._tail = b""
+        self._length = 0
+        self._failure: UpstreamFailure | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._pipe: Callable[[bytes], bool] | None = None
+        self._last_read = self._loop.time()
+        self._timer = self._loop.call_later(bounds.first_byte_s, self._check_silence)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    async def head(self) -> None:
+        """Until status and headers are there."""
+        while not self.status:
+            await self._wait()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the answer is complete and everything of it was read."""
+        return self.done and not self._pieces
+
+    async def readany(self) -> bytes:
+        """What has arrived of the body, at least a byte; empty at its end."""
+        while not self._pieces:
+            if self.done:
+                return b""
+            await self._wait()
+        pieces, self._pieces, self._buffered = self._pieces, [], 0
+        if self._paused:
+            self._paused = False
+            if self._connection is not None:
+                self._connection.resume()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body; raises UpstreamFailure for a broken one or more than ``limit`` bytes."""
+        parts: list[bytes] = []
+        size = 0
+        while piece := await self.readany():
+            size += len(piece)
+            if size > limit:
+                self.close()
+                raise UpstreamFailure("protocol", f"{self.origin} answered more than {limit} bytes")
+            parts.append(piece)
+        return b"".join(parts)
+
+    async def pipe(self, take: Callable[[bytes], bool]) -> bool:
+        """Hand whole chunks, with their frames, to ``take`` as they arrive.
+
+        For a chunked answer whose pieces were all read. Returns True at the end; False when
+        there is something for :meth:`readany`: ``take`` said that its side is full, or the last
+        chunks came together with the end, so that both can be passed on in one write.
+        Raises UpstreamFailure.
+        """
+        if not self.chunked or self._pieces:
+            return self.exhausted
+        self._pipe = take
+        try:
+            while self._piping():
+                await self._wait()
+        finally:
+            self._pipe = None
+        return self.exhausted
+
+    def close(self) -> None:
+        """Done with it: an incomplete answer costs its connection, which stops the engine."""
+        self._timer.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    # -- called by the connection ----------------------------------------------------------
+
+    def received(self, data: bytes) -> None:
+        """More bytes of this answer."""
+        if self._failure is not None:
+            return
+        self._last_read = self._loop.time()
+        if self._tail:
+            data = self._tail + data
+            self._tail = b""
+        if not self.status:
+            data = self._parse_head(data)
+            if not self.status:
+                return
+        if self.chunked:
+            self._chunks(data)
+        elif self._length == _UNTIL_CLOSE:
+            self._keep(data)
+        else:
+            self._counted(data)
+        self._wake()
+
+    def ended(self, error: Exception | None) -> None:
+        """The connection is gone."""
+        self._connection = None
+        if self.done:
+            return
+        if error is None and self.status and self._length == _UNTIL_CLOSE:
+            self._finish(b"")
+        else:
+            what = "broke off its answer" if self.status else "broke the connection"
+            self._fail(UpstreamFailure("reset", f"{self.origin} {what}"))
+        self._wake()
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _piping(self) -> bool:
+        return self._pipe is not None and not self.done
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _wait(self) -> None:
+        """Until something happened; raises the failure once everything before it was read."""
+        self._raise_failure()
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+        if not self._pieces:
+            self._raise_failure()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._pipe is None or self.done or self._failure is not None:
+            waiter.set_result(None)
+
+    def _parse_head(self, data: bytes) -> bytes:
+        """Read status and headers; what follows them. Keeps an incomplete head for later."""
+        end = data.find(b"\r\n\r\n")
+        if end < 0 or end > self._bounds.header_bytes:
+            if len(data) > self._bounds.header_bytes:
+                self._protocol("its headers are too long")
+            self._tail = data
+            return b""
+        first, *lines = data[:end].split(b"\r\n")
+        status = _STATUS.fullmatch(first)
+        if status is None or status[2].startswith(b"1"):
+            # We ask for nothing that an interim answer could be about.
+            self._protocol("its answer is not a final HTTP/1.1 one")
+            return b""
+        headers: dict[str, str] = {}
+        lengths = set()
+        for line in lines:
+            name, colon, value = line.partition(b":")
+            if not colon or not _NAME.fullmatch(name):
+                self._protocol("it sent a malformed header")
+                return b""
+            key, text = name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
+            headers[key] = text
+            if key == "content-length":
+                lengths.add(text)
+        self.headers = headers
+        self._frame(int(status[2]), status[1] == b"1", lengths)
+        return data[end + 4 :]
+
+    def _frame(self, status: int, keeps: bool, lengths: set[str]) -> None:
+        """How long the body is, and whether the connection outlives it."""
+        headers = self.headers
+        encoding = headers.get("transfer-encoding")
+        if encoding is not None:
+            if encoding.lower() != "chunked" or lengths:
+                self._protocol("it frames its answer in two ways")
+                return
+            self.chunked = True
+        elif lengths:
+            text = next(iter(lengths))
+            if len(lengths) > 1 or not (text.isascii() and text.isdigit() and len(text) < 16):
+                self._protocol("its content-length is not a number")
+                return
+            self._length = int(text)
+        elif status in (204, 304):
+            self._length = 0
+        else:
+            self._length, keeps = _UNTIL_CLOSE, False
+        if self._connection is not None:
+            told = headers.get("connection", "").lower()
+            self._connection.keep = keeps and "close" not in told
+        self.status = status
+
+    def _counted(self, data: bytes) -> None:
+        left = self._length - len(data)
+        if left > 0:
+            self._length = left
+            self._keep(data)
+            return
+        body, rest = data[: self._length], data[self._length :]
+        self._length = 0
+        self._keep(body)
+        self._finish(rest)
+
+    def _chunks(self, data: bytes) -> None:
+        """Cut whole chunks off; piped with their frames, or kept without."""
+        position, total, ends = 0, len(data), False
+        piped = self._pipe
+        while position < total:
+            line = data.find(b"\r\n", position, position + _SIZE_LINE_BYTES)
+            if line < 0:
+                if total - position >= _SIZE_LINE_BYTES:
+                    self._protocol("a chunk has no size")
+                    return
+                break
+            size = _chunk_size(data[position:line])
+            if size is None or size > _CHUNK_BYTES:
+                self._protocol("a chunk's size is not one")
+                return
+            if size == 0:
+                ends = True
+                break
+            after = line + 2 + size
+            if after + 2 > total:
+                break
+            if data[after : after + 2] != b"\r\n":
+                self._protocol("a chunk does not end where it said")
+                return
+            if piped is None:
+                self._keep(data[line + 2 : after])
+            position = after + 2
+        if piped is not None and position and ends:
+            self._pipe = None
+            self._chunks(data)
+            return
+        if piped is not None and position:
+            whole = data if position == total else data[:position]
+            if not piped(whole):
+                self._pipe = None
+                self._release_waiter()
+        rest = data[position:] if position else data
+        if not ends:
+            self._tail = rest
+            return
+        # After the last chunk: trailers, if any, and an empty line.
+        line = rest.find(b"\r\n")
+        if rest[line + 2 : line + 4] == b"\r\n":
+            self._finish(rest[line + 4 :])
+            return
+        end = rest.find(b"\r\n\r\n")
+        if end >= 0:
+            self._finish(rest[end + 4 :])
+        elif len(rest) > self._bounds.header_bytes:
+            self._protocol("its trailers are too long")
+        else:
+            self._tail = rest
+
+    def _keep(self, piece: bytes) -> None:
+        if not piece:
+            return
+        self._pieces.append(piece)
+        self._buffered += len(piece)
+        if self._buffered > _BUFFER_BYTES and not self._paused and self._connection is not None:
+            self._paused = True
+            self._connection.pause()
+
+    def _finish(self, rest: bytes) -> None:
+        self.done = True
+        self._timer.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            # Bytes after the end belong to no request: such a connection is not reused.
+            connection.finished(clean=not rest and not self._paused)
+
+    def _protocol(self, problem: str) -> None:
+        self._fail(UpstreamFailure("protocol", f"{self.origin}: {problem}"))
+        self._wake()
+
+    def _fail(self, failure: UpstreamFailure) -> None:
+        if self._failure is None and not self.done:
+            self._failure = failure
+        self.close()
+        self._release_waiter()
+
+    def _release_waiter(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _check_silence(self) -> None:
+        limit = self._bounds.idle_s if self.status else self._bounds.first_byte_s
+        left = self._last_read + limit - self._loop.time()
+        if self._paused:
+            left = limit  # it is our side that is slow
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._check_silence)
+            return
+        self._fail(UpstreamFailure("timeout", f"{self.origin} was silent for {limit:g} s"))
+
+
+@lru_cache(maxsize=4096)
+def _chunk_size(line: bytes) -> int | None:
+    found = _SIZE_LINE.fullmatch(line)
+    return None if found is None else int(found[1], 16)

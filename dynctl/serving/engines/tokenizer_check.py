@@ -1,0 +1,65 @@
+"""Our tokens against the engine's, once a model: a difference silently kills every overlap."""
+
+from dynctl.health import conditions as codes
+from dynctl.serving.fleet import Fleet, Member
+from dynctl.serving.prompts import Prompt
+from dynctl.serving.service import RoutingService
+from dynctl.tokenization import TokenizationError
+
+#: Texts on which tokenizers and templates tend to differ: digits, case, accents, code, spaces.
+_TEXT = "Tokenizer check 2026: Été, naïve  façade\n\tif x_1 >= 0x1F: return [3.14, 'ok'] 漢字"
+_PROMPTS = (
+    ("messages", Prompt(messages=({"role": "user", "content": _TEXT},))),
+    ("prompt", Prompt(text=_TEXT)),
+)
+
+
+class TokenizerCheck:
+    """Compares once for each model, at the first engine of it that has ``/tokenize``."""
+
+    def __init__(self, service: RoutingService, fleet: Fleet) -> None:
+        self._service = service
+        self._fleet = fleet
+        self._checked: set[str] = set()
+
+    async def run(self) -> None:
+        """Check the models that were not checked yet."""
+        for member in self._fleet:
+            worker = member.worker
+            if worker is None or member.problem is not None or worker.model in self._checked:
+                continue
+            if self._service.tokenizers.of(worker.model) is None or member.tokenize is False:
+                continue
+            await self._check(member, worker.model)
+
+    async def _check(self, member: Member, model: str) -> None:
+        compared, difference = False, None
+        for what, prompt in _PROMPTS:
+            theirs = await self._fleet.tokenize_at(member, prompt.to_tokenize_body(model))
+            if theirs is None:
+                continue
+            try:
+                ours = list((await self._service.tokenizers.tokenize(model, prompt)).ids or ())
+            except TokenizationError as error:
+                if what == "messages":
+                    continue  # no chat template here: chats are refused, not misrouted
+                difference = str(error)
+                continue
+            compared = True
+            if ours != theirs:
+                difference = _difference(what, ours, theirs)
+                break
+        if difference is not None:
+            message = (
+                f"--model-path does not tokenize {model} as {member.spec.name} does ({difference});"
+                " cached prefixes will not be found: give the model's own directory"
+            )
+            self._service.set_condition(codes.TOKENIZER_DIFFERS, model, message)
+        if compared:
+            self._checked.add(model)
+
+
+def _difference(what: str, ours: list[int], theirs: list[int]) -> str:
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    return f"{what}: {len(ours)} tokens here, {len(theirs)} there, the first difference at {at}"

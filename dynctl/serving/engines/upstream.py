@@ -1,0 +1,133 @@
+"""Talking to engines over HTTP: requests on the data path, and small bounded control calls."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from dynctl.serving.config import Limits
+from dynctl.serving.engines.failures import UpstreamFailure, control_failure
+from dynctl.serving.engines.http_client import EngineClient, origin_of
+from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
+
+_JSON = {"content-type": "application/json"}
+_CONTROL_ANSWER_BYTES = 4 * 1024 * 1024
+_ERROR_ANSWER_BYTES = 64 * 1024
+
+
+class Upstream:
+    """The engines' client. ``open`` is for inference, ``get`` and ``post`` for control.
+
+    Keeps connections alive; never follows redirects, never uses proxies or cookies.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._client: EngineClient | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Upstream":
+        self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Open for requests; needs a running event loop."""
+        limits = self._limits
+        self._client = EngineClient(
+            ClientBounds(
+                connect_s=limits.connect_s,
+                first_byte_s=limits.first_byte_s,
+                idle_s=limits.idle_s,
+                header_bytes=limits.header_bytes,
+            )
+        )
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, keepalive_timeout=4.0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            headers={"accept-encoding": "identity", "user-agent": "dynctl"},
+            max_line_size=limits.header_bytes,
+            max_field_size=limits.header_bytes,
+        )
+
+    async def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> EngineStream:
+        """POST an inference request; the answer's head is there, its body is not read.
+
+        The caller closes it. Raises UpstreamFailure, also for an error status.
+        """
+        if self._client is None:
+            raise RuntimeError("the upstream client is not started")
+        stream = await self._client.post(url, body, headers)
+        if stream.status != 200:
+            raise await _refused(stream)
+        return stream
+
+    async def get(self, url: str, timeout_s: float) -> tuple[int, bytes]:
+        """A control request: status and body; raises UpstreamFailure."""
+        return await self._control("GET", url, None, timeout_s)
+
+    async def post(self, url: str, body: Any, timeout_s: float) -> tuple[int, bytes]:
+        """A control request with a JSON body; raises UpstreamFailure."""
+        return await self._control("POST", url, msgspec.json.encode(body), timeout_s)
+
+    async def _control(
+        self, method: str, url: str, body: bytes | None, timeout_s: float
+    ) -> tuple[int, bytes]:
+        if self._session is None:
+            raise RuntimeError("the upstream session is not started")
+        where = str(origin_of(url))
+        try:
+            async with self._session.request(
+                method,
+                url,
+                data=body,
+                headers=_JSON if body is not None else None,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ) as response:
+                found = await response.content.read(_CONTROL_ANSWER_BYTES + 1)
+                while len(found) <= _CONTROL_ANSWER_BYTES:
+                    more = await response.content.read(_CONTROL_ANSWER_BYTES + 1 - len(found))
+                    if not more:
+                        return response.status, found
+                    found += more
+        except Exception as error:
+            raise control_failure(where, error) from error
+        raise UpstreamFailure(
+            "protocol", f"{where} answered more than {_CONTROL_ANSWER_BYTES} bytes"
+        )
+
+
+async def _refused(stream: EngineStream) -> UpstreamFailure:
+    try:
+        body = await stream.read(_ERROR_ANSWER_BYTES)
+    except UpstreamFailure:
+        body = b""
+    finally:
+        stream.close()
+    return UpstreamFailure(
+        "status",
+        f"{stream.origin} answered {stream.status}",
+        status=stream.status,
+        body=body,
+        retry_after=stream.headers.get("retry-after"),
+    )

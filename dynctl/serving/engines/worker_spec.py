@@ -1,0 +1,265 @@
+"""How a person names an engine: ``URL[,key=value]...`` on the command line, the same keys in YAML.
+
+``http://127.0.0.1:8001,name=prefill-a0,role=prefill,zone=zone-a,kv-events=tcp://127.0.0.1:5557``
+
+Keys that are not reserved are topology domains. What is left out is asked of the engine
+(:mod:`dynctl.serving.engines.facts`).
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from xxhash import xxh3_64_intdigest
+
+from router_core.workers import MAX_RANKS, Role
+
+_ROLES: Final = tuple(role.value for role in Role)
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
+_DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
+_MAX_SPEC: Final = 4096
+
+#: Key -> what is expected, as errors say it.
+RESERVED: Final[Mapping[str, str]] = {
+    "url": "http://HOST:PORT",
+    "name": "a name of letters, digits and . _ / : -, at most 128",
+    "role": " or ".join(_ROLES),
+    "kv-events": "tcp://HOST:PORT of the engine's KV events, or off",
+    "replay": "tcp://HOST:PORT of the engine's replay socket, or off",
+    "block-size": "tokens a block, 1 to 4096",
+    "dp": f"data-parallel ranks, 1 to {MAX_RANKS}",
+    "total-blocks": "KV blocks of a rank, 1 or more",
+    "max-num-batched-tokens": "tokens, 1 or more",
+    "model": "a model name",
+    "bootstrap": "HOST:PORT where decode engines fetch the KV cache (SGLang)",
+    "can-prefill": "true or false",
+    "taint": "a taint; repeat the key for more",
+}
+
+
+class WorkerSpecError(ValueError):
+    """A worker spec that cannot be used; names the key, the value and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One engine as a person described it; None means "ask the engine".
+
+    ``url`` has no trailing slash. ``kv_events`` and ``replay`` are ``""`` when switched off.
+    """
+
+    url: str
+    name: str
+    role: Role | None = None
+    domains: Mapping[str, str] = field(default_factory=dict)
+    kv_events: str | None = None
+    replay: str | None = None
+    block_size: int | None = None
+    dp: int | None = None
+    total_blocks: int | None = None
+    max_num_batched_tokens: int | None = None
+    model: str | None = None
+    bootstrap: str | None = None
+    can_prefill: bool | None = None
+    taints: tuple[str, ...] = ()
+
+    @property
+    def worker_id(self) -> int:
+        """A u64 that stays the same over restarts: it comes from the name."""
+        return xxh3_64_intdigest(self.name.encode())
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or "127.0.0.1"
+
+
+def parse_worker_spec(text: str) -> WorkerSpec:
+    """A ``--worker`` argument; raises WorkerSpecError."""
+    if len(text) > _MAX_SPEC:
+        raise WorkerSpecError(f"--worker: at most {_MAX_SPEC} characters, got {len(text)}")
+    url, *rest = text.split(",")
+    plain: dict[str, Any] = {"url": url.strip()}
+    for part in rest:
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise WorkerSpecError(
+                f"--worker {url}: {part!r} is not key=value; expected one of "
+                f"{', '.join(k for k in RESERVED if k != 'url')}, or a domain such as zone=zone-a"
+            )
+        if _canonical(key) == "taint":
+            plain.setdefault("taint", []).append(value.strip())
+            continue
+        if _canonical(key) in plain:
+            raise WorkerSpecError(f"--worker {url}: {key} is given twice")
+        plain[_canonical(key)] = value.strip()
+    return worker_spec(plain, where=f"--worker {url}")
+
+
+def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:
+    """A spec from keys and values (YAML, ``POST /v1/workers``); raises WorkerSpecError.
+
+    ``domains`` may be a mapping, beside or instead of keys of their own. ``where`` starts every
+    message.
+    """
+    given = {_canonical(str(key)): value for key, value in plain.items()}
+    url = _url(given.pop("url", None), where)
+    domains = given.pop("domains", None) or {}
+    if not isinstance(domains, Mapping):
+        raise WorkerSpecError(f"{where}: domains is {domains!r}; expected domain: value pairs")
+    own = {key: value for key, value in given.items() if key not in RESERVED and key != "taints"}
+    found = {}
+    for key, value in own.items():
+        _not_a_slip(key, value, where)
+    for key, value in {**domains, **own}.items():
+        found[str(key)] = _domain(str(key), value, where)
+    name = given.get("name")
+    if name is None:
+        name = urlsplit(url).netloc
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _wrong(where, "name", name)
+    return WorkerSpec(
+        url=url,
+        name=name,
+        role=_role(given.get("role"), where),
+        domains=found,
+        kv_events=_endpoint(given, "kv-events", where),
+        replay=_endpoint(given, "replay", where),
+        block_size=_count(given, "block-size", where, 4096),
+        dp=_count(given, "dp", where, MAX_RANKS),
+        total_blocks=_count(given, "total-blocks", where, 2**40),
+        max_num_batched_tokens=_count(given, "max-num-batched-tokens", where, 2**40),
+        model=_text(given, "model", where),
+        bootstrap=_bootstrap(given.get("bootstrap"), where),
+        can_prefill=_truth(given.get("can-prefill"), where),
+        taints=_taints(given, where),
+    )
+
+
+def _canonical(key: str) -> str:
+    dashed = key.strip().replace("_", "-")
+    return dashed if dashed in RESERVED or dashed in ("domains", "taints") else key.strip()
+
+
+def _wrong(where: str, key: str, value: object) -> WorkerSpecError:
+    return WorkerSpecError(f"{where}: {key} is {value!r}; expected {RESERVED[key]}")
+
+
+def _url(value: object, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise _wrong(where, "url", value)
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError:
+        raise _wrong(where, "url", value) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise _wrong(where, "url", value)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise WorkerSpecError(
+            f"{where}: url may not hold credentials, a query or a fragment; expected "
+            f"{RESERVED['url']}"
+        )
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _not_a_slip(key: str, value: object, where: str) -> None:
+    """A key that is nearly a reserved one was hardly meant as a topology domain."""
+    near = difflib.get_close_matches(key.replace("_", "-"), RESERVED, n=1, cutoff=0.8)
+    if near:
+        raise WorkerSpecError(
+            f"{where}: {key}={value} would be a topology domain named {key!r}; "
+            f"did you mean {near[0]}? (a domain of that name goes under `domains:` in a workers "
+            "file)"
+        )
+
+
+def _domain(key: str, value: object, where: str) -> str:
+    if not _DOMAIN.fullmatch(key):
+        raise WorkerSpecError(
+            f"{where}: domain {key!r}; expected letters, digits and . _ / -, at most 64"
+        )
+    if not isinstance(value, str) or not value or value != value.strip() or "=" in value:
+        raise WorkerSpecError(
+            f"{where}: domain {key} is {value!r}; expected text without '=' or surrounding space"
+        )
+    if len(value) > 256:
+        raise WorkerSpecError(f"{where}: domain {key} has {len(value)} characters; at most 256")
+    return value
+
+
+def _role(value: object, where: str) -> Role | None:
+    if value is None:
+        return None
+    if value not in _ROLES:
+        raise _wrong(where, "role", value)
+    return Role(str(value))
+
+
+def _endpoint(given: Mapping[str, Any], key: str, where: str) -> str | None:
+    value = given.get(key)
+    if value is None:
+        return None
+    if value is False or value in ("off", "none", ""):
+        return ""
+    if not isinstance(value, str):
+        raise _wrong(where, key, value)
+    scheme, found, address = value.partition("://")
+    host, colon, port = address.rpartition(":")
+    good = scheme == "tcp" and host and colon and port.isascii() and port.isdigit()
+    if not found or not good or not 1 <= int(port) <= 65535:
+        raise _wrong(where, key, value)
+    return value
+
+
+def _count(given: Mapping[str, Any], key: str, where: str, most: int) -> int | None:
+    value = given.get(key)
+    if value is None:
+        return None
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value[:20])
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise _wrong(where, key, given[key])
+    return value
+
+
+def _text(given: Mapping[str, Any], key: str, where: str) -> str | None:
+    value = given.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value or len(value) > 256:
+        raise _wrong(where, key, value)
+    return value
+
+
+def _bootstrap(value: object, where: str) -> str | None:
+    if value is None:
+        return None
+    host, colon, port = str(value).rpartition(":")
+    good = host and colon and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
+    if not isinstance(value, str) or not good:
+        raise _wrong(where, "bootstrap", value)
+    return value
+
+
+def _truth(value: object, where: str) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if str(value).lower() not in known:
+        raise _wrong(where, "can-prefill", value)
+    return known[str(value).lower()]
+
+
+def _taints(given: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    found: list[Any] = []
+    for key in ("taint", "taints"):
+        value = given.get(key) or []
+        found += value if isinstance(value, list) else [value]
+    if len(found) > 256 or not all(isinstance(t, str) and 0 < len(t) <= 512 for t in found):
+        raise WorkerSpecError(f"{where}: taint: expected at most 256 texts, each up to 512 long")
+    return tuple(dict.fromkeys(found))

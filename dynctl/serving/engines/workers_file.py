@@ -1,0 +1,120 @@
+"""``--workers-file``: the fleet as YAML, read again when it changes.
+
+::
+
+    workers:
+      - url: http://127.0.0.1:8001
+        name: prefill-a0
+        role: prefill
+        zone: zone-a
+      - {url: "http://127.0.0.1:8002", name: decode-a0, role: decode, domains: {zone: zone-a}}
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import yaml
+
+from dynctl.health import conditions as codes
+from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError, worker_spec
+from dynctl.serving.fleet import Fleet, FleetFull
+from dynctl.serving.service import RoutingService
+
+_MAX_BYTES = 4 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class WorkersFileError(WorkerSpecError):
+    """A workers file that cannot be used; names the file, the entry and what was expected."""
+
+
+def read_workers_file(path: Path) -> list[WorkerSpec]:
+    """The specs in a file; raises WorkersFileError."""
+    try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise WorkersFileError(f"{path}: {size} bytes; expected at most {_MAX_BYTES}")
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WorkersFileError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise WorkersFileError(f"{path}: is not UTF-8 text") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise WorkersFileError(f"{path}: is not YAML: {_one_line(error)}") from None
+    rows = document.get("workers") if isinstance(document, dict) else document
+    if rows is None and document is not None and isinstance(document, dict) and not document:
+        rows = []
+    if not isinstance(rows, list):
+        raise WorkersFileError(f"{path}: expected a list of workers, or `workers:` with one")
+    specs: dict[str, WorkerSpec] = {}
+    for i, row in enumerate(rows):
+        where = f"{path}: workers[{i}]"
+        if not isinstance(row, dict):
+            raise WorkersFileError(f"{where}: expected keys and values, at least url")
+        try:
+            spec = worker_spec(row, where=where)
+        except WorkerSpecError as error:
+            raise WorkersFileError(str(error)) from None
+        if spec.name in specs:
+            raise WorkersFileError(f"{where}: the name {spec.name!r} is used twice; give name=")
+        specs[spec.name] = spec
+    return list(specs.values())
+
+
+class WorkersFile:
+    """Keeps the fleet as the file says. A bad file keeps the old fleet and is a condition."""
+
+    def __init__(
+        self, path: Path, fleet: Fleet, service: RoutingService, poll_s: float = 1.0
+    ) -> None:
+        self._path = path
+        self._fleet = fleet
+        self._service = service
+        self._poll_s = poll_s
+        self._seen: tuple[int, int, int] | None = None
+
+    async def load(self) -> None:
+        """Read it now; raises WorkersFileError (at start a bad file is an error)."""
+        self._seen = self._stamp()
+        await self._take(read_workers_file(self._path))
+
+    async def run(self) -> None:
+        """Read it again whenever it changed, until cancelled."""
+        while True:
+            await asyncio.sleep(self._poll_s)
+            stamp = self._stamp()
+            if stamp == self._seen:
+                continue
+            self._seen = stamp
+            subject = str(self._path)
+            try:
+                await self._take(read_workers_file(self._path))
+            except WorkersFileError as error:
+                message = f"the fleet stays as it is: {error}"
+                self._service.set_condition(codes.WORKERS_FILE_INVALID, subject, message)
+            else:
+                self._service.clear_condition(codes.WORKERS_FILE_INVALID, subject)
+
+    async def _take(self, specs: list[WorkerSpec]) -> None:
+        wanted = {spec.name for spec in specs}
+        for member in self._fleet:
+            if member.source == "file" and member.spec.name not in wanted:
+                _log.info("worker %s left the workers file", member.spec.name)
+                await self._fleet.remove(member.spec.name)
+        try:
+            await asyncio.gather(*(self._fleet.add(spec, "file") for spec in specs))
+        except (WorkerSpecError, FleetFull) as error:
+            raise WorkersFileError(f"{self._path}: {error}") from None
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,207 @@
+"""``/busy_threshold`` as Dynamo's frontend answers it, and two things it lacks.
+
+Shapes, statuses and messages are those of Dynamo 1.6.1 as captured. Different on purpose: a model
+that nobody serves is a 404 when read too (there: a row of nulls), ``"clear": [names]`` unsets
+thresholds (there: no way to), and a change takes effect at once, in both directions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from dynctl.serving.http.json_answers import json_answer
+from dynctl.serving.service import RoutingService
+from router_core.busy import THRESHOLD_SETTINGS
+from router_core.changes import ThresholdsSet
+
+PATH = "/busy_threshold"
+#: Names of fields that a body had and nobody reads: Dynamo ignores them without a word.
+IGNORED_HEADER = "x-dynctl-ignored"
+MAX_BODY = 64 * 1024
+
+_INTEGER = "active_prefill_tokens_threshold"
+_FRACTION = "active_decode_blocks_threshold"
+_U64 = 2**64
+_INTO = "Failed to deserialize the JSON body into the target type: "
+
+
+class BadBody(ValueError):
+    """The body is no request; ``status`` and text are what Dynamo answers."""
+
+    def __init__(self, status: int, message: str, *, plain: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.plain = plain
+
+    def response(self) -> web.Response:
+        if self.plain:
+            return web.Response(status=self.status, text=str(self))
+        return json_answer({"error": str(self)}, self.status)
+
+
+class BusyThresholds:
+    """The two handlers."""
+
+    def __init__(self, service: RoutingService) -> None:
+        self._service = service
+
+    async def get(self, request: web.Request) -> web.Response:
+        """One row for each model that is served."""
+        return json_answer({"thresholds": [self._row(model) for model in self._service.models()]})
+
+    async def post(self, request: web.Request) -> web.Response:
+        """Set, unset or read the thresholds of one model; answers with its row."""
+        try:
+            model, values, ignored = read_body(request.content_type, await _bounded(request))
+        except BadBody as bad:
+            return bad.response()
+        if model not in self._service.models():
+            return json_answer({"error": self._unknown(model, writes=bool(values))}, 404)
+        if values:
+            applied = self._service.apply(ThresholdsSet(model, values))
+            if not applied.ok:
+                return json_answer({"error": applied.message}, 400)
+        answer = json_answer(self._row(model))
+        if ignored:
+            answer.headers[IGNORED_HEADER] = ", ".join(ignored)
+        return answer
+
+    def _row(self, model: str) -> dict[str, Any]:
+        return {"model": model, **self._service.router.busy.thresholds(model).to_dict()}
+
+    def _unknown(self, model: str, *, writes: bool) -> str:
+        if writes:
+            return f"Model '{model}' not found. Thresholds can only be set for discovered models."
+        known = ", ".join(self._service.models()) or "none"
+        return f"Model '{model}' not found. Discovered models: {known}"
+
+
+def read_body(
+    content_type: str, body: bytes
+) -> tuple[str, dict[str, float | int | None], list[str]]:
+    """``(model, values to set (None: to unset), names of ignored fields)``; raises BadBody."""
+    if content_type != "application/json":
+        raise BadBody(415, "Expected request with `Content-Type: application/json`", plain=True)
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBody(
+            400, f"Failed to parse the request body as JSON: {error}", plain=True
+        ) from None
+    if not isinstance(found, dict):
+        raise BadBody(422, f"{_INTO}invalid type: {_serde(found)}, expected an object")
+    model = found.get("model")
+    if "model" not in found:
+        raise BadBody(422, f"{_INTO}missing field `model`{_at(body, len(body))}")
+    if not isinstance(model, str):
+        raise BadBody(422, f"{_INTO}model: invalid type: {_serde(model)}, expected a string")
+    values: dict[str, float | int | None] = {}
+    for name in THRESHOLD_SETTINGS:
+        value = found.get(name)
+        if value is not None:
+            values[name] = _threshold(name, value, body)
+    for name in _names_to_clear(found.get("clear")):
+        if name in values:
+            raise BadBody(400, f"{name} is both set and in clear; give one of them")
+        values[name] = None
+    known = {"model", "clear", *THRESHOLD_SETTINGS}
+    ignored = [name[:64] for name in found if name not in known][:16]
+    return model, values, [_header_safe(name) for name in ignored]
+
+
+def _threshold(name: str, value: Any, body: bytes) -> float | int:
+    expected = "u64" if name == _INTEGER else "f64"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or (expected == "u64" and isinstance(value, float)):
+        where = _where(name, value, body)
+        text = f"{name}: invalid type: {_serde(value)}, expected {expected}{where}"
+        raise BadBody(422, _INTO + text)
+    if name == _INTEGER:
+        if not 0 <= value < _U64:
+            where = _where(name, value, body)
+            text = f"{name}: invalid value: integer `{value}`, expected u64{where}"
+            raise BadBody(422, _INTO + text)
+        return int(value)
+    try:
+        fraction = float(value)
+    except OverflowError:
+        fraction = math.inf
+    if name == _FRACTION and not 0.0 <= fraction <= 1.0:
+        raise BadBody(400, f"{name} must be between 0.0 and 1.0, got {_short(value)}")
+    if not (math.isfinite(fraction) and fraction >= 0.0):
+        raise BadBody(
+            400,
+            f"{name} must be a finite value greater than or equal to 0.0, got {_short(value)}",
+        )
+    return fraction
+
+
+def _names_to_clear(value: Any) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise BadBody(422, f"{_INTO}clear: expected an array of names of thresholds")
+    for name in value:
+        if name not in THRESHOLD_SETTINGS:
+            expected = ", ".join(THRESHOLD_SETTINGS)
+            raise BadBody(400, f"clear: no threshold {name[:64]!r}; expected some of {expected}")
+    return value
+
+
+def _serde(value: Any) -> str:
+    """A value as serde's errors name it."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return f"boolean `{str(value).lower()}`"
+        case int():
+            return f"integer `{_short(value)}`"
+        case float():
+            return f"floating point `{value}`"
+        case str():
+            return f"string {json.dumps(value[:64], ensure_ascii=False)}"
+        case list():
+            return "sequence"
+        case _:
+            return "map"
+
+
+def _where(name: str, value: Any, body: bytes) -> str:
+    """`` at line 1 column 52``, the end of the value; empty where it is no plain value."""
+    pattern = rb'"' + name.encode() + rb'"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}\]\[{"]+)'
+    found = list(re.finditer(pattern, body))
+    return _at(body, found[-1].end()) if found else ""
+
+
+def _at(body: bytes, end: int) -> str:
+    before = body[:end]
+    line = before.count(b"\n") + 1
+    column = end - (before.rfind(b"\n") + 1)
+    return f" at line {line} column {column}"
+
+
+def _short(value: Any) -> str:
+    text = str(value) if not isinstance(value, int) or abs(value) < 10**40 else "a huge integer"
+    return text
+
+
+def _header_safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "?", name)
+
+
+async def _bounded(request: web.Request) -> bytes:
+    if request.content_length is not None and request.content_length > MAX_BODY:
+        raise BadBody(413, f"body: expected at most {MAX_BODY:,} bytes")
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise BadBody(413, f"body: expected at most {MAX_BODY:,} bytes")
+    return bytes(body)

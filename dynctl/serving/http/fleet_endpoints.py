@@ -1,0 +1,209 @@
+"""The endpoints about the fleet and routing: models, health, workers, and dry runs."""
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines.worker_spec import WorkerSpecError, worker_spec
+from dynctl.serving.fleet import Fleet, FleetFull
+from dynctl.serving.http.auth import guarded
+from dynctl.serving.http.inference import DECISION_HEADER, Inference
+from dynctl.serving.http.json_answers import (
+    bad_request,
+    json_answer,
+    not_found,
+    read_json_object,
+)
+from dynctl.serving.refusal import HttpError
+from dynctl.serving.service import RoutingService
+from router_core.workers import Role
+
+
+class ControlApi:
+    """Handlers of everything that is not inference."""
+
+    def __init__(
+        self,
+        service: RoutingService,
+        fleet: Fleet,
+        inference: Inference,
+        config: FrontendConfig,
+    ) -> None:
+        self._service = service
+        self._fleet = fleet
+        self._inference = inference
+        self._config = config
+
+    def routes(self) -> list[web.RouteDef]:
+        token = self._config.api_token
+        return [
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model:.+}/ready", self.model_ready),
+            web.get("/v1/models/{model:.+}", self.model),
+            web.get("/health", self.health),
+            web.get("/live", self.live),
+            web.get("/ready", self.ready),
+            web.get("/v1/workers", self.workers),
+            web.post("/v1/workers", guarded(self.add_worker, token)),
+            web.get("/v1/workers/{worker:.+}", self.worker),
+            web.delete("/v1/workers/{worker:.+}", guarded(self.remove_worker, token)),
+            web.post("/v1/route", guarded(self.route, token)),
+        ]
+
+    # -- models ----------------------------------------------------------------------------
+
+    async def models(self, _http: web.Request) -> web.Response:
+        models = sorted(self._service.models())
+        rows = [self._model_row(name) for name in models]
+        for adapter, base in sorted(self._service.adapters.items()):
+            if base in models:
+                rows.append({**self._model_row(adapter), "parent": base})
+        return json_answer({"object": "list", "data": rows})
+
+    async def model(self, http: web.Request) -> web.Response:
+        return json_answer(self._model_row(self._known_model(http)))
+
+    async def model_ready(self, http: web.Request) -> web.Response:
+        return json_answer(self.readiness(self._known_model(http)))
+
+    def readiness(self, name: str) -> dict[str, Any]:
+        """Dynamo's shape: which roles are there, and which are missing for a request to run."""
+        registry = self._service.router.registry
+        model = self._service.base_model(name) or name
+        counts: dict[str, int] = {}
+        able = False
+        for worker in registry:
+            if worker.model != model or registry.unavailable_reason(worker.worker_id):
+                continue
+            counts[worker.role.value] = counts.get(worker.role.value, 0) + 1
+            able |= worker.role is Role.AGGREGATED
+            able |= worker.role is Role.DECODE and worker.can_prefill
+        both = bool(counts.get("prefill")) and bool(counts.get("decode"))
+        missing = []
+        if not able and not both:
+            missing = [role for role in ("prefill", "decode") if not counts.get(role)]
+        needs = {"prefill": [["decode"]], "decode": [] if able else [["prefill"]]}
+        types = {
+            role: {"workers": count, "needs": needs.get(role, [])}
+            for role, count in sorted(counts.items())
+        }
+        ready = not missing
+        row: dict[str, Any] = {
+            "model": name,
+            "ready": ready,
+            "namespaces": {
+                "default": {
+                    "ready": ready,
+                    "worker_types": types,
+                    "present": sorted(counts),
+                    "missing_worker_types": missing,
+                }
+            },
+        }
+        if not ready:
+            row["reason"] = f"missing worker types: {', '.join(missing)}"
+        return row
+
+    def _known_model(self, http: web.Request) -> str:
+        name = http.match_info["model"]
+        if self._service.base_model(name) is None:
+            known = ", ".join(sorted(self._service.models())) or "none yet"
+            raise not_found(f"model {name[:200]!r} is not served here; models: {known}")
+        return name
+
+    def _model_row(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "dynctl",
+            "context_window": self._service.context_length(self._service.base_model(name) or name)
+            or 0,
+        }
+
+    # -- health ----------------------------------------------------------------------------
+
+    async def live(self, _http: web.Request) -> web.Response:
+        return json_answer({"status": "live", "message": "Service is live"})
+
+    async def health(self, _http: web.Request) -> web.Response:
+        """200 while the process serves; the fleet's state is in the body."""
+        instances = [
+            {"name": m.spec.name, "endpoint": m.spec.url, "problem": m.problem} for m in self._fleet
+        ]
+        healthy = not self._inference.draining
+        return json_answer(
+            {
+                "status": "healthy" if healthy else "draining",
+                "instances": instances,
+                "conditions": [c.to_dict() for c in self._service.conditions],
+            },
+            200 if healthy else 503,
+        )
+
+    async def ready(self, _http: web.Request) -> web.Response:
+        """200 when at least one model can be served now."""
+        rows = [self.readiness(name) for name in sorted(self._service.models())]
+        ready = any(row["ready"] for row in rows) and not self._inference.draining
+        body: dict[str, Any] = {"ready": ready, "models": rows}
+        if not rows:
+            body["reason"] = "no worker is registered; give --worker URL, or POST /v1/workers"
+        return json_answer(body, 200 if ready else 503)
+
+    # -- workers ---------------------------------------------------------------------------
+
+    async def workers(self, _http: web.Request) -> web.Response:
+        return json_answer({"workers": self._fleet.rows()})
+
+    async def worker(self, http: web.Request) -> web.Response:
+        name = self._member_name(http)
+        return json_answer(next(row for row in self._fleet.rows() if row["name"] == name))
+
+    async def add_worker(self, http: web.Request) -> web.Response:
+        self._writable()
+        body = await read_json_object(http)
+        try:
+            spec = worker_spec(body, where="worker")
+            member = await self._fleet.add(spec, "api")
+        except WorkerSpecError as error:
+            raise bad_request(str(error)) from None
+        except FleetFull as error:
+            raise HttpError(507, str(error), "insufficient_storage", "fleet_full") from None
+        return json_answer(self._fleet.row(member), 201)
+
+    async def remove_worker(self, http: web.Request) -> web.Response:
+        self._writable()
+        name = self._member_name(http)
+        await self._fleet.remove(name)
+        return json_answer({"removed": name})
+
+    def _member_name(self, http: web.Request) -> str:
+        text = http.match_info["worker"]
+        if self._fleet.get(text) is not None:
+            return text
+        worker = self._service.find_worker(text)
+        if worker is None:
+            known = ", ".join(m.spec.name for m in list(self._fleet)[:16]) or "none"
+            raise not_found(f"no worker {text[:200]!r}; workers: {known}")
+        return worker.name
+
+    def _writable(self) -> None:
+        if not self._config.admin_api:
+            raise HttpError(
+                403,
+                "the admin API of this frontend is disabled (DYN_DISABLE_FRONTEND_ADMIN_API)",
+                "permission_error",
+                "admin_api_disabled",
+            )
+
+    # -- dry runs --------------------------------------------------------------------------
+
+    async def route(self, http: web.Request) -> web.Response:
+        """A dry run: where the request in the body would go, and why. Books nothing."""
+        body = await read_json_object(http, self._config.limits.body_bytes)
+        result = await self._inference.explain(body, preset=self._config.preset)
+        answer = json_answer(result)
+        answer.headers[DECISION_HEADER] = result.id
+        return answer

@@ -1,0 +1,407 @@
+"""``/v1/chat/completions`` and ``/v1/completions``: from the client's bytes to its answer."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from dynctl.base.decode_errors import RequestError
+from dynctl.documents.route_result import RouteResult, route_result
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.flow import Answer, Call, GaveUp, Refused, RequestFlow
+from dynctl.serving.http.inference_answers import (
+    OutputBlocks,
+    dry_run_body,
+    pass_stream,
+    unary_body,
+)
+from dynctl.serving.http.inference_errors import client_error, gave_up, outcome_of
+from dynctl.serving.http.request_parts import first_given, parse_request, pin_of, prompt_of
+from dynctl.serving.refusal import HttpError, refusal, unknown_pin
+from dynctl.serving.service import Prepared, RoutingService
+from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.tokenization import PromptError, TemplateError
+from dynctl.wire.nvext import (
+    PREFILL_HEADER,
+    REQUEST_ID_HEADER,
+    WORKER_HEADER,
+    strip_for_engine,
+)
+from dynctl.wire.openai import (
+    ChatRequest,
+    CompletionRequest,
+    parse_chat_request,
+    parse_completion_request,
+)
+from router_core.errors import HashingError
+
+DECISION_HEADER: Final = "x-dynctl-decision"
+#: Headers of the client that engines get too.
+_FORWARDED: Final = ("traceparent", "tracestate")
+_OWN_HEADERS: Final = (WORKER_HEADER, PREFILL_HEADER, REQUEST_ID_HEADER)
+
+_log = logging.getLogger(__name__)
+
+
+class Inference:
+    """The two OpenAI endpoints over one service."""
+
+    def __init__(self, service: RoutingService, flow: RequestFlow, config: FrontendConfig) -> None:
+        self._service = service
+        self._flow = flow
+        self._config = config
+        self.in_flight = 0
+        self._reserved = 0
+        self.draining = False
+
+    async def chat_completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._serve(http, chat=True)
+
+    async def completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._serve(http, chat=False)
+
+    # -- the common way --------------------------------------------------------------------
+
+    async def _serve(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
+        service = self._service
+        decision_id = service.new_id()
+        record = RequestRecord(
+            decision_id=decision_id,
+            request_id=decision_id,
+            endpoint="chat_completions" if chat else "completions",
+            received_at=service.clock(),
+            received_wall=service.wall(),
+        )
+        self.in_flight += 1
+        # A body of unknown length may turn out as long as is allowed.
+        size = http.content_length
+        reserved = self._config.limits.body_bytes if size is None else size
+        self._reserved += reserved
+        try:
+            return await self._answer(http, record, chat=chat)
+        except HttpError as error:
+            record.outcome = record.outcome or outcome_of(error)
+            record.error_type = error.type
+            record.status = error.status
+            return self._error(error, record)
+        except asyncio.CancelledError:
+            record.outcome, record.status = "cancelled", record.status or 499
+            raise
+        except (ConnectionError, TimeoutError):
+            # The client left while we were writing to it.
+            record.outcome, record.status = "cancelled", record.status or 499
+            raise
+        except Exception:
+            record.outcome, record.error_type, record.status = "internal", "internal", 500
+            _log.exception("request %s failed", decision_id)
+            message = f"internal error; the log has it under {decision_id}"
+            return self._error(HttpError(500, message, "internal_error", 500), record)
+        finally:
+            self.in_flight -= 1
+            self._reserved -= reserved
+            service.held.discard(decision_id)
+            service.free(decision_id)
+            record.finished_at = service.clock()
+            for observer in service.observers:
+                observer.on_finished(record)
+
+    async def _answer(
+        self, http: web.Request, record: RequestRecord, *, chat: bool
+    ) -> web.StreamResponse:
+        self._admit()
+        parsed, raw = await self._read(http, record, chat=chat)
+        nvext = parsed.nvext
+        prepared = await self._prepare(parsed, record)
+        if nvext.dry_run:
+            return await self._dry_run(http, parsed, prepared, record, chat=chat)
+        call = self._call(http, parsed, raw, prepared, record)
+        self._service.held.add(record.decision_id)
+        try:
+            answer = await self._flow.start(call)
+        except Refused as error:
+            raise self._refusal(error, prepared, record) from None
+        except GaveUp as error:
+            raise gave_up(error, record) from None
+        try:
+            return await self._send(http, parsed, answer, call)
+        finally:
+            answer.close()
+
+    async def _send(
+        self,
+        http: web.Request,
+        parsed: ChatRequest | CompletionRequest,
+        answer: Answer,
+        call: Call,
+    ) -> web.StreamResponse:
+        service, record = self._service, call.record
+        record.first_token_at = service.clock()
+        record.status = 200
+        service.prefill_done(call.request.id)
+        for observer in service.observers:
+            observer.on_first_token(record)
+        headers = self._headers(record)
+        if not call.stream:
+            body = unary_body(answer.head, answer.plan, service, record, parsed.nvext)
+            record.output_bytes = len(body)
+            record.outcome = "success"
+            return web.Response(
+                body=body,
+                headers={
+                    "content-type": answer.response.headers.get("content-type", "application/json"),
+                    **headers,
+                },
+            )
+        blocks = None
+        if service.router.config.router_track_output_blocks:
+            blocks = OutputBlocks(service, call.request, parsed.nvext.agent_hints.osl)
+        response, failure = await pass_stream(
+            http, answer, service, record, headers, nvext=parsed.nvext, blocks=blocks
+        )
+        record.outcome = "success" if failure is None else "upstream_error"
+        if failure is not None:
+            record.error_type = failure.kind
+            self._flow.report(answer.plan, failure)
+        return response
+
+    async def explain(self, body: Mapping[str, Any], *, preset: str | None) -> RouteResult:
+        """A dry run as the RouteResult contract; ``body`` is a chat or a completion request.
+
+        A refusal is a normal result. Raises HttpError for a request that cannot be routed.
+        """
+        service = self._service
+        now = service.clock()
+        record = RequestRecord(service.new_id(), "", "route", now, service.wall())
+        try:
+            parsed: ChatRequest | CompletionRequest
+            if "messages" in body:
+                parsed = parse_chat_request(body)
+            else:
+                parsed = parse_completion_request(body)
+        except RequestError as error:
+            raise client_error(error) from None
+        prepared = await self._prepare(parsed, record)
+        plan = service.plan(prepared.request, detail=True)
+        return route_result(
+            service.router,
+            prepared.request,
+            plan,
+            now=service.clock(),
+            preset=preset,
+            assumptions=prepared.request.notes,
+        )
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        if self.draining:
+            raise HttpError(
+                503, "the frontend is shutting down", "service_unavailable", 503,
+                headers={"retry-after": "1", "connection": "close"},
+            )  # fmt: skip
+        limits = self._config.limits
+        if self.in_flight > limits.in_flight:
+            problem = f"{limits.in_flight} requests are in flight, the limit of this frontend"
+        elif self._reserved > limits.all_bodies_bytes and self.in_flight > 1:
+            problem = f"the requests in flight hold {limits.all_bodies_bytes} bytes, the limit"
+        else:
+            return
+        raise HttpError(
+            self._service.router.config.overload_status_code,
+            problem,
+            "overloaded",
+            "too_many_requests_in_flight",
+            headers={"retry-after": "1"},
+        )
+
+    async def _read(
+        self, http: web.Request, record: RequestRecord, *, chat: bool
+    ) -> tuple[ChatRequest | CompletionRequest, bytes]:
+        limit = self._config.limits.body_bytes
+        content = http.content
+        try:
+            if content.is_eof():  # most bodies came with their headers: nothing to wait for
+                raw = content.read_nowait()
+            else:
+                async with asyncio.timeout(self._config.limits.body_s):
+                    raw = await http.read()
+        except TimeoutError:
+            raise HttpError(
+                408,
+                f"the body did not arrive within {self._config.limits.body_s:g} s",
+                "invalid_request_error",
+                "body_timeout",
+                headers={"connection": "close"},
+            ) from None
+        except web.HTTPRequestEntityTooLarge:
+            raise HttpError(
+                413,
+                f"the body is over the limit of {limit} bytes",
+                "invalid_request_error",
+                "body_too_large",
+            ) from None
+        try:
+            parsed = parse_request(raw, http, limit, chat=chat)
+        except RequestError as error:
+            raise client_error(error) from None
+        record.model, record.stream = parsed.model, parsed.stream
+        if parsed.request_id is not None:
+            record.request_id = parsed.request_id
+        for observer in self._service.observers:
+            observer.on_received(record)
+        return parsed, raw
+
+    async def _prepare(
+        self, parsed: ChatRequest | CompletionRequest, record: RequestRecord
+    ) -> Prepared:
+        nvext = parsed.nvext
+        base = self._service.base_model(parsed.model)
+        if base is None:
+            raise self._unknown_model(parsed.model)
+        prompt, not_modelled = prompt_of(parsed)
+        decode = first_given(nvext.decode_worker_id, nvext.backend_instance_id)
+        try:
+            prepared = await self._service.prepare(
+                base,
+                prompt,
+                decision_id=record.decision_id,
+                constraints=nvext.routing_constraints,
+                pin_prefill=pin_of(nvext.prefill_worker_id, nvext.prefill_dp_rank),
+                pin_decode=pin_of(decode, nvext.dp_rank),
+                cache_namespace=nvext.cache_salt,
+                lora_name=None if base == parsed.model else parsed.model,
+                not_modelled=not_modelled,
+            )
+        except PromptError as error:
+            raise HttpError(
+                400, str(error), "invalid_request_error", "invalid_prompt", param=error.field
+            ) from None
+        except TemplateError as error:
+            raise HttpError(
+                400, f"messages: {error}", "invalid_request_error", "invalid_prompt",
+                param="messages",
+            ) from None  # fmt: skip
+        except HashingError as error:
+            raise HttpError(
+                400, str(error), "invalid_request_error", "invalid_prompt", param="prompt"
+            ) from None
+        record.isl_tokens = prepared.request.isl_tokens
+        record.tokenize_s = prepared.tokenize_s
+        self._check_length(parsed, prepared)
+        bad_pin = unknown_pin(prepared.request, self._service.router.registry)
+        if bad_pin is not None:
+            raise bad_pin
+        return prepared
+
+    def _check_length(self, parsed: ChatRequest | CompletionRequest, prepared: Prepared) -> None:
+        """A prompt that no engine of the model can hold is the client's mistake, at once."""
+        if prepared.tokens.ids is None:
+            return
+        limit = self._service.context_length(prepared.request.model)
+        if limit is not None and prepared.tokens.count >= limit:
+            field = "messages" if isinstance(parsed, ChatRequest) else "prompt"
+            raise HttpError(
+                400,
+                f"{field} has {prepared.tokens.count} tokens; {parsed.model} takes at most "
+                f"{limit} with its output",
+                "invalid_request_error",
+                "context_length_exceeded",
+                param=field,
+            )
+
+    def _call(
+        self,
+        http: web.Request,
+        parsed: ChatRequest | CompletionRequest,
+        raw: bytes,
+        prepared: Prepared,
+        record: RequestRecord,
+    ) -> Call:
+        nvext, body = parsed.nvext, parsed.body
+        if "nvext" in body:
+            plain: dict[str, Any] = strip_for_engine(body)
+            if nvext.cache_salt is not None:
+                # The engine must keep the tenants apart as well, or its cache would be shared.
+                plain.setdefault("cache_salt", nvext.cache_salt)
+            if nvext.token_data is not None and isinstance(parsed, CompletionRequest):
+                plain["prompt"] = nvext.token_data
+            body, raw = plain, msgspec.json.encode(plain)
+        headers = {REQUEST_ID_HEADER: record.request_id}
+        for name in _FORWARDED:
+            value = http.headers.get(name)
+            if value is not None:
+                headers[name] = value
+        authorization = http.headers.get("authorization")
+        if authorization is not None and not self._is_ours(authorization):
+            headers["authorization"] = authorization
+        path = "/v1/chat/completions" if isinstance(parsed, ChatRequest) else "/v1/completions"
+        return Call(prepared.request, path, body, raw, parsed.stream, headers, record)
+
+    def _is_ours(self, authorization: str) -> bool:
+        """Our own token must not reach engines."""
+        token = self._config.api_token
+        return token is not None and token in authorization
+
+    # -- answering -------------------------------------------------------------------------
+
+    async def _dry_run(
+        self,
+        http: web.Request,
+        parsed: ChatRequest | CompletionRequest,
+        prepared: Prepared,
+        record: RequestRecord,
+        *,
+        chat: bool,
+    ) -> web.StreamResponse:
+        request = prepared.request
+        plan = self._service.plan(request, detail=True)
+        if not plan.ok:
+            raise self._refusal(Refused(plan), prepared, record)
+        body = msgspec.json.encode(
+            dry_run_body(plan, prepared.tokens.ids, parsed.model, chat=chat, stream=parsed.stream)
+        )
+        record.status, record.outcome = 200, "success"
+        headers = self._headers(record)
+        if not parsed.stream:
+            return web.Response(body=body, headers={"content-type": "application/json", **headers})
+        return web.Response(
+            body=b"data: " + body + b"\n\ndata: [DONE]\n\n",
+            headers={"content-type": "text/event-stream", "cache-control": "no-cache", **headers},
+        )
+
+    def _refusal(self, error: Refused, prepared: Prepared, record: RequestRecord) -> HttpError:
+        record.outcome = "refused"
+        router = self._service.router
+        return refusal(
+            error.plan,
+            router.config,
+            attempts=record.attempts,
+            probe_interval_s=self._config.health.interval_s,
+        )
+
+    def _unknown_model(self, model: str) -> HttpError:
+        known = ", ".join(sorted(self._service.models())) or "none yet"
+        return HttpError(
+            404,
+            f"model {model[:200]!r} is not served here; models: {known}",
+            "not_found_error",
+            "model_not_found",
+            param="model",
+        )
+
+    def _headers(self, record: RequestRecord) -> dict[str, str]:
+        return {REQUEST_ID_HEADER: record.request_id, DECISION_HEADER: record.decision_id}
+
+    def _error(self, error: HttpError, record: RequestRecord) -> web.Response:
+        return web.Response(
+            status=error.status,
+            body=error.body(),
+            headers={
+                "content-type": "application/json",
+                **self._headers(record),
+                **error.headers,
+            },
+        )

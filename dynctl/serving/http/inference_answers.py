@@ -1,0 +1,293 @@
+"""What goes back to the client: streams passed through, bodies with ``nvext``, dry runs."""
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import HttpVersion11, web
+
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.flow import Answer
+from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.wire.nvext import NvExt
+from router_core.decision import Decision, RoutingPlan
+from router_core.selection import RoutingRequest
+
+_BETWEEN_EVENTS = re.compile(rb"\r?\n\r?\n")
+_EVENT_BYTES = 16 * 1024 * 1024
+_DONE = b"data: [DONE]"
+#: A client that has this much waiting is not sent more until it took some.
+_LAGGING_BYTES = 256 * 1024
+_SSE = "text/event-stream"
+
+
+class OutputBlocks:
+    """Tells the router of generated blocks, where that is switched on.
+
+    An event of a stream is taken for a token: engines send one event a token unless they lag.
+    """
+
+    def __init__(self, service: RoutingService, request: RoutingRequest, osl: int | None) -> None:
+        self._service = service
+        self._request = request
+        self._osl = osl
+        self._tokens = 0
+        self._blocks = 0
+
+    def add(self, events: int) -> None:
+        self._tokens += events
+        blocks = self._tokens // self._request.block_size
+        while self._blocks < blocks:
+            self._blocks += 1
+            decay = None
+            if self._osl:
+                decay = max(0.0, 1.0 - self._tokens / self._osl)
+            self._service.output_block(self._request.id, decay)
+
+
+class _Stream(web.StreamResponse):
+    """A stream whose head leaves in the same write as its first piece, which is there already."""
+
+    _send_headers_immediately = False
+
+
+async def pass_stream(
+    http: web.Request,
+    answer: Answer,
+    service: RoutingService,
+    record: RequestRecord,
+    headers: Mapping[str, str],
+    *,
+    nvext: NvExt,
+    blocks: OutputBlocks | None,
+) -> tuple[web.StreamResponse, UpstreamFailure | None]:
+    """Send the engine's stream on as it arrives; the failure that broke it, if one did.
+
+    After a failure the stream ends with an error event.
+    """
+    upstream = answer.response
+    response = _Stream(
+        headers={
+            "content-type": upstream.headers.get("content-type", _SSE),
+            "cache-control": "no-cache",
+            **headers,
+        }
+    )
+    await response.prepare(http)
+    piece = answer.head
+    if nvext.extra_fields and (nvext.wants("worker_id") or nvext.wants("timing")):
+        return response, await _pass_annotated(response, answer, service, record, nvext, blocks)
+    end = b""
+
+    def seen(piece: bytes) -> None:
+        nonlocal end
+        events = piece.count(b"data:")
+        record.output_events += events
+        record.output_bytes += len(piece)
+        if blocks is not None:
+            blocks.add(events)
+        end = piece[-4:]
+
+    transport = http.transport
+
+    def take(chunks: bytes) -> bool:
+        """Whole chunks with their frames, straight to the client; False when it lags."""
+        if transport is None or transport.is_closing():
+            return False
+        seen(chunks)
+        transport.write(chunks)
+        return transport.get_write_buffer_size() < _LAGGING_BYTES
+
+    # Frames pass unchanged only where the client's side is framed in the same way.
+    framed = upstream.chunked and http.version >= HttpVersion11 and transport is not None
+    try:
+        while piece:
+            seen(piece)
+            if upstream.exhausted:
+                await response.write_eof(piece)
+                return response, None
+            await response.write(piece)
+            if framed and await upstream.pipe(take):
+                break
+            piece = await upstream.readany()
+    except UpstreamFailure as failure:
+        await _end_with_error(response, end, failure)
+        return response, failure
+    await response.write_eof()
+    return response, None
+
+
+async def _pass_annotated(
+    response: web.StreamResponse,
+    answer: Answer,
+    service: RoutingService,
+    record: RequestRecord,
+    nvext: NvExt,
+    blocks: OutputBlocks | None,
+) -> UpstreamFailure | None:
+    """As above, event by event: the first carries the workers, one before [DONE] the timing."""
+    upstream = answer.response
+    pending, first = answer.head, True
+    try:
+        while True:
+            *events, pending = _BETWEEN_EVENTS.split(pending)
+            if len(pending) > _EVENT_BYTES:
+                raise UpstreamFailure("protocol", f"{upstream.origin} sent an event without end")
+            for event in events:
+                if first and nvext.wants("worker_id"):
+                    event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})
+                first = False
+                if event.startswith(_DONE) and nvext.wants("timing"):
+                    extra = _timing_event(answer.plan, service, record)
+                    await response.write(extra + b"\n\n")
+                record.output_events += 1
+                record.output_bytes += len(event) + 2
+                if blocks is not None:
+                    blocks.add(1)
+                await response.write(event + b"\n\n")
+            piece = await upstream.readany()
+            if not piece:
+                break
+            pending += piece
+    except UpstreamFailure as failure:
+        await _end_with_error(response, b"\n\n", failure)
+        return failure
+    if pending:
+        await response.write(pending)
+    await response.write_eof()
+    return None
+
+
+async def _end_with_error(
+    response: web.StreamResponse, last: bytes, failure: UpstreamFailure
+) -> None:
+    """The status line is gone, so the error is an event; first end what was cut in half."""
+    body = msgspec.json.encode(
+        {
+            "error": {
+                "message": f"the engine failed while it was answering: {failure}",
+                "type": "upstream_error",
+                "code": 502,
+            }
+        }
+    )
+    whole = last.endswith((b"\n\n", b"\n\n\r\n")) or not last
+    gap = b"" if whole else b"\n\n"
+    await response.write(gap + b"data: " + body + b"\n\n")
+    await response.write_eof()
+
+
+def unary_body(
+    body: bytes, plan: RoutingPlan, service: RoutingService, record: RequestRecord, nvext: NvExt
+) -> bytes:
+    """The engine's answer, with ``nvext`` where the client asked for it."""
+    extra: dict[str, Any] = {}
+    if nvext.wants("worker_id"):
+        extra["worker_id"] = worker_ids(plan)
+    if nvext.wants("timing"):
+        extra["timing"] = timing(plan, service, record)
+    if not extra:
+        return body
+    try:
+        plain = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    if not isinstance(plain, dict):
+        return body
+    plain["nvext"] = {**(plain.get("nvext") or {}), **extra}
+    return msgspec.json.encode(plain)
+
+
+def worker_ids(plan: RoutingPlan) -> dict[str, Any]:
+    """Dynamo's shape: for an aggregated request both ids are the same worker's."""
+    final = plan.decode
+    prefill = plan.prefill if plan.prefill is not None else final
+    found: dict[str, Any] = {}
+    for role, decision in (("prefill", prefill), ("decode", final)):
+        ref = decision.ref if decision is not None else None
+        if ref is not None:
+            found[f"{role}_worker_id"] = ref.worker_id
+            found[f"{role}_dp_rank"] = ref.dp_rank
+    return found
+
+
+def timing(plan: RoutingPlan, service: RoutingService, record: RequestRecord) -> dict[str, Any]:
+    """Milliseconds, under Dynamo's names; what has not happened is left out."""
+    start, now = record.received_at, service.clock()
+    found: dict[str, Any] = {
+        "request_received_ms": int(record.received_wall * 1000),
+        "total_time_ms": _ms(now - start),
+        "kv_hit_rate": hit_rate(plan),
+        "router_queue_depth": 0,
+    }
+    if record.dispatched_at is not None:
+        found["prefill_wait_time_ms"] = _ms(record.dispatched_at - start)
+        ended = record.prefill_done_at or record.first_token_at
+        if ended is not None:
+            found["prefill_time_ms"] = _ms(ended - record.dispatched_at)
+    if record.first_token_at is not None:
+        found["ttft_ms"] = _ms(record.first_token_at - start)
+    return found
+
+
+def hit_rate(plan: RoutingPlan) -> float:
+    """The fraction of the prompt's blocks that the prefilling worker had cached."""
+    decision: Decision | None = plan.prefill if plan.prefill is not None else plan.decode
+    if decision is None or decision.winner is None or not decision.prompt_blocks:
+        return 0.0
+    return decision.overlap_blocks(decision.winner) / decision.prompt_blocks
+
+
+def dry_run_body(
+    plan: RoutingPlan, token_ids: Any, model: str, *, chat: bool, stream: bool
+) -> dict[str, Any]:
+    """The answer of a dry run: an OpenAI object without content, and the routing in ``nvext``."""
+    choice: dict[str, Any] = {"index": 0, "finish_reason": None}
+    if not chat:
+        choice["text"] = ""
+    elif stream:
+        choice["delta"] = {"role": "assistant", "content": None}
+    else:
+        choice["message"] = {"role": "assistant", "content": None}
+    kind = "chat.completion" if chat else "text_completion"
+    return {
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{plan.id}",
+        "object": kind + (".chunk" if chat and stream else ""),
+        "created": int(time.time()),
+        "model": model,
+        "choices": [choice],
+        "nvext": {"worker_id": worker_ids(plan), "token_ids": token_ids},
+    }
+
+
+def _timing_event(plan: RoutingPlan, service: RoutingService, record: RequestRecord) -> bytes:
+    body = {
+        "id": plan.id,
+        "object": "chat.completion.chunk",
+        "created": int(record.received_wall),
+        "model": plan.model,
+        "choices": [],
+        "nvext": {"timing": timing(plan, service, record)},
+    }
+    return b"data: " + msgspec.json.encode(body)
+
+
+def _with_nvext(event: bytes, extra: Mapping[str, Any]) -> bytes:
+    head, found, text = event.partition(b"data:")
+    if not found or head:
+        return event
+    try:
+        plain = msgspec.json.decode(text.strip())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return event
+    if not isinstance(plain, dict):
+        return event
+    plain["nvext"] = {**(plain.get("nvext") or {}), **extra}
+    return b"data: " + msgspec.json.encode(plain)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

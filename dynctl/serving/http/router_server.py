@@ -1,0 +1,42 @@
+"""``serve router``: the routing service for other frontends, over HTTP and without inference.
+
+Workers, dry runs, decisions, thresholds and metrics are those of the OpenAI frontend; selections
+and bookings (:mod:`dynctl.serving.http.selection`) stand in the place of inference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.selection import SelectionApi
+from dynctl.serving.http.server import Frontend, run
+
+_LONGEST_SWEEP_S = 15.0
+
+
+class RouterProcess(Frontend):
+    """A frontend process without inference, with selections and bookings in its place."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        super().__init__(config, inference=False, extra_routes=[lambda _: self.selection.routes()])
+        self.selection = SelectionApi(
+            self.service, token=config.api_token, body_bytes=config.limits.body_bytes
+        )
+
+    async def drain(self) -> None:
+        """Refuse new bookings. Those that are there live in their frontends, not here."""
+        self.selection.draining = True
+        await super().drain()
+
+    async def _expire_often(self) -> None:
+        limit = self.service.router.config.active_request_expiry_secs
+        while True:
+            await asyncio.sleep(min(_LONGEST_SWEEP_S, limit / 4))
+            self.service.expire()
+            self.selection.sweep()
+
+
+def run_router(config: FrontendConfig) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :class:`Frontend`."""
+    return run(lambda: RouterProcess(config), config)

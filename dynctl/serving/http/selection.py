@@ -1,0 +1,352 @@
+"""Selections and bookings for other frontends: what ``serve router`` offers in inference's place.
+
+A frontend asks for a selection with the tokens or hashes it has, books it, and tells what became
+of the request: first token, output blocks, end. What it does not tell (because it died) expires
+after ``active_request_expiry_secs``.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from dynctl.base.json_fields import read_number, refuse_unknown
+from dynctl.documents.selection import selection_result
+from dynctl.serving.http.auth import guarded
+from dynctl.serving.http.json_answers import bad_request, json_answer, not_found, read_json_object
+from dynctl.serving.http.selection_request import SelectionReader, naming_fields
+from dynctl.serving.refusal import HttpError, refusal
+from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.observers import RequestRecord
+from router_core.changes import STAGES, Stage
+from router_core.decision import Decision
+from router_core.selection import RoutingRequest
+
+#: Requests that may be booked at a time; what comes on top is refused.
+MAX_BOOKINGS = 65_536
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Booking:
+    """A request that another frontend has in flight. ``seen_at``: when it last told something."""
+
+    request: RoutingRequest
+    record: RequestRecord
+    prefill: Decision | None
+    seen_at: float
+
+
+class SelectionApi:
+    """Selections and bookings over one service. ``token`` guards all but the loads."""
+
+    def __init__(
+        self, service: RoutingService, *, token: str | None = None, body_bytes: int = 16 << 20
+    ) -> None:
+        self._service = service
+        self._token = token
+        self._reader = SelectionReader(service, body_bytes)
+        self._bookings: dict[str, Booking] = {}
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._bookings)
+
+    def routes(self) -> list[web.RouteDef]:
+        token = self._token
+        return [
+            web.post("/v1/select", guarded(self.select, token)),
+            web.post("/v1/select_and_book", guarded(self.select_and_book, token)),
+            web.post("/v1/bookings/{id}/decode", guarded(self.decode, token)),
+            web.post("/v1/bookings/{id}/first_token", guarded(self.first_token, token)),
+            web.post("/v1/bookings/{id}/output_block", guarded(self.output_block, token)),
+            web.delete("/v1/bookings/{id}", guarded(self.end, token)),
+            web.post("/v1/overlap_scores", guarded(self.overlap_scores, token)),
+            web.get("/v1/loads", self.loads),
+        ]
+
+    # -- selecting -------------------------------------------------------------------------
+
+    async def select(self, http: web.Request) -> web.StreamResponse:
+        """Which workers would serve the request; books nothing and is not remembered."""
+        _, request = await self._reader.read(http)
+        plan = self._service.plan(request)
+        if not plan.ok:
+            raise refusal(plan, self._service.router.config)
+        return json_answer(selection_result(plan, ()))
+
+    async def select_and_book(self, http: web.Request) -> web.StreamResponse:
+        """Select, and count the request as load of its winners in the same step."""
+        self._admit()
+        service = self._service
+        received, wall = service.clock(), service.wall()
+        asked, request = await self._reader.read(http)
+        self._admit()
+        if request.id in self._bookings or service.router.load.bookings(request.id):
+            raise _duplicate(request.id)
+        record = RequestRecord(
+            request.id, request.id, "select", received, wall, request.model,
+            isl_tokens=request.isl_tokens,
+        )  # fmt: skip
+        for observer in service.observers:
+            observer.on_received(record)
+        # From here to the bookings nothing may be awaited: others would see the same load.
+        began = service.clock()
+        plan = service.plan(request)
+        record.route_s = service.clock() - began
+        service.decided(plan, request, record)
+        if not plan.ok:
+            record.outcome, record.finished_at = "refused", service.clock()
+            error = refusal(plan, service.router.config)
+            record.status = error.status
+            self._finished(record)
+            raise error
+        hops = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
+        if asked.prefill_only:
+            hops = hops[:1]
+        for hop in hops:
+            service.book(hop, request, record)
+        self._bookings[request.id] = Booking(request, record, plan.prefill, service.clock())
+        return json_answer(selection_result(plan, [hop.stage for hop in hops]), 201)
+
+    async def overlap_scores(self, http: web.Request) -> web.StreamResponse:
+        """How many leading blocks of the prompt each rank of the model has cached."""
+        _, request = await self._reader.read(http)
+        router = self._service.router
+        mask = router.registry.model(request.model)
+        held = dict(router.index.find_matches(request.sequence_hashes, mask).items())
+        candidates = router.registry.candidates(mask)
+        rows = [
+            {
+                "worker": worker.name,
+                "worker_id": ref.worker_id,
+                "dp_rank": ref.dp_rank,
+                "device_blocks": held.get(slot, 0),
+                "index": router.freshness[slot].index_state,
+            }
+            for slot, worker, ref in zip(
+                candidates.slots, candidates.workers, candidates.refs, strict=True
+            )
+        ]
+        return json_answer(
+            {
+                "model": request.model,
+                "block_size": request.block_size,
+                "num_blocks": request.prompt_blocks,
+                "workers": rows,
+            }
+        )
+
+    # -- bookings --------------------------------------------------------------------------
+
+    async def decode(self, http: web.Request) -> web.StreamResponse:
+        """Prefill is done: free it, decide decode from the fleet as it is now, and book it."""
+        booking = self._booking(http)
+        service, request = self._service, booking.request
+        if booking.prefill is None:
+            raise bad_request(f"booking {request.id} has no prefill hop", code="no_prefill_hop")
+        active = service.router.load.bookings(request.id)
+        if any(one.stage == "decode" for one in active):
+            raise _duplicate(request.id)
+        plan = service.continue_plan(request, booking.prefill)
+        booking.record.prefill_done_at = service.clock()
+        service.free(request.id, "prefill")
+        service.decided(plan, request, booking.record)
+        if plan.decode is None or plan.decode.winner is None:
+            raise refusal(plan, service.router.config)
+        service.book(plan.decode, request, booking.record)
+        return json_answer(selection_result(plan, ["decode"]), 201)
+
+    async def first_token(self, http: web.Request) -> web.StreamResponse:
+        """The first output token came: the request's prefill load is over."""
+        booking = self._booking(http)
+        service, record = self._service, booking.record
+        service.prefill_done(booking.request.id)
+        if record.first_token_at is None:
+            record.first_token_at = service.clock()
+            for observer in service.observers:
+                observer.on_first_token(record)
+        return json_answer(self._state(booking))
+
+    async def output_block(self, http: web.Request) -> web.StreamResponse:
+        """Generation filled one more block. ``decay_fraction`` 0..1 as in Dynamo."""
+        booking = self._booking(http)
+        fraction = None
+        if http.can_read_body:
+            body = await read_json_object(http)
+            with naming_fields():
+                refuse_unknown(body, "body", ("decay_fraction",))
+                if body.get("decay_fraction") is not None:
+                    fraction = read_number(body["decay_fraction"], "decay_fraction")
+        applied = self._service.output_block(booking.request.id, fraction)
+        if applied.code == "invalid":
+            raise bad_request(applied.message, param="decay_fraction", code="out_of_range")
+        if not applied.ok:
+            raise HttpError(
+                409,
+                f"booking {booking.request.id} has no active hop: its worker left",
+                "conflict",
+                "not_active",
+            )
+        return json_answer(self._state(booking))
+
+    async def end(self, http: web.Request) -> web.StreamResponse:
+        """The request ended, or with ``?stage=`` one of its hops. ``?output_tokens=`` and
+        ``?outcome=success|error|cancelled`` go into the metrics."""
+        booking = self._booking(http)
+        stage, tokens, outcome = _ending(http)
+        self._service.free(booking.request.id, stage)
+        if stage is None:
+            del self._bookings[booking.request.id]
+            record = booking.record
+            record.output_events = tokens
+            record.outcome = outcome
+            record.status = 200 if outcome == "success" else 500
+            record.finished_at = self._service.clock()
+            self._finished(record)
+        return json_answer(self._state(booking))
+
+    def sweep(self) -> int:
+        """Forget bookings that expired; how many."""
+        # A booking without active hops may be between them, or its worker left; only one whose
+        # frontend has been silent as well is over.
+        load, config = self._service.router.load, self._service.router.config
+        silent_since = self._service.clock() - config.active_request_expiry_secs
+        gone = [
+            booking
+            for request_id, booking in self._bookings.items()
+            if booking.seen_at < silent_since and not load.bookings(request_id)
+        ]
+        for booking in gone:
+            del self._bookings[booking.request.id]
+            booking.record.outcome, booking.record.status = "cancelled", 499
+            booking.record.finished_at = self._service.clock()
+            self._finished(booking.record)
+        if gone:
+            _log.warning(
+                "%d bookings expired: their frontends told nothing for %g s",
+                len(gone),
+                config.active_request_expiry_secs,
+            )
+        return len(gone)
+
+    # -- loads -----------------------------------------------------------------------------
+
+    async def loads(self, http: web.Request) -> web.StreamResponse:
+        """What this router put on each rank, and what the rank itself reported."""
+        wanted = http.query.get("model")
+        rows = []
+        for row in self._service.workers():
+            if wanted is not None and row["model"] != wanted:
+                continue
+            for rank in row["ranks"]:
+                rows.append(
+                    {
+                        "worker": row["name"],
+                        "worker_id": row["worker_id"],
+                        "dp_rank": rank["dp_rank"],
+                        "model": row["model"],
+                        "role": row["role"],
+                        "status": row["status"],
+                        "active_requests": rank["active_requests"],
+                        "active_prefill_tokens": rank["active_prefill_tokens"],
+                        "active_decode_blocks": rank["active_decode_blocks"],
+                        "reported": rank["reported"],
+                        "busy": rank["busy"],
+                    }
+                )
+        return json_answer({"loads": rows, "bookings": len(self._bookings)})
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        if self.draining:
+            raise HttpError(
+                503, "the router is shutting down", "service_unavailable", "draining",
+                headers={"retry-after": "1"},
+            )  # fmt: skip
+        if len(self._bookings) >= MAX_BOOKINGS:
+            raise HttpError(
+                503,
+                f"{MAX_BOOKINGS:,} requests are booked, the limit of this router; "
+                "end those that are over: DELETE /v1/bookings/ID",
+                "overloaded",
+                "too_many_bookings",
+                headers={"retry-after": "1"},
+            )
+
+    def _booking(self, http: web.Request) -> Booking:
+        request_id = http.match_info["id"]
+        booking = self._bookings.get(request_id)
+        if booking is None:
+            raise not_found(
+                f"no booking {request_id[:200]!r}: it ended or expired, or was never made here",
+                code="unknown_booking",
+            )
+        booking.seen_at = self._service.clock()
+        return booking
+
+    def _state(self, booking: Booking) -> dict[str, Any]:
+        active = self._service.router.load.bookings(booking.request.id)
+        return {
+            "id": booking.request.id,
+            "active": [
+                {"stage": one.stage, "prefill_tokens": one.prefill_tokens,
+                 "output_blocks": one.output_blocks}
+                for one in active
+            ],
+        }  # fmt: skip
+
+    def _finished(self, record: RequestRecord) -> None:
+        for observer in self._service.observers:
+            observer.on_finished(record)
+
+
+def _ending(http: web.Request) -> tuple[Stage | None, int, str]:
+    """``(stage, output tokens, outcome of the record)`` from the query."""
+    query = http.query
+    for name in query:
+        if name not in ("stage", "output_tokens", "outcome"):
+            raise bad_request(
+                f"{name[:64]}: unknown parameter, expected stage, output_tokens or outcome",
+                param=name[:64],
+                code="unknown_parameter",
+            )
+    text = query.get("stage")
+    stage = next((one for one in STAGES if one == text), None)
+    if text is not None and stage is None:
+        raise bad_request(
+            f"stage: expected one of {', '.join(STAGES)}, got {text[:40]!r}",
+            param="stage",
+            code="out_of_range",
+        )
+    tokens = query.get("output_tokens", "0")
+    if not (tokens.isascii() and tokens.isdigit() and len(tokens) <= 9):
+        raise bad_request(
+            f"output_tokens: expected a whole number, got {tokens[:40]!r}",
+            param="output_tokens",
+            code="out_of_range",
+        )
+    outcomes = {"success": "success", "error": "upstream_error", "cancelled": "cancelled"}
+    outcome = query.get("outcome", "success")
+    if outcome not in outcomes:
+        raise bad_request(
+            f"outcome: expected one of {', '.join(outcomes)}, got {outcome[:40]!r}",
+            param="outcome",
+            code="out_of_range",
+        )
+    return stage, int(tokens), outcomes[outcome]
+
+
+def _duplicate(request_id: str) -> HttpError:
+    return HttpError(
+        409,
+        f"request_id: {request_id[:200]!r} is booked already; end it first, or take another",
+        "conflict",
+        "duplicate_request",
+        param="request_id",
+    )

@@ -1,0 +1,137 @@
+"""From the body of a selection to a routing request: model, hashes, pins and allowed workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from dynctl.base.decode_errors import RequestError
+from dynctl.documents.selection import PinRef, SelectRequest, parse_select
+from dynctl.serving.http.json_answers import bad_request, read_json_object
+from dynctl.serving.refusal import HttpError
+from dynctl.serving.service import RoutingService
+from router_core.errors import HashingError
+from router_core.hashing import hash_prompt, sequence_hashes
+from router_core.selection import Pin, RoutingRequest
+
+#: Prompts longer than this many tokens are hashed beside the event loop.
+LONG_PROMPT = 65_536
+
+
+class SelectionReader:
+    """Reads selections for one service; every problem is an HttpError that names the field."""
+
+    def __init__(self, service: RoutingService, body_bytes: int) -> None:
+        self._service = service
+        self._body_bytes = body_bytes
+
+    async def read(self, http: web.Request) -> tuple[SelectRequest, RoutingRequest]:
+        """The body's selection, and the routing request it means."""
+        body = await read_json_object(http, self._body_bytes)
+        with naming_fields():
+            asked = parse_select(body)
+        model = self._model(asked)
+        size = self._service.block_size(model)
+        complete = asked.isl_tokens // size
+        try:
+            hashes = await _hashed(asked, size)
+        except HashingError as error:
+            raise bad_request(str(error), param="token_ids") from None
+        if len(hashes) > complete:
+            raise bad_request(
+                f"isl_tokens: {asked.isl_tokens} tokens are {complete} complete blocks of {size}, "
+                f"got {len(hashes)} hashes",
+                param="isl_tokens",
+                code="out_of_range",
+            )
+        allowed = asked.allowed
+        return asked, RoutingRequest(
+            id=asked.request_id or self._service.new_id(),
+            model=model,
+            isl_tokens=asked.isl_tokens,
+            block_size=size,
+            sequence_hashes=hashes,
+            constraints=asked.constraints,
+            pin_prefill=self._pin(asked.pin_prefill),
+            pin_decode=self._pin(asked.pin_decode),
+            allowed_worker_ids=None
+            if allowed is None
+            else frozenset(self._worker(one, "allowed_worker_ids") for one in allowed),
+        )
+
+    def _model(self, asked: SelectRequest) -> str:
+        models = self._service.models()
+        if asked.model is None and len(models) == 1:
+            return models[0]
+        known = ", ".join(sorted(models)) or "none yet"
+        if asked.model is None:
+            raise bad_request(
+                f"model: needed, one of: {known}", param="model", code="missing_field"
+            )
+        if asked.model not in models:
+            shown = asked.model[:200]
+            raise HttpError(
+                404,
+                f"model: {shown!r} is not served here; models: {known}",
+                "not_found_error",
+                "unknown_model",
+                param="model",
+            )
+        return asked.model
+
+    def _pin(self, pin: PinRef | None) -> Pin | None:
+        if pin is None:
+            return None
+        worker_id = self._worker(pin.worker, pin.field)
+        registered = self._service.router.registry.slot(worker_id, pin.dp_rank or 0)
+        if pin.dp_rank is not None and registered is None:
+            raise bad_request(
+                f"{pin.field}.dp_rank: worker {pin.worker} has no rank {pin.dp_rank}",
+                param=f"{pin.field}.dp_rank",
+                code="unknown_worker",
+            )
+        return Pin(worker_id, pin.dp_rank)
+
+    def _worker(self, worker: str | int, field: str) -> int:
+        registry = self._service.router.registry
+        found = registry.get(worker) if isinstance(worker, int) else None
+        if isinstance(worker, str):
+            found = self._service.find_worker(worker)
+        if found is None:
+            known = ", ".join(f"{one.name} ({one.worker_id})" for one in list(registry)[:8])
+            raise bad_request(
+                f"{field}: no worker {worker!r} is registered; known: {known or 'none'}",
+                param=field,
+                code="unknown_worker",
+            )
+        return found.worker_id
+
+
+@contextmanager
+def naming_fields() -> Iterator[None]:
+    """Turns RequestError into the HTTP answer that names the field."""
+    try:
+        yield
+    except RequestError as error:
+        raise HttpError(
+            error.status, str(error), "invalid_request_error", error.code, param=error.field
+        ) from None
+
+
+async def _hashed(asked: SelectRequest, size: int) -> Sequence[int]:
+    """The prompt's sequence hashes."""
+    if asked.sequence_hashes is not None:
+        return asked.sequence_hashes
+    if asked.local_hashes is not None:
+        return sequence_hashes(asked.local_hashes)
+    tokens = asked.token_ids or ()
+
+    def work() -> Sequence[int]:
+        return hash_prompt(
+            tokens, size, lora_name=asked.lora_name, cache_namespace=asked.cache_salt
+        ).sequence
+
+    return work() if len(tokens) <= LONG_PROMPT else await asyncio.to_thread(work)

@@ -1,0 +1,191 @@
+"""Decisions in the log, in the words that operators of each preset grep for.
+
+Under the preset ``dynamo-0.9`` a hop is logged as the 0.9 guides show it, one ``Formula for`` line
+a candidate and one ``Selected worker:`` line; otherwise as Dynamo 1.6 logs it, ``Selected worker
+router_mode="kv" ... logit=...``. Refusals are logged as warnings whatever the level, since each
+one is a request that somebody lost. Prompts never get here: a Decision has none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
+from router_core.decision import Decision, RoutingPlan
+from router_core.selection import RoutingRequest
+from router_core.workers import WorkerWithDpRank
+
+LEVELS = ("off", "winner", "all")
+#: Refusals written in one second; the others are counted in one line.
+REFUSALS_A_SECOND = 20
+
+TreeSize = Callable[[WorkerWithDpRank], int]
+
+
+class DecisionLog(ServiceObserver):
+    """Writes decisions to a logger.
+
+    ``level``: ``off`` (refusals alone), ``winner``, or ``all`` (every candidate with its terms).
+    ``tree_size`` tells how many blocks the index holds of a rank, for the 0.9 line.
+    """
+
+    def __init__(
+        self,
+        level: str = "off",
+        preset: str = "dynamo-1.6",
+        *,
+        tree_size: TreeSize | None = None,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        if level not in LEVELS:
+            raise ValueError(f"log_decisions: expected one of {', '.join(LEVELS)}, got {level!r}")
+        self.level = level
+        self._old = preset == "dynamo-0.9"
+        self._tree_size = tree_size
+        self._logger = logger or logging.getLogger("dynctl.decisions")
+        self._second = 0
+        self._refusals = 0
+
+    def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
+        if self.level != "off":
+            self.hop(decision)
+
+    def on_decision(
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+    ) -> None:
+        refusal = plan.refusal
+        if refusal is not None:
+            self.refusal(refusal, record.received_wall)
+
+    def hop(self, decision: Decision) -> None:
+        """Log a hop that was decided for a worker."""
+        if decision.winner is None or not self._logger.isEnabledFor(logging.INFO):
+            return
+        extra = {"decision": decision.id}
+        for line in lines(
+            decision, every=self.level == "all", old=self._old, tree_size=self._tree_size
+        ):
+            self._logger.info("%s", line, extra=extra)
+
+    def refusal(self, decision: Decision, at: float) -> None:
+        """Log a refusal, at most ``REFUSALS_A_SECOND`` of them in a second of wall-clock time."""
+        if int(at) != self._second:
+            skipped = self._refusals - REFUSALS_A_SECOND
+            if skipped > 0:
+                self._logger.warning("%d more requests were refused and not logged", skipped)
+            self._second, self._refusals = int(at), 0
+        self._refusals += 1
+        if self._refusals > REFUSALS_A_SECOND:
+            return
+        extra = {"decision": decision.id, "stage": decision.stage, "outcome": decision.outcome}
+        self._logger.warning("Refused: %s", decision.summary(), extra=extra)
+
+
+def lines(
+    decision: Decision, *, every: bool, old: bool, tree_size: TreeSize | None = None
+) -> list[str]:
+    """The log lines of a hop with a winner. ``every``: candidates too; ``old``: as 0.9 wrote."""
+    winner = decision.winner
+    if winner is None:
+        return []
+    positions = range(len(decision.costs)) if every else range(0)
+    if old and decision.mode == "kv":
+        found = [formula_line(decision, position) for position in positions]
+        return [*found, selected_line_09(decision, tree_size)]
+    found = [candidate_line(decision, position) for position in positions]
+    return [*found, selected_line(decision)]
+
+
+def formula_line(decision: Decision, position: int) -> str:
+    """How a candidate's cost came about, as 0.9 wrote it.
+
+    On a decode hop prefill blocks are shown with the weight 0, on a prefill hop decode blocks are
+    0. What 0.9 did not have (a preference's multiplier, a weight on active requests) follows the
+    line that it would have written.
+    """
+    terms = {term.name: term for term in decision.terms}
+    ref = decision.refs[position]
+    prefill, decode = terms.get("prefill_blocks"), terms.get("decode_blocks")
+    weight = 0.0 if prefill is None else prefill.weight
+    blocks = decision.isl_tokens / decision.block_size
+    if prefill is not None:
+        blocks = prefill.values[position]
+    active = 0.0 if decode is None else decode.values[position]
+    scale = _weight(weight)
+    line = (
+        f"Formula for worker_id={ref.worker_id} dp_rank={ref.dp_rank} with"
+        f" {_cached(decision, position)} cached blocks: {decision.costs[position]:.3f} ="
+        f" {scale} * prefill_blocks + decode_blocks = {scale} * {blocks:.3f} + {active:.3f}"
+    )
+    requests = terms.get("active_requests")
+    if requests is not None:
+        line += f" + {_weight(requests.weight)} * {requests.values[position]} active requests"
+    multipliers = decision.inputs.multipliers if decision.inputs is not None else None
+    if multipliers is not None and multipliers[position] != 1.0:
+        line += f", times {multipliers[position]:.4f} for preferred taints"
+    return line
+
+
+def selected_line_09(decision: Decision, tree_size: TreeSize | None = None) -> str:
+    """The winner as 0.9 wrote it; a decode hop consults no tree and shows 0."""
+    winner = _winner(decision)
+    ref, worker = decision.refs[winner], decision.workers[winner]
+    size = 0 if tree_size is None or decision.stage == "decode" else tree_size(ref)
+    return (
+        f"Selected worker: worker_id={ref.worker_id} dp_rank={ref.dp_rank},"
+        f" logit: {decision.costs[winner]:.3f}, cached blocks: {_cached(decision, winner)},"
+        f" tree size: {size}, total blocks: {worker.runtime_config.total_kv_blocks or 0}"
+    )
+
+
+def selected_line(decision: Decision) -> str:
+    """The winner as 1.6 writes it. Aggregated hops have the fields of a prefill hop."""
+    winner = _winner(decision)
+    total = decision.workers[winner].runtime_config.total_kv_blocks
+    line = "Selected worker " + _fields(decision, winner)
+    if decision.stage != "decode":
+        line += f" effective_cached_blocks={float(_cached(decision, winner))}"
+    line += " host_pinned_blocks=0 disk_blocks=0"
+    if decision.stage != "decode":
+        line += " total_kv_blocks=" + ("None" if total is None else f"Some({total})")
+    return line
+
+
+def candidate_line(decision: Decision, position: int) -> str:
+    """A candidate with its terms; 1.6 has no such line, the fields are named as in its others."""
+    line = "Candidate worker " + _fields(decision, position)
+    for term in decision.terms:
+        line += f" {term.name}={term.values[position]:g} {term.name}_weight={term.weight:g}"
+    if decision.stage != "decode":
+        line += f" effective_cached_blocks={float(_cached(decision, position))}"
+    return line
+
+
+def _fields(decision: Decision, position: int) -> str:
+    ref = decision.refs[position]
+    # An aggregated worker is a `decode` one in Dynamo's logs and metrics.
+    kind = "prefill" if decision.stage == "prefill" else "decode"
+    return (
+        f"router_mode={json.dumps(decision.mode)}"
+        f" request_id={json.dumps(decision.id, ensure_ascii=False)}"
+        f" worker_id={ref.worker_id} worker_type={kind} dp_rank={ref.dp_rank}"
+        f" logit={float(decision.costs[position])}"
+    )
+
+
+def _winner(decision: Decision) -> int:
+    if decision.winner is None:
+        raise ValueError(f"decision {decision.id} has no winner")
+    return decision.winner
+
+
+def _cached(decision: Decision, position: int) -> int:
+    return 0 if decision.stage == "decode" else decision.overlap_blocks(position)
+
+
+def _weight(value: float) -> str:
+    """One decimal as in 0.9, more where one would not be the weight."""
+    short = f"{value:.1f}"
+    return short if float(short) == value else f"{value:g}"

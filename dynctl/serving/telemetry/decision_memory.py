@@ -1,0 +1,296 @@
+"""The decisions of the last while, bounded in bytes: what `why ID` and the dashboard look up.
+
+Refusals, decisions with notes, those of small fleets and every 16th other plan are kept whole,
+their columns packed into bytes. Of the rest the winner, the runner-up and the funnel's counts are
+kept: enough to say who won, against whom and by how much, at a few hundred bytes a hop. The oldest
+leave first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice, takewhile
+from typing import Any, NamedTuple
+
+from dynctl.serving.config import SMALL_FLEET
+from dynctl.serving.telemetry.kept_hops import (
+    CONSTRAINT_BYTES,
+    BriefHop,
+    PackedHop,
+    brief,
+    brief_size,
+    pack,
+    packed_size,
+)
+from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
+from router_core.decision import RoutingPlan
+from router_core.selection import RoutingRequest
+from router_core.taints import topology_of
+from router_core.workers import Worker
+
+DEFAULT_BYTES = 64 * 1024 * 1024
+#: One in this many uneventful plans is kept whole.
+SAMPLE_EVERY = 16
+#: Readers that may wait for the next plan at a time; further ones are answered at once.
+MAX_WAITING = 64
+
+# Sizes in bytes of what CPython 3.11 allocates, measured with sys.getsizeof and rounded up; they
+# are estimates that err on the large side. A test holds them against tracemalloc.
+_PLAN = 500
+_CARD = 1_600
+
+
+class Remembered(NamedTuple):
+    """One plan. ``at`` is wall-clock seconds, ``size`` its estimated bytes."""
+
+    id: str
+    at: float
+    model: str
+    outcome: str
+    whole: bool
+    size: int
+    relaxed: bool
+    implied: tuple[Any, ...]
+    prefill: PackedHop | BriefHop | None
+    decode: PackedHop | BriefHop | None
+
+    @property
+    def plan(self) -> RoutingPlan:
+        """The plan again; of one kept in brief, each hop has the winner and the runner-up."""
+        return RoutingPlan(
+            self.id,
+            self.model,
+            None if self.prefill is None else self.prefill.expand(),
+            None if self.decode is None else self.decode.expand(),
+            self.implied,
+            self.relaxed,
+        )
+
+    def cards(self) -> Iterator[Worker]:
+        """Every worker that the plan holds on to, with repetitions."""
+        for hop in (self.prefill, self.decode):
+            if isinstance(hop, BriefHop):
+                yield hop.first[0]
+                if hop.second is not None:
+                    yield hop.second[0]
+            elif hop is not None:
+                yield from hop.workers
+                for step in hop.funnel:
+                    for rejection in step.rejected:
+                        yield rejection.worker
+
+    def winners(self) -> Iterator[Worker]:
+        """The chosen workers, prefill first."""
+        for hop in (self.prefill, self.decode):
+            if isinstance(hop, BriefHop):
+                yield hop.first[0]
+            elif hop is not None and hop.worker is not None:
+                yield hop.worker
+
+    def in_domain(self, text: str) -> bool:
+        """Whether a winner is in the domain, or a refusal required it.
+
+        ``text`` is a value (``zone-a``) or ``domain=value``.
+        """
+        name, separator, value = text.partition("=")
+        if any(
+            _in_domain(worker.domains, name, value, bool(separator)) for worker in self.winners()
+        ):
+            return True
+        for hop in (self.prefill, self.decode):
+            if not isinstance(hop, PackedHop) or hop.winner is not None:
+                continue
+            for item in hop.constraints.required:
+                topology = topology_of(item.taint)
+                if topology is not None and _in_domain(
+                    dict([topology]), name, value, bool(separator)
+                ):
+                    return True
+        return False
+
+
+class DecisionMemory(ServiceObserver):
+    """Plans by id and by age. Not thread-safe: it lives on the event loop.
+
+    ``max_bytes`` 0 keeps nothing. A worker's card is counted once, however many plans name it: the
+    cards of workers that changed or left live on in the plans that chose among them.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = DEFAULT_BYTES,
+        sample_every: int = SAMPLE_EVERY,
+        small_fleet: int = SMALL_FLEET,
+    ) -> None:
+        if max_bytes < 0 or sample_every < 1:
+            raise ValueError(
+                f"expected max_bytes of at least 0 and sample_every of at least 1, "
+                f"got {max_bytes} and {sample_every}"
+            )
+        self.max_bytes = max_bytes
+        self.size = 0
+        #: Plans that were recorded, and those that had to leave.
+        self.recorded = 0
+        self.evicted = 0
+        self._sample_every = sample_every
+        self._small_fleet = small_fleet
+        self._plans: dict[int, Remembered] = {}
+        self._by_id: dict[str, tuple[int, ...]] = {}
+        #: Those who wait for the next plan.
+        self._waiting: list[asyncio.Future[None]] = []
+        #: id() of a card -> plans that hold it (and so keep the id from being reused).
+        self._cards: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def record(self, plan: RoutingPlan, at: float) -> None:
+        """Keep a plan decided at wall-clock time ``at``; the same id again is a further attempt."""
+        if not self.max_bytes:
+            return
+        turn = self.recorded
+        self.recorded += 1
+        sampled = turn % self._sample_every == 0 or _ranks(plan) <= self._small_fleet
+        kept = _remember(plan, at, sampled=sampled)
+        self._plans[turn] = kept
+        self._by_id[kept.id] = (*self._by_id.get(kept.id, ()), turn)
+        self.size += kept.size
+        cards = self._cards
+        for worker in kept.cards():
+            key = id(worker)
+            holders = cards.get(key, 0)
+            if not holders:
+                self.size += _CARD
+            cards[key] = holders + 1
+        while self.size > self.max_bytes and self._plans:
+            self._forget_oldest()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
+                if not one.done():
+                    one.set_result(None)
+
+    async def next_recorded(self) -> None:
+        """Until one more plan was recorded; of more than :data:`MAX_WAITING` who wait, none does.
+
+        Nothing is recorded where nothing is kept.
+        """
+        if len(self._waiting) >= MAX_WAITING:
+            return
+        arrived = asyncio.get_running_loop().create_future()
+        self._waiting.append(arrived)
+        try:
+            await arrived
+        finally:
+            if arrived in self._waiting:
+                self._waiting.remove(arrived)
+
+    def get(self, plan_id: str) -> Remembered | None:
+        """The last plan with this id; None when it was never there or had to leave."""
+        turns = self._by_id.get(plan_id)
+        return self._plans[turns[-1]] if turns else None
+
+    def attempts(self, plan_id: str) -> tuple[Remembered, ...]:
+        """All plans with this id, oldest first: a request that was retried has several."""
+        return tuple(self._plans[turn] for turn in self._by_id.get(plan_id, ()))
+
+    def recent(
+        self,
+        n: int = 50,
+        *,
+        outcome: str | None = None,
+        worker: str | None = None,
+        domain: str | None = None,
+        model: str | None = None,
+        since: int = 0,
+    ) -> list[Remembered]:
+        """The last ``n`` plans, newest first, that match every filter given.
+
+        ``since``: only plans recorded after that many; one more than were ever recorded is from
+        another process, and all are new.
+        ``outcome`` is an Outcome or ``refused`` (any without a winner); ``worker`` a name or a
+        decimal id; ``domain`` as in :meth:`Remembered.in_domain`.
+        """
+        since = 0 if since > self.recorded else since
+        newer = takewhile(lambda turn: turn >= since, reversed(self._plans))
+        matching = (
+            kept
+            for kept in map(self._plans.__getitem__, newer)
+            if (model is None or kept.model == model)
+            and (outcome is None or _has_outcome(kept, outcome))
+            and (worker is None or any(_is(one, worker) for one in kept.winners()))
+            and (domain is None or kept.in_domain(domain))
+        )
+        return list(islice(matching, n))
+
+    def on_decision(
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+    ) -> None:
+        self.record(plan, record.received_wall)
+
+    def _forget_oldest(self) -> None:
+        turn = next(iter(self._plans))
+        kept = self._plans.pop(turn)
+        self.size -= kept.size
+        self.evicted += 1
+        for worker in kept.cards():
+            key = id(worker)
+            self._cards[key] -= 1
+            if not self._cards[key]:
+                del self._cards[key]
+                self.size -= _CARD
+        left = self._by_id[kept.id][1:]
+        if left:
+            self._by_id[kept.id] = left
+        else:
+            del self._by_id[kept.id]
+
+
+def _ranks(plan: RoutingPlan) -> int:
+    """Ranks that the plan's first filter saw."""
+    hop = plan.prefill or plan.decode
+    return hop.funnel[0].entered if hop is not None and hop.funnel else 0
+
+
+def _remember(plan: RoutingPlan, at: float, *, sampled: bool) -> Remembered:
+    prefill, decode = plan.prefill, plan.decode
+    outcome: str = "selected"
+    whole = sampled or plan.relaxed
+    for hop in (prefill, decode):
+        if hop is None:
+            continue
+        if hop.winner is None:
+            outcome, whole = hop.outcome, True
+        # The note that overlap is not modelled comes with every decision of such a prompt.
+        elif len(hop.notes) > (not hop.overlap_modelled):
+            whole = True
+    size = _PLAN + 2 * len(plan.id) + len(plan.model) + CONSTRAINT_BYTES * len(plan.implied)
+    kept: list[PackedHop | BriefHop | None] = []
+    for hop in (prefill, decode):
+        if hop is None:
+            kept.append(None)
+        elif whole:
+            packed = pack(hop)
+            kept.append(packed)
+            size += packed_size(hop, packed)
+        else:
+            kept.append(brief(hop))
+            size += brief_size(hop)
+    return Remembered(
+        plan.id, at, plan.model, outcome, whole, size, plan.relaxed, plan.implied, *kept
+    )
+
+
+def _has_outcome(kept: Remembered, outcome: str) -> bool:
+    if outcome == "refused":
+        return kept.outcome != "selected"
+    return kept.outcome == outcome
+
+
+def _is(worker: Worker, text: str) -> bool:
+    return worker.name == text or str(worker.worker_id) == text
+
+
+def _in_domain(domains: Any, name: str, value: str, named: bool) -> bool:
+    return domains.get(name) == value if named else name in domains.values()

@@ -1,0 +1,96 @@
+"""Topology in the metrics: load, capacity and decisions by domain value, which Dynamo has not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from dynctl.serving.telemetry.exposition import Counter, LabelValues
+from router_core.decision import Decision, RoutingPlan
+from router_core.router import Router
+
+#: Values of domains counted apart; what comes later counts under OTHER. Gauges have no such bound:
+#: they show the workers that are there now.
+MAX_VALUES = 1024
+OTHER = "other"
+
+_GAUGES = (
+    "workers",
+    "workers_ready",
+    "workers_busy",
+    "active_requests",
+    "active_prefill_tokens",
+    "active_decode_blocks",
+    "total_kv_blocks",
+)
+
+
+class DomainCounters:
+    """Counts hops by the winner's domains, and hand-offs that stayed in one or left it."""
+
+    def __init__(self, decisions: Counter, transfers: Counter) -> None:
+        self._decisions = decisions
+        self._transfers = transfers
+        self._values: set[tuple[str, str]] = set()
+
+    def hop(self, decision: Decision) -> None:
+        """A hop was decided; a worker without domains counts nowhere."""
+        worker = decision.worker
+        if worker is None:
+            return
+        for domain, value in worker.domains.items():
+            self._decisions.inc((domain, self._known(domain, value), worker.role.value))
+
+    def plan(self, plan: RoutingPlan) -> None:
+        """A plan was made: for each domain of its prefill worker, whether decode shares it."""
+        if plan.prefill is None or plan.decode is None:
+            return
+        prefill, decode = plan.prefill.worker, plan.decode.worker
+        if prefill is None or decode is None:
+            return
+        for domain, value in prefill.domains.items():
+            kind = "local" if decode.domains.get(domain) == value else "crossing"
+            self._transfers.inc((domain, self._known(domain, value), kind))
+
+    def transfers(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(domain, value) -> (hand-offs that stayed in it, hand-offs that left it)."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for (domain, value, kind), number in self._transfers.rows.items():
+            local, crossing = found.get((domain, value), (0, 0))
+            more = int(number)
+            found[domain, value] = (
+                (local + more, crossing) if kind == "local" else (local, crossing + more)
+            )
+        return found
+
+    def _known(self, domain: str, value: str) -> str:
+        key = (domain, value)
+        if key not in self._values:
+            if len(self._values) >= MAX_VALUES:
+                return OTHER
+            self._values.add(key)
+        return value
+
+
+def domain_gauges(router: Router) -> dict[str, dict[LabelValues, float]]:
+    """Metric name -> (domain, value, role) -> number, from the workers that are there now."""
+    tables: dict[str, dict[LabelValues, float]] = {name: defaultdict(float) for name in _GAUGES}
+    registry, load = router.registry, router.load
+    for worker in registry:
+        if not worker.domains:
+            continue
+        slots = registry.slots(worker.worker_id)
+        mask = registry.mask_of((worker.worker_id,))
+        numbers = (
+            1,
+            registry.unavailable_reason(worker.worker_id) is None,
+            bool(router.busy.mask & mask),
+            sum(load.requests[slot] for slot in slots),
+            sum(load.prefill_tokens[slot] for slot in slots),
+            sum(load.decode_blocks[slot] for slot in slots),
+            (worker.runtime_config.total_kv_blocks or 0) * len(slots),
+        )
+        for domain, value in worker.domains.items():
+            key = (domain, value, worker.role.value)
+            for name, amount in zip(_GAUGES, numbers, strict=True):
+                tables[name][key] += amount
+    return {f"dynctl_domain_{name}": dict(rows) for name, rows in tables.items()}

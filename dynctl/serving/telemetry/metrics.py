@@ -1,0 +1,363 @@
+"""What ``/metrics`` says: counters bumped as requests pass, gauges read off the router on a scrape.
+
+Nothing here may cost a request more than a few microseconds; everything that can be worked out
+from the router's own state is worked out when somebody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+
+from aiohttp import web
+
+from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.decision_memory import DecisionMemory
+from dynctl.serving.telemetry.domain_metrics import DomainCounters, domain_gauges
+from dynctl.serving.telemetry.exposition import (
+    CONTENT_TYPE,
+    Counter,
+    Histogram,
+    LabelValues,
+    samples,
+)
+from dynctl.serving.telemetry.metric_families import families
+from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
+from router_core.decision import Decision, RoutingPlan
+from router_core.selection import RoutingRequest
+from router_core.workers import Role, Worker, WorkerWithDpRank
+
+UNKNOWN_MODEL = "unknown_model"
+#: Result code of an applied KV event -> what Dynamo calls it.
+EVENT_STATUS = {
+    "ok": "ok",
+    "unknown_parent": "parent_block_not_found",
+    "ignored_tier": "unsupported_residency_domain",
+    "hash_conflict": "invalid_block",
+    "columns_differ": "invalid_block",
+    "not_a_hash": "invalid_block",
+}
+#: The scrape gives the event loop back after this many seconds of writing.
+SLICE_S = 0.002
+#: Longest drift of the canary that is not a stall.
+STALL_S = 0.005
+CANARY_S = 0.010
+
+
+class Metrics(ServiceObserver):
+    """The metrics of one process.
+
+    ``router_id`` (u64) tells routers apart; ``in_flight`` counts requests that no decision was
+    made for yet, where the frontend knows them.
+    """
+
+    def __init__(
+        self,
+        service: RoutingService,
+        *,
+        router_id: int,
+        memory: DecisionMemory | None = None,
+        namespace: str = "dynamo",
+        component: str = "backend",
+    ) -> None:
+        self._service = service
+        self._memory = memory
+        self.families = families(router_id=router_id, namespace=namespace, component=component)
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for name, family in self.families.items():
+            if family.kind == "histogram":
+                self._histograms[name] = Histogram(family)
+            elif family.kind == "counter" and name != "dynamo_component_kv_cache_events_applied":
+                self._counters[name] = Counter(family)
+        self._open: dict[str, RequestRecord] = {}
+        self._disconnected = 0
+        self._last_isl: dict[tuple[WorkerWithDpRank, str], float] = {}
+        self._last_ttft: dict[tuple[WorkerWithDpRank, str], float] = {}
+        self._last_itl: dict[tuple[WorkerWithDpRank, str], float] = {}
+        self._domains = DomainCounters(
+            self._counters["dynctl_domain_decisions_total"],
+            self._counters["dynctl_domain_transfers_total"],
+        )
+        self._counters["dynamo_frontend_event_loop_stall_total"].inc((), 0)
+        for name in ("router_requests_started_total", "router_requests_total"):
+            self._counters[f"dynamo_component_{name}"].inc((), 0)
+
+    # -- what happened ---------------------------------------------------------------------
+
+    def on_received(self, record: RequestRecord) -> None:
+        """A request came in. May be told late, or not at all: the next hook makes up for it."""
+        if record.decision_id in self._open:
+            return
+        self._open[record.decision_id] = record
+        self._counters["dynamo_frontend_requests_started_total"].inc(self._labels(record))
+
+    def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
+        self.on_received(record)
+        counters = self._counters
+        counters["dynamo_component_router_requests_started_total"].inc()
+        phase, ref = decision.stage, decision.require()
+        where = (ref, worker_type(decision.stage))
+        self._last_isl[where] = decision.isl_tokens
+        self._histograms["dynamo_component_router_input_sequence_tokens"].observe(
+            decision.isl_tokens, (decision.model, phase)
+        )
+        self._domains.hop(decision)
+        if phase == "decode" or decision.inputs is None or not decision.overlap_modelled:
+            return
+        best = max(decision.inputs.overlap_blocks)
+        mine = decision.overlap_blocks(decision.winner or 0)
+        blocks = math.ceil(decision.isl_tokens / decision.block_size)
+        self._histograms["dynamo_component_router_kv_hit_rate"].observe(
+            mine / blocks if blocks else 0.0
+        )
+        labels = (decision.model, phase)
+        name = "dynamo_component_router_kv_{}_cached_prefix_tokens_total"
+        counters[name.format("best_eligible")].inc(labels, best * decision.block_size)
+        counters[name.format("selected")].inc(labels, mine * decision.block_size)
+        lost = "dynamo_component_router_overlap_blocks_lost"
+        self._histograms[lost].observe(best - mine, ("prefill",))
+        missed = "dynamo_component_router_non_max_overlap_selections_total"
+        counters[missed].inc(("prefill",), int(mine < best))
+
+    def on_decision(
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+    ) -> None:
+        self.on_received(record)
+        final = plan.final
+        self._counters["dynctl_decisions_total"].inc((final.stage, final.outcome))
+        if final.outcome == "all_busy":
+            labels = (record.endpoint, self._model(record))
+            self._counters["dynamo_frontend_model_rejection_total"].inc(labels)
+        if record.route_s:
+            overhead = self._histograms["dynamo_router_overhead_total_ms"]
+            overhead.observe(1000 * record.route_s)
+        self._domains.plan(plan)
+
+    def on_first_token(self, record: RequestRecord) -> None:
+        if record.first_token_at is None:
+            return
+        waited = record.first_token_at - record.received_at
+        model = (self._model(record),)
+        self._histograms["dynamo_frontend_time_to_first_token_seconds"].observe(waited, model)
+        hop = None if record.plan is None else record.plan.prefill or record.plan.decode
+        if hop is not None and hop.ref is not None:
+            self._last_ttft[hop.ref, worker_type(hop.stage)] = waited
+
+    def on_finished(self, record: RequestRecord) -> None:
+        self.on_received(record)
+        self._open.pop(record.decision_id, None)
+        name = self._model(record)
+        model = (name,)
+        error = error_type(record)
+        status = "success" if not error else "error"
+        self._counters["dynamo_frontend_requests_total"].inc((*self._labels(record), status, error))
+        if record.outcome == "cancelled":
+            self._disconnected += 1
+        if record.plan is not None and record.plan.ok:
+            self._counters["dynamo_component_router_requests_total"].inc()
+        ended = record.finished_at if record.finished_at is not None else self._service.clock()
+        seen = self._histograms
+        seen["dynamo_frontend_request_duration_seconds"].observe(ended - record.received_at, model)
+        if record.tokenize_s:
+            seen["dynamo_frontend_tokenize_seconds"].observe(record.tokenize_s)
+        if record.first_token_at is None or record.plan is None:
+            return
+        seen["dynamo_frontend_input_sequence_tokens"].observe(record.isl_tokens, model)
+        hop = record.plan.prefill or record.plan.decode
+        if hop is not None and hop.overlap_modelled:
+            seen["dynamo_frontend_cached_tokens"].observe(hop.cached_tokens, model)
+        tokens = record.output_events
+        seen["dynamo_frontend_output_sequence_tokens"].observe(tokens, model)
+        self._counters["dynamo_frontend_output_tokens_total"].inc(model, tokens)
+        if tokens > 1:
+            # The mean counted once for each gap: a stream's chunks are not timed one by one.
+            mean = (ended - record.first_token_at) / (tokens - 1)
+            latency = seen["dynamo_frontend_inter_token_latency_seconds"]
+            latency.observe(mean, model, tokens - 1)
+            ref = record.plan.final.ref
+            if ref is not None:
+                self._last_itl[ref, worker_type(record.plan.final.stage)] = mean
+
+    async def watch_event_loop(self) -> None:
+        """The canary: sleeps 10 ms again and again, and records by how much it woke late."""
+        delay = self._histograms["dynamo_frontend_event_loop_delay_seconds"]
+        stalls = self._counters["dynamo_frontend_event_loop_stall_total"]
+        while True:
+            asleep = time.perf_counter()
+            await asyncio.sleep(CANARY_S)
+            late = max(0.0, time.perf_counter() - asleep - CANARY_S)
+            delay.observe(late)
+            if late > STALL_S:
+                stalls.inc()
+
+    # -- what is asked ---------------------------------------------------------------------
+
+    def transfers(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(domain, value) -> hand-offs that stayed there, and that left it."""
+        return self._domains.transfers()
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """``GET /metrics``. Written in slices, so that streams do not wait for a scrape."""
+        parts, began = [], time.perf_counter()
+        for part in self.parts():
+            parts.append(part)
+            if time.perf_counter() - began > SLICE_S:
+                await asyncio.sleep(0)
+                began = time.perf_counter()
+        return web.Response(body="".join(parts).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    def render(self) -> str:
+        """The whole exposition."""
+        return "".join(self.parts())
+
+    def parts(self) -> Iterator[str]:
+        """One text a family, in no particular order."""
+        # A list: a family that gets its first sample between two slices must not break the walk.
+        written: list[Counter | Histogram] = [*self._counters.values()]
+        written += self._histograms.values()
+        for one in written:
+            yield one.text()
+        yield from self._request_gauges()
+        yield from self._model_gauges()
+        yield from self._worker_gauges()
+        for name, rows in domain_gauges(self._service.router).items():
+            yield self._text(name, rows.items())
+
+    def _text(self, name: str, rows: Iterable[tuple[LabelValues, float]]) -> str:
+        return samples(self.families[name], rows)
+
+    def _request_gauges(self) -> Iterator[str]:
+        models = self._service.models()
+        active = Tally({(model,): 0 for model in models})
+        queued = Tally(active)
+        for record in self._open.values():
+            model = (self._model(record),)
+            active[model] += 1
+            queued[model] += record.first_token_at is None
+        for name in ("active_requests", "inflight_requests"):
+            yield self._text(f"dynamo_frontend_{name}", active.items())
+        yield self._text("dynamo_frontend_queued_requests", queued.items())
+        yield self._text("dynamo_frontend_disconnected_clients", [((), self._disconnected)])
+        uptime = self._service.clock() - self._service.started_at
+        yield self._text("dynamo_component_uptime_seconds", [((), uptime)])
+        events: Tally[LabelValues] = Tally()
+        for (kind, code), count in self._service.kv_events.items():
+            events[kind, EVENT_STATUS.get(code, "block_not_found")] += count
+        yield self._text("dynamo_component_kv_cache_events_applied", events.items())
+        by_code = Tally((condition.code,) for condition in self._service.conditions)
+        yield self._text("dynctl_conditions", by_code.items())
+        if self._memory is not None:
+            yield self._text("dynctl_decision_memory_bytes", [((), self._memory.size)])
+            yield self._text("dynctl_decision_memory_plans", [((), len(self._memory))])
+
+    def _model_gauges(self) -> Iterator[str]:
+        registry = self._service.router.registry
+        first: dict[str, Worker] = {}
+        for worker in registry:
+            first.setdefault(worker.model, worker)
+        ready = {(model,): float(self._ready(model)) for model in first}
+        yield self._text("dynamo_frontend_model_ready", ready.items())
+        fields: tuple[tuple[str, Callable[[Worker], int | None]], ...] = (
+            ("context_length", lambda w: w.runtime_config.context_length),
+            ("kv_cache_block_size", lambda w: w.block_size),
+            ("total_kv_blocks", lambda w: w.runtime_config.total_kv_blocks),
+            ("max_num_batched_tokens", lambda w: w.runtime_config.max_num_batched_tokens),
+            ("max_num_seqs", lambda w: w.runtime_config.max_num_seqs),
+        )
+        for name, read in fields:
+            rows = {(model,): float(read(worker) or 0) for model, worker in first.items()}
+            yield self._text(f"dynamo_frontend_model_{name}", rows.items())
+
+    def _worker_gauges(self) -> Iterator[str]:
+        router = self._service.router
+        ranks: list[tuple[Worker, int, int]] = []
+        for worker in router.registry:
+            slots = router.registry.slots(worker.worker_id)
+            ranks += [(worker, r, s) for r, s in zip(worker.ranks, slots, strict=True)]
+        wire: list[LabelValues] = [
+            (str(worker.worker_id), str(rank), worker_type(worker.role))
+            for worker, rank, _ in ranks
+        ]
+        own: list[LabelValues] = [
+            (worker.name, str(rank), worker.role.value) for worker, rank, _ in ranks
+        ]
+        load, index, fresh = router.load, router.index, router.freshness
+        columns: dict[str, list[float]] = {
+            "dynamo_frontend_worker_active_decode_blocks": [
+                load.decode_blocks[slot] for _, _, slot in ranks
+            ],
+            "dynamo_frontend_worker_active_prefill_tokens": [
+                load.prefill_tokens[slot] for _, _, slot in ranks
+            ],
+            "dynamo_component_router_worker_registered": [1.0] * len(ranks),
+        }
+        for name, values in columns.items():
+            yield self._text(name, zip(wire, values, strict=True))
+        cached = [index.block_count(slot) for _, _, slot in ranks]
+        missing = [float(fresh[slot].index_state == "gapped") for _, _, slot in ranks]
+        yield self._text("dynctl_worker_cached_blocks", zip(own, cached, strict=True))
+        yield self._text("dynctl_worker_index_missing", zip(own, missing, strict=True))
+        answering: dict[LabelValues, float] = {
+            (worker.name, str(worker.worker_id), worker.role.value): float(
+                router.registry.unavailable_reason(worker.worker_id) is None
+            )
+            for worker in router.registry
+        }
+        yield self._text("dynctl_worker_ready", answering.items())
+        for name, last in (
+            ("input_sequence_tokens", self._last_isl),
+            ("time_to_first_token_seconds", self._last_ttft),
+            ("inter_token_latency_seconds", self._last_itl),
+        ):
+            for key in [k for k in last if router.registry.get(k[0].worker_id) is None]:
+                del last[key]
+            rows: dict[LabelValues, float] = {
+                (str(ref.worker_id), str(ref.dp_rank), kind): value
+                for (ref, kind), value in last.items()
+            }
+            yield self._text(f"dynamo_frontend_worker_last_{name}", rows.items())
+
+    def _ready(self, model: str) -> bool:
+        registry = self._service.router.registry
+        up = registry.model(model) & ~registry.unavailable
+        decode = up & registry.role(Role.DECODE)
+        alone = up & registry.role(Role.AGGREGATED) | decode & registry.can_prefill
+        return bool(alone or (decode and up & registry.role(Role.PREFILL)))
+
+    def _labels(self, record: RequestRecord) -> tuple[str, str, str]:
+        kind = "stream" if record.stream else "unary"
+        return record.endpoint, self._model(record), kind
+
+    def _model(self, record: RequestRecord) -> str:
+        # Clients choose the name: one that nobody serves must not make a series of its own.
+        if record.plan is not None and record.plan.ok:
+            return record.model
+        known = self._service.router.registry.model(record.model)
+        return record.model if known else UNKNOWN_MODEL
+
+
+def worker_type(stage: str) -> str:
+    """Dynamo's word for a role or hop: aggregated workers are ``decode`` there."""
+    return "prefill" if stage == "prefill" else "decode"
+
+
+def error_type(record: RequestRecord) -> str:
+    """Dynamo's ``error_type`` of a finished request; empty for a success."""
+    match record.outcome:
+        case "success":
+            return ""
+        case "cancelled":
+            return "cancelled"
+        case "client_error":
+            return "not_found" if record.status == 404 else "validation"
+        case "refused":
+            final = None if record.plan is None else record.plan.final
+            return (
+                "overload" if final is not None and final.outcome == "all_busy" else "unavailable"
+            )
+        case _:
+            return "internal"

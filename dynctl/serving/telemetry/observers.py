@@ -1,0 +1,69 @@
+"""What metrics, logs and the decision memory are told about requests and the fleet."""
+
+from dataclasses import dataclass, field
+
+from dynctl.health.conditions import Condition
+from router_core.decision import Decision, RoutingPlan
+from router_core.selection import RoutingRequest
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One client request from arrival to end; filled in as it goes.
+
+    Times are seconds of the service's monotonic clock, None until they happen;
+    ``received_wall`` is wall-clock seconds. ``status`` is the HTTP status that the client got.
+    ``outcome`` is ``success``, ``refused``, ``upstream_error``, ``client_error``, ``cancelled``
+    (the client left) or ``internal``; a stream that broke after its first token has status 200
+    and outcome ``upstream_error``. ``attempts`` names each dispatch that failed:
+    ``(worker name, stage, what happened)``.
+    """
+
+    decision_id: str
+    request_id: str
+    endpoint: str
+    received_at: float
+    received_wall: float
+    model: str = ""
+    stream: bool = False
+    isl_tokens: int = 0
+    tokenize_s: float = 0.0
+    route_s: float = 0.0
+    dispatched_at: float | None = None
+    prefill_done_at: float | None = None
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    status: int = 0
+    outcome: str = ""
+    error_type: str = ""
+    output_events: int = 0
+    output_bytes: int = 0
+    plan: RoutingPlan | None = None
+    attempts: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+class ServiceObserver:
+    """Override what you want to know. Called on the event loop, in order; must not block or raise.
+
+    Dry runs are not reported: they change nothing.
+    """
+
+    def on_received(self, record: RequestRecord) -> None:
+        """A request was read and is for a model; not told of requests that cannot be read."""
+
+    def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
+        """A hop was decided and its winner booked."""
+
+    def on_decision(
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+    ) -> None:
+        """The plan that the answer comes from, or the refusal. Again after a retry."""
+
+    def on_first_token(self, record: RequestRecord) -> None:
+        """The client gets its first output now."""
+
+    def on_finished(self, record: RequestRecord) -> None:
+        """The request ended, however."""
+
+    def on_condition(self, condition: Condition, cleared: bool) -> None:
+        """A condition came, changed its message, or is over."""

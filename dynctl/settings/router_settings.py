@@ -1,0 +1,194 @@
+"""Where each router setting comes from: flag, then environment, then the preset's default.
+
+Every value remembers its source, so that ``config show`` and a start-up line can say it. Old
+spellings work and warn; settings of features that are not built yet are read, validated and
+reported as ignored. Nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynctl.base.errors import UsageProblem
+from router_core.config import (
+    DEFAULT_PRESET,
+    PRESETS,
+    SETTINGS,
+    RouterConfig,
+    legacy_overlap_weight,
+    preset,
+)
+from router_core.errors import ConfigError
+from router_core.setting import Setting
+
+PRESET_FLAG = "--preset"
+PRESET_VARIABLE = "DYNCTL_PRESET"
+
+#: The design proposal's name for what a mismatch means, beside --kv-transfer-enforcement.
+MISMATCH_FLAG = "--router-kv-transfer-mismatch-policy"
+MISMATCH_VARIABLE = "DYN_ROUTER_KV_TRANSFER_MISMATCH_POLICY"
+MISMATCH_POLICIES = {"fail": "required", "fallback": "fallback"}
+
+#: Spellings of the 0.9 overlap score weight: 0 turns the cache credit off as well.
+_LEGACY_WEIGHT = {
+    "--router-kv-overlap-score-weight",
+    "--kv-overlap-score-weight",
+    "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
+    "DYN_KV_OVERLAP_SCORE_WEIGHT",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """One way to write a setting: a flag or a variable, the current name or an old one."""
+
+    setting: str
+    text: str
+    deprecated: bool
+
+    @property
+    def kind(self) -> str:
+        return "flag" if self.text.startswith("--") else "env"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The settings in force. ``sources``: setting name -> ``flag --x``, ``env X`` or
+    ``preset NAME``; ``warnings`` are whole sentences for the person."""
+
+    config: RouterConfig
+    preset: str
+    sources: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def spellings(setting: Setting) -> Iterator[Spelling]:
+    """Every flag and variable of a setting, current names first."""
+    for names in (setting.flags, setting.env):
+        for index, text in enumerate(names):
+            yield Spelling(setting.name, text, index > 0)
+
+
+def resolve(
+    flags: Mapping[str, str | bool], env: Mapping[str, str], *, preset_name: str | None = None
+) -> Resolved:
+    """The router's settings.
+
+    ``flags``: flag as spelled (``--router-temperature``) -> its text, or a bool for a switch;
+    only those that were given. Raises UsageProblem naming flag or variable, value and bounds.
+    """
+    name = _preset(preset_name, env)
+    config = preset(name)
+    sources = dict.fromkeys(SETTINGS, f"preset {name}")
+    warnings: list[str] = []
+    values: dict[str, Any] = {}
+    # Lowest precedence first; what comes later overwrites value and source alike.
+    variables: Mapping[str, str | bool] = {k: v for k, v in env.items() if v.strip()}
+    given = {"env": variables, "flag": flags}
+    for kind, texts in given.items():
+        for setting in SETTINGS.values():
+            for setting_values, spelling in _given(setting, kind, texts, warnings):
+                for key, value in setting_values.items():
+                    values[key], sources[key] = value, f"{kind} {spelling.text}"
+        enforcement = _mismatch(kind, texts)
+        if enforcement is not None:
+            values["kv_transfer_enforcement"] = enforcement
+            which = MISMATCH_FLAG if kind == "flag" else MISMATCH_VARIABLE
+            sources["kv_transfer_enforcement"] = f"{kind} {which}"
+    try:
+        config = config.with_values(values)
+    except ConfigError as error:
+        raise UsageProblem(str(error)) from None
+    warnings += _pointless(config, sources)
+    return Resolved(config, name, sources, tuple(dict.fromkeys(warnings)))
+
+
+def bounds(setting: Setting) -> str:
+    """What a setting may be, in words."""
+    if setting.choices:
+        text = "|".join(setting.choices)
+    elif setting.type is bool:
+        text = "true|false"
+    else:
+        low = "" if setting.low is None else f"{setting.low:g}"
+        high = "" if setting.high is None else f"{setting.high:g}"
+        kind = {int: "whole number", float: "number", str: "text"}[setting.type]
+        text = kind if not low and not high else f"{kind} {low}..{high}"
+    return f"{text}, or none" if setting.optional else text
+
+
+def _preset(given: str | None, env: Mapping[str, str]) -> str:
+    variable = env.get(PRESET_VARIABLE, "").strip()
+    name, source = (given, PRESET_FLAG) if given is not None else (variable, PRESET_VARIABLE)
+    if not name:
+        return DEFAULT_PRESET
+    if name not in PRESETS:
+        raise UsageProblem(f"{source} {name}: expected one of {', '.join(PRESETS)}")
+    return name
+
+
+def _given(
+    setting: Setting, kind: str, texts: Mapping[str, str | bool], warnings: list[str]
+) -> Iterator[tuple[dict[str, Any], Spelling]]:
+    """What the given spellings of one setting say; the current name has the last word."""
+    found = [s for s in spellings(setting) if s.kind == kind and s.text in texts]
+    read: list[tuple[Any, Spelling]] = []
+    for spelling in reversed(found):
+        value = _parse(setting, spelling, texts[spelling.text])
+        if spelling.deprecated:
+            current = (setting.flags if kind == "flag" else setting.env)[0]
+            warnings.append(f"{spelling.text} is deprecated: use {current}")
+        if read and read[0][0] != value and spelling.deprecated:
+            warnings.append(f"{read[0][1].text} and {spelling.text} differ")
+        read.append((value, spelling))
+        if not setting.is_built(value):
+            warnings.append(f"{spelling.text}: {setting.needs} is not built yet: {setting.without}")
+        if spelling.text in _LEGACY_WEIGHT:
+            yield legacy_overlap_weight(value), spelling
+        else:
+            yield {setting.name: value}, spelling
+
+
+def _parse(setting: Setting, spelling: Spelling, text: str | bool) -> Any:
+    try:
+        return setting.check(text) if isinstance(text, bool) else setting.parse(text)
+    except ConfigError as error:
+        problem = str(error).removeprefix(f"{setting.name}: ")
+        raise UsageProblem(
+            f"{spelling.text}: {problem}", "dynctl config show -o wide lists settings and bounds"
+        ) from None
+
+
+def _mismatch(kind: str, texts: Mapping[str, str | bool]) -> str | None:
+    """The enforcement that the mismatch policy means; raises where both names disagree."""
+    which = MISMATCH_FLAG if kind == "flag" else MISMATCH_VARIABLE
+    text = texts.get(which)
+    if text is None:
+        return None
+    policy = str(text).strip().lower()
+    if policy not in MISMATCH_POLICIES:
+        raise UsageProblem(
+            f"{which}: expected one of {', '.join(MISMATCH_POLICIES)}, got {text!r}",
+            "fail never crosses the domain; fallback crosses when it has no decode worker",
+        )
+    enforcement = MISMATCH_POLICIES[policy]
+    setting = SETTINGS["kv_transfer_enforcement"]
+    other = (setting.flags if kind == "flag" else setting.env)[0]
+    said = texts.get(other)
+    if said is not None and str(said).strip().lower().replace("_", "-") != enforcement:
+        raise UsageProblem(
+            f"{which} {policy} means {other} {enforcement}, but {other} {said} is given too",
+            "give one of them",
+        )
+    return enforcement
+
+
+def _pointless(config: RouterConfig, sources: Mapping[str, str]) -> Iterator[str]:
+    """Settings that somebody set and that have no effect beside the others."""
+    if config.kv_transfer_domain is None:
+        for name in ("kv_transfer_enforcement", "kv_transfer_preferred_weight"):
+            if not sources[name].startswith("preset"):
+                flag = SETTINGS["kv_transfer_domain"].flags[0]
+                yield f"{sources[name].partition(' ')[2]} has no effect without {flag}"

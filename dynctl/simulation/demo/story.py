@@ -1,0 +1,178 @@
+"""The demo's story: four requests that show what the router does, as values for somebody to show.
+
+Every step sends a real request to the frontend and reads the decision that was really made; what
+is explained is what happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dynctl.documents.route_result import RouteResult, decode_route_result
+from dynctl.simulation.demo.fleet import DemoError, DemoFleet
+
+if TYPE_CHECKING:
+    import httpx
+
+MODEL = "demo"
+QUESTION = (
+    "Explain how a router decides which worker should serve a request when the prompt's prefix is "
+    "already in somebody's KV cache, and what changes when prefill and decode run on different "
+    "machines in different zones."
+)
+FOLLOW_UP = QUESTION + " Then say it again for a reader who has never operated a cluster."
+_SETTLE_SECONDS = 5.0
+
+
+class DemoStep(msgspec.Struct, frozen=True):
+    """One chapter: what is done, what the client got, and the decision behind it.
+
+    ``status`` and ``answer`` are the HTTP status and the text (or the refusal's message).
+    """
+
+    number: int
+    title: str
+    doing: str
+    status: int
+    answer: str
+    route: RouteResult
+    seconds: float
+    kind: str = "DemoStep"
+
+
+class DemoEnd(msgspec.Struct, frozen=True):
+    """How the demo ended. ``kept``: the fleet stays up at ``url`` until it is interrupted."""
+
+    url: str
+    engines: list[str]
+    steps: int
+    seconds: float
+    kept: bool = False
+    kind: str = "DemoEnd"
+
+
+def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[DemoStep]:
+    """Run the story against a running fleet; raises DemoError when a step did not come out."""
+    # Not at the top: the screens import this room for its values, and most commands need no HTTP.
+    import httpx
+
+    with httpx.Client(base_url=fleet.url, timeout=timeout) as client:
+        _await_workers(client, ready=len(fleet.engines))
+        first = _ask(
+            client,
+            1,
+            "A request in two hops",
+            "Prefill is chosen by cache and load; its zone then binds decode (policy: required).",
+            QUESTION,
+        )
+        yield first
+        served = first.route.winner.prefill
+        if served is None:
+            raise DemoError(f"the first request was not served: {first.answer}")
+        _await_cached(client, served.worker)
+        yield _ask(
+            client,
+            2,
+            "The same beginning again",
+            f"{served.worker} now has the prefix in its KV cache and said so by KV events.",
+            FOLLOW_UP,
+        )
+        zone = _zone_of(first)
+        lost = [n for n in fleet.engines if n.startswith("decode-") and n[-2] == zone[-1]]
+        for name in lost:
+            fleet.stop(name)
+        _await_workers(client, ready=len(fleet.engines) - len(lost))
+        yield _ask(
+            client,
+            3,
+            f"{zone} loses its decode workers",
+            f"Killed {' and '.join(lost)}. The cache is still in {zone}, but nobody there could "
+            "decode: the decode-capacity guard moves the request.",
+            FOLLOW_UP,
+        )
+        yield _ask(
+            client,
+            4,
+            f"A request bound to {zone}",
+            f"It requires dynamo.topology/zone={zone}: refused before any work is dispatched.",
+            FOLLOW_UP,
+            required=[f"dynamo.topology/zone={zone}"],
+        )
+
+
+def _ask(
+    client: httpx.Client,
+    number: int,
+    title: str,
+    doing: str,
+    text: str,
+    required: list[str] | None = None,
+) -> DemoStep:
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 24,
+    }
+    if required:
+        body["nvext"] = {"routing_constraints": {"required_taints": required}}
+    started = time.perf_counter()
+    response = client.post("/v1/chat/completions", json=body)
+    seconds = time.perf_counter() - started
+    document = response.json()
+    if response.status_code == 200:
+        answer = str(document["choices"][0]["message"]["content"])
+    else:
+        answer = str(document["error"]["message"])
+    decision = response.headers.get("x-dynctl-decision")
+    if decision is None:
+        raise DemoError(f"{title}: the frontend answered without a decision: {answer}")
+    found = client.get(f"/v1/decisions/{decision}")
+    if found.status_code != 200:
+        raise DemoError(f"{title}: decision {decision} is not kept: {found.text[:200]}")
+    route = decode_route_result(found.content)
+    return DemoStep(number, title, doing, response.status_code, answer, route, seconds)
+
+
+def _zone_of(step: DemoStep) -> str:
+    hop = step.route.decode
+    winner = step.route.winner.decode
+    if hop is None or winner is None:
+        raise DemoError(f"{step.title}: no decode worker was chosen")
+    row = next(row for row in hop.candidates if row.worker == winner.worker)
+    return row.domains["zone"]
+
+
+def _await_workers(client: httpx.Client, ready: int) -> None:
+    """Until the frontend counts exactly so many workers as routable."""
+    seen = 0
+
+    def settled() -> bool:
+        nonlocal seen
+        rows = client.get("/v1/workers").json()["workers"]
+        seen = sum(row["status"] == "ready" for row in rows)
+        return seen == ready
+
+    _until(settled, lambda: f"expected {ready} ready workers, the frontend has {seen}")
+
+
+def _await_cached(client: httpx.Client, name: str) -> None:
+    """Until the KV events of a worker arrived: then its index is not empty."""
+
+    def arrived() -> bool:
+        rows = client.get("/v1/workers").json()["workers"]
+        row = next(row for row in rows if row["name"] == name)
+        return any(rank["cached_blocks"] for rank in row["ranks"])
+
+    _until(arrived, lambda: f"no KV event of {name} arrived")
+
+
+def _until(done: Any, what: Any) -> None:
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while not done():
+        if time.monotonic() > deadline:
+            raise DemoError(f"{what()} after {_SETTLE_SECONDS:g} s")
+        time.sleep(0.05)

@@ -1,0 +1,239 @@
+"""The engine's HTTP application: routes, error answers and the small endpoints."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from dynctl.simulation.engine import metrics
+from dynctl.simulation.engine.config import EngineConfigError
+from dynctl.simulation.engine.engine import Engine
+from dynctl.simulation.engine.generate import EngineWentAway, generate
+from dynctl.simulation.engine.handoff import PULL_PATH
+from dynctl.simulation.engine.openai_request import (
+    ApiError,
+    Fields,
+    chat_tokens,
+    check_model,
+    decode_body,
+    kind_of,
+    off_loop_if_long,
+    prompt_tokens,
+)
+from dynctl.simulation.engine.pull import serve_pull
+from dynctl.tokenization import PromptError
+from router_core.taints import TOPOLOGY_PREFIX
+
+MAX_TAINTS = 256
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build_app(engine: Engine) -> web.Application:
+    """The application that serves `engine`, which must be started."""
+    api = EngineApi(engine)
+    app = web.Application(
+        middlewares=[api.answer_errors], client_max_size=engine.config.max_body_bytes
+    )
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", api.chat_completions),
+            web.post("/v1/completions", api.completions),
+            web.get("/v1/models", api.models),
+            web.post("/tokenize", api.tokenize),
+            web.post("/detokenize", api.detokenize),
+            web.get("/health", api.health),
+            web.get("/live", api.live),
+            web.get("/metrics", api.metrics),
+            web.get("/load", api.load),
+            web.post("/reset_prefix_cache", api.reset_prefix_cache),
+            web.get("/engine/info", api.info),
+            web.get("/engine/faults", api.get_faults),
+            web.post("/engine/faults", api.set_faults),
+            web.post("/engine/update/model_taints", api.set_taints),
+            web.post(PULL_PATH, api.kv_pull),
+        ]
+    )
+    return app
+
+
+class EngineApi:
+    """Handlers over one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @web.middleware
+    async def answer_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Every refusal is a JSON body in OpenAI's shape; a cut connection stays cut."""
+        try:
+            return await handler(request)
+        except ApiError as error:
+            return _error(error)
+        except EngineWentAway:
+            # As a killed process: the client sees the connection close. What is returned goes
+            # nowhere; raising instead would log a traceback for a failure that was asked for.
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=500)
+        except web.HTTPRequestEntityTooLarge:
+            limit = self._engine.config.max_body_bytes
+            return _error(
+                ApiError(413, f"the body is larger than {limit} bytes, the limit of this engine")
+            )
+        except web.HTTPNotFound:
+            return _error(
+                ApiError(404, f"no route {request.method} {request.path}", type="NotFoundError")
+            )
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            return _error(
+                ApiError(405, f"{request.path} does not take {request.method}; use {allowed}")
+            )
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        self._refuse_if_told()
+        return await generate(self._engine, request, chat=True)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        self._refuse_if_told()
+        return await generate(self._engine, request, chat=False)
+
+    async def models(self, _request: web.Request) -> web.Response:
+        config = self._engine.config
+        names = [(config.model, None), *((name, config.model) for name in config.lora)]
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "dynctl",
+                "root": name,
+                "parent": parent,
+                "max_model_len": config.context_length,
+            }
+            for name, parent in names
+        ]
+        return _json({"object": "list", "data": cards})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        tokens = await off_loop_if_long(await request.read(), self._tokenize)
+        limit = self._engine.config.context_length
+        return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+
+    def _tokenize(self, raw: bytes) -> list[int]:
+        body = decode_body(raw)
+        check_model(body, self._engine.config, required=False)
+        if "messages" in body.plain:
+            return chat_tokens(body, self._engine.tokenizer)
+        prompt = body.text("prompt")
+        if prompt is None:
+            raise body.fail("prompt", "a string (or messages, a list of chat messages)")
+        return prompt_tokens(prompt, self._engine.tokenizer)
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = decode_body(await request.read())
+        check_model(body, self._engine.config, required=False)
+        tokens = body.token_ids("tokens")
+        try:
+            text = self._engine.tokenizer.decode(tokens)
+        except PromptError:
+            raise body.fail("tokens", "token ids of this model's vocabulary") from None
+        return _json({"prompt": text})
+
+    async def health(self, _request: web.Request) -> web.Response:
+        self._refuse_if_told()
+        return _json({"status": "ok", "name": self._engine.config.name})
+
+    async def live(self, _request: web.Request) -> web.Response:
+        return _json({"status": "live"})
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        text = metrics.render(self._engine)
+        return web.Response(body=text.encode(), headers={"content-type": metrics.CONTENT_TYPE})
+
+    async def load(self, _request: web.Request) -> web.Response:
+        return _json(self._engine.load())
+
+    async def info(self, _request: web.Request) -> web.Response:
+        return _json(self._engine.info())
+
+    async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
+        busy = self._engine.reset_prefix_cache()
+        if busy:
+            ranks = ", ".join(map(str, busy))
+            raise ApiError(
+                409,
+                f"requests or hand-offs hold KV blocks of rank {ranks}, whose cache was kept; "
+                "retry when they are done",
+                type="ConflictError",
+            )
+        return _json({"status": "ok"})
+
+    async def get_faults(self, _request: web.Request) -> web.Response:
+        return _json(self._engine.faults.as_dict())
+
+    async def set_faults(self, request: web.Request) -> web.Response:
+        changes = dict(decode_body(await request.read()).plain)
+        restart = changes.pop("restart_silently", False)
+        if not isinstance(restart, bool):
+            raise ApiError(
+                400,
+                f"restart_silently is {kind_of(restart)}; expected true or false",
+                param="restart_silently",
+            )
+        try:
+            self._engine.faults.update(changes)
+        except EngineConfigError as error:
+            raise ApiError(400, str(error)) from None
+        if restart:
+            await self._engine.restart_silently()
+        return _json(self._engine.faults.as_dict())
+
+    async def set_taints(self, request: web.Request) -> web.Response:
+        """Dynamo's route and answers: replaces the worker's own taints, keeps the topology's."""
+        body = decode_body(await request.read())
+        taints = body.plain.get("taints")
+        if not (isinstance(taints, list) and all(isinstance(t, str) and t for t in taints)):
+            return _taints_refused("'taints' must be a JSON array of strings")
+        if len(taints) > MAX_TAINTS:
+            return _taints_refused(f"at most {MAX_TAINTS} taints, got {len(taints)}")
+        for taint in taints:
+            if taint.startswith(TOPOLOGY_PREFIX):
+                return _taints_refused(f"taint {taint!r} uses reserved prefix {TOPOLOGY_PREFIX!r}")
+        self._engine.taints = frozenset(taints)
+        return _json({"status": "ok", "taints": sorted(self._engine.taints)})
+
+    async def kv_pull(self, request: web.Request) -> web.Response:
+        body: Fields = decode_body(await request.read())
+        return _json(await serve_pull(self._engine, body))
+
+    def _refuse_if_told(self) -> None:
+        status = self._engine.faults.current.refuse
+        if status:
+            raise ApiError(status, f"engine {self._engine.config.name} was told to refuse")
+        if self._engine.draining or self._engine.restarting:
+            state = "draining" if self._engine.draining else "restarting"
+            raise ApiError(503, f"engine {self._engine.config.name} is {state}")
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _error(error: ApiError) -> web.Response:
+    response = web.Response(status=error.status, body=error.body(), content_type="application/json")
+    if error.status in (429, 503):
+        response.headers["Retry-After"] = "1"
+    return response
+
+
+def _taints_refused(problem: str) -> web.Response:
+    body = {
+        "error": "Handler error",
+        "message": f"Python callback failed: ValueError: {problem}",
+    }
+    response = _json(body)
+    response.set_status(500)
+    return response

@@ -1,0 +1,342 @@
+"""EngineConfig: everything a simulated engine can be told, declared once.
+
+Each field carries its help, bounds and choices; `OPTIONS` derives the command-line flags and
+environment variables from the same fields, so no second list can drift from this one.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, cast, get_type_hints
+
+Role = Literal["aggregated", "prefill", "decode"]
+KvLoadFailurePolicy = Literal["recompute", "fail"]
+
+
+class EngineConfigError(ValueError):
+    """An option has an unusable value; the text names it, the value and what was expected."""
+
+
+def _option(
+    default: object,
+    help: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[str, ...] = (),
+    metavar: str = "",
+) -> Any:
+    return field(
+        default=default,
+        metadata={
+            "help": help,
+            "minimum": minimum,
+            "maximum": maximum,
+            "choices": choices,
+            "metavar": metavar,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Failures an engine shows on purpose; all off by default, switchable live."""
+
+    slow_factor: float = _option(
+        1.0, "Multiply every simulated duration by this factor.", minimum=0.0, maximum=1e6
+    )
+    refuse: int = _option(
+        0,
+        "Answer /health and every inference request with this HTTP status; 0 = off.",
+        minimum=0,
+        maximum=599,
+        metavar="STATUS",
+    )
+    die_mid_stream_after: int = _option(
+        0, "Cut the connection after this many output tokens; 0 = off.", minimum=0
+    )
+    stop_publishing: bool = _option(
+        False, "Number and keep KV event batches for replay, but do not send them."
+    )
+    drop_events: int = _option(
+        0, "Leave the next N KV event batches unsent; replay still has them.", minimum=0
+    )
+
+    def __post_init__(self) -> None:
+        check_bounds(self, prefix="fault-")
+        if self.refuse and self.refuse < 400:
+            raise EngineConfigError(
+                f"--fault-refuse is {self.refuse}; expected 0 (off) or an HTTP status 400..599"
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one engine process. Durations are simulated time before the speed-up."""
+
+    name: str = _option("engine", "Name shown in logs and in /engine/info.")
+    model: str = _option("demo", "Model name served on the OpenAI endpoints.")
+    model_path: str = _option(
+        "", "Directory with tokenizer.json and its config; empty = the demo model.", metavar="DIR"
+    )
+    role: Role = _option(  # noqa: RUF009  a dataclasses.field
+        "aggregated",
+        "Which phases the engine serves.",
+        choices=("aggregated", "prefill", "decode"),
+    )
+    can_prefill: bool = _option(
+        True, "A decode engine prefills a request that arrives without a hand-off."
+    )
+    host: str = _option("127.0.0.1", "Address to listen on.")
+    advertise_host: str = _option(
+        "", "Address that others reach this engine at; empty = the one it listens on."
+    )
+    port: int = _option(0, "HTTP port; 0 picks a free one.", minimum=0, maximum=65535)
+
+    block_size: int = _option(16, "Tokens in a KV block.", minimum=1, maximum=4096)
+    total_blocks: int = _option(
+        4096, "KV blocks of each data-parallel rank.", minimum=2, maximum=4_000_000
+    )
+    max_model_len: int = _option(
+        0,
+        "Context length in tokens; 0 = 8192 or what the KV blocks hold, if less.",
+        minimum=0,
+        maximum=10_000_000,
+    )
+    max_num_seqs: int = _option(
+        256, "Requests of a rank that run at once.", minimum=1, maximum=65536
+    )
+    max_waiting: int = _option(
+        4096,
+        "Requests that may wait on a rank; further ones get 503.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    max_num_batched_tokens: int = _option(
+        8192, "Token budget of one engine step.", minimum=1, maximum=10_000_000
+    )
+    data_parallel_size: int = _option(
+        1, "Data-parallel ranks, each with its own cache and events.", minimum=1, maximum=64
+    )
+    lora: tuple[str, ...] = _option((), "Also serve this LoRA adapter's name (repeatable).")
+
+    prefill_tokens_per_s: float = _option(
+        20_000.0, "Prefill speed of a rank, tokens a second.", minimum=1e-3, maximum=1e12
+    )
+    decode_itl_ms: float = _option(
+        10.0, "Duration of a decode step, milliseconds.", minimum=0.0, maximum=600_000.0
+    )
+    speedup_ratio: float = _option(
+        1.0, "Divide every simulated duration by this.", minimum=1e-6, maximum=1e9
+    )
+    default_output_tokens: int = _option(
+        64,
+        "Output length of a request that sets no max_tokens.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    seed: int = _option(0, "Seed of the generated text.", minimum=0, maximum=2**63)
+
+    kv_transfer_ms_per_block: float = _option(
+        0.5, "Time to pull one KV block from a prefill engine, ms.", minimum=0.0, maximum=60_000.0
+    )
+    kv_transfer_cross_domain_factor: float = _option(
+        1.0,
+        "Slow-down of a pull between different values of the KV transfer domain.",
+        minimum=1.0,
+        maximum=1e4,
+    )
+    kv_load_failure_policy: KvLoadFailurePolicy = _option(  # noqa: RUF009  a dataclasses.field
+        "recompute",
+        "What a decode engine does when the prefill engine lost the KV blocks.",
+        choices=("recompute", "fail"),
+    )
+    kv_hold_timeout_s: float = _option(
+        30.0,
+        "Seconds that a prefill engine keeps blocks nobody pulled, and that a decode engine waits.",
+        minimum=0.01,
+        maximum=3600.0,
+    )
+
+    kv_events: str = _option(
+        "tcp://127.0.0.1:0",
+        "ZMQ endpoint of the KV events; rank N uses port + N; port 0 = free ports; empty = off.",
+        metavar="ENDPOINT",
+    )
+    replay: str = _option(
+        "tcp://127.0.0.1:0",
+        "ZMQ endpoint that replays recent KV events, ranks as above; empty = off.",
+        metavar="ENDPOINT",
+    )
+    kv_events_topic: str = _option("", "First frame of each KV event message.")
+    kv_events_buffer_steps: int = _option(
+        10_000, "KV event batches kept for replay (at most 16 MiB).", minimum=0, maximum=1_000_000
+    )
+
+    max_body_bytes: int = _option(
+        4 * 1024 * 1024, "Largest accepted request body.", minimum=1024, maximum=1 << 30
+    )
+    drain_timeout_s: float = _option(
+        30.0,
+        "Seconds that running requests get to finish after SIGTERM.",
+        minimum=0.0,
+        maximum=3600.0,
+    )
+
+    faults: Faults = field(default_factory=Faults)
+
+    # What the worker publishes about its place; no flags, since it comes from the worker
+    # environment contract (dynctl.base.worker_environment) under ModelRuntimeConfig's names.
+    topology_domains: Mapping[str, str] = field(default_factory=dict)
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: str | None = None
+    kv_transfer_preferred_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        for name in ("name", "model"):
+            if not getattr(self, name).strip():
+                raise EngineConfigError(f"--{name} is empty; expected a name")
+        capacity = self.total_blocks * self.block_size
+        if self.max_model_len > capacity:
+            raise EngineConfigError(
+                f"--max-model-len is {self.max_model_len}, but {self.total_blocks} blocks of "
+                f"{self.block_size} tokens hold {capacity}; lower it or raise --total-blocks"
+            )
+        if len({self.model, *self.lora}) != 1 + len(self.lora):
+            raise EngineConfigError("--lora names must differ from each other and from --model")
+        for option in ("kv_events", "replay"):
+            value = getattr(self, option)
+            if value:
+                split_endpoint(value, flag=_flag(option))
+        if self.replay and not self.kv_events:
+            object.__setattr__(self, "replay", "")  # nothing to replay without a stream
+
+    def reachable(self, host: str) -> str:
+        """What others connect to when we listen on `host`, which may be a wildcard."""
+        return self.advertise_host or _WILDCARDS.get(host, host)
+
+    @property
+    def context_length(self) -> int:
+        """Longest prompt plus output in tokens, never more than the KV blocks hold."""
+        return self.max_model_len or min(8192, self.total_blocks * self.block_size)
+
+
+def split_endpoint(endpoint: str, *, flag: str = "endpoint") -> tuple[str, int]:
+    """`tcp://HOST:PORT` -> (host, port); EngineConfigError names `flag` and the value."""
+    scheme, separator, rest = endpoint.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if scheme != "tcp" or not separator or not host or not colon or not port.isascii():
+        raise EngineConfigError(f"--{flag} is {endpoint!r}; expected tcp://HOST:PORT")
+    if not port.isdigit() or int(port) > 65535:
+        raise EngineConfigError(f"--{flag} is {endpoint!r}; expected a port 0..65535")
+    return host, int(port)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One command-line option: a field of EngineConfig (or, with `fault`, of Faults)."""
+
+    field: str
+    flag: str
+    env: str
+    type: type
+    default: object
+    help: str
+    choices: tuple[str, ...]
+    metavar: str
+    fault: bool
+
+    def parse(self, text: str, source: str = "") -> object:
+        """The typed value of `text`; EngineConfigError names `source` (default: the flag)."""
+        where = source or self.flag
+        if self.type is bool:
+            lowered = text.strip().lower()
+            if lowered not in _BOOLEANS:
+                raise EngineConfigError(f"{where} is {text!r}; expected true or false")
+            return _BOOLEANS[lowered]
+        if self.type is tuple:
+            return tuple(part for part in text.split(",") if part)
+        try:
+            value = self.type(text)
+        except ValueError:
+            kind = "a whole number" if self.type is int else "a number"
+            raise EngineConfigError(f"{where} is {text!r}; expected {kind}") from None
+        return cast(object, value)
+
+
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
+_BOOLEANS = {"true": True, "1": True, "on": True, "yes": True}
+_BOOLEANS |= {"false": False, "0": False, "off": False, "no": False}
+
+
+def _flag(name: str, prefix: str = "") -> str:
+    return prefix + name.replace("_", "-")
+
+
+def check_bounds(config: object, prefix: str = "") -> None:
+    """Raise EngineConfigError for the first field outside its declared bounds or choices."""
+    for f in fields(cast(Any, config)):
+        if not f.metadata:
+            continue
+        value = getattr(config, f.name)
+        low, high = f.metadata["minimum"], f.metadata["maximum"]
+        choices = f.metadata["choices"]
+        if choices and value not in choices:
+            expected = " or ".join(choices)
+            raise EngineConfigError(f"--{_flag(f.name, prefix)} is {value!r}; expected {expected}")
+        if low is None and high is None:
+            continue
+        if not (value >= (low or 0) and (high is None or value <= high)):
+            limit = f"{low or 0:g} or more" if high is None else f"{low or 0:g}..{high:g}"
+            raise EngineConfigError(f"--{_flag(f.name, prefix)} is {value}; expected {limit}")
+
+
+def _options(owner: type, prefix: str = "") -> tuple[Option, ...]:
+    hints = get_type_hints(owner)
+    found: list[Option] = []
+    for f in fields(cast(Any, owner)):
+        if not f.metadata:
+            continue
+        hint = hints[f.name]
+        kind = tuple if f.name == "lora" else hint if isinstance(hint, type) else str
+        found.append(
+            Option(
+                field=f.name,
+                flag="--" + _flag(f.name, prefix),
+                env="DYNCTL_ENGINE_" + _flag(f.name, prefix).upper().replace("-", "_"),
+                type=kind,
+                default=f.default,
+                help=f.metadata["help"],
+                choices=f.metadata["choices"],
+                metavar=f.metadata["metavar"] or f.name.upper(),
+                fault=owner is Faults,
+            )
+        )
+    return tuple(found)
+
+
+OPTIONS: tuple[Option, ...] = (*_options(EngineConfig), *_options(Faults, "fault-"))
+"""Every option of `serve engine`, in help order."""
+
+
+def build_config(given: Mapping[str, object], env: Mapping[str, str] = os.environ) -> EngineConfig:
+    """EngineConfig from flags (`given`: flag without dashes -> typed value), then `env`.
+
+    Raises EngineConfigError naming the flag or variable.
+    """
+    settings: dict[str, Any] = {}
+    faults: dict[str, Any] = {}
+    known = {option.flag.removeprefix("--") for option in OPTIONS}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise EngineConfigError(f"unknown engine option --{unknown[0]}")
+    for option in OPTIONS:
+        target = faults if option.fault else settings
+        flag = option.flag.removeprefix("--")
+        if flag in given:
+            value = given[flag]
+            target[option.field] = tuple(value) if isinstance(value, list) else value
+        elif env.get(option.env):
+            target[option.field] = option.parse(env[option.env], option.env)
+    return EngineConfig(**settings, faults=Faults(**faults))

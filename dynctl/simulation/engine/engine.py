@@ -1,0 +1,224 @@
+"""Engine: the ranks of one simulated engine, its hand-offs, and what it tells about itself."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import zmq
+
+from dynctl.base.tasks import end_tasks
+from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
+from dynctl.simulation.engine.faults import FaultState
+from dynctl.simulation.engine.generation import OutputPlan, Vocabulary
+from dynctl.simulation.engine.handoff import HeldKvTable, KvPuller
+from dynctl.simulation.engine.kv_publisher import KvEventPublisher, bind_publishers, serve_replays
+from dynctl.simulation.engine.openai_request import Generate
+from dynctl.simulation.engine.prefix_cache import CacheEvent, root_hash
+from dynctl.simulation.engine.scheduler import EngineRequest, RankScheduler
+from dynctl.simulation.engine.timing import StepTimer
+from dynctl.tokenization import ModelTokenizer
+from router_core.workers import ModelRuntimeConfig
+
+
+class EngineRestarted(Exception):
+    """The engine lost all requests in a simulated restart; their connections are cut."""
+
+
+@dataclass
+class Rank:
+    """One data-parallel rank: a scheduler over its cache, and its event publisher if any."""
+
+    dp_rank: int
+    scheduler: RankScheduler
+    publisher: KvEventPublisher | None
+
+    @property
+    def active_requests(self) -> int:
+        return len(self.scheduler.running) + len(self.scheduler.waiting)
+
+    def load(self) -> dict[str, int]:
+        scheduler = self.scheduler
+        return {
+            "dp_rank": self.dp_rank,
+            "active_prefill_tokens": scheduler.active_prefill_tokens,
+            "active_decode_blocks": sum(
+                len(request.table.blocks) for request in scheduler.running if request.table
+            ),
+            "kv_used_blocks": scheduler.cache.held_blocks,
+            "kv_cached_blocks": scheduler.cache.cached_blocks,
+            "kv_total_blocks": scheduler.cache.total_blocks,
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+        }
+
+
+class Engine:
+    """Create inside a running event loop, `start`, and `close` when done."""
+
+    def __init__(self, config: EngineConfig, tokenizer: ModelTokenizer) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.engine_id = _new_engine_id(config.name)
+        self.port = config.port
+        self.draining = False
+        self.restarting = False
+        self.faults = FaultState(config.faults)
+        self.taints: frozenset[str] = frozenset()
+        self.timer = StepTimer(config, self.faults)
+        self.held = HeldKvTable(config.kv_hold_timeout_s)
+        self.puller = KvPuller(config.topology_domains, config.kv_hold_timeout_s)
+        self._vocabulary = Vocabulary(tokenizer)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            publishers = bind_publishers(config, self._context, self.faults)
+        except EngineConfigError:
+            self._context.destroy(linger=0)
+            raise
+        self.ranks = [
+            self._rank(rank, publishers[rank] if publishers else None)
+            for rank in range(config.data_parallel_size)
+        ]
+        self._publishers = publishers
+        self._tasks: list[asyncio.Task[None]] = []
+        self._replays: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to schedule and to answer replay requests."""
+        loops = [rank.scheduler.run() for rank in self.ranks]
+        self._tasks = [asyncio.ensure_future(loop) for loop in loops]
+        self._replays = asyncio.ensure_future(serve_replays(self._publishers))
+
+    async def close(self) -> None:
+        await end_tasks(self._tasks)
+        await self._stop_replays()
+        self.held.forget_all()
+        for rank in self.ranks:
+            rank.scheduler.end_all(EngineRestarted("the engine stops"))
+        await self.puller.close()
+        for publisher in self._publishers:
+            publisher.close()
+        self._context.destroy(linger=0)
+
+    @property
+    def active_requests(self) -> int:
+        """Requests running or waiting, and hand-offs not pulled yet."""
+        return sum(rank.active_requests for rank in self.ranks) + len(self.held)
+
+    @property
+    def reachable_host(self) -> str:
+        """The host of this engine's URL and hand-offs."""
+        return self.config.reachable(self.config.host)
+
+    def choose_rank(self, wanted: int | None) -> Rank:
+        """The rank asked for, else the one with the fewest requests (lowest number on a tie)."""
+        if wanted is not None:
+            return self.ranks[wanted]
+        return min(self.ranks, key=lambda rank: rank.active_requests)
+
+    def admit(self, rank: Rank, asked: Generate, request_id: str) -> EngineRequest:
+        """Queue a generation on `rank`; raises RankBusy."""
+        remote = asked.remote_kv
+        request = EngineRequest(
+            id=request_id,
+            tokens=list(asked.prompt),
+            max_tokens=asked.max_tokens,
+            finish_as=asked.finish_as,
+            plan=OutputPlan(
+                self._vocabulary, asked.prompt, self.config.seed, follows_text=not asked.chat
+            ),
+            root=root_hash(asked.lora, asked.cache_salt),
+            lora=asked.lora,
+            load_kv=partial(self.puller.pull, remote) if remote is not None else None,
+            keep_kv=asked.hold_for_pull or asked.room is not None,
+        )
+        rank.scheduler.submit(request)
+        return request
+
+    def reset_prefix_cache(self) -> list[int]:
+        """Clear the ranks that hold no blocks, announcing it; returns the ranks that do."""
+        return [rank.dp_rank for rank in self.ranks if not rank.scheduler.clear_cache()]
+
+    async def restart_silently(self) -> None:
+        """What a crash and a restart at the same addresses look like: requests die, the cache is
+        empty, sequences start at 0 and nobody is told. New requests are refused meanwhile."""
+        if self.restarting:
+            return
+        self.restarting = True
+        try:
+            self.engine_id = _new_engine_id(self.config.name)
+            self.held.forget_all()
+            for rank in self.ranks:
+                rank.scheduler.reset(EngineRestarted("the engine restarted"))
+            await self._stop_replays()
+            for publisher in self._publishers:
+                await publisher.restart()
+            self._replays = asyncio.ensure_future(serve_replays(self._publishers))
+        finally:
+            self.restarting = False
+
+    async def _stop_replays(self) -> None:
+        if self._replays is not None:
+            await end_tasks([self._replays])
+
+    def runtime_config(self) -> ModelRuntimeConfig:
+        """What this engine publishes about itself, with its topology and taints."""
+        config = self.config
+        return ModelRuntimeConfig(
+            total_kv_blocks=config.total_blocks,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            context_length=config.context_length,
+            data_parallel_size=config.data_parallel_size,
+            taints=self.taints,
+            topology_domains=config.topology_domains,
+            kv_transfer_domain=config.kv_transfer_domain,
+            kv_transfer_enforcement=config.kv_transfer_enforcement,
+            kv_transfer_preferred_weight=config.kv_transfer_preferred_weight,
+        )
+
+    def info(self) -> dict[str, Any]:
+        """The body of GET /engine/info."""
+        config = self.config
+        bootstrap = {"host": self.reachable_host, "port": self.port}
+        return {
+            "name": config.name,
+            "engine_id": self.engine_id,
+            "model": config.model,
+            "lora": list(config.lora),
+            "role": config.role,
+            "can_prefill": config.can_prefill or config.role != "decode",
+            "simulated": True,
+            "block_size": config.block_size,
+            "data_parallel_size": config.data_parallel_size,
+            "runtime_config": self.runtime_config().to_dict(),
+            "kv_events": [
+                {
+                    "dp_rank": publisher.dp_rank,
+                    "endpoint": publisher.endpoints.endpoint,
+                    "replay": publisher.endpoints.replay or None,
+                    "topic": config.kv_events_topic,
+                    "next_seq": publisher.next_seq,
+                }
+                for publisher in self._publishers
+            ],
+            "bootstrap": bootstrap if config.role == "prefill" else None,
+        }
+
+    def load(self) -> dict[str, Any]:
+        """The body of GET /load: totals over the ranks, then each rank."""
+        ranks = [rank.load() for rank in self.ranks]
+        totals = {key: sum(row[key] for row in ranks) for key in ranks[0] if key != "dp_rank"}
+        return {**totals, "held_handoffs": len(self.held), "ranks": ranks}
+
+    def _rank(self, dp_rank: int, publisher: KvEventPublisher | None) -> Rank:
+        def publish(events: list[CacheEvent]) -> None:
+            if publisher is not None:
+                publisher.publish(events)
+
+        return Rank(dp_rank, RankScheduler(self.config, self.timer, publish), publisher)
+
+
+def _new_engine_id(name: str) -> str:
+    return f"{name}-{secrets.token_hex(8)}"

@@ -1,0 +1,198 @@
+"""KvEventPublisher: one rank's KV events over ZMQ, in vLLM's format, with a replay socket.
+
+A PUB socket sends `[topic, sequence, batch]`. A ROUTER socket answers a request for "everything
+from sequence N" out of a bounded buffer of recent batches. A batch is numbered and kept before it
+is sent, so what a subscriber misses it can ask for, as long as the buffer reaches back.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import zmq
+import zmq.asyncio
+
+from dynctl.base.decode_errors import WireError
+from dynctl.simulation.engine.bound_sockets import BoundSocket, bind_ranks
+from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
+from dynctl.simulation.engine.faults import FaultState
+from dynctl.simulation.engine.prefix_cache import CacheEvent, Removed, Stored
+from dynctl.wire.vllm_events import (
+    END_OF_REPLAY_FRAMES,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+    decode_seq,
+    encode_batch,
+    encode_seq,
+)
+
+MAX_BUFFER_BYTES = 16 * 1024 * 1024
+_SEND_QUEUE = 100_000  # messages a slow subscriber may lag behind, vLLM's default
+
+
+class ReplayBuffer:
+    """The last `max_batches` published batches, and never more than `max_bytes` of payload."""
+
+    def __init__(self, max_batches: int, max_bytes: int = MAX_BUFFER_BYTES) -> None:
+        self._batches: deque[tuple[int, bytes]] = deque()
+        self._max_batches = max_batches
+        self._max_bytes = max_bytes
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def append(self, seq: int, payload: bytes) -> None:
+        self._batches.append((seq, payload))
+        self._bytes += len(payload)
+        while self._batches and (
+            len(self._batches) > self._max_batches or self._bytes > self._max_bytes
+        ):
+            self._bytes -= len(self._batches.popleft()[1])
+
+    def since(self, seq: int) -> list[tuple[int, bytes]]:
+        """The kept batches numbered `seq` or later, oldest first."""
+        return [batch for batch in self._batches if batch[0] >= seq]
+
+    def clear(self) -> None:
+        self._batches.clear()
+        self._bytes = 0
+
+
+@dataclass(frozen=True)
+class RankEndpoints:
+    """Where a rank's events are published; `replay` is empty without a replay socket."""
+
+    dp_rank: int
+    endpoint: str
+    replay: str
+
+
+class KvEventPublisher:
+    """Publishes one rank's cache events. Bound by `bind_publishers`; close it when done."""
+
+    def __init__(
+        self,
+        dp_rank: int,
+        pub: BoundSocket[zmq.Socket[bytes]],
+        replay: BoundSocket[zmq.asyncio.Socket] | None,
+        config: EngineConfig,
+        faults: FaultState,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.dp_rank = dp_rank
+        self.endpoints = RankEndpoints(dp_rank, pub.endpoint, replay.endpoint if replay else "")
+        self.next_seq = 0
+        self.buffer = ReplayBuffer(config.kv_events_buffer_steps)
+        self._pub = pub
+        self._replay = replay
+        self._topic = config.kv_events_topic.encode()
+        self._block_size = config.block_size
+        self._lora_ids = {name: number for number, name in enumerate(config.lora, start=1)}
+        self._faults = faults
+        self._wall_clock = wall_clock
+
+    def publish(self, events: Iterable[CacheEvent]) -> None:
+        """Send one batch; never blocks (a subscriber that lags too far loses messages)."""
+        batch = EventBatch(
+            ts=self._wall_clock(),
+            events=tuple(self._to_wire(event) for event in events),
+            data_parallel_rank=self.dp_rank,
+        )
+        payload = encode_batch(batch)
+        seq = self.next_seq
+        self.next_seq += 1
+        self.buffer.append(seq, payload)
+        if self._faults.take_dropped_batch() or self._faults.current.stop_publishing:
+            return
+        self._pub.socket.send_multipart((self._topic, encode_seq(seq), payload), zmq.NOBLOCK)
+
+    async def restart(self) -> None:
+        """Start again at sequence 0 with nothing to replay, as a new process would: subscribers
+        see their connections drop and come back. `serve_replay` must not be running."""
+        self.close()
+        self.next_seq = 0
+        self.buffer.clear()
+        await self._pub.bind_again()
+        if self._replay is not None:
+            await self._replay.bind_again()
+
+    async def serve_replay(self) -> None:
+        """Answer replay requests for ever; cancel to stop."""
+        if self._replay is None:
+            return
+        replay = self._replay.socket
+        while True:
+            frames = await replay.recv_multipart()
+            # REQ sends an empty delimiter before its request, DEALER may leave it out.
+            *envelope, request = frames
+            try:
+                start = decode_seq(request)
+            except WireError:
+                continue  # not a replay request: there is no way to answer "bad request"
+            for seq, payload in self.buffer.since(start):
+                await replay.send_multipart([*envelope, encode_seq(seq), payload])
+            await replay.send_multipart([*envelope, *END_OF_REPLAY_FRAMES])
+
+    def close(self) -> None:
+        self._pub.close()
+        if self._replay is not None:
+            self._replay.close()
+
+    def _to_wire(self, event: CacheEvent) -> Event:
+        if isinstance(event, Stored):
+            return BlockStored(
+                block_hashes=event.hashes,
+                parent_block_hash=event.parent,
+                token_ids=event.tokens,
+                block_size=self._block_size,
+                lora_id=self._lora_ids.get(event.lora) if event.lora else None,
+                medium="GPU",
+                lora_name=event.lora,
+            )
+        if isinstance(event, Removed):
+            return BlockRemoved(block_hashes=event.hashes, medium="GPU")
+        return AllBlocksCleared()
+
+
+def bind_publishers(
+    config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], faults: FaultState
+) -> list[KvEventPublisher]:
+    """One publisher a rank; empty when `kv_events` is. Raises EngineConfigError."""
+    if not config.kv_events:
+        return []
+
+    def make_pub() -> zmq.Socket[bytes]:
+        socket = context.socket(zmq.PUB)
+        socket.set_hwm(_SEND_QUEUE)
+        return socket
+
+    def make_replay() -> zmq.asyncio.Socket:
+        socket = zmq.asyncio.Socket(context, zmq.ROUTER)
+        # An answer is at most the whole buffer and its end marker: nothing may be dropped.
+        socket.set_hwm(2 * (config.kv_events_buffer_steps + 1))
+        return socket
+
+    pubs = bind_ranks(make_pub, config.kv_events, "kv-events", config)
+    replays: list[BoundSocket[zmq.asyncio.Socket]] = []
+    try:
+        if config.replay:
+            replays = bind_ranks(make_replay, config.replay, "replay", config)
+    except EngineConfigError:
+        for pub in pubs:
+            pub.close()
+        raise
+    return [
+        KvEventPublisher(rank, pub, replays[rank] if replays else None, config, faults)
+        for rank, pub in enumerate(pubs)
+    ]
+
+
+async def serve_replays(publishers: Sequence[KvEventPublisher]) -> None:
+    """Serve every rank's replay socket; cancel to stop."""
+    await asyncio.gather(*(publisher.serve_replay() for publisher in publishers))

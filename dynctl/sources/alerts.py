@@ -1,0 +1,103 @@
+"""What is wrong now, each with its code: a frontend's conditions, and what domains cannot serve.
+
+Codes of findings (``DYT0901``) are explained by ``dynctl explain``; conditions have the names that
+a frontend's log and ``/health`` use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from dynctl.findings.catalogue import catalogue
+from dynctl.planning.domain_capacity import DomainCapacity, TopologyShow
+from dynctl.sources.snapshot import Alert, Snapshot
+from router_core.taints import topology_of
+
+#: Condition -> (level, what to do). A code that is not here is a warning.
+_CONDITIONS: Final = {
+    "WORKER_UNREACHABLE": ("fail", "is the engine up? its log says why it ended"),
+    "WORKER_REJECTED": ("fail", "change its --worker spec or its card"),
+    "POLICY_CONFLICT": ("fail", "one of the two policies must go: the card's or the router's"),
+    "BLOCK_SIZE_MISMATCH": ("fail", "give all workers of the model the same --block-size"),
+    "TOKENIZER_DIFFERS": ("fail", "give the frontend the model's own files: --model-path DIR"),
+    "WORKERS_FILE_INVALID": ("fail", "mend the file; the workers of the last good one stay"),
+    "NO_TOKENIZER": ("warn", "give --model-path DIR; until then routing knows no cache overlap"),
+    "EVENTS_LOST": ("warn", "the index heals when the engine's blocks are stored anew"),
+    "TRANSFER_CROSSED": ("warn", "add decode capacity to the domain: dynctl topology show"),
+}
+_LEVELS: Final = ("fail", "warn")
+
+
+def condition_alert(code: str, subject: str, message: str, since: float | None = None) -> Alert:
+    """A condition of a frontend, as an alert."""
+    level, fix = _CONDITIONS.get(code, ("warn", ""))
+    return Alert(code, level, subject, message, fix, since)
+
+
+def capacity_alerts(shown: TopologyShow) -> Iterator[Alert]:
+    """Domains whose prefill workers have nobody to hand over to, or one worker only."""
+    for row in shown.rows:
+        for one in row.stranded:
+            taint = one.requires
+            place = topology_of(taint) if taint is not None else None
+            where = "=".join(place) if place is not None else row.model
+            named = ", ".join(one.workers[:3]) + (", .." if one.workers[3:] else "")
+            yield Alert(
+                "DYT0901",
+                catalogue()["DYT0901"].level,
+                where,
+                f"{named}: {one.reason}; {one.outcome}",
+                "add or revive decode workers there, or use enforcement preferred",
+            )
+        lonely = _hangs_on(row)
+        if lonely is not None:
+            yield Alert(
+                "DYT0902",
+                catalogue()["DYT0902"].level,
+                f"{lonely}={row.value}",
+                "one decode worker takes all that is prefilled here: while it restarts, "
+                "requests fail or wait",
+                f"add a decode replica in {row.value}",
+            )
+
+
+def _hangs_on(row: DomainCapacity) -> str | None:
+    """The domain that a row's prefill workers are bound to, where one decode worker is in it."""
+    bound = next(
+        (one.domain for one in row.policies if one.enforcement == "required" and one.domain), None
+    )
+    takers = row.decode.ready + row.decode.busy
+    givers = row.prefill.ready + row.prefill.busy
+    if bound is None or row.stranded or takers != 1 or not givers:
+        return None
+    return bound
+
+
+class AlertBoard:
+    """The alerts of one snapshot after the other; remembers since when each is there."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str], float | None] = {}
+        self._looked = False
+
+    def alerts(self, snapshot: Snapshot, shown: TopologyShow) -> tuple[Alert, ...]:
+        """All of them, failures first, then the newest. ``shown``: by the transfer domain."""
+        found = list(_once([*snapshot.alerts, *capacity_alerts(shown)]))
+        since: dict[tuple[str, str], float | None] = {}
+        for one in found:
+            key = (one.code, one.subject)
+            # What is there at the first look began nobody knows when.
+            seen = self._since.get(key, snapshot.at if self._looked else None)
+            since[key] = one.since or seen
+        self._since, self._looked = since, True
+        told = [msgspec.structs.replace(one, since=since[one.code, one.subject]) for one in found]
+        told.sort(key=lambda one: (_LEVELS.index(one.level), -(one.since or 0.0), one.subject))
+        return tuple(told)
+
+
+def _once(alerts: Iterable[Alert]) -> Iterable[Alert]:
+    """One alert for each code and subject: several frontends may say the same."""
+    return {(one.code, one.subject): one for one in alerts}.values()

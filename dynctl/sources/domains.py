@@ -1,0 +1,175 @@
+"""The rows of the domains panel: capacity and policy as `topology show` has them, and what lives.
+
+Pure. Who is stranded is said by :mod:`dynctl.planning.domain_capacity`, nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import is_
+from time import perf_counter
+from typing import Any, Final
+
+import msgspec
+
+from dynctl.documents.workers import WorkerRow
+from dynctl.planning.domain_capacity import DomainCapacity, TopologyShow, topology_show
+from dynctl.sources.snapshot import Snapshot, stale_reason
+
+
+class DomainRow(msgspec.Struct, frozen=True):
+    """One model in one value of a domain.
+
+    ``stale``: role -> workers whose numbers may not hold any more, without those that are plainly
+    gone. ``waiting``: requests that wait in the engines, of ``waiting_told`` of its ranks; None
+    where no engine tells. ``local`` and ``crossing``: hand-offs of KV cache that began here, None
+    where nobody counts them.
+    """
+
+    capacity: DomainCapacity
+    stale: dict[str, int] = {}
+    waiting: int | None = None
+    waiting_told: int = 0
+    local: int | None = None
+    crossing: int | None = None
+
+    @property
+    def value(self) -> str | None:
+        return self.capacity.value
+
+    @property
+    def crossing_share(self) -> float | None:
+        """Of the hand-offs that began here, the share that left (0..1)."""
+        total = (self.local or 0) + (self.crossing or 0)
+        return None if not total else (self.crossing or 0) / total
+
+
+class DomainView(msgspec.Struct, frozen=True):
+    """The panel. ``domain``: what the rows are by, None where no worker publishes any.
+
+    ``domains``: what they could be by. ``shown``: the capacity alone, as `topology show` has it.
+    """
+
+    domain: str | None
+    domains: tuple[str, ...]
+    rows: tuple[DomainRow, ...]
+    shown: TopologyShow
+
+
+class DomainBoard:
+    """Makes views of snapshots, one after the other; remembers capacity for a little while.
+
+    Who may hand over to whom is work for the square of a large fleet, so it is done again when a
+    worker comes, goes, changes its card, turns busy or calm; mere numbers may wait for as long
+    as the work is a small part of the time. ``clock``: seconds, monotonic.
+    """
+
+    #: Of a core, at most, where nothing but numbers changed.
+    SHARE: Final = 0.02
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._known: dict[str | None, _Known] = {}
+
+    def view(
+        self,
+        snapshot: Snapshot,
+        domain: str | None = None,
+        transfers: Mapping[tuple[str, str], tuple[int, int]] | None = None,
+    ) -> DomainView:
+        """The domains of a snapshot. ``domain``: what to group by; one that nobody publishes any
+        more is as None, the transfer domain. ``transfers``: those of the time that is shown,
+        None for all that the snapshot has."""
+        published = {name for row in snapshot.workers for name in row.domains}
+        chosen = domain if domain in published else None
+        return domain_view(snapshot, self._capacity(snapshot, chosen), transfers)
+
+    def capacity(self, snapshot: Snapshot) -> TopologyShow:
+        """The capacity by the transfer domain, whatever is shown: alerts are about that."""
+        return self._capacity(snapshot, None)
+
+    def _capacity(self, snapshot: Snapshot, domain: str | None) -> TopologyShow:
+        states = [(row.worker_id, row.status, row.busy) for row in snapshot.workers]
+        cards = [row.runtime_config for row in snapshot.workers]
+        now, known = self._clock(), self._known.get(domain)
+        if (
+            known is None
+            or now >= known.again_at
+            or (snapshot.settings, states) != (known.settings, known.states)
+            or not all(map(is_, cards, known.cards))
+        ):
+            shown = topology_show(
+                snapshot.source, snapshot.workers, snapshot.settings, domain=domain
+            )
+            done = self._clock()
+            again_at = done + (done - now) / self.SHARE
+            known = _Known(shown, snapshot.settings, states, cards, again_at)
+            # What nobody groups by any more need not be kept.
+            self._known = {
+                key: one for key, one in self._known.items() if key is None or key == domain
+            }
+            self._known[domain] = known
+        return known.shown
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Capacity, and what it was worked out of. ``again_at``: when its numbers are too old."""
+
+    shown: TopologyShow
+    settings: dict[str, Any]
+    states: list[tuple[int, str, bool]]
+    cards: list[dict[str, Any]]
+    again_at: float
+
+
+def domain_view(
+    snapshot: Snapshot,
+    shown: TopologyShow,
+    transfers: Mapping[tuple[str, str], tuple[int, int]] | None = None,
+) -> DomainView:
+    """What is known of each domain of ``shown`` beside its capacity."""
+    if transfers is None:
+        transfers = {
+            (one.domain, one.value): (one.local, one.crossing) for one in snapshot.transfers
+        }
+    counted = snapshot.unknown("transfers") is None
+    groups: dict[tuple[str, str | None], list[WorkerRow]] = {}
+    for row in snapshot.workers:
+        value = row.domains.get(shown.domain) if shown.domain else None
+        groups.setdefault((row.model, value), []).append(row)
+    rows = []
+    for capacity in shown.rows:
+        members = groups.get((capacity.model, capacity.value), [])
+        told = [
+            rank.reported.waiting_requests
+            for row in members
+            for rank in row.ranks
+            if rank.reported.waiting_requests is not None
+        ]
+        local = crossing = None
+        if counted and shown.domain is not None and capacity.value is not None:
+            local, crossing = transfers.get((shown.domain, capacity.value), (0, 0))
+        rows.append(
+            DomainRow(
+                capacity,
+                stale=_stale(members, snapshot.load_every_s),
+                waiting=sum(told) if told else None,
+                waiting_told=len(told),
+                local=local,
+                crossing=crossing,
+            )
+        )
+    return DomainView(shown.domain, tuple(shown.domains), tuple(rows), shown)
+
+
+def _stale(members: Sequence[WorkerRow], every_s: float | None) -> dict[str, int]:
+    return dict(
+        Counter(
+            row.role
+            for row in members
+            if row.status == "ready" and stale_reason(row, every_s) is not None
+        )
+    )

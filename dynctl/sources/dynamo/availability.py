@@ -1,0 +1,125 @@
+"""Which parts of a live Dynamo are known, and what to do about the others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dynctl.documents.route_result import UNKNOWN_LOAD
+from dynctl.documents.workers import WorkerRow
+from dynctl.sources.dynamo.decisions import EVENTS, LOG
+from dynctl.sources.kubernetes.frontends import OUT_OF_REACH
+from dynctl.sources.snapshot import Told
+
+_NAME_FRONTENDS: Final = "name the frontends, every replica: --frontend http://HOST:8000"
+_DECISIONS: Final = """\
+--frontend-log FILE, or - for standard input: the frontend's `Selected worker` lines
+or start the frontends with --router-replica-sync: they tell each other the winners"""
+_UNASKED: Final = "reading caches costs the workers, so nobody was asked"
+_READ: Final = "i reads the cache of a worker, I all of them"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a source has. ``at``: when discovery was heard last. ``load``: as take_load() says.
+
+    ``metrics``: frontends whose metrics were read. ``refused``: why there are none.
+    ``heard``: hops by who told of them. ``log``: the log that is read. ``reached``: whether
+    workers can be spoken to from here.
+    """
+
+    title: str
+    at: float
+    now: float
+    load: str
+    urls: tuple[str, ...] = ()
+    metrics: int = 0
+    thresholds: bool = False
+    refused: str = ""
+    replica_sync: bool = False
+    heard: Mapping[str, int] | None = None
+    log: str | None = None
+    read_all: bool = False
+    reached: bool = True
+
+
+def told_parts(known: Known, workers: Sequence[WorkerRow]) -> dict[str, Told]:
+    """Every part of a snapshot of a live Dynamo."""
+    planes, now = known.title, known.now
+    frontends = ", ".join(known.urls)
+    asked = Told(frontends, now)
+    ranks = [rank for row in workers for rank in row.ranks]
+    parts = {
+        "workers": Told(planes, known.at),
+        "load": _load(known, frontends),
+        "requests": _requests(known, frontends),
+        "index": _index(known, workers),
+        "waiting": Told("the engines' forward-pass-metrics", now),
+        "decisions": _decisions(known),
+        "transfers": _transfers(known),
+        "thresholds": asked
+        if known.thresholds
+        else Told(frontends, unknown=known.refused or _no("thresholds"), provide=_NAME_FRONTENDS),
+        "settings": Told("the workers' cards, else defaults", known.at),
+        "queue": asked
+        if known.metrics
+        else Told(frontends, unknown=known.refused or _no("queue"), provide=_NAME_FRONTENDS),
+    }
+    if ranks and all(rank.reported.waiting_requests is None for rank in ranks):
+        why = "no engine tells its queue (forward-pass-metrics)" if known.reached else OUT_OF_REACH
+        parts["waiting"] = Told(planes, unknown=why)
+    return parts
+
+
+def _no(what: str) -> str:
+    lives = {"thresholds": "thresholds live in the frontends", "queue": "queues live in them"}
+    return f"{lives[what]}, and none was named"
+
+
+def _load(known: Known, frontends: str) -> Told:
+    if known.metrics:
+        return Told(f"{known.load}: {frontends}", known.now)
+    if known.load in (UNKNOWN_LOAD, "kv_metrics"):
+        why = known.refused or "no frontend was named, and none tells others its load"
+        return Told("", unknown=why, provide=_NAME_FRONTENDS)
+    return Told(known.load, known.now)
+
+
+def _requests(known: Known, frontends: str) -> Told:
+    """Gauges tell tokens and blocks, and not how many requests they are of."""
+    if known.metrics or known.load in (UNKNOWN_LOAD, "kv_metrics"):
+        return Told(frontends, unknown="a frontend's metrics do not count requests by worker")
+    return Told(known.load, known.now)
+
+
+def _index(known: Known, workers: Sequence[WorkerRow]) -> Told:
+    if not known.reached:
+        return Told(known.title, unknown=f"what workers cache is {OUT_OF_REACH}")
+    read = any(rank.index != "absent" for row in workers for rank in row.ranks)
+    if known.read_all or read:
+        return Told("the workers' KV events", known.now)
+    return Told(known.title, unknown=_UNASKED, provide=_READ)
+
+
+def _decisions(known: Known) -> Told:
+    heard = known.heard or {}
+    sources = [name for name in (LOG, EVENTS) if heard.get(name)]
+    if known.log is not None and LOG not in sources:
+        sources.append(f"{known.log} (no `Selected worker` line yet: DYN_LOG=info)")
+    if known.replica_sync and EVENTS not in sources and known.reached:
+        sources.append(EVENTS)
+    if sources:
+        return Told(" and ".join(sources), known.now)
+    return Told(
+        known.title,
+        unknown="a live Dynamo keeps no decisions, and nobody tells the winners",
+        provide=_DECISIONS,
+    )
+
+
+def _transfers(known: Known) -> Told:
+    told = _decisions(known)
+    if told.unknown:
+        return Told(known.title, unknown="hand-offs are counted from decisions, which nobody tells")
+    return told

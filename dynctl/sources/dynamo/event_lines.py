@@ -1,0 +1,227 @@
+"""What `events tail` shows: one value a line, and how events of the planes become such lines. Pure.
+
+Hashes are hexadecimal text, since they pass what JSON readers take as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from dynctl.adapters.ports import ChannelCode
+from dynctl.wire.dynamo.active_sequences import (
+    SequenceAdded,
+    SequenceEvent,
+    SequenceFreed,
+    SequencePrefillDone,
+)
+from dynctl.wire.dynamo.events import KvMetrics, RouterEvent, UnknownEvent
+from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core.workers import Worker
+
+
+class TailKind(StrEnum):
+    """What a line tells. Names are stable."""
+
+    STORED = "stored"
+    REMOVED = "removed"
+    CLEARED = "cleared"
+    UNKNOWN = "unknown"
+    """An event of a kind that this version does not know."""
+    GAP = "gap"
+    """Events of a publisher did not arrive here; ``missing`` of them where that is known."""
+    RESTART = "restart"
+    """A publisher counts from its start again: what its worker cached before is void."""
+    MALFORMED = "malformed"
+    FOREIGN = "foreign"
+    DISCONNECT = "disconnect"
+    RECONNECT = "reconnect"
+    JOINED = "joined"
+    LEFT = "left"
+    SKIPPED = "skipped"
+    """Lines were not shown, because the reader is slower than the events."""
+    LOAD = "load"
+    BOOKED = "booked"
+    PREFILLED = "prefilled"
+    FREED = "freed"
+
+
+LOAD_KINDS: Final = frozenset({TailKind.LOAD, TailKind.BOOKED, TailKind.PREFILLED, TailKind.FREED})
+EVENT_KINDS: Final = LOAD_KINDS | {
+    TailKind.STORED,
+    TailKind.REMOVED,
+    TailKind.CLEARED,
+    TailKind.UNKNOWN,
+}
+"""Everything else is a remark about the stream, and marked as such."""
+
+_CONDITIONS: Final = {
+    ChannelCode.CHANNEL_CONNECTED: TailKind.RECONNECT,
+    ChannelCode.CHANNEL_DISCONNECTED: TailKind.DISCONNECT,
+    ChannelCode.EVENTS_DROPPED: TailKind.GAP,
+    ChannelCode.PUBLISHER_RESTARTED: TailKind.RESTART,
+    ChannelCode.FOREIGN_PUBLISHER: TailKind.FOREIGN,
+    ChannelCode.MALFORMED_MESSAGE: TailKind.MALFORMED,
+}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS: Final = 253_402_300_799_999  # the year 9999: beyond it there is no text for a time
+
+
+class TailLine(msgspec.Struct, frozen=True):
+    """One line. ``event`` is a TailKind; what does not apply is None.
+
+    ``time``: UTC; the publisher's clock for events, ours for remarks. ``worker``: display name.
+    ``blocks`` of the event, ``first_hash`` and ``parent_hash`` are the engine's names (hex).
+    ``missing``: events (or, where their numbers are unknown, messages) that did not arrive.
+    """
+
+    event: str
+    time: str
+    worker: str | None = None
+    worker_id: int | None = None
+    dp_rank: int | None = None
+    model: str | None = None
+    role: str | None = None
+    domains: dict[str, str] = {}
+    event_id: int | None = None
+    blocks: int | None = None
+    first_hash: str | None = None
+    parent_hash: str | None = None
+    tier: str | None = None
+    missing: int | None = None
+    request_id: str | None = None
+    prefill_tokens: int | None = None
+    message: str | None = None
+    kind: str = "KvEventLine"
+    schema: int = 1
+
+    @property
+    def is_remark(self) -> bool:
+        return self.event not in EVENT_KINDS
+
+
+def time_text(milliseconds: int) -> str:
+    """UTC with milliseconds; a clock that is out of any calendar is shown as its last moment."""
+    moment = _EPOCH + timedelta(milliseconds=min(max(0, milliseconds), _LAST_MS))
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def remark(
+    kind: TailKind, at_ms: int, message: str, worker: Worker | None = None, **more: int | None
+) -> TailLine:
+    """Something about a stream; ``more``: dp_rank, missing."""
+    return _line(kind, at_ms, worker, None, message=message, **more)
+
+
+def condition_kind(code: ChannelCode) -> TailKind:
+    return _CONDITIONS[code]
+
+
+def event_line(worker: Worker, event: RouterEvent, at_ms: int, message: str | None) -> TailLine:
+    """A KV event; ``message``: what is odd about it."""
+    told: dict[str, object] = {
+        "dp_rank": event.dp_rank,
+        "event_id": event.event_id,
+        "tier": event.storage_tier,
+        "message": message,
+    }
+    what, kind = event.event, TailKind.UNKNOWN
+    match what:
+        case BlocksStored():
+            parent = what.parent_hash
+            told |= {
+                **_blocks(what.block_hashes),
+                "parent_hash": None if parent is None else _hex(parent),
+            }
+            kind = TailKind.STORED
+        case BlocksRemoved():
+            told |= _blocks(what.block_hashes)
+            kind = TailKind.REMOVED
+        case Cleared():
+            kind = TailKind.CLEARED
+        case UnknownEvent():
+            told["message"] = f"events of kind {what.kind!r} are not known here"
+    return _line(kind, at_ms, worker, None, **told)
+
+
+def load_line(worker: Worker | None, report: KvMetrics, at_ms: int) -> TailLine:
+    """What a rank reports of itself."""
+    told = [
+        f"{value:,} {what}"
+        for value, what in (
+            (report.active_decode_blocks, "active decode blocks"),
+            (report.active_prefill_tokens, "active prefill tokens"),
+            (report.kv_used_blocks, "KV blocks used"),
+        )
+        if value is not None
+    ]
+    return _line(
+        TailKind.LOAD,
+        at_ms,
+        worker,
+        report.worker_id,
+        dp_rank=report.dp_rank,
+        blocks=report.kv_used_blocks,
+        prefill_tokens=report.active_prefill_tokens,
+        message=", ".join(told) or "nothing is told",
+    )
+
+
+def sequence_line(worker: Worker | None, event: SequenceEvent, at_ms: int) -> TailLine:
+    """What a router tells of a request on a worker."""
+    blocks = tokens = None
+    match event:
+        case SequenceAdded():
+            kind = TailKind.BOOKED
+            tokens = event.prefill_tokens
+            blocks = None if event.token_sequence is None else len(event.token_sequence)
+            known = "" if blocks is None else f", {blocks:,} prompt blocks"
+            message = f"request {event.request_id}: {tokens:,} prefill tokens{known}"
+        case SequencePrefillDone():
+            kind, message = TailKind.PREFILLED, f"request {event.request_id}: prefill is done"
+        case SequenceFreed():
+            kind, message = TailKind.FREED, f"request {event.request_id}: left"
+        case _:
+            kind = TailKind.UNKNOWN
+            message = f"request {event.request_id}: {event.kind!r} is not known here"
+    return _line(
+        kind,
+        at_ms,
+        worker,
+        event.worker_id,
+        dp_rank=event.dp_rank,
+        blocks=blocks,
+        prefill_tokens=tokens,
+        request_id=event.request_id,
+        message=message,
+    )
+
+
+def _line(
+    kind: TailKind, at_ms: int, worker: Worker | None, worker_id: int | None, **told: object
+) -> TailLine:
+    """``worker_id`` names one that is not registered."""
+    who: dict[str, object] = {}
+    if worker is not None:
+        who = {
+            "worker": worker.name,
+            "worker_id": worker.worker_id,
+            "model": worker.model,
+            "role": worker.role.value,
+            "domains": dict(worker.domains),
+        }
+    elif worker_id is not None:
+        who = {"worker": f"{worker_id:016x}", "worker_id": worker_id}
+    return TailLine(kind.value, time_text(at_ms), **who, **told)  # type: ignore[arg-type]
+
+
+def _blocks(hashes: Sequence[int]) -> dict[str, object]:
+    return {"blocks": len(hashes), "first_hash": _hex(hashes[0]) if hashes else None}
+
+
+def _hex(value: int) -> str:
+    return f"{value:016x}"

@@ -1,0 +1,373 @@
+"""Events of a live deployment as they come, without keeping any index.
+
+Only listens: nobody is asked for what was missed, so a gap is shown and stays. Lines go to a
+bounded :class:`TailQueue`; a reader that is too slow loses lines, and is told how many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from dynctl.adapters.ports import (
+    ChannelCode,
+    ChannelCondition,
+    ChannelMessage,
+    ChannelValue,
+    Discovery,
+    DiscoveryChange,
+    EventPlane,
+    Interrupted,
+)
+from dynctl.base.decode_errors import WireError
+from dynctl.base.tasks import end_tasks
+from dynctl.health.deployment import Deployment, Registrations
+from dynctl.sources.dynamo.discovery_watch import watch_discovery
+from dynctl.sources.dynamo.event_lines import (
+    TailKind,
+    TailLine,
+    condition_kind,
+    event_line,
+    load_line,
+    remark,
+    sequence_line,
+)
+from dynctl.wire.dynamo.active_sequences import decode_sequences
+from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES, EventChannel
+from dynctl.wire.dynamo.events import RouterEvent, decode_kv_metrics, decode_router_events
+from router_core.workers import Worker
+
+MAX_QUEUED: Final = 10_000
+
+
+class TailQueue:
+    """Lines that wait for their reader: ``most``, then new ones are counted instead of kept."""
+
+    def __init__(self, now_ms: Callable[[], int], most: int = MAX_QUEUED) -> None:
+        self._now_ms = now_ms
+        self._most = most
+        self._lines: deque[TailLine] = deque()
+        self._skipped = 0
+        self._wake = asyncio.Event()
+
+    def put(self, line: TailLine) -> None:
+        if len(self._lines) >= self._most:
+            self._skipped += 1
+        else:
+            self._tell_skipped()
+            self._lines.append(line)
+        self._wake.set()
+
+    async def take(self, most: int) -> list[TailLine]:
+        """At least one line, at most ``most``, in order."""
+        await self._wake.wait()
+        taken = [self._lines.popleft() for _ in range(min(most, len(self._lines)))]
+        if not self._lines:
+            self._tell_skipped()
+        if not self._lines:
+            self._wake.clear()
+        return taken
+
+    def _tell_skipped(self) -> None:
+        """A line in the place of those that were not kept."""
+        if self._skipped:
+            number, self._skipped = self._skipped, 0
+            text = f"{number:,} event{'' if number == 1 else 's'} not shown: the output is slower"
+            line = remark(TailKind.SKIPPED, self._now_ms(), text, missing=number)
+            self._lines.append(line)
+
+
+class PublisherTail:
+    """The KV events of one rank: every value of its channel in, lines out.
+
+    Events of a publisher are numbered from 1 without holes; who joins late begins anywhere.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        dp_rank: int,
+        emit: Callable[[TailLine], None],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.worker = worker
+        self._rank = dp_rank
+        self._emit = emit
+        self._now_ms = now_ms
+        self._last: int | None = None
+        self._dropped = 0  # messages known to be lost since the last event
+        self._was_connected = False
+
+    def take(self, value: ChannelValue) -> None:
+        if isinstance(value, ChannelCondition):
+            self._condition(value)
+            return
+        try:
+            events = decode_router_events(value.payload)
+        except WireError as error:
+            self._remark(TailKind.MALFORMED, f"a message of events is unreadable: {error}")
+            return
+        for event in events:
+            self._event(event, value.published_at_ms)
+        self._tell_dropped()
+
+    def _event(self, event: RouterEvent, at_ms: int) -> None:
+        last, number, odd = self._last, event.event_id, None
+        if (event.worker_id, event.dp_rank) != (self.worker.worker_id, self._rank):
+            self._remark(
+                TailKind.FOREIGN,
+                f"an event of worker {event.worker_id:x} rank {event.dp_rank} came on this channel",
+            )
+            return
+        if last is not None and number <= last:
+            odd = f"again or late: after event {last:,}"
+        elif last is not None and number > last + 1:
+            self._gap(last + 1, number - 1)
+        else:
+            self._tell_dropped()
+        self._dropped = 0
+        self._last = max(number, last or 0)
+        self._emit(event_line(self.worker, event, at_ms, odd))
+
+    def _gap(self, first: int, last: int) -> None:
+        missing = last - first + 1
+        which = f"event {first:,} is" if missing == 1 else f"events {first:,} to {last:,} are"
+        lost = f" ({_messages(self._dropped)} lost on the way)" if self._dropped else ""
+        self._remark(TailKind.GAP, f"{which} missing{lost}", missing)
+
+    def _tell_dropped(self) -> None:
+        """Messages were lost and the events' numbers do not say how many events that were."""
+        if self._dropped:
+            told = f"{_messages(self._dropped)} lost on the way; no numbered event is known missing"
+            self._remark(TailKind.GAP, told, self._dropped)
+            self._dropped = 0
+
+    def _condition(self, value: ChannelCondition) -> None:
+        match value.code:
+            case ChannelCode.EVENTS_DROPPED:
+                # Told with the message that follows, whose events say what was in them.
+                self._dropped += value.count
+            case ChannelCode.CHANNEL_CONNECTED:
+                if self._was_connected:
+                    self._remark(TailKind.RECONNECT, value.message)
+                self._was_connected = True
+            case ChannelCode.PUBLISHER_RESTARTED:
+                self._last, self._dropped = None, 0
+                self._remark(
+                    TailKind.RESTART, f"{value.message}; what it cached before counts as gone"
+                )
+            case _:
+                self._remark(condition_kind(value.code), value.message)
+
+    def _remark(self, kind: TailKind, message: str, missing: int | None = None) -> None:
+        self._emit(
+            remark(kind, self._now_ms(), message, self.worker, dp_rank=self._rank, missing=missing)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """Whose KV events a channel carries."""
+
+    worker: Worker
+    dp_rank: int
+
+
+@dataclass(slots=True)
+class _Followed:
+    """``of``: None for a channel of load."""
+
+    task: asyncio.Task[None]
+    of: _Ranked | None
+
+
+Wanted = Callable[[Worker | None], bool]
+"""Whether a worker's lines are wanted; None stands for one that is not registered."""
+
+
+def everyone(worker: Worker | None) -> bool:
+    return True
+
+
+class EventTail:
+    """Follows the channels of the wanted workers, as discovery tells of them.
+
+    ``emit`` takes lines, ``say`` what is to be said beside them (discovery is interrupted).
+    ``load`` follows load reports and bookings too. ``now_ms``: our wall clock in milliseconds.
+    Use as an async context manager; entering raises Unreachable.
+    """
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        plane_of: Callable[[EventChannel], EventPlane],
+        emit: Callable[[TailLine], None],
+        say: Callable[[str], None],
+        now_ms: Callable[[], int],
+        *,
+        namespace: str | None = None,
+        wanted: Wanted = everyone,
+        load: bool = False,
+    ) -> None:
+        self.deployment = Deployment()
+        self._discovery = discovery
+        self._plane_of = plane_of
+        self._emit = emit
+        self._say = say
+        self._now_ms = now_ms
+        self._namespace = namespace
+        self.wanted = wanted
+        self._load = load
+        self._registrations = Registrations()
+        self._workers: dict[int, Worker] = {}
+        self._followed: dict[EventChannel, _Followed] = {}
+        self._ended: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> EventTail:
+        try:
+            self._registrations.apply(await self._discovery.list())
+            self._join()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def follow(self) -> None:
+        """Begin: lines come from now on."""
+        self._follow_channels()
+        watching = watch_discovery(self._discovery, self._take)
+        self._watching = asyncio.create_task(watching, name="discovery")
+
+    async def close(self) -> None:
+        """Leaves no task, and closes discovery; the planes are the caller's."""
+        watching = [] if self._watching is None else [self._watching]
+        followers = [followed.task for followed in self._followed.values()]
+        await end_tasks([*watching, *followers, *self._ended])
+        self._followed.clear()
+        await self._discovery.close()
+
+    @property
+    def publishers(self) -> int:
+        """KV-event channels that are followed."""
+        return sum(followed.of is not None for followed in self._followed.values())
+
+    @property
+    def load_channels(self) -> int:
+        """Channels of load reports and bookings that are followed."""
+        return len(self._followed) - self.publishers
+
+    # -- discovery -------------------------------------------------------------------------
+
+    def _take(self, change: DiscoveryChange) -> None:
+        interrupted = self._registrations.interrupted
+        self._registrations.apply(change)
+        if isinstance(change, Interrupted):
+            if interrupted is None:
+                self._say(f"discovery is interrupted: {change.reason}; known publishers stay")
+            return
+        if interrupted is not None and self._registrations.interrupted is None:
+            self._say("discovery is heard again")
+        before = self._workers
+        self._join()
+        after = self._workers
+        for worker_id in before.keys() - after.keys():
+            self._tell(TailKind.LEFT, "is no longer registered", before[worker_id])
+        for worker_id in after.keys() - before.keys():
+            self._tell(TailKind.JOINED, "is registered now", after[worker_id])
+        self._follow_channels()
+
+    def _join(self) -> None:
+        self.deployment = self._registrations.deployment(self._namespace)
+        self._workers = {item.worker.worker_id: item.worker for item in self.deployment.workers}
+
+    def _tell(self, kind: TailKind, message: str, worker: Worker) -> None:
+        if self.wanted(worker):
+            self._emit(remark(kind, self._now_ms(), message, worker))
+
+    # -- channels --------------------------------------------------------------------------
+
+    def _follow_channels(self) -> None:
+        wanted: dict[EventChannel, _Ranked | None] = {}
+        for item in self.deployment.workers:
+            if self.wanted(item.worker):
+                for rank, channel in item.kv_events.items():
+                    wanted[channel] = _Ranked(item.worker, rank)
+        if self._load:
+            for channel in (*self.deployment.loads, *self.deployment.sequences):
+                wanted[channel] = None
+        for channel, followed in list(self._followed.items()):
+            if channel not in wanted or wanted[channel] != followed.of:
+                followed.task.cancel()
+                self._ended = [t for t in self._ended if not t.done()] + [followed.task]
+                del self._followed[channel]
+        for channel, of in wanted.items():
+            if channel not in self._followed:
+                self._followed[channel] = _Followed(self._start(channel, of), of)
+
+    def _start(self, channel: EventChannel, of: _Ranked | None) -> asyncio.Task[None]:
+        if of is None:
+            take = self._take_sequences if channel.topic == ACTIVE_SEQUENCES else self._take_metrics
+        else:
+            take = PublisherTail(of.worker, of.dp_rank, self._emit, self._now_ms).take
+        follower = self._plane_of(channel).follow(channel, take)
+        name = f"{channel.topic} {channel.publisher_id:x}"
+        return asyncio.create_task(follower.run(), name=name)
+
+    # -- load ------------------------------------------------------------------------------
+
+    def _take_metrics(self, value: ChannelValue) -> None:
+        message = self._load_message(value)
+        if message is None:
+            return
+        try:
+            report = decode_kv_metrics(message.payload)
+        except WireError as error:
+            self._unreadable(message, error)
+            return
+        worker = self._workers.get(report.worker_id)
+        if self.wanted(worker):
+            self._emit(load_line(worker, report, message.published_at_ms))
+
+    def _take_sequences(self, value: ChannelValue) -> None:
+        message = self._load_message(value)
+        if message is None:
+            return
+        try:
+            events = decode_sequences(message.payload)
+        except WireError as error:
+            self._unreadable(message, error)
+            return
+        for event in events:
+            worker = self._workers.get(event.worker_id)
+            if self.wanted(worker):
+                self._emit(sequence_line(worker, event, message.published_at_ms))
+
+    def _load_message(self, value: ChannelValue) -> ChannelMessage | None:
+        """A message; of a condition only a loss or a restart is worth a line here."""
+        if isinstance(value, ChannelMessage):
+            return value
+        if value.code in (ChannelCode.EVENTS_DROPPED, ChannelCode.PUBLISHER_RESTARTED):
+            where = f"{value.topic} of publisher {value.publisher_id:x}"
+            line = remark(
+                condition_kind(value.code),
+                self._now_ms(),
+                f"{where}: {value.message}",
+                missing=value.count or None,
+            )
+            self._emit(line)
+        return None
+
+    def _unreadable(self, message: ChannelMessage, error: WireError) -> None:
+        text = f"a message of {message.topic} is unreadable: {error}"
+        self._emit(remark(TailKind.MALFORMED, self._now_ms(), text))
+
+
+def _messages(number: int) -> str:
+    return f"{number:,} message{'' if number == 1 else 's'}"

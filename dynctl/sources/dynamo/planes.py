@@ -1,0 +1,181 @@
+"""Which planes a command reads, from options and Dynamo's own variables; adapters come lazily.
+
+This is the table of names -> adapters for live deployments. What an option does not say, Dynamo's
+variable does, else the context, else Dynamo's default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.settings.contexts.precedence import in_context
+
+if TYPE_CHECKING:
+    from dynctl.adapters.ports import Discovery, EventPlane, RequestPlane
+    from dynctl.wire.dynamo.discovery import EventChannel
+
+DISCOVERY_VARIABLE: Final = "DYN_DISCOVERY_BACKEND"
+NAMESPACE_VARIABLE: Final = "DYN_NAMESPACE"
+BACKENDS: Final = ("file", "etcd", "kubernetes")
+NOT_YET: Final = {
+    "memory": "lives inside one process; nothing outside can read it",
+    "mem": "lives inside one process; nothing outside can read it",
+}
+EVENT_PLANES: Final = ("zmq", "nats")
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """What an observer needs. ``title`` is what people see, without credentials."""
+
+    title: str
+    discovery: Discovery
+    plane_of: Callable[[EventChannel], EventPlane]
+    requests: RequestPlane
+    opened: list[EventPlane]
+
+    async def close(self) -> None:
+        """Close the event planes; an observer closes the rest."""
+        for plane in self.opened:
+            await plane.close()
+
+
+def backend(options: GlobalOptions) -> tuple[str, str] | None:
+    """(discovery backend, who said it); None where nobody named one. Raises UsageProblem."""
+    options = in_context(options)
+    environ = os.environ if options.environment_sources else {}
+    said = [
+        (options.discovery, "--discovery"),
+        ("file" if options.file_kv is not None else None, "--file-kv"),
+        ("etcd" if options.etcd_endpoints is not None else None, "--etcd-endpoints"),
+        (environ.get(DISCOVERY_VARIABLE) or None, DISCOVERY_VARIABLE),
+        ("file" if environ.get("DYN_FILE_KV") else None, "DYN_FILE_KV"),
+        ("etcd" if environ.get("ETCD_ENDPOINTS") else None, "ETCD_ENDPOINTS"),
+    ]
+    for name, source in said:
+        if name is None:
+            continue
+        if name in NOT_YET:
+            raise UsageProblem(f"{source} {name}: this discovery backend {NOT_YET[name]}")
+        if name not in BACKENDS:
+            raise UsageProblem(
+                f"{source} {name}: unknown discovery backend", f"known: {', '.join(BACKENDS)}"
+            )
+        return name, source
+    return None
+
+
+def namespace(options: GlobalOptions) -> str | None:
+    """The Dynamo namespace to look at; None (``*``) looks at all.
+
+    In Kubernetes the operator calls it after the graph, so there all is the default.
+    """
+    options = in_context(options)
+    name = options.dyn_namespace or os.environ.get(NAMESPACE_VARIABLE)
+    if name is None:
+        return None if (backend(options) or ("",))[0] == "kubernetes" else "dynamo"
+    return None if name == "*" else name
+
+
+def open_planes(options: GlobalOptions) -> Planes:
+    """Adapters for what the options name; nothing is connected yet. Needs a running event loop.
+
+    Raises UsageProblem, or Unreachable where a credential plugin of a kubeconfig fails.
+    """
+    from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
+
+    options = in_context(options)
+    named = backend(options)
+    if named is None:
+        raise UsageProblem(
+            "no discovery backend was named",
+            "--discovery file --file-kv DIR, --discovery etcd --etcd-endpoints HOST:2379, or "
+            "--discovery kubernetes",
+        )
+    opened = {"file": _file, "etcd": _etcd, "kubernetes": _kubernetes}
+    discovery = opened[named[0]](options)
+    events = _EventPlanes(options)
+    advertised = os.environ.get("DYN_TCP_RESPONSE_STREAM_HOST") or None
+    requests = TcpRequestPlane(advertised_host=advertised)
+    return Planes(discovery.title, discovery, events.of, requests, events.opened)
+
+
+def _file(options: GlobalOptions) -> Discovery:
+    import tempfile
+
+    from dynctl.adapters.file import FileDiscovery
+
+    told = options.file_kv or os.environ.get("DYN_FILE_KV")
+    # Dynamo's own default lies below the temporary directory.
+    return FileDiscovery(Path(told) if told else Path(tempfile.gettempdir()) / "dynamo_store_kv")
+
+
+def _etcd(options: GlobalOptions) -> Discovery:
+    from dynctl.adapters.etcd.address import DEFAULT_ENDPOINTS
+
+    told = options.etcd_endpoints or os.environ.get("ETCD_ENDPOINTS") or DEFAULT_ENDPOINTS
+    endpoints = [part.strip() for part in told.split(",") if part.strip()]
+    access = {
+        "user": os.environ.get("ETCD_AUTH_USERNAME"),
+        "password": os.environ.get("ETCD_AUTH_PASSWORD"),
+        "ca": os.environ.get("ETCD_AUTH_CA"),
+        "cert": os.environ.get("ETCD_AUTH_CLIENT_CERT"),
+        "key": os.environ.get("ETCD_AUTH_CLIENT_KEY"),
+    }
+    given: dict[str, Any] = {name: value for name, value in access.items() if value}
+    client = options.etcd_client or "etcd3"
+    if client == "gateway":
+        from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
+
+        return EtcdGatewayDiscovery(endpoints, **given)
+    if client != "etcd3":
+        raise UsageProblem(f"--etcd-client {client}: expected etcd3 or gateway")
+    from dynctl.adapters.etcd.grpc import Etcd3Discovery
+
+    return Etcd3Discovery(endpoints, **given)
+
+
+def _kubernetes(options: GlobalOptions) -> Discovery:
+    from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
+    from dynctl.sources.kubernetes.cluster import namespaces_of, open_cluster
+
+    cluster = open_cluster(options)
+    return KubernetesDiscovery(cluster, namespaces_of(options, cluster))
+
+
+class _EventPlanes:
+    """One event plane for each transport that a channel names, opened when first needed."""
+
+    def __init__(self, options: GlobalOptions) -> None:
+        self.opened: list[EventPlane] = []
+        self._options = options
+        self._zmq: EventPlane | None = None
+        self._nats: EventPlane | None = None
+
+    def of(self, channel: EventChannel) -> EventPlane:
+        from dynctl.wire.dynamo.discovery import NatsTransport
+
+        if isinstance(channel.transport, NatsTransport):
+            if self._nats is None:
+                self._nats = self._open_nats()
+            return self._nats
+        if self._zmq is None:
+            from dynctl.adapters.zmq.dynamo_events import ZmqEventPlane
+
+            self._zmq = ZmqEventPlane()
+            self.opened.append(self._zmq)
+        return self._zmq
+
+    def _open_nats(self) -> EventPlane:
+        from dynctl.adapters.nats.dynamo_events import NatsEventPlane
+
+        told = self._options.nats_server or os.environ.get("NATS_SERVER") or "nats://localhost:4222"
+        plane = NatsEventPlane([part.strip() for part in told.split(",") if part.strip()])
+        self.opened.append(plane)
+        return plane

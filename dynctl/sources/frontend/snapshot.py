@@ -1,0 +1,138 @@
+"""Snapshots out of what frontends of ours told. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from dynctl.documents.workers import RankRow, WorkerRow
+from dynctl.sources.alerts import condition_alert
+from dynctl.sources.frontend.feed import FollowedFrontend, newest_first
+from dynctl.sources.snapshot import Header, Meter, Snapshot, Told, Transfer
+
+_NO_QUEUE: Final = "this router has no queue: a request that nobody can take is refused"
+_NO_MEMORY: Final = "the frontend keeps no decisions"
+_KEEP: Final = "start it with --decision-memory 64MiB"
+_NO_ENGINE: Final = "no engine tells its queue: vLLM and SGLang do, by their /metrics"
+
+
+def frontend_snapshot(
+    frontends: Sequence[FollowedFrontend], source: str, at: float, problem: str = ""
+) -> Snapshot:
+    """What all of them say together. The cards are those of the first that answered; loads add up,
+    since each router counts its own requests."""
+    answering = [one for one in frontends if not one.problem and one.load is not None]
+    known = answering or [one for one in frontends if one.load is not None]
+    first = known[0] if known else None
+    if first is None or first.load is None:
+        return Snapshot(at=at, source=source, problem=problem or "nothing was read yet")
+    loads = [one.load for one in known if one.load is not None]
+    workers = tuple(_added(known))
+    settings = first.settings
+    return Snapshot(
+        at=at,
+        source=source,
+        header=Header(
+            models=tuple(sorted({row.model for row in workers if row.model})),
+            mode=_text(settings, "router_mode"),
+            preset=first.config.preset if first.config is not None else None,
+            version=first.load.version,
+            frontends=(len(answering), len(frontends)),
+            in_flight=sum(load.in_flight for load in loads),
+            recorded=sum(load.recorded for load in loads),
+        ),
+        workers=workers,
+        decisions=tuple(newest_first(known)),
+        missed=sum(one.missed for one in known),
+        meters=_meters(known),
+        alerts=tuple(
+            condition_alert(row.code, row.subject, row.message, row.since)
+            for load in loads
+            for row in load.conditions
+        ),
+        transfers=_transfers(known),
+        thresholds=dict(first.load.thresholds),
+        settings=settings,
+        told=_told(known, first, workers),
+        load_every_s=max(load.probe_s for load in loads),
+        problem=problem,
+    )
+
+
+def _told(
+    known: Sequence[FollowedFrontend], first: FollowedFrontend, workers: Sequence[WorkerRow]
+) -> dict[str, Told]:
+    names = " + ".join(one.reader.name for one in known)
+    here = Told(names, min(one.read_at for one in known if one.read_at is not None))
+    parts = dict.fromkeys(("workers", "load", "index", "waiting", "transfers"), here)
+    parts["decisions"] = here
+    parts["thresholds"] = parts["settings"] = Told(first.reader.name, first.read_at)
+    parts["queue"] = Told(names, unknown=_NO_QUEUE)
+    refused = next((one.decisions_refused for one in known if one.decisions_refused), "")
+    if refused:
+        parts["decisions"] = Told(names, unknown=refused, provide="give --token, or DYNCTL_TOKEN")
+    elif all(one.kept_bytes == 0 for one in known):
+        parts["decisions"] = Told(names, unknown=_NO_MEMORY, provide=_KEEP)
+    ranks = [rank for row in workers for rank in row.ranks]
+    if ranks and all(rank.reported.waiting_requests is None for rank in ranks):
+        parts["waiting"] = Told(names, unknown=_NO_ENGINE)
+    return parts
+
+
+def _added(known: Sequence[FollowedFrontend]) -> list[WorkerRow]:
+    """The rows of the first, with what the others' routers put on the same workers."""
+    rows = known[0].rows
+    if len(known) == 1:
+        return rows
+    others: dict[tuple[int, int], list[RankRow]] = defaultdict(list)
+    for one in known[1:]:
+        for row in one.rows:
+            for rank in row.ranks:
+                others[row.worker_id, rank.dp_rank].append(rank)
+    return [
+        msgspec.structs.replace(
+            row,
+            ranks=[
+                _rank(rank, others.get((row.worker_id, rank.dp_rank), ())) for rank in row.ranks
+            ],
+        )
+        for row in rows
+    ]
+
+
+def _rank(rank: RankRow, others: Sequence[RankRow]) -> RankRow:
+    return msgspec.structs.replace(
+        rank,
+        active_requests=rank.active_requests + sum(one.active_requests for one in others),
+        active_prefill_tokens=rank.active_prefill_tokens
+        + sum(one.active_prefill_tokens for one in others),
+        active_decode_blocks=rank.active_decode_blocks
+        + sum(one.active_decode_blocks for one in others),
+    )
+
+
+def _meters(known: Sequence[FollowedFrontend]) -> tuple[Meter, ...]:
+    """The newest of each preferred domain."""
+    newest: dict[tuple[str, str], Meter] = {}
+    for one in known:
+        for key, meter in one.meters.items():
+            if key not in newest or newest[key].at < meter.at:
+                newest[key] = meter
+    return tuple(newest[key] for key in sorted(newest))
+
+
+def _transfers(known: Sequence[FollowedFrontend]) -> tuple[Transfer, ...]:
+    sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for one in known:
+        for row in one.load.transfers if one.load is not None else ():
+            sums[row.domain, row.value][0] += row.local
+            sums[row.domain, row.value][1] += row.crossing
+    return tuple(Transfer(*key, *sums[key]) for key in sorted(sums))
+
+
+def _text(settings: Mapping[str, Any], name: str) -> str | None:
+    value = settings.get(name)
+    return value if isinstance(value, str) else None

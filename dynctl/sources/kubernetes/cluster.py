@@ -1,0 +1,46 @@
+"""The cluster that the options name, and the namespaces of it that a command looks at."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.settings.contexts.precedence import in_context
+
+if TYPE_CHECKING:
+    from dynctl.adapters.ports import Cluster
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def open_cluster(options: GlobalOptions) -> Cluster:
+    """Raises UsageProblem, or Unreachable where a credential plugin fails; nothing else is asked
+    yet."""
+    from dynctl.adapters.kubernetes import cluster as kubernetes_cluster
+
+    options = in_context(options)
+    return kubernetes_cluster.open_cluster(
+        kubeconfig=options.kubeconfig, context=options.kube_context, timeout=options.timeout
+    )
+
+
+def namespaces_of(options: GlobalOptions, cluster: Cluster) -> str | None:
+    """The namespace to look at: the one that was named, else the context's; None is all of them.
+
+    Raises UsageProblem.
+    """
+    options = in_context(options)
+    if options.namespace is None:
+        return None if options.all_namespaces else cluster.namespace
+    if options.all_namespaces:
+        raise UsageProblem(
+            f"-n {options.namespace} and -A: one namespace and all of them were asked for",
+            "give one of the two",
+        )
+    if not _NAMESPACE.fullmatch(options.namespace):
+        raise UsageProblem(
+            f"-n {options.namespace}: no name of a namespace, expected 1 to 63 of a-z, 0-9 and -"
+        )
+    return options.namespace

@@ -1,0 +1,152 @@
+"""The frontends of a deployment in a cluster, by URLs that lead to their pods from here.
+
+A pod's address means something inside its cluster only; elsewhere it leads nowhere, or to somebody
+else. So it is used where it answers as a Dynamo frontend; the way through the API server's
+port-forward works from anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from dynctl.adapters.ports import Cluster, ClusterRefusal
+from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.sources.dynamo.frontend import DynamoFrontend
+from dynctl.wire.kubernetes.fields import mapping, sequence
+from dynctl.wire.kubernetes.forbidden import lacking
+from dynctl.wire.kubernetes.names import (
+    COMPONENT_TYPE_LABEL,
+    DYNAMO_NAMESPACE_LABEL,
+    GRAPH_LABEL,
+)
+from dynctl.wire.kubernetes.objects import Pod, pod
+
+Reach = Literal["auto", "direct", "port-forward"]
+REACHES: Final[tuple[Reach, ...]] = ("auto", "direct", "port-forward")
+MOST_FRONTENDS: Final = 16
+#: Thresholds live in every one of them, so that few are too few.
+_MOST_WAYS: Final = 64
+_DEFAULT_PORT: Final = 8000
+OUT_OF_REACH: Final = "out of reach from here (it needs the cluster's own network)"
+"""What workers tell over their own addresses, where only the API server can be spoken to."""
+#: How long a pod's address may take to answer before the other way is taken.
+_DIRECT_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """``direct``: at the pods' own addresses, so that workers can be spoken to as well.
+
+    ``names``: the pods that ``urls`` lead to, ``graphs``: whose pods they are (empty where a pod
+    does not say). ``refused``: why the frontends are not known. ``beyond``: so many more there are.
+    """
+
+    urls: list[str]
+    direct: bool
+    refused: str = ""
+    names: tuple[str, ...] = ()
+    graphs: tuple[str, ...] = ()
+    beyond: int = 0
+
+
+def reach_of(name: str) -> Reach:
+    """The way that ``--reach`` names. Raises UsageProblem."""
+    if name not in REACHES:
+        raise UsageProblem(f"--reach {name}: expected one of {', '.join(REACHES)}")
+    return name
+
+
+def frontend_pods(cluster: Cluster, namespace: str | None) -> list[Pod]:
+    """The ready frontend pods of a namespace (None: of all), by name. Raises ClusterRefusal."""
+    inner = "" if namespace is None else f"/namespaces/{namespace}"
+    found: list[Pod] = []
+    query = {"labelSelector": f"{COMPONENT_TYPE_LABEL}=frontend"}
+    for page in cluster.pages(f"/api/v1{inner}/pods", query):
+        read = (pod(mapping(item)) for item in sequence(page.get("items")))
+        found += [one for one in read if one.ready and not one.deleting]
+    return sorted(found, key=lambda one: (one.namespace, one.name))
+
+
+def frontend_port(pod: Pod) -> int:
+    """Where a frontend pod serves HTTP: its variable, else its port called http, else 8000."""
+    main = pod.main
+    if main is None:
+        return _DEFAULT_PORT
+    told = main.env.get("DYN_HTTP_PORT") or ""
+    if told.isdecimal() and 0 < int(told) < 65536:
+        return int(told)
+    return main.ports.get("http") or next(iter(main.ports.values()), 0) or _DEFAULT_PORT
+
+
+@contextmanager
+def cluster_ways(options: GlobalOptions) -> Iterator[Reached]:
+    """Ways to the frontends of the cluster that the options name, open with the context: of the
+    Dynamo namespace, if one is named; ``beyond`` counts those that are too many.
+
+    Raises UsageProblem, or Unreachable where the API server does not answer.
+    """
+    from dynctl.sources.dynamo.planes import namespace
+    from dynctl.sources.kubernetes.cluster import namespaces_of, open_cluster
+
+    way = reach_of(options.reach)
+    cluster = open_cluster(options)
+    with ExitStack() as stack:
+        stack.callback(cluster.close)
+        try:
+            pods = frontend_pods(cluster, namespaces_of(options, cluster))
+            if (space := namespace(options)) is not None:
+                label = DYNAMO_NAMESPACE_LABEL
+                pods = [one for one in pods if one.labels.get(label, space) == space]
+            found = stack.enter_context(reached(cluster, pods[:_MOST_WAYS], way))
+            found = replace(found, beyond=max(0, len(pods) - _MOST_WAYS))
+        except ClusterRefusal as refusal:
+            found = Reached(
+                [], direct=way == "direct", refused=lacking(refusal.message) or refusal.message
+            )
+        yield found
+
+
+@contextmanager
+def reached(cluster: Cluster, pods: Sequence[Pod], reach: Reach) -> Iterator[Reached]:
+    """A URL for each pod, good while the context is open. Raises ClusterRefusal.
+
+    The first pod decides for all of them which way ``auto`` takes.
+    """
+    names = tuple(f"{one.name}.{one.namespace}" for one in pods)
+    graphs = tuple(_graph(one) for one in pods)
+    with ExitStack() as open_ways:
+        direct = reach == "direct" or (reach == "auto" and bool(pods) and _answers(pods[0]))
+        if direct:
+            urls = [_address(one) for one in pods]
+            yield Reached(urls, direct=True, names=names, graphs=graphs)
+            return
+        ways = (
+            open_ways.enter_context(cluster.forward(one.namespace, one.name, frontend_port(one)))
+            for one in pods
+        )
+        urls = [f"http://{way}" for way in ways]
+        yield Reached(urls, direct=False, names=names, graphs=graphs)
+
+
+def _graph(pod: Pod) -> str:
+    name = pod.labels.get(GRAPH_LABEL)
+    return f"{name}.{pod.namespace}" if name else ""
+
+
+def _address(pod: Pod) -> str:
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    return f"http://{host}:{frontend_port(pod)}"
+
+
+def _answers(pod: Pod) -> bool:
+    """Whether a Dynamo frontend answers at the pod's own address."""
+    if not pod.ip:
+        return False
+    try:
+        return DynamoFrontend(_address(pod), _DIRECT_S).identify() == "dynamo"
+    except DynctlError:
+        return False

@@ -1,0 +1,44 @@
+"""What a dry run asks, independent of who answers it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynctl.base.errors import UsageProblem
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """Exactly one of ``messages``, ``prompt`` and ``token_ids`` is set.
+
+    ``pin_prefill`` and ``pin_decode`` are worker names or ids as typed. ``assignments`` are the
+    ``key=value`` texts of ``--set``. ``model_path`` is a local tokenizer directory.
+    """
+
+    messages: Sequence[Mapping[str, Any]] | None = None
+    prompt: str | None = None
+    token_ids: Sequence[int] | None = None
+    model: str | None = None
+    model_path: str | None = None
+    required: tuple[str, ...] = ()
+    preferred: Mapping[str, float] = field(default_factory=dict)
+    pin_prefill: str | None = None
+    pin_decode: str | None = None
+    assignments: tuple[str, ...] = ()
+
+
+def choose_model(wanted: str | None, models: Sequence[str]) -> str:
+    """``wanted`` if it is served, else the only model there is; raises UsageProblem."""
+    known = ", ".join(sorted(models)) or "none"
+    if wanted is not None:
+        if wanted not in models:
+            raise UsageProblem(f"--model {wanted}: no such model; served: {known}")
+        return wanted
+    if len(models) != 1:
+        raise UsageProblem(
+            f"{len(models)} models are served ({known}); name one with --model"
+            if models
+            else "no worker is registered, so no model is served",
+            "" if models else "register one: dynctl serve frontend --worker URL",
+        )
+    return models[0]

@@ -1,0 +1,190 @@
+"""One moment of a fleet, as the dashboard and ``top --once`` show it.
+
+Frozen and complete: whoever draws it asks nobody. Each part says where it came from and when; a
+part that the source cannot tell says why, and how to give it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from dynctl.documents.route_result import PreferenceRow, Ref
+from dynctl.documents.workers import WorkerRow
+from router_core.taints import topology_of
+
+SCHEMA: Final = 1
+
+#: The parts of a snapshot that a source may know or not.
+PARTS: Final = (
+    "workers",
+    "load",
+    "requests",
+    "index",
+    "waiting",
+    "decisions",
+    "transfers",
+    "thresholds",
+    "settings",
+    "queue",
+)
+
+
+class Told(msgspec.Struct, frozen=True):
+    """How one part is known. ``at``: wall-clock seconds of the reading.
+
+    Where it is not known, ``unknown`` says why and ``provide`` what to do about it.
+    """
+
+    source: str
+    at: float | None = None
+    unknown: str = ""
+    provide: str = ""
+
+
+class DecisionLine(msgspec.Struct, frozen=True):
+    """One past plan. ``at`` is wall-clock seconds.
+
+    ``complete``: the source can explain it. Where it is not, only the winners are known and every
+    number is None. ``domains`` are the answering worker's, ``prefill_domains`` the prefill
+    worker's. ``source``: who told.
+    """
+
+    id: str
+    at: float
+    source: str
+    model: str | None = None
+    outcome: str = "selected"
+    stage: str | None = None
+    complete: bool = True
+    prefill: Ref | None = None
+    decode: Ref | None = None
+    prefill_domains: dict[str, str] = {}
+    domains: dict[str, str] = {}
+    blocks: int | None = None
+    cached_blocks: int | None = None
+    margin: float | None = None
+    cost: float | None = None
+    relaxed: bool = False
+    message: str | None = None
+
+    @property
+    def refused(self) -> bool:
+        return self.outcome != "selected"
+
+
+class Meter(msgspec.Struct, frozen=True):
+    """How near a preferred domain is to spilling, as of the last decision that preferred it."""
+
+    domain: str
+    value: str
+    at: float
+    decision: str
+    preference: PreferenceRow
+
+    @property
+    def fullness(self) -> float | None:
+        """``now`` as a share of the crossover: 1 and more spills. None where it has no ratio."""
+        now = self.preference.now
+        return None if now is None else now / self.preference.crossover
+
+
+class Alert(msgspec.Struct, frozen=True):
+    """A finding. ``level``: fail or warn. ``since``: wall-clock seconds, None where not known."""
+
+    code: str
+    level: str
+    subject: str
+    message: str
+    fix: str = ""
+    since: float | None = None
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """Hand-offs that began in one value of a domain, counted since ``top`` or its source began."""
+
+    domain: str
+    value: str
+    local: int = 0
+    crossing: int = 0
+
+
+class Header(msgspec.Struct, frozen=True):
+    """Facts about the service. ``frontends``: (answering, named), None where none was named.
+
+    ``queue``: requests that wait in the router's own queue; ``recorded``: decisions since the
+    frontend started.
+    """
+
+    models: tuple[str, ...] = ()
+    mode: str | None = None
+    preset: str | None = None
+    version: str | None = None
+    frontends: tuple[int, int] | None = None
+    in_flight: int | None = None
+    queue: int | None = None
+    recorded: int | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """``at``: wall-clock seconds. ``problem``: why it is not the present state, empty if it is.
+
+    ``decisions`` are newest first; ``missed`` more were made than could be read.
+    ``load_every_s``: how often the load of a worker should be renewed, None where workers tell
+    only when something happens. ``settings``: the router's, by name, as far as they are told.
+    """
+
+    at: float
+    source: str
+    header: Header = Header()
+    workers: tuple[WorkerRow, ...] = ()
+    decisions: tuple[DecisionLine, ...] = ()
+    missed: int = 0
+    meters: tuple[Meter, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    thresholds: dict[str, dict[str, float | int | None]] = {}
+    settings: dict[str, Any] = {}
+    told: dict[str, Told] = {}
+    load_every_s: float | None = None
+    problem: str = ""
+
+    def unknown(self, part: str) -> Told | None:
+        """Why a part is not known; None where it is."""
+        told = self.told.get(part)
+        return told if told is not None and told.unknown else None
+
+
+#: A load report that is this many times as old as it should be is stale, ...
+_LATE: Final = 5
+#: ... but never before this many seconds.
+_PATIENCE_S: Final = 5.0
+
+
+def stale_reason(worker: WorkerRow, every_s: float | None) -> str | None:
+    """Why what is shown of a worker may not hold any more; None if it does.
+
+    ``every_s``: how often its load should come, None where that cannot be said. A worker that
+    never told any load is not stale: there is nothing to be old.
+    """
+    if worker.status == "unavailable":
+        return "it does not answer"
+    ages = [rank.load_age_s for rank in worker.ranks if rank.load_age_s is not None]
+    if every_s is not None and ages:
+        limit = max(_PATIENCE_S, _LATE * every_s)
+        oldest = max(ages)
+        if oldest > limit:
+            return f"its last load report is {oldest:.0f} s old, expected every {every_s:g} s"
+    gaps = sum(rank.gaps for rank in worker.ranks if rank.index == "gapped")
+    if gaps:
+        return f"{gaps:,} batches of its KV events were lost"
+    return None
+
+
+def meter_of(line: DecisionLine, preference: PreferenceRow) -> Meter | None:
+    """The meter of a decision's preference; None where what it prefers is no topology domain."""
+    topology = topology_of(preference.taint)
+    if topology is None:
+        return None
+    return Meter(*topology, line.at, line.id, preference)

@@ -1,0 +1,94 @@
+"""Busy thresholds tried out on the numbers that a frontend tells, without setting them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.workers import RankRow, WorkerRow, worker_rows
+from router_core.busy import SignalStanding
+from router_core.changes import Booked, LoadReported, ThresholdsSet, WorkerUpserted
+from router_core.router import Router
+from router_core.workers import ModelRuntimeConfig, Role, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class RankStanding:
+    """One rank against the thresholds in force. ``worker`` and ``rank``: the rows it was made of;
+    ``judged``: the worker's row as our own router judges it."""
+
+    worker: WorkerRow
+    rank: RankRow
+    judged: WorkerRow
+    signals: tuple[SignalStanding, ...]
+
+
+def judged_rows(
+    rows: Sequence[WorkerRow],
+    model: str,
+    present: Mapping[str, float | int | None],
+    values: Mapping[str, float | int | None],
+) -> list[WorkerRow]:
+    """The workers of ``model`` as they would be with ``values`` over the ``present`` thresholds.
+
+    A router of our own is given the same cards and loads and judges them: the rule is written
+    once, in the core. Raises UsageProblem for a threshold out of bounds.
+    """
+    return worker_rows(_judge(rows, model, {**present, **values}), 0.0)
+
+
+def standings(
+    rows: Sequence[WorkerRow], model: str, thresholds: Mapping[str, float | int | None]
+) -> list[RankStanding]:
+    """Every rank of ``model`` and how each of its signals stands. Raises UsageProblem."""
+    router = _judge(rows, model, thresholds)
+    judged = {row.worker_id: row for row in worker_rows(router, 0.0)}
+    return [
+        RankStanding(
+            row,
+            rank,
+            judged[row.worker_id],
+            router.busy.standings(slot),
+        )
+        for row in rows
+        if row.model == model
+        for rank in row.ranks
+        if (slot := router.registry.slot(row.worker_id, rank.dp_rank)) is not None
+    ]
+
+
+def _judge(
+    rows: Sequence[WorkerRow], model: str, thresholds: Mapping[str, float | int | None]
+) -> Router:
+    router = Router()
+    for row in rows:
+        if row.model != model:
+            continue
+        card = replace(ModelRuntimeConfig.from_dict(row.runtime_config), validate=False)
+        worker = Worker(row.worker_id, row.name, row.model, Role(row.role), row.block_size, card)
+        router.apply(WorkerUpserted(worker), 0.0)
+        for rank in row.ranks:
+            key = (row.worker_id, rank.dp_rank)
+            booked = Booked(
+                f"{row.worker_id}.{rank.dp_rank}",
+                "aggregated",
+                *key,
+                prefill_tokens=rank.active_prefill_tokens,
+                anonymous_blocks=int(rank.active_decode_blocks),
+            )
+            router.apply(booked, 0.0)
+            told = rank.reported
+            router.apply(
+                LoadReported(
+                    *key,
+                    told.active_decode_blocks,
+                    told.kv_used_blocks,
+                    told.active_prefill_tokens,
+                ),
+                0.0,
+            )
+    applied = router.apply(ThresholdsSet(model, dict(thresholds)), 0.0)
+    if not applied.ok:
+        raise UsageProblem(applied.message, "dynctl config show -o wide lists the bounds")
+    return router

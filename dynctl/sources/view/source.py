@@ -1,0 +1,233 @@
+"""Answers from a saved view (or the embedded demo fleet): no network, the router itself decides."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.naming import resolve_worker
+from dynctl.documents.route_result import RouteResult, route_result
+from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
+from dynctl.documents.workers import WorkerRow, worker_rows
+from dynctl.sources.query import RouteQuery, choose_model
+from dynctl.sources.thresholds.replicas import Replica
+from dynctl.sources.what_if import what_if
+from router_core.changes import ThresholdsSet
+from router_core.config import SETTINGS
+from router_core.hashing import hash_prompt
+from router_core.router import Router
+from router_core.selection import Pin, RoutingRequest
+from router_core.taints import constraints
+
+if TYPE_CHECKING:
+    from dynctl.tokenization import ModelTokenizer
+
+
+class ViewSource:
+    """A router at one moment. Dry runs never change it, so they repeat byte for byte."""
+
+    def __init__(self, view: SavedView, title: str) -> None:
+        self.view = view
+        self.title = title
+        self.doubts: tuple[str, ...] = ()
+
+    @property
+    def router(self) -> Router:
+        return self.view.router
+
+    def route(self, query: RouteQuery) -> RouteResult:
+        """The plan for a prompt; raises UsageProblem where the view cannot answer."""
+        router = self.router
+        model = choose_model(query.model, router.registry.models())
+        assumptions = list(self.view.assumptions)
+        tokens = self._tokens(query, model, assumptions)
+        size = self._block_size(model, assumptions)
+        workers = [(worker.worker_id, worker.name) for worker in router.registry]
+        config, load, shown = what_if(router, query.assignments)
+        if shown:
+            assumptions.append("what if " + ", ".join(f"{k}={v}" for k, v in shown.items()))
+
+        def pin(text: str | None) -> Pin | None:
+            return None if text is None else Pin(resolve_worker(text, workers))
+
+        request = RoutingRequest(
+            id=_stable_id(tokens, query),
+            model=model,
+            isl_tokens=len(tokens),
+            block_size=size,
+            sequence_hashes=hash_prompt(tokens, size).sequence,
+            constraints=constraints(query.required, query.preferred),
+            pin_prefill=pin(query.pin_prefill),
+            pin_decode=pin(query.pin_decode),
+        )
+        looked_at = router.view(config, load)
+        plan = router.plan(request, samples=_samples(tokens), view=looked_at, detail=True)
+        return route_result(
+            router,
+            request,
+            plan,
+            now=self.view.now,
+            view=looked_at,
+            preset=self.view.preset,
+            assumptions=assumptions,
+            load_source=self.view.source,
+        )
+
+    def workers(self, *, index: bool = True) -> list[WorkerRow]:
+        return worker_rows(self.router, self.view.now)
+
+    def thresholds(self) -> dict[str, dict[str, float | int | None]]:
+        """Model -> threshold name -> value."""
+        registry, busy = self.router.registry, self.router.busy
+        return {model: busy.thresholds(model).to_dict() for model in registry.models()}
+
+    def set_thresholds(
+        self, model: str, values: Mapping[str, float | int | None]
+    ) -> dict[str, float | int | None]:
+        """A view is a record of the past: it can be asked "what if", not changed."""
+        raise UsageProblem(
+            f"{self.title} is a saved view and cannot be changed",
+            "--dry-run shows what the thresholds would do; --frontend URL sets them live",
+        )
+
+    def refuse(self, model: str, present: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Trying out is what a view is for; :meth:`set_thresholds` refuses."""
+
+    def nearest(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
+        return dict(values)
+
+    @contextmanager
+    def replicas(self) -> Iterator[list[Replica]]:
+        """The view itself, which holds what one frontend held."""
+        yield [Replica(self.title, self, self.workers)]
+
+    def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
+        """The workers as they would be under other thresholds; the view itself stays."""
+        router = Router.restore(self.router.snapshot())
+        applied = router.apply(ThresholdsSet(model, values), self.view.now)
+        if not applied.ok:
+            raise UsageProblem(applied.message)
+        return worker_rows(router, self.view.now)
+
+    def config(self) -> dict[str, Any]:
+        """Setting name -> value, and where they come from."""
+        config = self.router.config
+        return {
+            "preset": self.view.preset,
+            "settings": {
+                name: {"value": getattr(config, name), "source": self.title} for name in SETTINGS
+            },
+        }
+
+    def decision(self, decision_id: str) -> RouteResult:
+        raise UsageProblem(
+            f"{self.title} keeps no decisions, so {decision_id} cannot be looked up in it",
+            "ask the frontend that made it: dynctl why ID --frontend URL",
+        )
+
+    def save(self) -> bytes:
+        """The view as a file's bytes."""
+        view = self.view
+        return encode_view(
+            view.router.capture(),
+            now=view.now,
+            preset=view.preset,
+            model_paths=view.model_paths,
+            tokenizers=view.tokenizers,
+            assumptions=view.assumptions,
+            source=view.source,
+            chats=view.chats,
+        )
+
+    def tokens(self, query: RouteQuery, model: str) -> list[int]:
+        """The prompt's token ids; raises UsageProblem where no tokenizer is known."""
+        return self._tokens(query, model, [])
+
+    def _tokens(self, query: RouteQuery, model: str, assumptions: list[str]) -> list[int]:
+        if query.token_ids is not None:
+            return list(query.token_ids)
+        from dynctl.tokenization import load_tokenizer
+
+        known = self.view.model_paths.get(model)
+        path = query.model_path or known
+        if path is None or not Path(path).is_dir():
+            where = f"the view names {path}, which is not here" if path else "the view names none"
+            raise UsageProblem(
+                f"no tokenizer for model {model}: {where}",
+                "give --model-path DIR (a directory with tokenizer.json), or --tokens FILE",
+            )
+        tokenizer = load_tokenizer(path)
+        saved = self.view.tokenizers.get(model)
+        if saved is not None and saved != tokenizer.fingerprint:
+            assumptions.append(
+                f"{path} is not the tokenizer that the view was saved with: cached blocks may "
+                "not match"
+            )
+        if query.messages is not None:
+            return self._encode_chat(tokenizer, list(query.messages))
+        return tokenizer.encode_prompt(query.prompt or "")
+
+    def _encode_chat(
+        self, tokenizer: ModelTokenizer, messages: list[Mapping[str, Any]]
+    ) -> list[int]:
+        """A chat's token ids, as the frontend that the view is of would make them."""
+        if self.view.chats == "dynamo":
+            from dynctl.tokenization import as_dynamo_reads
+
+            return tokenizer.encode_chat(as_dynamo_reads(tokenizer, messages).messages)
+        return tokenizer.encode_chat(messages)
+
+    def _block_size(self, model: str, assumptions: list[str]) -> int:
+        sizes = [w.block_size for w in self.router.registry if w.model == model]
+        if len(set(sizes)) > 1:
+            assumptions.append(
+                f"workers have blocks of {', '.join(map(str, sorted(set(sizes))))} tokens; "
+                f"{sizes[0]} is used"
+            )
+        return sizes[0]
+
+
+def open_view(path: Path) -> ViewSource:
+    """Read a view file; raises UsageProblem or WireError naming the file."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UsageProblem(f"--view {path}: over the limit of {MAX_BYTES:,} bytes")
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageProblem(
+            f"--view {path}: {error.strerror}", "save one: dynctl route PROMPT --save-view FILE"
+        ) from None
+    return open_view_bytes(data, f"--view {path}", f"view {path.name}")
+
+
+def open_view_bytes(data: bytes, where: str, title: str) -> ViewSource:
+    """A view from the bytes of its file; ``where`` is what an error names."""
+    from dynctl.base.decode_errors import WireError
+
+    try:
+        return ViewSource(decode_view(data), title)
+    except WireError as error:
+        raise UsageProblem(f"{where}: {error}", "save a new one: --save-view FILE") from None
+
+
+def _stable_id(tokens: list[int], query: RouteQuery) -> str:
+    """The same question has the same id: a dry run that is repeated prints the same bytes."""
+    asked = repr((query.required, sorted(query.preferred.items()), query.assignments))
+    pins = repr((query.pin_prefill, query.pin_decode))
+    return "dry-" + xxh3_64_hexdigest(array("q", tokens).tobytes() + (asked + pins).encode())[:12]
+
+
+def _samples(tokens: list[int]) -> tuple[float, float]:
+    """Chance for a dry run: fair over prompts, and the same for the same prompt.
+
+    Only the prompt counts, so that ``--set`` shows what it changes and not another draw.
+    """
+    data = array("q", tokens).tobytes()
+    first, second = (xxh3_64_intdigest(data, seed) for seed in (1, 2))
+    return (first >> 11) / 2**53, (second >> 11) / 2**53

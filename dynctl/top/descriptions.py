@@ -1,0 +1,201 @@
+"""One row in all its detail, as text: what Enter and ``d`` open. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from dynctl.documents.workers import WorkerRow
+from dynctl.findings.catalogue import catalogue
+from dynctl.findings.pages import page as page_of
+from dynctl.planning.domain_capacity import NO_DOMAIN, RoleCapacity
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.checks import code_page
+from dynctl.screens.numbers import age, amount, count, plural
+from dynctl.screens.results import WorkerDetail
+from dynctl.screens.table import table
+from dynctl.screens.topology import policy_text, topology_notes
+from dynctl.screens.workers import worker_detail
+from dynctl.sources.domains import DomainRow, DomainView
+from dynctl.sources.snapshot import Alert, DecisionLine, Snapshot, Told, stale_reason
+from dynctl.top.panels.columns import clock, places, worker_table
+from dynctl.verify.result import Cell, CellState, CustodyRow
+
+_LABEL: Final = 14
+_CLUSTER: Final = "dynctl top .. --kube-context NAME -n NAMESPACE shows the links before the card"
+_WINNER_ONLY: Final = (
+    "A live Dynamo tells the winner and nothing of those who lost. Ask before the request: "
+    'dynctl route --explain "PROMPT" with the same options.'
+)
+#: How a link is marked.
+_STATES: Final = {
+    CellState.SAME: "ok",
+    CellState.DIFFERS: "!=",
+    CellState.MISSING: "(none)",
+    CellState.NONE: "(none)",
+    CellState.UNKNOWN: "?",
+}
+#: Which parts of a snapshot a worker's numbers are made of.
+_PARTS: Final = ("workers", "load", "index", "waiting")
+
+
+def card_text(worker: WorkerRow, chain: CustodyRow, canvas: Canvas) -> str:
+    """Enter on a worker: its ModelRuntimeConfig, its taints, and its chain of custody."""
+    lines = [canvas.bold(f"{worker.name}  {worker.role}  {worker.model}"), ""]
+    lines += [canvas.bold("ModelRuntimeConfig")]
+    unset = []
+    for name, value in worker.runtime_config.items():
+        if value in (None, {}, [], ()):
+            unset.append(name)
+        elif name != "taints":  # they stand below, one a line
+            lines += canvas.paragraph(_value(value), first=f"  {name}: ", rest="    ")
+    if unset:
+        lines += canvas.paragraph(", ".join(unset), first="  not set: ", rest="    ")
+    lines += ["", canvas.bold(f"taints ({len(worker.taints)})")]
+    lines += [f"  {taint}" for taint in worker.taints] or ["  none"]
+    lines += ["", *chain_lines(chain, canvas)]
+    return "\n".join(lines)
+
+
+def chain_lines(chain: CustodyRow, canvas: Canvas) -> Iterator[str]:
+    """A link a line, from the node's label to the router."""
+    domain = f": {chain.domain}" if chain.domain else ""
+    yield canvas.bold(f"chain of custody{domain}")
+    if chain.domain is None:
+        yield "  it publishes no topology domain"
+    for name, cell in chain.cells.items():
+        mark = "<- breaks here" if name == chain.first_break else ""
+        yield f"  {name:<10} {_cell(cell)}  {mark}".rstrip()
+    for code in chain.codes:
+        yield f"  {code}: dynctl explain {code}"
+    if all(cell.state is CellState.UNKNOWN for cell in (chain.node, chain.label, chain.file)):
+        yield from canvas.paragraph(_CLUSTER, first="  ")
+
+
+def worker_text(worker: WorkerRow, snapshot: Snapshot, now: float, canvas: Canvas) -> str:
+    """``d`` on a worker: what `workers show` says, and how old each datum is."""
+    lines = worker_detail(WorkerDetail(snapshot.source, worker), canvas).rstrip("\n").split("\n")
+    stale = stale_reason(worker, snapshot.load_every_s)
+    if stale is not None:
+        lines += ["", *canvas.paragraph(stale, first="stale: ", rest="  ")]
+    lines += ["", canvas.bold("where this comes from")]
+    lines += told_lines(snapshot, _PARTS, now, canvas)
+    lines += ["", canvas.bold("thresholds")]
+    present = snapshot.thresholds.get(worker.model, {})
+    for name, value in present.items():
+        lines.append(f"  {name}: {'off' if value is None else amount(value)}")
+    return "\n".join(lines)
+
+
+def told_lines(
+    snapshot: Snapshot, parts: Sequence[str], now: float, canvas: Canvas
+) -> Iterator[str]:
+    """Source and age of each part, or why it is not known."""
+    for part in parts:
+        told = snapshot.told.get(part, Told(snapshot.source, unknown="nobody tells"))
+        if told.unknown:
+            yield from canvas.paragraph(
+                f"not known: {told.unknown}", first=f"  {part}".ljust(_LABEL), rest=" " * _LABEL
+            )
+            for way in told.provide.splitlines():
+                yield from canvas.paragraph(way, first=" " * _LABEL)
+        else:
+            old = "" if told.at is None else f", {age(max(0.0, now - told.at))} old"
+            yield f"  {part}".ljust(_LABEL) + told.source + old
+
+
+def domain_text(row: DomainRow, view: DomainView, snapshot: Snapshot, canvas: Canvas) -> str:
+    """``d`` on a domain: both roles, policies, who is stranded, and its workers."""
+    capacity = row.capacity
+    name = capacity.value or NO_DOMAIN
+    lines = [canvas.bold(f"{view.domain or 'domain'} {name}  {capacity.model}"), ""]
+    for label in ("prefill", "decode", "aggregated"):
+        role: RoleCapacity = getattr(capacity, label)
+        if role.workers:
+            lines += canvas.paragraph(
+                _role(role, row.stale.get(label, 0)), first=label.ljust(_LABEL), rest=" " * _LABEL
+            )
+    for policy in capacity.policies:
+        text = f"{policy_text(policy, None)}: {plural(len(policy.workers), 'worker')}"
+        lines.append("policy".ljust(_LABEL) + text)
+    if row.local is not None:
+        lines.append(
+            "hand-offs".ljust(_LABEL)
+            + f"{row.local:,} stayed, {row.crossing or 0:,} crossed to another {view.domain}"
+        )
+    waiting = "?" if row.waiting is None else count(row.waiting)
+    lines.append("waiting".ljust(_LABEL) + f"{waiting} requests at the engines")
+    notes = [note for note in topology_notes(view.shown) if note.startswith(name)]
+    for note in notes:
+        lines += ["", *canvas.paragraph(note, first="", rest="  ")]
+    members = [worker for worker in snapshot.workers if worker.name in set(capacity.workers)]
+    lines += ["", table(worker_table(snapshot), members, canvas).rstrip("\n")]
+    return "\n".join(lines)
+
+
+def decision_text(line: DecisionLine, domain: str | None, canvas: Canvas) -> str:
+    """A decision as far as its line tells it: all there is to a winner from a log or an event."""
+    pairs = [
+        ("decision", line.id),
+        ("made", clock(line.at)),
+        ("outcome", line.outcome),
+        ("model", line.model or "?"),
+        ("prefill", "-" if line.prefill is None else line.prefill.worker),
+        ("decode", "-" if line.decode is None else line.decode.worker),
+        (domain or "domain", places(line, domain) if domain else "-"),
+        ("cached", _cached(line)),
+        ("cost", "?" if line.cost is None else f"{amount(line.cost)} blocks"),
+        ("margin", "?" if line.margin is None else f"{amount(line.margin)} blocks"),
+        ("told by", line.source),
+    ]
+    lines = [f"{label:<{_LABEL}}{text}" for label, text in pairs]
+    if line.message:
+        lines += canvas.paragraph(line.message, first="why".ljust(_LABEL), rest=" " * _LABEL)
+    if not line.complete:
+        lines += ["", *canvas.paragraph(_WINNER_ONLY, first="")]
+    return "\n".join(lines)
+
+
+def alert_text(alert: Alert, now: float, canvas: Canvas) -> str:
+    """A finding, and the page of its code where it has one."""
+    since = "?" if alert.since is None else f"{age(now - alert.since)} ago"
+    lines = [canvas.bold(f"{alert.level.upper()} {alert.code}  {alert.subject}"), ""]
+    for label, text in (("found", alert.message), ("fix", alert.fix), ("since", since)):
+        if text:
+            lines += canvas.paragraph(text, first=label.ljust(10), rest=" " * 10)
+    entry = catalogue().get(alert.code)
+    if entry is not None:
+        lines += ["", code_page(page_of(entry), canvas).rstrip("\n")]
+    return "\n".join(lines)
+
+
+def _cell(cell: Cell) -> str:
+    mark = _STATES[cell.state]
+    if cell.state is CellState.UNKNOWN:
+        return f"{mark}  {cell.why}"
+    return f"{mark:<7}{cell.value or ''}".rstrip()
+
+
+def _cached(line: DecisionLine) -> str:
+    if line.cached_blocks is None:
+        return "?"
+    return f"{line.cached_blocks:,} of {'?' if line.blocks is None else f'{line.blocks:,}'} blocks"
+
+
+def _role(role: RoleCapacity, stale: int) -> str:
+    parts = [plural(role.workers, "worker"), f"{role.ready:,} ready"]
+    parts += [f"{role.busy:,} busy"] if role.busy else []
+    parts += [f"{role.unavailable:,} gone"] if role.unavailable else []
+    parts += [f"{stale:,} stale"] if stale else []
+    parts.append(f"{count(role.kv_used_blocks)} of {count(role.kv_total_blocks)} KV blocks used")
+    parts.append(f"{count(role.active_prefill_tokens)} active prefill tokens")
+    parts.append(f"{count(role.active_decode_blocks)} active decode blocks")
+    return ", ".join(parts)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={one}" for name, one in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(map(str, value))
+    return str(value)

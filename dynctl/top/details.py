@@ -1,0 +1,164 @@
+"""A screen of text over the panels: one thing in all its detail, to read and to scroll."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import ClassVar, Final
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.strip import Strip
+from textual.widget import Widget
+
+from dynctl.base.errors import DynctlError
+from dynctl.screens.canvas import Canvas
+from dynctl.top.lines import (
+    ACCENT,
+    BOLD,
+    CURSOR,
+    DIM,
+    PLAIN,
+    Line,
+    Lines,
+    plain,
+    redraw,
+    strip,
+)
+
+Draw = Callable[[Canvas], str]
+"""Text for a canvas; it may be drawn again for another width."""
+Read = Callable[[], Awaitable[Draw]]
+"""Asks for what is to be drawn. May raise DynctlError, which is shown instead."""
+
+
+class TextView(Widget, can_focus=True):
+    """Text that scrolls. Columns that do not fit are cut, since drawn text fits its canvas."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "scroll(1)", show=False),
+        Binding("up,k", "scroll(-1)", show=False),
+        Binding("pagedown,space", "page(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("home", "edge(0)", show=False),
+        Binding("end,G", "edge(1)", show=False),
+    ]
+    DEFAULT_CSS = "TextView { height: 1fr; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: list[Line] = []
+        self._top = 0
+        self._strips: list[Strip] = []
+
+    def show(self, text: str) -> None:
+        """``text`` may have escape codes for weight."""
+        self._lines = [_line(one) for one in text.rstrip("\n").split("\n")]
+        self._draw()
+
+    @property
+    def position(self) -> str:
+        """Which lines are in sight, empty where all are."""
+        height, total = self.size.height, len(self._lines)
+        return f"{self._top + 1}-{min(self._top + height, total)} of {total}" * (total > height)
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def render_line(self, y: int) -> Strip:
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
+
+    def action_scroll(self, by: int) -> None:
+        self._go(self._top + by)
+
+    def action_page(self, by: int) -> None:
+        self._go(self._top + by * max(1, self.size.height - 1))
+
+    def action_edge(self, last: int) -> None:
+        self._go(len(self._lines) if last else 0)
+
+    def _go(self, top: int) -> None:
+        self._top = max(0, min(top, len(self._lines) - self.size.height))
+        self._draw()
+
+    def _draw(self) -> None:
+        width, height = self.size
+        self._top = max(0, min(self._top, len(self._lines) - height))
+        shown = self._lines[self._top : self._top + height]
+        redraw(self, self._strips, [strip(line, width) for line in shown])
+        if isinstance(self.screen, TextScreen):
+            self.screen.moved()
+
+
+class TextScreen(Screen[None]):
+    """``read`` says what to draw, once; ``title`` stands above it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "back", "back"),
+    ]
+    DEFAULT_CSS = """
+    TextScreen { layout: vertical; background: ansi_default; }
+    TextScreen > Lines { height: 1; }
+    """
+
+    def __init__(self, title: str, read: Read, keys: str = "") -> None:
+        super().__init__()
+        self._title = title
+        self._read = read
+        self._keys = keys
+        self._draw_text: Draw | None = None
+        self.view = TextView()
+        self._head = Lines()
+        self._foot = Lines(base=CURSOR)
+
+    def compose(self) -> ComposeResult:
+        yield self._head
+        yield self.view
+        yield self._foot
+
+    async def on_mount(self) -> None:
+        self.set_focus(self.view)
+        self.view.show("reading ..")
+        self.run_worker(self._load(), exclusive=True)
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+    def moved(self) -> None:
+        """Say which lines are in sight."""
+        told = [(f" {self._title}  ", BOLD + ACCENT), (self.view.position, DIM)]
+        self._head.show([told])
+        keys = f"{self._keys}  " if self._keys else ""
+        self._foot.show([plain(f" Esc back  ↑↓ PgUp PgDn scroll  {keys}".rstrip())])
+
+    async def _load(self) -> None:
+        try:
+            self._draw_text = await self._read()
+        except DynctlError as error:
+            lines = [error.message, *(f"  {line}" for line in error.hint.splitlines())]
+            self.view.show("\n".join(lines))
+            return
+        self._show()
+
+    def _show(self) -> None:
+        if self._draw_text is not None:
+            width = max(40, self.size.width - 1)
+            self.view.show(self._draw_text(Canvas(width, color=True)))
+        self.moved()
+
+
+#: The weights that a canvas gives.
+_WEIGHTS: Final = {"1": BOLD, "2": DIM, "0": PLAIN}
+
+
+def _line(text: str) -> Line:
+    """A line with the canvas's escape codes as styles."""
+    first, *rest = text.split("\x1b[")
+    pieces = [(first, PLAIN)]
+    for part in rest:
+        code, _, said = part.partition("m")
+        pieces.append((said, _WEIGHTS.get(code, PLAIN)))
+    return pieces

@@ -1,0 +1,46 @@
+"""The panel of alerts: what is wrong now, with its code."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import ClassVar
+
+from rich.style import Style
+
+from dynctl.sources.snapshot import Alert
+from dynctl.top.lines import BAD, PLAIN, WARN
+from dynctl.top.panels.columns import alert_table
+from dynctl.top.panels.panel import Panel, Picture
+
+
+class AlertPanel(Panel[Alert]):
+    """A row for each finding, failures first."""
+
+    ENOUGH: ClassVar[int] = 6
+    ORDER: ClassVar[int] = 1
+
+    def key(self, row: Alert) -> Hashable:
+        return (row.code, row.subject)
+
+    def cell_style(self, row: Alert, key: str) -> Style:
+        if key in ("level", "code"):
+            return BAD if row.level == "fail" else WARN
+        return PLAIN
+
+    def hint(self, row: Alert) -> str:
+        return f"{row.message}. Fix: {row.fix}" if row.fix else row.message
+
+
+def alert_picture(alerts: Sequence[Alert], now: float) -> Picture[Alert]:
+    """The alerts, counted by level."""
+    fails = sum(one.level == "fail" for one in alerts)
+    warns = len(alerts) - fails
+    told = [f"{fails} failing"] if fails else []
+    told += [f"{warns} warning{'s' if warns > 1 else ''}"] if warns else []
+    return Picture(
+        rows=alerts,
+        columns=alert_table(now),
+        title="alerts",
+        summary=", ".join(told) or "none",
+        instead=("nothing is wrong, as far as this source can tell",),
+    )

@@ -1,0 +1,309 @@
+"""The columns of the dashboard's panels.
+
+Those of domains and workers are the columns of `topology show` and `workers list`, so that a
+number reads the same in all of them, and a few that only something alive has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from dynctl.documents.workers import WorkerRow
+from dynctl.planning.domain_capacity import RoleCapacity
+from dynctl.screens.columns import Column
+from dynctl.screens.numbers import age, amount, count
+from dynctl.screens.topology import domain_columns
+from dynctl.screens.workers import worker_columns
+from dynctl.sources.domains import DomainRow, DomainView
+from dynctl.sources.snapshot import Alert, DecisionLine, Snapshot, stale_reason
+from dynctl.top.history import BUCKET_S, History
+from dynctl.top.marks import Marks
+
+Row = TypeVar("Row")
+Inner = TypeVar("Inner")
+
+BAR: Final = 10
+#: Not known, which is neither none nor zero.
+UNKNOWN: Final = "?"
+NOTHING: Final = "-"
+#: What gives way on a narrow screen, first the highest; state and workers never do.
+_DOMAIN_RANKS: Final = {"ratio": 3, "prefill_tokens": 5, "kv_used": 8, "policy": 6}
+_ROOMY: Final = 120
+#: What a router counts by itself, or is told by others.
+_LOADS: Final = ("prefill_tokens", "decode_blocks")
+
+
+def lifted(column: Column[Inner], inner: Callable[[Row], Inner], **changes: Any) -> Column[Row]:
+    """A column of something that a row holds."""
+    text, value = column.text, column.value
+    return replace(  # type: ignore[return-value]
+        column,
+        text=lambda row: text(inner(row)),  # type: ignore[arg-type]
+        value=lambda row: value(inner(row)),  # type: ignore[arg-type]
+        **changes,
+    )
+
+
+# -- domains ---------------------------------------------------------------------------------------
+
+
+def domain_table(
+    view: DomainView,
+    snapshot: Snapshot,
+    marks: Marks,
+    history: History | None = None,
+    width: int = 80,
+) -> list[Column[DomainRow]]:
+    """``history``: for sparklines; None shows none. ``width`` says how long they may be."""
+    shared = domain_columns([row.capacity for row in view.rows], view.domain)
+    columns: list[Column[DomainRow]] = []
+    for column in shared:
+        rank = _DOMAIN_RANKS.get(column.key, column.rank)
+        mine: Column[DomainRow] = lifted(column, lambda row: row.capacity, rank=rank)
+        if column.key in ("prefill", "decode", "aggregated"):
+            mine = _with_stale(mine)
+        if column.key == "prefill_tokens":
+            mine = replace(mine, heading="PREFILL TOK")
+        if column.key in _LOADS and snapshot.unknown("load") is not None:
+            mine = _untold(mine)
+        if column.key == "ratio":
+            columns += [_kv_bar(marks), _waiting()]
+        if column.key == "policy":
+            columns.append(_crossing())
+        columns.append(mine)
+        if column.key == "state" and history is not None and view.domain is not None:
+            columns += _trends(view.domain, snapshot.at, history, marks, width)
+    return columns
+
+
+def _untold(column: Column[Row]) -> Column[Row]:
+    """A column whose numbers nobody told; the router's own count of nothing is no answer."""
+    return replace(column, text=lambda row: UNKNOWN, value=lambda row: None)
+
+
+def _with_stale(column: Column[DomainRow]) -> Column[DomainRow]:
+    text, role = column.text, column.key
+
+    def told(row: DomainRow) -> str:
+        stale = row.stale.get(role)
+        return text(row) + (f", {stale:,} stale" if stale else "")
+
+    return replace(column, text=told)
+
+
+def generating(row: DomainRow) -> RoleCapacity:
+    """Who holds the blocks of answers: decode workers, else aggregated ones."""
+    capacity = row.capacity
+    decode, alone = capacity.decode, capacity.aggregated
+    return decode if decode.workers or not alone.workers else alone
+
+
+def kv_share(row: DomainRow) -> float | None:
+    """KV blocks used of total, 0..1; None where workers do not tell."""
+    role = generating(row)
+    if role.kv_used_blocks is None or not role.kv_total_blocks:
+        return None
+    return role.kv_used_blocks / role.kv_total_blocks
+
+
+def _kv_bar(marks: Marks) -> Column[DomainRow]:
+    def text(row: DomainRow) -> str:
+        share = kv_share(row)
+        if share is None:
+            return (UNKNOWN if generating(row).workers else NOTHING).ljust(BAR + 5)
+        return f"{marks.bar(share, BAR)} {share:4.0%}"
+
+    return Column("kv_share", "KV USED", text, kv_share, rank=1)
+
+
+def _waiting() -> Column[DomainRow]:
+    def text(row: DomainRow) -> str:
+        if row.waiting is None:
+            return UNKNOWN
+        ranks = row.capacity.prefill.ranks + row.capacity.decode.ranks
+        partly = row.waiting_told < ranks + row.capacity.aggregated.ranks
+        return count(row.waiting) + ("+" if partly else "")
+
+    return Column("waiting", "WAIT", text, lambda row: row.waiting, right=True, rank=2)
+
+
+def _crossing() -> Column[DomainRow]:
+    def text(row: DomainRow) -> str:
+        share = row.crossing_share
+        if share is None:
+            return UNKNOWN if row.local is None and row.value is not None else NOTHING
+        return f"{share:.0%}"
+
+    return Column("crossing", "CROSS", text, lambda r: r.crossing_share, right=True, rank=3)
+
+
+def _trends(
+    domain: str, at: float, history: History, marks: Marks, width: int
+) -> list[Column[DomainRow]]:
+    count, step = (24, 2) if width >= _ROOMY else (8, 3)
+    minutes = f"{count * step * BUCKET_S / 60:.0f} MIN"
+
+    def key(row: DomainRow) -> tuple[str, str, str]:
+        return (row.capacity.model, domain, row.value or "")
+
+    def used(row: DomainRow) -> str:
+        return marks.sparkline(history.kv_share(key(row), count, step, at), 1.0)
+
+    def prefill(row: DomainRow) -> str:
+        return marks.sparkline(history.prefill_tokens(key(row), count, step, at))
+
+    trends: list[Column[DomainRow]] = [
+        Column("trend", f"KV {minutes}", used, lambda row: None, rank=4)
+    ]
+    if width >= _ROOMY:
+        heading = f"PREFILL {minutes}"
+        trends.append(Column("trend_prefill", heading, prefill, lambda row: None, rank=7))
+    return trends
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+def worker_table(snapshot: Snapshot) -> list[Column[WorkerRow]]:
+    """The columns of `workers list`, and why a worker is busy, stale or gone."""
+    workers = snapshot.workers
+    columns = [
+        _untold(column)
+        if (column.key in _LOADS and snapshot.unknown("load") is not None)
+        or (column.key == "requests" and snapshot.unknown("requests") is not None)
+        else column
+        for column in worker_columns(workers)
+    ]
+    if any(rank.reported.waiting_requests is not None for row in workers for rank in row.ranks):
+        place = next(i for i, one in enumerate(columns) if one.key == "requests")
+        columns.insert(place + 1, _waits())
+    places = [i for i, one in enumerate(columns) if one.key == "load_age"]
+    for place in places:
+        columns[place] = replace(columns[place], wide=False, rank=6)
+    every = snapshot.load_every_s
+    columns.append(
+        Column(
+            "why", "WHY", lambda w: why(w, every) or NOTHING, lambda w: why(w, every),
+            rank=4, name=True, shortest=20,
+        )
+    )  # fmt: skip
+    return columns
+
+
+def why(worker: WorkerRow, every_s: float | None) -> str:
+    """Why a worker is gone, busy or stale; empty for one that is none of it."""
+    if worker.reason:
+        return worker.reason
+    for rank in worker.ranks:
+        if rank.busy and rank.busy_reasons:
+            where = f"rank {rank.dp_rank}: " if len(worker.ranks) > 1 else ""
+            return where + rank.busy_reasons[0]
+    return stale_reason(worker, every_s) or ""
+
+
+def _waits() -> Column[WorkerRow]:
+    def waiting(row: WorkerRow) -> int | None:
+        told = [rank.reported.waiting_requests for rank in row.ranks]
+        known = [number for number in told if number is not None]
+        return sum(known) if known else None
+
+    return Column("waiting", "WAIT", lambda w: count(waiting(w)), waiting, right=True, rank=5)
+
+
+# -- decisions -------------------------------------------------------------------------------------
+
+
+def decision_table(domain: str | None) -> list[Column[DecisionLine]]:
+    """``domain``: which one of a worker's domains to show, None for none."""
+    columns: list[Column[DecisionLine]] = [
+        Column("at", "TIME", lambda d: clock(d.at), lambda d: d.at),
+        Column("id", "ID", lambda d: d.id[-8:], lambda d: d.id, rank=5),
+    ]
+    if domain is not None:
+        columns.append(
+            Column(
+                "domain", domain.upper(), lambda d: places(d, domain), lambda d: places(d, domain),
+                rank=1, name=True,
+            )
+        )  # fmt: skip
+    columns += [
+        Column("prefill", "PREFILL", lambda d: _worker(d.prefill), lambda d: _worker(d.prefill),
+               name=True),
+        Column("decode", "DECODE", lambda d: _worker(d.decode), lambda d: _worker(d.decode),
+               name=True),
+        Column("cached", "CACHED", _cached, lambda d: d.cached_blocks, right=True, rank=2),
+        Column("margin", "MARGIN", _margin, lambda d: d.margin, right=True, rank=3),
+        Column("cost", "COST", lambda d: _number(d, d.cost), lambda d: d.cost, right=True, rank=6),
+        Column("model", "MODEL", lambda d: d.model or UNKNOWN, lambda d: d.model,
+               rank=7, wide=True, name=True),
+    ]  # fmt: skip
+    return columns
+
+
+def places(line: DecisionLine, domain: str) -> str:
+    """``zone-a``, or ``zone-a>zone-b`` where the KV cache crossed."""
+    last = line.domains.get(domain)
+    first = line.prefill_domains.get(domain)
+    if first is None or line.prefill is None or first == last:
+        return last or NOTHING
+    return f"{first}>{last}" if last is not None else first
+
+
+def refusal(line: DecisionLine) -> str:
+    """What stands in the place of workers and numbers."""
+    return f"REFUSED {line.outcome}: {line.message or 'no worker'}"
+
+
+def clock(at: float, *, tenths: bool = True) -> str:
+    """The time of day here."""
+    told = datetime.fromtimestamp(at).astimezone()
+    return told.strftime("%H:%M:%S") + (f".{told.microsecond // 100_000}" if tenths else "")
+
+
+def _worker(ref: Any) -> str:
+    if ref is None:
+        return NOTHING
+    return str(ref.worker) + (f" r{ref.dp_rank}" if ref.dp_rank else "")
+
+
+def _number(line: DecisionLine, value: float | None) -> str:
+    if value is None:
+        return NOTHING if line.complete else UNKNOWN
+    return amount(round(value, 2))
+
+
+def _cached(line: DecisionLine) -> str:
+    if line.cached_blocks is None:
+        return UNKNOWN if not line.complete else NOTHING
+    if line.blocks is None:
+        return f"{line.cached_blocks:,}/{UNKNOWN}"
+    return f"{line.cached_blocks:,}/{line.blocks:,}"
+
+
+def _margin(line: DecisionLine) -> str:
+    if line.margin is None:
+        return "only one" if line.complete and not line.refused else _number(line, None)
+    if line.margin < 0:
+        return "drawn"
+    return "tie" if line.margin == 0 else f"+{amount(round(line.margin, 2))}"
+
+
+# -- alerts ----------------------------------------------------------------------------------------
+
+
+def alert_table(now: float) -> list[Column[Alert]]:
+    """``now``: wall-clock seconds, for how long an alert has been there."""
+    return [
+        Column("level", "LEVEL", lambda a: a.level.upper(), lambda a: a.level),
+        Column("code", "CODE", lambda a: a.code, lambda a: a.code),
+        Column("subject", "SUBJECT", lambda a: a.subject, lambda a: a.subject, name=True),
+        Column(
+            "since", "SINCE", lambda a: UNKNOWN if a.since is None else age(now - a.since),
+            lambda a: a.since, right=True, rank=2,
+        ),
+        Column("message", "WHAT", lambda a: a.message, lambda a: a.message, name=True,
+               shortest=16),
+    ]  # fmt: skip

@@ -1,0 +1,79 @@
+"""The panel of domains: what each can serve, and whether it strands anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import ClassVar
+
+from rich.style import Style
+
+from dynctl.planning.domain_capacity import NO_DOMAIN
+from dynctl.screens.numbers import age, plural
+from dynctl.sources.domains import DomainRow, DomainView
+from dynctl.sources.snapshot import Snapshot
+from dynctl.top.history import History
+from dynctl.top.lines import BAD, GOOD, PLAIN, WARN
+from dynctl.top.marks import BLOCKS
+from dynctl.top.panels.columns import domain_table, generating, kv_share
+from dynctl.top.panels.panel import Panel, Picture
+
+_TIGHT = 0.7
+_FULL = 0.9
+
+
+class DomainPanel(Panel[DomainRow]):
+    """A row for each value of the domain that the fleet is grouped by."""
+
+    ENOUGH: ClassVar[int] = 8
+    ORDER: ClassVar[int] = 0
+
+    def key(self, row: DomainRow) -> Hashable:
+        return (row.capacity.model, row.value)
+
+    def cell_style(self, row: DomainRow, key: str) -> Style:
+        if key == "state":
+            return BAD if row.capacity.stranded else PLAIN
+        if key == "kv_share":
+            share = kv_share(row)
+            if share is None:
+                return PLAIN
+            return BAD if share >= _FULL else WARN if share >= _TIGHT else GOOD
+        if key in ("prefill", "decode", "aggregated"):
+            role = getattr(row.capacity, key)
+            return BAD if role.unavailable else WARN if role.busy or row.stale.get(key) else PLAIN
+        if key == "waiting":
+            return WARN if row.waiting else PLAIN
+        return PLAIN
+
+    def hint(self, row: DomainRow) -> str:
+        capacity = row.capacity
+        for one in capacity.stranded:
+            return f"STRANDED {', '.join(one.workers[:3])}: {one.reason}; {one.outcome}"
+        role = generating(row)
+        told = [f"{row.value or NO_DOMAIN}: {plural(len(capacity.workers), 'worker')}"]
+        if role.kv_reporting < role.ranks:
+            told.append(f"{role.kv_reporting} of {role.ranks} ranks tell their KV blocks")
+        if row.local is not None:
+            told.append(f"{row.local:,} hand-offs stayed, {row.crossing or 0:,} crossed")
+        return ", ".join(told)
+
+
+def domain_picture(
+    view: DomainView, snapshot: Snapshot, history: History, watched_s: float, width: int
+) -> Picture[DomainRow]:
+    """``watched_s``: the time that the share of crossing hand-offs is of; 0 is all of it."""
+    title = "domains" if view.domain is None else f"domains by {view.domain}"
+    others = [name for name in view.domains if name != view.domain]
+    told = [f"g: {', '.join(others)}"] if others else []
+    if snapshot.unknown("transfers") is None and view.domain is not None:
+        told.append(f"cross: {f'last {age(watched_s)}' if watched_s else 'since start'}")
+    stranded = sum(bool(row.capacity.stranded) for row in view.rows)
+    if stranded:
+        told.insert(0, f"{stranded} stranded")
+    return Picture(
+        rows=view.rows,
+        columns=domain_table(view, snapshot, BLOCKS, history, width),
+        title=title,
+        summary="  ".join(told),
+        instead=(f"no workers are registered ({snapshot.source})",),
+    )

@@ -1,0 +1,100 @@
+"""From a source to a running dashboard, and back to a terminal as it was, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+from dynctl.base.errors import ExitCode, UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.sources.following import DashboardSource
+from dynctl.top.custody import ReadChain, chain_reader
+
+_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def run_dashboard(
+    source: DashboardSource,
+    options: GlobalOptions,
+    *,
+    rate: float = 1.0,
+    domain: str | None = None,
+    readonly: bool = False,
+    reads_stdin: bool = False,
+) -> int:
+    """Show ``source`` until the person leaves; the exit code. ``reads_stdin``: the source has
+    standard input for itself, so keys come from the terminal. Raises as the source, UsageProblem
+    off a terminal, and what the dashboard itself failed with once the terminal is restored."""
+    if reads_stdin:
+        _keys_from_terminal()
+    ours = sys.stdout.isatty() and sys.stderr.isatty() and os.isatty(0)
+    if not ours or os.environ.get("TERM") == "dumb":
+        raise UsageProblem(
+            "top draws on a terminal, and this is none that can be drawn on",
+            "dynctl top --once prints one frame; -o json prints it for programs",
+        )
+    if options.no_color:
+        os.environ["NO_COLOR"] = "1"  # which Textual reads when the app is made
+    return asyncio.run(
+        _run(source, rate=rate, domain=domain, readonly=readonly, chain=chain_reader(options))
+    )
+
+
+async def _run(
+    source: DashboardSource,
+    *,
+    rate: float,
+    domain: str | None,
+    readonly: bool,
+    chain: ReadChain,
+) -> int:
+    from dynctl.top.app import TopApp
+
+    with silent_logs():
+        async with source:
+            app = TopApp(source, rate=rate, domain=domain, readonly=readonly, chain=chain)
+            loop = asyncio.get_running_loop()
+            code = ExitCode.YES
+
+            def end(number: int) -> None:
+                nonlocal code
+                code = ExitCode.INTERRUPTED
+                app.exit(int(code))
+
+            for number in _ENDS:
+                loop.add_signal_handler(number, end, number)
+            try:
+                left = await app.run_async(mouse=False)
+            finally:
+                for number in _ENDS:
+                    loop.remove_signal_handler(number)
+    if app.failure is not None:
+        raise app.failure
+    return int(left) if left is not None else int(code)
+
+
+def _keys_from_terminal() -> None:
+    """Standard input is a log: put the terminal in its place, as pagers do."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR)
+    except OSError:
+        return  # there is none, which is said next
+    os.dup2(terminal, 0)
+    os.close(terminal)
+
+
+@contextlib.contextmanager
+def silent_logs() -> Iterator[None]:
+    """What libraries and rooms log would be written across the screen."""
+    handler = logging.NullHandler()
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)

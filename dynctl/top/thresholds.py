@@ -1,0 +1,224 @@
+"""Busy thresholds from the dashboard: type values, see who would turn busy or calm, then set them.
+
+Nothing is set without the effect having been on the screen and a ``y`` to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.screens.answers import THRESHOLDS, threshold_change
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.numbers import amount
+from dynctl.screens.results import ModelThresholds, ThresholdChange, rank_effects
+from dynctl.sources.following import DashboardSource
+from dynctl.sources.snapshot import Snapshot
+from dynctl.top.details import TextView
+from dynctl.top.lines import ACCENT, BAD, BOLD, CURSOR, DIM, Line, Lines, plain
+from dynctl.top.prompt import Prompt
+from router_core.config import SETTINGS
+from router_core.errors import ConfigError
+
+Values = dict[str, float | int | None]
+
+_OFF: Final = "off"
+_BOUNDS: Final = {
+    "active_decode_blocks_threshold": "0..1 of a rank's KV blocks",
+    "active_prefill_tokens_threshold": "active prefill tokens",
+    "active_prefill_tokens_threshold_frac": "of max_num_batched_tokens",
+}
+_TRY: Final = " ↑↓ field  ←→ model  Enter tries the values  Esc back"
+_SET: Final = " y sets them on {title}  Esc changes them  ↑↓ scroll"
+_READ: Final = " readonly: they can be tried and not set  Esc changes them"
+
+
+class ThresholdScreen(Screen[bool]):
+    """``snapshot``: what the values are now. Ends with whether something was set."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", show=False),
+        Binding("down,tab", "field(1)", show=False, priority=True),
+        Binding("up,shift+tab", "field(-1)", show=False, priority=True),
+        Binding("left", "model(-1)", show=False),
+        Binding("right", "model(1)", show=False),
+    ]
+    DEFAULT_CSS = """
+    ThresholdScreen { layout: vertical; background: ansi_default; }
+    ThresholdScreen > Lines { height: 1; }
+    ThresholdScreen > #explained { height: 2; }
+    """
+
+    def __init__(self, source: DashboardSource, snapshot: Snapshot, *, readonly: bool) -> None:
+        super().__init__()
+        self._source = source
+        self._snapshot = snapshot
+        self._readonly = readonly
+        self._models = sorted(snapshot.thresholds)
+        self._model = 0
+        self._tried: Values | None = None
+        self._head = Lines()
+        self._explained = Lines(id="explained")
+        self._fields = [
+            Prompt(f"{label:<17} ", _BOUNDS[name], lasting=True, id=name)
+            for name, label, _ in THRESHOLDS
+        ]
+        self.effect = TextView()
+        self._foot = Lines(base=CURSOR)
+
+    def compose(self) -> ComposeResult:
+        yield self._head
+        yield self._explained
+        yield from self._fields
+        yield self.effect
+        yield self._foot
+
+    def on_mount(self) -> None:
+        self.set_focus(self._fields[0])
+        self._begin()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    @property
+    def model(self) -> str:
+        return self._models[self._model]
+
+    def values(self) -> Values:
+        """What is typed, where it differs from what is in force. Raises UsageProblem."""
+        present = self._snapshot.thresholds[self.model]
+        found: Values = {}
+        for field in self._fields:
+            name, text = str(field.id), field.value.strip()
+            try:
+                value = None if text in ("", _OFF, "none") else SETTINGS[name].parse(text)
+            except ConfigError as error:
+                raise UsageProblem(f"{field.label.strip()}: {error}") from None
+            if value != present.get(name):
+                found[name] = value
+        return found
+
+    # -- keys ------------------------------------------------------------------------------
+
+    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+        event.stop()
+        self.run_worker(self._try(), exclusive=True)
+
+    def on_prompt_changed(self, event: Prompt.Changed) -> None:
+        event.stop()
+        self._tried = None
+        self._draw()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "y" and self.effect.has_focus and self._tried:
+            event.stop()
+            self.run_worker(self._set(self._tried), exclusive=True)
+
+    def action_field(self, by: int) -> None:
+        if self.effect.has_focus:
+            self.effect.action_scroll(by)
+            return
+        place = next((i for i, field in enumerate(self._fields) if field.has_focus), 0)
+        self.set_focus(self._fields[(place + by) % len(self._fields)])
+
+    def action_model(self, by: int) -> None:
+        self._model = (self._model + by) % len(self._models)
+        self._begin()
+
+    def action_back(self) -> None:
+        if self.effect.has_focus:
+            self.set_focus(self._fields[0])
+            self._tried = None
+            self._draw()
+        else:
+            self.dismiss(False)
+
+    # -- trying and setting ----------------------------------------------------------------
+
+    async def _try(self) -> None:
+        try:
+            values = self.values()
+            if not values:
+                self.effect.show("these are the values in force: nothing would change")
+                return
+            judged = await self._source.judged(self.model, values)
+        except DynctlError as error:
+            self._failed(error)
+            return
+        self.effect.show(self._change(values, judged, applied=False))
+        self._tried = values
+        self.set_focus(self.effect)
+        self._draw()
+
+    async def _set(self, values: Values) -> None:
+        if self._readonly:
+            return
+        self._tried = None
+        try:
+            after = await self._source.set_thresholds(self.model, values)
+        except DynctlError as error:
+            self._failed(error)
+            return
+        told = ", ".join(
+            f"{label} {_text(after.get(name))}" for name, label, _ in THRESHOLDS if name in values
+        )
+        self.app.say(f"{self.model}: set {told}")  # type: ignore[attr-defined]
+        self.dismiss(True)
+
+    def _change(self, values: Values, judged: Sequence[Any], *, applied: bool) -> str:
+        rows = [row for row in self._snapshot.workers if row.model == self.model]
+        before = self._snapshot.thresholds[self.model]
+        told = ThresholdChange(
+            self._source.title,
+            ModelThresholds(self.model, **_named(before)),
+            ModelThresholds(self.model, **_named({**before, **values})),
+            applied,
+            rank_effects(rows, [row for row in judged if row.model == self.model]),
+        )
+        return threshold_change(told, Canvas(max(40, self.size.width - 1)))
+
+    def _failed(self, error: DynctlError) -> None:
+        self.effect.show("\n".join([error.message, *error.hint.splitlines()]))
+
+    # -- drawing ---------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        for field in self._fields:
+            field.put(_text(self._snapshot.thresholds[self.model].get(str(field.id))))
+        self._tried = None
+        self.effect.show("")
+        self._draw()
+
+    def _draw(self) -> None:
+        which = f"  {self._model + 1} of {len(self._models)}" if len(self._models) > 1 else ""
+        self._head.show([[(f" busy thresholds of {self.model}{which}", BOLD + ACCENT)]])
+        self._explained.show(
+            [
+                plain(
+                    " A rank over one of them is busy; a worker whose ranks all are gets no new",
+                    DIM,
+                ),
+                plain(" request. off switches one off.", DIM),
+            ]
+        )
+        keys: Line = plain(_TRY)
+        if self._tried is not None:
+            keys = plain(_READ, BAD) if self._readonly else plain(self._question(), BOLD)
+        self._foot.show([keys])
+
+    def _question(self) -> str:
+        return _SET.format(title=self._source.title)
+
+
+def _text(value: float | int | None) -> str:
+    return _OFF if value is None else amount(value).replace(",", "")
+
+
+def _named(values: dict[str, float | int | None]) -> dict[str, Any]:
+    return {name: values.get(name) for name, _, _ in THRESHOLDS}

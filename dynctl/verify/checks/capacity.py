@@ -1,0 +1,289 @@
+"""Checks of what every domain can serve with the workers that are ready, and of routers: DYT09.
+
+The rules are those by which lint judges replicas that manifests pin; here ready workers count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found, outcome
+from dynctl.health.deployment import ObservedWorker
+from dynctl.health.facts import Unread
+from dynctl.manifests.domain_split import (
+    DomainSplit,
+    single_decode,
+    uneven,
+    without_decode,
+    without_prefill,
+)
+from dynctl.verify.chain import WorkerChain
+from dynctl.verify.facts import ProbeAnswer, RouterView
+from dynctl.verify.join import Custody
+from dynctl.verify.ready_pools import published_value, ready_pools, tainted_value
+from dynctl.verify.registration import (
+    cards_of,
+    everyone,
+    known,
+    not_listed,
+    own_metadata,
+    pod_uids,
+    wrong_ids,
+)
+from dynctl.verify.root_causes import (
+    excerpt,
+    governed,
+    in_cluster,
+    some,
+    tally,
+)
+from router_core.taints import TOPOLOGY_PREFIX
+
+NO_ROUTER: Final = (
+    "no router was asked: name one with --frontend URL, or ask for the permission to create "
+    "pods/portforward"
+)
+
+
+# -- capacity by domain ----------------------------------------------------------------------------
+
+
+def _judged(
+    rule: Callable[[DomainSplit], Iterator[Found]],
+    custody: Custody,
+    *,
+    required: bool = True,
+    counted: bool = False,
+) -> Outcome:
+    """Judge the pools of one enforcement; a pool without ready prefill asks nothing of decode."""
+    ready = ready_pools(custody)
+    mine = [pool for pool in ready.pools if pool.policy.required is required]
+    pools = [pool for pool in mine if pool.split.prefill]
+    gaps = [text for policy, text in ready.gaps if policy.required is required]
+    gaps += [
+        f"{pool.split.name}: no prefill worker is ready with its {pool.split.domain}"
+        for pool in mine
+        if not pool.split.prefill
+    ]
+    return _outcome(
+        [item for pool in pools for item in rule(pool.split)],
+        gaps,
+        ready.unread,
+        _counted([pool.split for pool in pools] if counted else []),
+        judged=len(pools),
+    )
+
+
+def _counted(pools: Sequence[DomainSplit]) -> str:
+    """By domain; named where there are several."""
+    if len(pools) == 1:
+        return pools[0].counted
+    return "; ".join(f"{one.name}: {one.counted}" for one in pools[:2])
+
+
+def _outcome(
+    wrong: Sequence[Found], gaps: Sequence[str], unread: Sequence[str], says: str, *, judged: int
+) -> Outcome:
+    if unread:
+        return outcome(wrong, unread)
+    if wrong:
+        return Wrong(tuple(wrong), f"not judged: {some(gaps, 2)}" if gaps else "")
+    if gaps:
+        return Skipped(some(gaps, 2))
+    if not judged:
+        return Skipped("no disaggregated pool of workers has a policy of this enforcement")
+    return Passed(says)
+
+
+def _untainted(custody: Custody, *, required: bool) -> Outcome:
+    """Decode workers that stand nowhere. Why they do, earlier codes tell; this is what it costs."""
+    ready = ready_pools(custody)
+    pools = [pool for pool in ready.pools if pool.policy.required is required]
+    wrong = []
+    for pool in pools:
+        for worker, item in pool.untainted:
+            domain = pool.policy.domain
+            said = published_value(item, domain)
+            why = f"though its card says {said} (DYT0804)" if said else f"its card has no {domain}"
+            wrong.append(
+                found(
+                    worker.subject, taint=f"{TOPOLOGY_PREFIX}{domain}", why=why, fix=_again(worker)
+                )
+            )
+    gaps = [text for policy, text in ready.gaps if policy.required is required]
+    return _outcome(wrong, gaps, ready.unread, "", judged=len(pools))
+
+
+def _again(worker: WorkerChain) -> str:
+    pod = worker.pod
+    if pod is None:
+        return "start it again with its topology: dynctl topology render shows what it needs"
+    return f"mend what DYT08 says of it, then kubectl delete pod {pod.name} -n {pod.namespace}"
+
+
+# -- routers ---------------------------------------------------------------------------------------
+
+
+def _asked(custody: Custody) -> Skipped | None:
+    if custody.facts.routers:
+        return None
+    access = {} if custody.cluster is None else custody.cluster.access
+    refused = any(
+        one.resource == "pods/portforward" and told is False for one, told in access.items()
+    )
+    return Skipped(NO_ROUTER, unread=refused)
+
+
+def _known_to_routers(custody: Custody) -> Outcome:
+    """Not what no router could know: pods that are in no slice (DYT0702), odd ids (DYT0706)."""
+    cards = cards_of(custody, everyone(custody))
+    uids = {} if custody.cluster is None else pod_uids(custody.cluster)
+    groups: dict[str, list[WorkerChain]] = defaultdict(list)
+    for worker in cards.workers:
+        explained = _undiscoverable(worker, uids) if custody.facts.registry is None else ""
+        if not explained and worker.pod is not None and not worker.pod.ready:
+            explained = "DYT0702"
+        if explained:
+            cards.elsewhere.append(explained)
+        else:
+            groups[_pool_of(worker)].append(worker)
+    wrong, judged = [], 0
+    for pool, members in sorted(groups.items()):
+        graph = members[0].graph
+        ids = {item.worker.worker_id for worker in members for item in worker.cards}
+        mine = list(_routers_of(custody.facts.routers, graph, ids, alone=len(groups) == 1))
+        read = [(one.name, one.workers) for one in mine if not isinstance(one.workers, Unread)]
+        cards.unread += [one.workers.why for one in mine if isinstance(one.workers, Unread)]
+        if not read:
+            cards.elsewhere.append("" if mine else f"no router of {pool} was asked")
+            continue
+        judged += len(members)
+        for worker in members:
+            own = {item.worker.worker_id for item in worker.cards}
+            missing = [name for name, workers in read if not own <= workers]
+            if missing:
+                number = ", ".join(f"{one:x}" for one in sorted(own))
+                wrong.append(found(worker.subject, routers=some(missing), id=number))
+    return tally(wrong, cards.unread, judged, cards.whole, "worker", cards.elsewhere)
+
+
+def _pool_of(worker: WorkerChain) -> str:
+    return worker.graph or worker.cards[0].card.endpoint.namespace
+
+
+def _undiscoverable(worker: WorkerChain, uids: Mapping[tuple[str, str], str]) -> str:
+    if worker.pod is None:
+        return ""
+    if not_listed(worker):
+        return "DYT0702"
+    return "DYT0706" if any(map(wrong_ids, own_metadata(worker, uids))) else ""
+
+
+def _routers_of(
+    routers: Sequence[RouterView], graph: str, ids: set[int], *, alone: bool
+) -> Iterator[RouterView]:
+    """Who routes for a graph. A frontend named by its URL does where it knows any of the workers.
+
+    ``alone``: there is one pool only, so that it must be the one that it routes for.
+    """
+    for one in routers:
+        if (one.graph and one.graph == graph) or (
+            not one.graph and (alone or isinstance(one.workers, Unread) or ids & one.workers)
+        ):
+            yield one
+
+
+# -- live requests ---------------------------------------------------------------------------------
+
+
+def _served(custody: Custody) -> Outcome:
+    """Requests that failed, and requests that left the domain of a required policy."""
+    answers = custody.facts.probe
+    if answers is None:
+        return Skipped("not asked for: --probe sends live requests")
+    if not answers:
+        return Skipped("no request was sent: no frontend serves a model", unread=True)
+    items = {
+        item.worker.worker_id: (worker, item) for worker in custody.workers for item in worker.cards
+    }
+    sent = Counter(answer.router for answer in answers)
+    wrong: Counter[tuple[str, str]] = Counter()
+    unread = []
+    for answer in answers:
+        if answer.status >= 500:
+            says = f"HTTP {answer.status} {excerpt(answer.message)}".rstrip()
+            wrong[answer.router, says] += 1
+        elif not 200 <= answer.status < 300:
+            status = f"HTTP {answer.status} " if answer.status else ""
+            named = "" if answer.router in answer.message else f"{answer.router}: "
+            unread.append(f"{named}{status}{answer.message}".strip())
+        else:
+            says, untold = _crossing(answer, items)
+            if says:
+                wrong[answer.router, says] += 1
+            if untold:
+                unread.append(f"{answer.router}: {untold}")
+    findings = [
+        found(_named(router), says=says, many=f"{many:,} of {sent[router]:,}")
+        for (router, says), many in sorted(wrong.items())
+    ]
+    return outcome(findings, unread, f"{len(answers):,} requests")
+
+
+def _named(router: str) -> str:
+    return router if router.startswith("Pod ") else f"Frontend {router}"
+
+
+def _crossing(
+    answer: ProbeAnswer, items: Mapping[int, tuple[WorkerChain, ObservedWorker]]
+) -> tuple[str, str]:
+    """How a request left its domain, empty where it did not; and what is not known of that."""
+    policies = [worker.policy for worker, _ in items.values() if worker.policy is not None]
+    if not any(policy.required for policy in policies):
+        return "", ""
+    if answer.prefill is None or answer.decode is None:
+        return "", "which workers served a request was not told"
+    prefill, decode = items.get(answer.prefill), items.get(answer.decode)
+    if prefill is None or decode is None:
+        return "", "a request was served by a worker that is not registered here"
+    policy = prefill[0].policy
+    if policy is None or not policy.required or prefill[0] is decode[0]:
+        return "", ""
+    start, end = published_value(prefill[1], policy.domain), tainted_value(decode[1], policy.domain)
+    if start is None or start == end:
+        return "", ""
+    return (
+        f"prefill by {prefill[0].name} in {start}, decode by {decode[0].name} "
+        f"in {end or 'no ' + policy.domain}",
+        "",
+    )
+
+
+# -- needs -----------------------------------------------------------------------------------------
+
+
+def _policies(custody: Custody) -> Skipped | None:
+    if custody.cluster is not None:
+        return in_cluster(custody) or governed(custody)
+    skipped = known(custody)
+    if skipped is None and not any(one.policy for one in custody.loose):
+        return Skipped("no worker publishes a transfer policy")
+    return skipped
+
+
+_NEEDS: Final = (_policies,)
+
+CAPACITY_CHECKS: Final[Sequence[Check[Custody]]] = (
+    Check("DYT0901", partial(_judged, without_decode, counted=True), _NEEDS),
+    Check("DYT0902", partial(_judged, single_decode), _NEEDS),
+    Check("DYT0903", partial(_untainted, required=True), _NEEDS),
+    Check("DYT0904", _known_to_routers, (known, _asked)),
+    Check("DYT0905", _served),
+    Check("DYT0906", partial(_judged, without_decode, required=False, counted=True), _NEEDS),
+    Check("DYT0907", partial(_judged, without_prefill), _NEEDS),
+    Check("DYT0908", partial(_judged, uneven), _NEEDS),
+    Check("DYT0909", partial(_untainted, required=False), _NEEDS),
+)

@@ -1,0 +1,289 @@
+"""Checks of what workers publish of their topology in their model cards: DYT08."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from dynctl.findings.runner import Check, Outcome, Skipped, found
+from dynctl.health.deployment import ObservedWorker
+from dynctl.verify.chain import LinkName, WorkerChain
+from dynctl.verify.injection import (
+    DOMAIN_ENV,
+    ENABLED_ENV,
+    ENFORCEMENT_ENV,
+    PATH_ENV,
+    WEIGHT_ENV,
+    engine,
+    env_differences,
+    is_weight,
+)
+from dynctl.verify.join import Custody
+from dynctl.verify.policy import Policy
+from dynctl.verify.registration import Cards, cards_of, everyone, known
+from dynctl.verify.root_causes import (
+    astray,
+    first_skip,
+    governed,
+    in_cluster,
+    live_workers,
+    peopled,
+    pod_of,
+    some,
+    tally,
+    unsourced,
+)
+from dynctl.wire.kubernetes.fields import mapping, sequence
+from router_core.taints import canonical_taint
+
+_LONGEST: Final = 80
+
+
+# -- against the link before -----------------------------------------------------------------------
+
+
+def _published(custody: Custody) -> Outcome:
+    """What the volume or the variables explain is left out: the worker could not know better."""
+    skipped = first_skip(custody, (known,) if custody.cluster is None else _GRAPHS)
+    if skipped is not None:
+        return skipped
+    if custody.cluster is None:
+        return _published_alike(custody)
+    cards = _registered(custody)
+    wrong = []
+    for worker in cards.workers:
+        missing = list(_lacking(worker))
+        if missing:
+            pod = pod_of(worker)
+            again = (
+                f"kubectl delete pod {pod.name} -n {pod.namespace}; if the new one is the same, "
+                "its runtime publishes no topology: take an image whose runtime does"
+            )
+            wrong.append(found(worker.subject, what="; ".join(missing), fix=again))
+    return cards.outcome(wrong)
+
+
+def _registered(custody: Custody) -> Cards:
+    """The cards of the graphs with a policy, but for those that could not be any better."""
+    cards = cards_of(custody, live_workers(custody))
+    cards.unread += unsourced(custody)
+    kept = []
+    for worker in cards.workers:
+        explained = astray(worker, ENABLED_ENV, PATH_ENV)
+        if explained:
+            cards.elsewhere.append(explained)
+        else:
+            kept.append(worker)
+    cards.workers = kept
+    return cards
+
+
+def _lacking(worker: WorkerChain) -> Iterator[str]:
+    """What its card should have and has not, going by the nearest known link."""
+    for domain, chain in worker.chains.items():
+        for one in chain.breaks():
+            if one.link is LinkName.CARD and one.value is None:
+                yield f"its model card has no {domain}, the {one.before} says {one.expected}"
+
+
+def _published_alike(custody: Custody) -> Outcome:
+    """Without a cluster only the other workers of the model tell what should be there."""
+    groups = _by_model(custody.loose)
+    wrong = []
+    for (_, model), members in sorted(groups.items()):
+        bare = [one for one in members if not any(map(_domains, one.cards))]
+        if not bare or len(bare) == len(members):
+            continue
+        others = f"{len(members) - len(bare):,} of {len(members):,} workers of {model} do"
+        for worker in sorted(bare, key=lambda one: one.name):
+            fix = "start it with its topology: dynctl topology render shows what a worker needs"
+            wrong.append(found(worker.subject, what=f"publishes no topology, {others}", fix=fix))
+    if not any(_domains(item) for worker in custody.loose for item in worker.cards):
+        return Skipped("no worker publishes topology")
+    return tally(wrong, (), len(custody.loose), len(custody.loose), "worker")
+
+
+def _by_model(workers: Sequence[WorkerChain]) -> dict[tuple[str, str], list[WorkerChain]]:
+    """``(pool, model)`` -> workers; a pool is a graph, or without graphs a Dynamo namespace."""
+    groups: dict[tuple[str, str], list[WorkerChain]] = defaultdict(list)
+    for worker in workers:
+        for model in dict.fromkeys(item.card.name for item in worker.cards):
+            pool = worker.graph or worker.cards[0].card.endpoint.namespace
+            groups[pool, model].append(worker)
+    return groups
+
+
+def _domains(item: ObservedWorker) -> Mapping[str, Any]:
+    return mapping(item.card.runtime_config.get("topology_domains"))
+
+
+def _equal(custody: Custody) -> Outcome:
+    cards = _registered(custody)
+    wrong = []
+    for worker in cards.workers:
+        differs = [
+            f"{domain} is {one.value}, the {one.before} says {one.expected}"
+            for domain, chain in worker.chains.items()
+            for one in chain.breaks()
+            if one.link is LinkName.CARD and one.value is not None
+        ]
+        if differs:
+            pod = pod_of(worker)
+            wrong.append(
+                found(
+                    worker.subject,
+                    differs="; ".join(differs),
+                    pod=pod.name,
+                    namespace=pod.namespace,
+                )
+            )
+    return cards.outcome(wrong)
+
+
+# -- the policy ------------------------------------------------------------------------------------
+
+
+def _as_in_policy(custody: Custody) -> Outcome:
+    """A card without any topology is DYT0801's; one that says what its variables say, DYT0501's."""
+    cards = cards_of(custody, live_workers(custody))
+    wrong = []
+    for worker in cards.workers:
+        differs = _policy_differences(worker)
+        if differs:
+            pod = pod_of(worker)
+            wrong.append(
+                found(
+                    worker.subject,
+                    differs="; ".join(differs),
+                    pod=pod.name,
+                    namespace=pod.namespace,
+                )
+            )
+    return cards.outcome(wrong)
+
+
+def _policy_differences(worker: WorkerChain) -> list[str]:
+    policy = worker.policy
+    if policy is None or worker.pod is None:
+        return []
+    main = engine(worker.pod)
+    astray = {} if main is None else env_differences(main, policy)
+    env = {} if main is None else main.env
+    told: dict[str, None] = {}
+    for item in worker.cards:
+        config = item.card.runtime_config
+        if not _domains(item) and config.get("kv_transfer_domain") is None:
+            continue
+        for variable, text in _differing(config, policy):
+            value = config.get(_FIELDS[variable])
+            if not (variable in astray and _says(env.get(variable), value)):
+                told[text] = None
+    return list(told)
+
+
+_FIELDS: Final = {
+    DOMAIN_ENV: "kv_transfer_domain",
+    ENFORCEMENT_ENV: "kv_transfer_enforcement",
+    WEIGHT_ENV: "kv_transfer_preferred_weight",
+}
+
+
+def _differing(config: Mapping[str, Any], policy: Policy) -> Iterator[tuple[str, str]]:
+    """The variable that a field is made from, and how the field differs."""
+    for variable, wanted in ((DOMAIN_ENV, policy.domain), (ENFORCEMENT_ENV, policy.enforcement)):
+        told = config.get(_FIELDS[variable])
+        if told != wanted:
+            yield variable, f"{_FIELDS[variable]} is {_shown(told)}, the policy says {wanted}"
+    weight = config.get(_FIELDS[WEIGHT_ENV])
+    if not is_weight(weight, policy.weight):
+        wanted = "none" if policy.weight is None else f"{policy.weight:.9g}"
+        yield WEIGHT_ENV, f"{_FIELDS[WEIGHT_ENV]} is {_shown(weight)}, the policy says {wanted}"
+
+
+def _says(variable: str | None, value: object) -> bool:
+    """Whether a variable's text is the value of a card's field."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return is_weight(variable, float(value))
+    return variable == value
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)[:_LONGEST]
+
+
+# -- taints ----------------------------------------------------------------------------------------
+
+
+def _tainted(custody: Custody) -> Outcome:
+    cards = cards_of(custody, everyone(custody))
+    wrong, carrying = [], 0
+    for worker in cards.workers:
+        carrying += any(map(_domains, worker.cards))
+        missing = list(dict.fromkeys(one for item in worker.cards for one in _untainted(item)))
+        if missing:
+            wrong.append(found(worker.subject, missing=", ".join(missing)))
+    if cards.workers and not wrong and not carrying:
+        return Skipped("no worker publishes topology")
+    return cards.outcome(wrong)
+
+
+def _untainted(item: ObservedWorker) -> Iterator[str]:
+    """The taints that its domains should have made."""
+    published = sequence(item.card.runtime_config.get("taints"))
+    taints = {one for one in published if isinstance(one, str)}
+    for domain, value in _domains(item).items():
+        taint = canonical_taint(domain, str(value))
+        if taint not in taints:
+            yield taint
+
+
+# -- one policy a model ----------------------------------------------------------------------------
+
+
+def _one_policy(custody: Custody) -> Outcome:
+    """Those are left out that are not as their graph says: other codes say what they should be."""
+    cards = cards_of(custody, everyone(custody))
+    subjects = {graph.name: graph.subject for graph in custody.graphs}
+    wrong = []
+    for (pool, model), members in sorted(_by_model(cards.workers).items()):
+        groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for worker in members:
+            policy = worker.policy if worker.pod is not None else None
+            for item in worker.cards:
+                config = item.card.runtime_config
+                if policy is not None and any(True for _ in _differing(config, policy)):
+                    continue
+                if item.card.name == model and (_domains(item) or config.get("kv_transfer_domain")):
+                    groups[_policy_of(config)].append(worker.name)
+        if len(groups) > 1:
+            ordered = sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))
+            told = "; ".join(f"{' '.join(key)}: {some(names)}" for key, names in ordered)
+            wrong.append(found(subjects.get(pool, f"Model {model}"), model=model, groups=told))
+    return cards.outcome(wrong)
+
+
+def _policy_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What it says of KV transfer, for people; weights to the precision of a float32."""
+    domain = config.get("kv_transfer_domain")
+    if domain is None:
+        return ("no policy",)
+    weight = config.get("kv_transfer_preferred_weight")
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    enforcement = config.get("kv_transfer_enforcement") or "required"
+    words = [str(domain)[:_LONGEST], str(enforcement)[:_LONGEST]]
+    if weight is not None:
+        words.append(f"{float(weight):.6g}" if number else str(weight)[:_LONGEST])
+    return tuple(words)
+
+
+_GRAPHS: Final = (in_cluster, governed, peopled)
+
+
+CARD_CHECKS: Final[Sequence[Check[Custody]]] = (
+    Check("DYT0801", _published),
+    Check("DYT0802", _equal, _GRAPHS),
+    Check("DYT0803", _as_in_policy, _GRAPHS),
+    Check("DYT0804", _tainted, (known,)),
+    Check("DYT0805", _one_policy, (known,)),
+)

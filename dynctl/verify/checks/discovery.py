@@ -1,0 +1,352 @@
+"""Checks of how workers are found: backends, EndpointSlices, metadata, permissions: DYT07."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from dynctl.adapters.ports import AccessQuestion
+from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
+from dynctl.health.facts import Unread
+from dynctl.verify.backends import BACKEND_ENV, backend_of
+from dynctl.verify.chain import WorkerChain
+from dynctl.verify.facts import StartLog
+from dynctl.verify.join import Custody, VerifiedGraph
+from dynctl.verify.registration import (
+    denied,
+    has_no_model,
+    in_kubernetes,
+    may_not_register,
+    not_listed,
+    not_serving,
+    own_metadata,
+    pod_uids,
+    stale_metadata,
+    user_of,
+    wrong_ids,
+)
+from dynctl.verify.root_causes import (
+    age,
+    by_graph,
+    cluster_of,
+    excerpt,
+    governed,
+    in_cluster,
+    live,
+    live_workers,
+    log_of,
+    many,
+    peopled,
+    pod_of,
+    short,
+    some,
+    tally,
+)
+from dynctl.wire.kubernetes.fields import mapping
+from dynctl.wire.kubernetes.instance_id import instance_id
+from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
+from dynctl.wire.kubernetes.objects import Pod
+from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL, WorkerMetadata
+
+# -- backends --------------------------------------------------------------------------------------
+
+
+def _pods(graph: VerifiedGraph) -> Iterator[tuple[str, Pod]]:
+    """``(subject, pod)`` of its frontends and workers."""
+    for pod in graph.frontends:
+        if pod.phase not in ("Succeeded", "Failed"):
+            yield f"Pod {pod.name}.{pod.namespace}", pod
+    for worker in live(graph):
+        yield worker.subject, pod_of(worker)
+
+
+def _one_backend(custody: Custody) -> Outcome:
+    """Frontends decide what is right: who registers elsewhere is not found by them."""
+    wrong, told = [], []
+    for graph in custody.governed:
+        known = [(subject, pod, one) for subject, pod in _pods(graph) if (one := backend_of(pod))]
+        if not known:
+            continue
+        asked = Counter(backend_of(pod) for pod in graph.frontends if backend_of(pod))
+        wanted, _ = (asked or Counter(one for _, _, one in known)).most_common(1)[0]
+        told.append((short(graph), wanted))
+        wrong += [
+            found(
+                subject,
+                backend=one,
+                wanted=wanted,
+                of="the frontend" if asked else "most of its graph",
+            )
+            for subject, _, one in known
+            if one != wanted
+        ]
+    if not told:
+        return Skipped("no pod tells its discovery backend (DYT0708)")
+    return outcome(wrong, says=by_graph(told))
+
+
+def _known_backend(custody: Custody) -> Outcome:
+    wrong = [
+        found(subject, variable=BACKEND_ENV, label=DISCOVERY_BACKEND_LABEL)
+        for graph in custody.governed
+        for subject, pod in _pods(graph)
+        if not backend_of(pod)
+    ]
+    return outcome(wrong)
+
+
+def _some_in_kubernetes(custody: Custody) -> Skipped | None:
+    if any(in_kubernetes(one) for one in live_workers(custody)):
+        return None
+    backends = {backend_of(pod_of(one)) for one in live_workers(custody)} - {""}
+    if not backends:
+        return Skipped("no pod tells its discovery backend (DYT0708)")
+    return Skipped(f"workers register in {', '.join(sorted(backends))}, not in Kubernetes")
+
+
+def _leaders(custody: Custody, *, elsewhere: bool = False) -> list[WorkerChain]:
+    """Those that register in Kubernetes, or ``elsewhere``; further ranks register nothing."""
+    return [
+        one
+        for one in live_workers(custody)
+        if not one.follower and backend_of(pod_of(one)) and in_kubernetes(one) is not elsewhere
+    ]
+
+
+# -- EndpointSlices --------------------------------------------------------------------------------
+
+
+def _listed(custody: Custody) -> Outcome:
+    workers, cluster = _leaders(custody), cluster_of(custody)
+    slices = cluster.endpoints
+    unread = [f"EndpointSlices: {slices.why}"] if isinstance(slices, Unread) else []
+    wrong: list[Found] = []
+    elsewhere: list[str] = []
+    for worker in workers:
+        explained, pod = not_serving(custody, worker), pod_of(worker)
+        if not explained and not pod.ready and not worker.metadata:
+            explained = may_not_register(custody, worker)
+        if explained:
+            elsewhere.append(explained)
+            continue
+        problem = not_listed(worker)
+        fix = (
+            "does a Service of the graph select it? "
+            f"kubectl get endpointslices -n {pod.namespace} -l kubernetes.io/service-name"
+        )
+        if not pod.ready:
+            problem = "not Ready"
+            fix = (
+                f"see why: kubectl describe pod {pod.name} -n {pod.namespace}; without a "
+                "readinessProbe that can succeed no worker is ever found"
+            )
+        if problem:
+            wrong.append(found(worker.subject, problem=problem, fix=fix))
+    judged = len(workers) - len(elsewhere)
+    return tally(wrong, unread, judged, len(workers), "pod", elsewhere)
+
+
+# -- permissions -----------------------------------------------------------------------------------
+
+
+def _permitted(custody: Custody) -> Outcome:
+    users = {user_of(pod_of(one)) for one in _leaders(custody)}
+    accounts = [one for one in cluster_of(custody).worker_accounts if one.user in users]
+    if not accounts:
+        return Skipped("what the workers' service accounts may do was not asked")
+    refused, unread, wrong = denied(custody), [], []
+    for account in sorted(accounts, key=lambda one: one.user):
+        *_, namespace, name = account.user.split(":")
+        subject = f"ServiceAccount {name}.{namespace}"
+        if isinstance(account.allowed, Unread):
+            unread.append(f"{subject}: {account.allowed.why}")
+        elif refused[account.user]:
+            told = ", ".join(_named(one) for one in refused[account.user])
+            wrong.append(found(subject, denied=told, namespace=namespace))
+    names = some(sorted(one.rpartition(":")[2] for one in users))
+    return outcome(wrong, unread, f"{many(len(users), 'account')} ({names})")
+
+
+def _named(question: AccessQuestion) -> str:
+    group = f".{question.group}" if question.group else ""
+    return f"{question.verb} {question.resource}{group}"
+
+
+# -- metadata --------------------------------------------------------------------------------------
+
+
+def _metadata_read(custody: Custody) -> Skipped | None:
+    told = cluster_of(custody).metadata
+    return Skipped(f"{PLURAL}: {told.why}", unread=True) if isinstance(told, Unread) else None
+
+
+def _registered(custody: Custody) -> Outcome:
+    """A pod that is not Ready is still starting, unless its log says that it could not register."""
+    cluster = cluster_of(custody)
+    workers, uids = _leaders(custody), pod_uids(cluster)
+    served = cluster.served
+    absent = not isinstance(served, Unread) and bool(served) and f"{PLURAL}.{GROUP}" not in served
+    wrong: list[Found] = []
+    elsewhere: list[str] = []
+    for worker in workers:
+        own, pod, log = own_metadata(worker, uids), pod_of(worker), log_of(custody, worker)
+        if own and not _is_unreadable(custody, worker, own):
+            continue
+        failed = log.not_persisted if isinstance(log, StartLog) else ""
+        explained, refused = not_serving(custody, worker), may_not_register(custody, worker)
+        if not explained and refused == "DYT0703":
+            explained = refused
+        if not explained and not refused and not pod.ready:
+            explained = "DYT0702"
+        if explained:
+            elsewhere.append(explained)
+            continue
+        problem = "no DynamoWorkerMetadata"
+        if own:
+            problem = "its DynamoWorkerMetadata holds no model card that can be read"
+            problem += _rejected(custody, own)
+        elif absent:
+            problem += "; the cluster does not serve that resource (DYT0005)"
+        elif failed:
+            problem += f"; its log says: {excerpt(failed)}"
+        wrong.append(found(worker.subject, problem=problem, pod=pod.name, namespace=pod.namespace))
+    judged = len(workers) - len(elsewhere)
+    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+
+
+def _is_unreadable(custody: Custody, worker: WorkerChain, own: Sequence[WorkerMetadata]) -> bool:
+    """Whether it registered something out of which no worker can be made."""
+    if worker.cards or custody.facts.registry is not None:
+        return False
+    uid = pod_of(worker).uid
+    return all(one.owner_uid == uid for one in own) and not any(map(has_no_model, own))
+
+
+def _rejected(custody: Custody, own: Sequence[WorkerMetadata]) -> str:
+    """What is wrong with its cards, as far as that was told when they were read."""
+    ids = [key.rpartition("/")[2] for item in own for key in mapping(item.data.get("model_cards"))]
+    problems = () if custody.deployment is None else custody.deployment.problems
+    told = (
+        problem.message
+        for problem in problems
+        # By its key, or by the worker's name, which ends as its id does.
+        for number in ids
+        if number and problem.subject.rpartition("/")[2] in (number, number[-4:])
+    )
+    why = next(told, "")
+    return f": {excerpt(why)}" if why else ""
+
+
+def _its_own(custody: Custody) -> Outcome:
+    workers, uids = _leaders(custody), pod_uids(cluster_of(custody))
+    wrong, judged = [], 0
+    for worker in workers:
+        judged += bool(own_metadata(worker, uids))
+        for item in stale_metadata(worker, uids):
+            pod = pod_of(worker)
+            owner = f"the pod with uid {item.owner_uid}" if item.owner_uid else "no pod"
+            wrong.append(
+                found(
+                    worker.subject,
+                    item=item.name,
+                    owner=owner,
+                    uid=pod.uid,
+                    pod=pod.name,
+                    namespace=pod.namespace,
+                )
+            )
+    return tally(wrong, (), judged, len(workers), "pod", {"DYT0704"})
+
+
+def _orphans(custody: Custody) -> Outcome:
+    """Objects that nobody's pod wrote, of whole namespaces only: other graphs have pods, too."""
+    cluster = cluster_of(custody)
+    if isinstance(cluster.metadata, Unread) or isinstance(cluster.endpoints, Unread):
+        told = cluster.metadata if isinstance(cluster.metadata, Unread) else cluster.endpoints
+        assert isinstance(told, Unread)
+        return Skipped(told.why, unread=True)
+    if cluster.wanted:
+        return Skipped("only named graphs were looked at")
+    # Pods that no operator made are not in the list of pods; they serve all the same.
+    pods = pod_uids(cluster).keys() | {(one.namespace, one.pod) for one in cluster.endpoints}
+    wrong = [
+        found(
+            f"DynamoWorkerMetadata {item.name}.{item.namespace}",
+            owner=item.owner or item.name,
+            item=item.name,
+            namespace=item.namespace,
+            since="" if item.created is None else f", made {age(cluster.now - item.created)} ago",
+        )
+        for item in sorted(cluster.metadata, key=lambda one: (one.namespace, one.name))
+        if not cluster.namespaces or item.namespace in cluster.namespaces
+        if (item.namespace, item.owner or item.name) not in pods
+    ]
+    return outcome(wrong, says=f"{len(cluster.metadata):,} objects")
+
+
+def _numbered(custody: Custody) -> Outcome:
+    workers, uids = _leaders(custody), pod_uids(cluster_of(custody))
+    wrong, judged = [], 0
+    for worker in workers:
+        own = own_metadata(worker, uids)
+        judged += bool(own)
+        for item in own:
+            ids = wrong_ids(item)
+            if ids:
+                wrong.append(
+                    found(
+                        worker.subject,
+                        item=item.name,
+                        ids=some(ids),
+                        wanted=f"{instance_id(item.name):x}",
+                    )
+                )
+    return tally(wrong, (), judged, len(workers), "pod", {"DYT0704"})
+
+
+# -- other backends --------------------------------------------------------------------------------
+
+
+def _in_backend(custody: Custody) -> Outcome:
+    workers, registry = _leaders(custody, elsewhere=True), custody.facts.registry
+    if not workers:
+        return Skipped("no worker registers outside Kubernetes")
+    backends = sorted({backend_of(pod_of(one)) for one in workers})
+    if registry is None:
+        told = " and ".join(backends)
+        return Skipped(f"workers register in {told}: name it with --discovery {backends[0]}")
+    if isinstance(registry.deployment, Unread):
+        return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
+    wrong: list[Found] = []
+    elsewhere: list[str] = []
+    for worker in workers:
+        if worker.cards:
+            continue
+        pod, explained = pod_of(worker), not_serving(custody, worker)
+        if explained:
+            elsewhere.append(explained)
+        else:
+            wrong.append(
+                found(
+                    worker.subject, registry=registry.title, pod=pod.name, namespace=pod.namespace
+                )
+            )
+    judged = len(workers) - len(elsewhere)
+    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+
+
+_PODS: Final = (in_cluster, governed, peopled)
+_KUBE: Final = (*_PODS, _some_in_kubernetes)
+
+DISCOVERY_CHECKS: Final[Sequence[Check[Custody]]] = (
+    Check("DYT0701", _one_backend, _PODS),
+    Check("DYT0702", _listed, _KUBE),
+    Check("DYT0703", _permitted, _KUBE),
+    Check("DYT0704", _registered, (*_KUBE, _metadata_read)),
+    Check("DYT0705", _its_own, (*_KUBE, _metadata_read)),
+    Check("DYT0706", _numbered, (*_KUBE, _metadata_read)),
+    Check("DYT0707", _in_backend, _PODS),
+    Check("DYT0708", _known_backend, _PODS),
+    Check("DYT0709", _orphans, (in_cluster,)),
+)

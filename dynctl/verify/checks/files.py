@@ -1,0 +1,322 @@
+"""Checks of what the operator wrote into worker pods, and of the files that came of it: DYT05.
+
+One mount alone, read where we run, is judged by the same claims as far as they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
+from dynctl.health.facts import Unread
+from dynctl.manifests.lint import graph as lint_graph
+from dynctl.verify.chain import LinkName, WorkerChain
+from dynctl.verify.facts import MountFacts, TopologyFile
+from dynctl.verify.injection import (
+    PATH_ENV,
+    engine,
+    env_differences,
+    is_untouched,
+    mount_differences,
+)
+from dynctl.verify.join import Custody
+from dynctl.verify.live_graphs import graphs_read, judged_live
+from dynctl.verify.root_causes import (
+    age,
+    astray,
+    cluster_of,
+    first_skip,
+    governed,
+    in_cluster,
+    key_of,
+    live_workers,
+    of,
+    peopled,
+    pod_of,
+    sourced,
+    stuck_at_start,
+    tally,
+    unsourced,
+)
+from dynctl.wire.kubernetes.fields import mapping
+from dynctl.wire.kubernetes.names import TOPOLOGY_VOLUME
+
+REFRESH_S: Final = 90.0
+"""How long the kubelet may take to show a changed label in a file: its sync period and cache."""
+NOT_READ: Final = "not asked for (--exec all)"
+_LOOK: Final = "see from outside where it breaks: dynctl topology verify --dgd NAME"
+_MOUNT_IT: Final = """
+mount the volume of topology files there (dynctl topology render shows it), or name its directory: \
+--path DIR""".strip()
+
+
+# -- what the operator wrote -----------------------------------------------------------------------
+
+
+def _variables(custody: Custody) -> Outcome:
+    return _written(custody, _env_differs)
+
+
+def _mounted(custody: Custody) -> Outcome:
+    return _written(custody, _mount_differs)
+
+
+def _env_differs(worker: WorkerChain) -> list[str]:
+    main, policy = engine(pod_of(worker)), worker.policy
+    return [] if main is None or policy is None else list(env_differences(main, policy).values())
+
+
+def _mount_differs(worker: WorkerChain) -> list[str]:
+    pod, policy = pod_of(worker), worker.policy
+    main = engine(pod)
+    return [] if main is None or policy is None else list(mount_differences(pod, main, policy))
+
+
+def _written(custody: Custody, differences: Callable[[WorkerChain], list[str]]) -> Outcome:
+    """Pods that have nothing of it at all belong to DYT0402."""
+    workers = live_workers(custody)
+    wrong, elsewhere = [], []
+    for worker in workers:
+        pod = pod_of(worker)
+        if engine(pod) is None:
+            elsewhere.append("DYT0119")
+        elif is_untouched(pod):
+            elsewhere.append("DYT0402")
+        elif differs := differences(worker):
+            wrong.append(
+                found(
+                    worker.subject,
+                    differs="; ".join(differs),
+                    pod=pod.name,
+                    namespace=pod.namespace,
+                )
+            )
+    judged = len(workers) - len(elsewhere)
+    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+
+
+# -- what the files hold ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Read:
+    """The workers whose files were read and should be there; and why the others were not."""
+
+    workers: list[tuple[WorkerChain, Mapping[str, TopologyFile]]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
+
+    def outcome(self, wrong: Sequence[Found], whole: int) -> Outcome:
+        judged = len(self.workers)
+        return tally(wrong, self.unread, judged, whole, "pod", self.elsewhere)
+
+
+def _read(custody: Custody) -> _Read:
+    read = _Read(unread=unsourced(custody))
+    for worker in live_workers(custody):
+        explained = astray(worker, PATH_ENV)
+        if not explained and not worker.running:
+            explained = stuck_at_start(custody, worker) or "DYT0410"
+        files = cluster_of(custody).files.get(key_of(worker))
+        if explained:
+            read.elsewhere.append(explained)
+        elif files is None:
+            read.elsewhere.append(NOT_READ)
+        elif isinstance(files, Unread):
+            read.unread.append(f"files: {files.why}")
+        else:
+            read.workers.append((worker, files))
+    return read
+
+
+def _label_age(worker: WorkerChain, domain: str, now: float) -> float | None:
+    """Seconds since the label was written; None where nothing tells that it is new.
+
+    Where nobody tells the time it is not older than the pod.
+    """
+    pod, policy = pod_of(worker), worker.policy
+    assert policy is not None
+    written = pod.labelled_at(policy.sources[domain].pod_key)
+    since = pod.created if written is None else written
+    return None if since is None else now - since
+
+
+def _is_fresh(worker: WorkerChain, domain: str, now: float) -> bool:
+    old = _label_age(worker, domain, now)
+    return old is not None and old <= REFRESH_S
+
+
+def _filled(custody: Custody) -> Outcome:
+    """Files of labels that are there. A file of a label that is not there is empty rightly."""
+    mount = custody.facts.mount
+    wrong, unread = ([], []) if mount is None else _mount_filled(mount)
+    skipped = first_skip(custody, (in_cluster, governed, peopled, sourced))
+    if skipped is not None:
+        return skipped if mount is None else outcome(wrong, unread, _values(mount))
+    read, now = _read(custody), cluster_of(custody).now
+    read.unread += unread
+    for worker, files in read.workers:
+        problems = []
+        for domain, chain in worker.chains.items():
+            file, label = files.get(domain), chain[LinkName.LABEL].value
+            if file is None or label is None:
+                continue
+            problem = _problem(domain, file)
+            if problem and not (_is_blank(file) and _is_fresh(worker, domain, now)):
+                problems.append(f"{problem}, the pod's label says {label}")
+        if problems:
+            pod = pod_of(worker)
+            fix = f"kubectl delete pod {pod.name} -n {pod.namespace}"
+            wrong.append(found(worker.subject, what="; ".join(problems), fix=fix))
+    return read.outcome(wrong, len(live_workers(custody)))
+
+
+def _problem(name: str, file: TopologyFile) -> str:
+    if file.strange:
+        return f"{name} {file.strange}"
+    if file.content is None:
+        return f"there is no file {name}"
+    return f"{name} is empty" if _is_blank(file) else ""
+
+
+def _is_blank(file: TopologyFile) -> bool:
+    return not file.strange and file.content is not None and not file.content.strip()
+
+
+def _differing(worker: WorkerChain) -> Iterator[tuple[str, str, str]]:
+    """``(domain, file, label)`` of every file that shows another value than the label has."""
+    for domain, chain in worker.chains.items():
+        for one in chain.breaks():
+            if one.link is LinkName.FILE and one.value is not None and one.expected is not None:
+                yield domain, one.value, one.expected
+
+
+def _equal(custody: Custody) -> Outcome:
+    read, now = _read(custody), cluster_of(custody).now
+    wrong = []
+    for worker, _ in read.workers:
+        stale = [one for one in _differing(worker) if not _is_fresh(worker, one[0], now)]
+        if stale:
+            told = "; ".join(
+                f"{d} says {file}, the pod's label {label}" for d, file, label in stale
+            )
+            pod = pod_of(worker)
+            wrong.append(found(worker.subject, differs=told, pod=pod.name, namespace=pod.namespace))
+    return read.outcome(wrong, len(live_workers(custody)))
+
+
+def _on_their_way(custody: Custody) -> Outcome:
+    """Files that are not yet as a label which was written a moment ago."""
+    read, now = _read(custody), cluster_of(custody).now
+    wrong = []
+    for worker, files in read.workers:
+        behind = {domain: f"{domain} says {file}" for domain, file, _ in _differing(worker)}
+        for domain, chain in worker.chains.items():
+            file, label = files.get(domain), chain[LinkName.LABEL].value
+            if file is not None and label is not None and _is_blank(file):
+                behind[domain] = f"{domain} is empty"
+        for domain, says in behind.items():
+            if _is_fresh(worker, domain, now):
+                since = age(_label_age(worker, domain, now) or 0.0)
+                wanted = worker.chains[domain][LinkName.LABEL].value
+                wrong.append(found(worker.subject, says=says, wanted=wanted, since=since))
+    return read.outcome(wrong, len(live_workers(custody)))
+
+
+# -- what should not be there ----------------------------------------------------------------------
+
+
+def _strays(custody: Custody) -> Outcome:
+    mount = custody.facts.mount
+    wrong, unread = ([], []) if mount is None else _mount_strays(mount)
+    skipped = first_skip(custody, (in_cluster, governed, peopled, sourced))
+    if skipped is not None:
+        if mount is None:
+            return skipped
+        if not mount.domain:
+            return Skipped("no transfer domain was named: --domain NAME")
+        if mount.absent:
+            return Skipped(f"{mount.absent} (DYT0503)")
+        return outcome(wrong, unread, mount.domain)
+    workers = live_workers(custody)
+    for worker in workers:
+        policy = worker.policy
+        if policy is None or policy.source is None:
+            continue
+        extra = sorted(_domains_of(worker) - policy.sources.keys())
+        if extra:
+            wanted = ", ".join(policy.sources)
+            wrong.append(found(worker.subject, domains=", ".join(extra), wanted=wanted))
+    unread += unsourced(custody)
+    return outcome(wrong, unread, of(len(workers), len(workers), "pod"))
+
+
+def _domains_of(worker: WorkerChain) -> set[str]:
+    """Everything that its volume or its card makes a domain; hidden files are not read."""
+    volumes = (one for one in pod_of(worker).volumes if one.name == TOPOLOGY_VOLUME)
+    paths = {item.path for volume in volumes for item in volume.items}
+    names = {path for path in paths if not path.startswith(".") and "/" not in path}
+    for item in worker.cards:
+        names |= mapping(item.card.runtime_config.get("topology_domains")).keys()
+    return names
+
+
+# -- one mount, from inside ------------------------------------------------------------------------
+
+
+def _mount_filled(mount: MountFacts) -> tuple[list[Found], list[str]]:
+    if isinstance(mount.files, Unread):
+        return [], [mount.files.why]
+    subject = f"Mount {mount.path}"
+    if mount.absent:
+        return [found(subject, what=mount.absent, fix=_MOUNT_IT)], []
+    problems = _mount_problems(mount, mount.files)
+    return [found(subject, what="; ".join(problems), fix=_LOOK)] if problems else [], []
+
+
+def _mount_problems(mount: MountFacts, files: Mapping[str, TopologyFile]) -> list[str]:
+    """Where no domain was named one file with a value is enough; no file may be a strange one."""
+    if mount.domain:
+        files = {mount.domain: files.get(mount.domain, TopologyFile(None))}
+    problems = {name: text for name, file in files.items() if (text := _problem(name, file))}
+    if mount.domain or len(problems) == len(files):
+        return [*problems.values()] or ([] if files else ["there is no file"])
+    return [text for name, text in problems.items() if files[name].strange]
+
+
+def _values(mount: MountFacts) -> str:
+    """``zone=us-east-1a``: what a worker would read."""
+    files = {} if isinstance(mount.files, Unread) else mount.files
+    told = {name: (file.content or "").strip() for name, file in files.items()}
+    wanted = {mount.domain} if mount.domain else told.keys()
+    return ", ".join(f"{name}={value}" for name, value in told.items() if value and name in wanted)
+
+
+def _mount_strays(mount: MountFacts) -> tuple[list[Found], list[str]]:
+    if isinstance(mount.files, Unread):
+        return [], [mount.files.why]
+    extra = [
+        name
+        for name, file in mount.files.items()
+        if name != mount.domain and file.content is not None and not _is_blank(file)
+    ]
+    if not extra or not mount.domain:
+        return [], []
+    return [found(f"Mount {mount.path}", domains=", ".join(extra), wanted=mount.domain)], []
+
+
+_PODS: Final = (in_cluster, governed, peopled)
+_FILES: Final = (in_cluster, governed, peopled, sourced)
+_OF_LINT: Final = judged_live(lint_graph.POD_CHECKS, graphs_read)
+
+FILE_CHECKS: Final[Sequence[Check[Custody]]] = (
+    Check("DYT0501", _variables, _PODS),
+    Check("DYT0502", _mounted, _PODS),
+    Check("DYT0503", _filled),
+    Check("DYT0504", _equal, _FILES),
+    Check("DYT0505", _strays),
+    _OF_LINT["DYT0506"],
+    Check("DYT0507", _on_their_way, _FILES),
+)

@@ -1,0 +1,216 @@
+"""Checks of Dynamo's operator, which copies node labels to pods: there, one, able, new enough."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
+from dynctl.health.facts import Unread
+from dynctl.verify.checks.access import rule
+from dynctl.verify.facts import Account
+from dynctl.verify.join import Custody
+from dynctl.verify.live_graphs import clustered
+from dynctl.verify.operators import (
+    FIRST_WITH_POLICY,
+    Scope,
+    account,
+    image,
+    in_charge,
+    scope,
+    subject,
+    version,
+)
+from dynctl.verify.root_causes import cluster_of, governed, many, some
+from dynctl.wire.kubernetes.names import OPERATOR_APP
+from dynctl.wire.kubernetes.objects import Workload
+
+_TOPOLOGIES: Final = (
+    ("grove.io", "clustertopologybindings"),
+    ("grove.io", "clustertopologies"),
+)
+_OF_THE_CLUSTER: Final = ("nodes",)
+_NO_OPERATOR: Final = "no operator was found (DYT0301)"
+_LOST: Final = {
+    "nodes": "it cannot see the labels of nodes and copies none",
+    "pods": "it cannot write the copied label",
+    **{name: "it cannot see the levels of Grove topologies" for _, name in _TOPOLOGIES},
+}
+
+
+def _operators(custody: Custody) -> tuple[Workload, ...]:
+    operators = cluster_of(custody).operators
+    return () if isinstance(operators, Unread) else operators
+
+
+def _namespaces(custody: Custody, *, governed_only: bool) -> list[str]:
+    """Of the graphs."""
+    graphs = custody.governed if governed_only else custody.graphs
+    return sorted({one.name.rpartition("/")[0] for one in graphs})
+
+
+def operators_read(custody: Custody) -> Skipped | None:
+    """The Deployments of operators are known."""
+    operators = cluster_of(custody).operators
+    if isinstance(operators, Unread):
+        return Skipped(f"operators: {operators.why}", unread=True)
+    return None
+
+
+def graphs_there(custody: Custody) -> Skipped | None:
+    """There are graphs for an operator to be in charge of."""
+    return None if custody.graphs else Skipped("no graph here")
+
+
+def operators_there(custody: Custody) -> Skipped | None:
+    """At least one operator may be in charge of a graph."""
+    there = in_charge(_operators(custody), _namespaces(custody, governed_only=False))
+    return None if there else Skipped(_NO_OPERATOR)
+
+
+# -- there, and one --------------------------------------------------------------------------------
+
+
+def _runs(custody: Custody) -> Outcome:
+    namespaces = _namespaces(custody, governed_only=False)
+    mine = in_charge(_operators(custody), namespaces)
+    if not mine:
+        what = (
+            f"no Deployment with app.kubernetes.io/name={OPERATOR_APP} watches {some(namespaces)}"
+        )
+        elsewhere = [subject(one) for one in _operators(custody)]
+        what += f" (there: {some(elsewhere)})" if elsewhere else ""
+        look = f"kubectl get deployments -A -l app.kubernetes.io/name={OPERATOR_APP}"
+        return outcome([found(f"Deployment {OPERATOR_APP}", what=what, look=look)])
+    return outcome(
+        (
+            found(
+                subject(one),
+                what=_not_ready(one),
+                look=f"kubectl describe deployment {one.name} -n {one.namespace}",
+            )
+            for one in mine
+            if not one.ready
+        ),
+        says=some(f"{_told(one) or 'ready'} ({subject(one)})" for one in mine),
+    )
+
+
+def _not_ready(one: Workload) -> str:
+    if not one.replicas:
+        return "is scaled to no replicas"
+    return f"{one.ready:,} of {one.replicas:,} replicas are ready"
+
+
+def _told(one: Workload) -> str:
+    told = version(one)
+    return "" if told is None else f"{told[0]}.{told[1]}"
+
+
+def _alone(custody: Custody) -> Outcome:
+    running = [one for one in _operators(custody) if one.replicas]
+    wrong: list[Found] = []
+    untold: list[str] = []
+    for namespace in _namespaces(custody, governed_only=False):
+        mine = [(one, scope(one)) for one in in_charge(running, [namespace])]
+        restricted = [one for one, its in mine if its.namespace]
+        unknown = [one for one, its in mine if not its.known]
+        wide = [one for one, its in mine if its.known and not its.namespace]
+        # Operators of the whole cluster leave a namespace to one that is restricted to it.
+        rivals = restricted or wide
+        if len(rivals) > 1:
+            names = some(f"{one.name}.{one.namespace}" for one in rivals)
+            wrong.append(found(f"Namespace {namespace}", operators=names))
+        elif unknown and len(mine) > 1 and not restricted:
+            untold += [subject(one) for one in unknown]
+    if untold and not wrong:
+        names = some(dict.fromkeys(untold))
+        return Skipped(f"{names}: its namespaces are in a configuration file")
+    return outcome(wrong)
+
+
+def _new_enough(custody: Custody) -> Outcome:
+    mine = in_charge(_operators(custody), _namespaces(custody, governed_only=True))
+    told = [(one, version(one)) for one in mine]
+    wrong = [
+        found(subject(one), image=image(one))
+        for one, its in told
+        if its is not None and its < FIRST_WITH_POLICY
+    ]
+    known = [one for one, its in told if its is not None]
+    if not wrong and not known:
+        names = some(image(one) or f"{len(one.images)} images" for one, _ in told)
+        return Skipped(f"{names or 'no operator'}: no version is told" if told else _NO_OPERATOR)
+    return outcome(wrong, says=some(sorted({image(one).rpartition("/")[2] for one in known})))
+
+
+# -- what it may do --------------------------------------------------------------------------------
+
+
+def _may(custody: Custody) -> Outcome:
+    cluster = cluster_of(custody)
+    operators = in_charge(_operators(custody), _namespaces(custody, governed_only=True))
+    accounts = {account(one): one for one in operators}
+    mine = [one for one in cluster.operator_accounts if one.user in accounts]
+    if not mine:
+        return Skipped("what the operator may do was not asked" if operators else _NO_OPERATOR)
+    wrong: list[Found] = []
+    unread: list[str] = []
+    for one in sorted(mine, key=lambda one: one.user):
+        if isinstance(one.allowed, Unread):
+            unread.append(f"{_subject(one)}: {one.allowed.why}")
+        else:
+            wrong += _denied(custody, one, accounts[one.user], unread)
+    return outcome(wrong, unread, f"{many(len(mine), 'account')} ({some(map(_subject, mine))})")
+
+
+def _subject(one: Account) -> str:
+    namespace, _, name = one.user.removeprefix("system:serviceaccount:").partition(":")
+    return f"ServiceAccount {name}.{namespace}"
+
+
+def _denied(
+    custody: Custody, one: Account, operator: Workload, unread: list[str]
+) -> Iterator[Found]:
+    allowed = {} if isinstance(one.allowed, Unread) else one.allowed
+    answers: dict[tuple[str, str, str], dict[str | None, bool]] = defaultdict(dict)
+    for asked, answer in allowed.items():
+        answers[asked.group, asked.resource, asked.verb][asked.namespace] = answer
+    by_grove = any(graph.policy and graph.policy.cluster_topology for graph in custody.governed)
+    topologies = [key for key in answers if key[:2] in _TOPOLOGIES]
+    # Grove has renamed the resource: the one that this operator reads is enough.
+    may_read = [any(answers.pop(key).values()) for key in topologies]
+    if by_grove and topologies and not any(may_read):
+        yield _finding(one, *topologies[0])
+    watched = scope(operator)
+    for (group, resource, verb), told in sorted(answers.items()):
+        inside = {space: may for space, may in told.items() if space and watched.may_watch(space)}
+        if told.get(None) is True or (inside and all(inside.values())):
+            continue
+        if inside:
+            denied = sorted(space for space, may in inside.items() if not may)
+            yield _finding(one, group, resource, verb, f" in {some(denied)}")
+        elif resource in _OF_THE_CLUSTER or watched == Scope():
+            yield _finding(one, group, resource, verb)
+        else:
+            unread.append(f"{_subject(one)}: {verb} {resource} in the namespaces that it watches")
+
+
+def _finding(one: Account, group: str, resource: str, verb: str, where: str = "") -> Found:
+    return found(
+        _subject(one),
+        what=f"{verb} {resource}{where}",
+        lost=_LOST.get(resource, "it needs that for topology"),
+        rule=rule(group, resource, (verb,)),
+    )
+
+
+_OPERATORS: Final = (clustered, operators_read, graphs_there)
+
+OPERATOR_CHECKS: Final[tuple[Check[Custody], ...]] = (
+    Check("DYT0301", _runs, _OPERATORS),
+    Check("DYT0302", _alone, (*_OPERATORS, operators_there)),
+    Check("DYT0303", _may, (*_OPERATORS, governed)),
+    Check("DYT0304", _new_enough, (*_OPERATORS, governed)),
+)

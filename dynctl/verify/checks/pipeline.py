@@ -1,0 +1,91 @@
+"""Every check of the pipeline in its order, judged on joined facts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from dynctl.findings.catalogue import SECTIONS, catalogue
+from dynctl.findings.runner import Check, run
+from dynctl.findings.suppression import Suppressions
+from dynctl.health.facts import Unread
+from dynctl.verify.checks.access import ACCESS_CHECKS
+from dynctl.verify.checks.capacity import CAPACITY_CHECKS
+from dynctl.verify.checks.cards import CARD_CHECKS
+from dynctl.verify.checks.discovery import DISCOVERY_CHECKS
+from dynctl.verify.checks.files import FILE_CHECKS
+from dynctl.verify.checks.nodes import NODE_CHECKS
+from dynctl.verify.checks.operators import OPERATOR_CHECKS
+from dynctl.verify.checks.pods import POD_CHECKS
+from dynctl.verify.checks.policy import POLICY_CHECKS
+from dynctl.verify.checks.starts import START_CHECKS
+from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.join import Custody, custody
+from dynctl.verify.result import VerifyReport, custody_rows
+
+VERIFY_SECTIONS: Final[Sequence[tuple[str, Sequence[Check[Custody]]]]] = (
+    (SECTIONS["DYT00"], ACCESS_CHECKS),
+    (SECTIONS["DYT01"], POLICY_CHECKS),
+    (SECTIONS["DYT02"], NODE_CHECKS),
+    (SECTIONS["DYT03"], OPERATOR_CHECKS),
+    (SECTIONS["DYT04"], POD_CHECKS),
+    (SECTIONS["DYT05"], FILE_CHECKS),
+    (SECTIONS["DYT06"], START_CHECKS),
+    (SECTIONS["DYT07"], DISCOVERY_CHECKS),
+    (SECTIONS["DYT08"], CARD_CHECKS),
+    (SECTIONS["DYT09"], CAPACITY_CHECKS),
+)
+#: What can be judged without a cluster, and on a mount alone.
+_REGISTERED: Final = (SECTIONS["DYT08"], SECTIONS["DYT09"])
+_MOUNTED: Final = (SECTIONS["DYT05"],)
+NOT_CHECKED: Final = (
+    "the KV transfer itself (NIXL, RDMA)",
+    "the network between domains",
+)
+NO_SUPPRESSIONS: Final = Suppressions()
+
+
+def verify(facts: VerifyFacts, suppressed: Suppressions = NO_SUPPRESSIONS) -> VerifyReport:
+    """The report on what was gathered, with one row a worker."""
+    joined = custody(facts)
+    report = run(
+        [one for one in VERIFY_SECTIONS if _applies(one[0], facts)],
+        joined,
+        catalogue(),
+        sources=_sources(joined),
+        suppressed=suppressed,
+        not_checked=NOT_CHECKED,
+    )
+    return VerifyReport(
+        report.sources,
+        report.sections,
+        report.summary,
+        report.not_checked,
+        chain=custody_rows(joined, report),
+    )
+
+
+def _applies(section: str, facts: VerifyFacts) -> bool:
+    if facts.cluster is not None:
+        return True
+    mounted = facts.mount is not None and section in _MOUNTED
+    return mounted or (facts.registry is not None and section in _REGISTERED)
+
+
+def _sources(joined: Custody) -> list[str]:
+    facts = joined.facts
+    found = []
+    if facts.cluster is not None:
+        where = ", ".join(facts.cluster.namespaces) or "all namespaces"
+        graphs = ", ".join(graph.name for graph in joined.graphs[:5])
+        more = f" and {len(joined.graphs) - 5} more" if joined.graphs[5:] else ""
+        found.append(f"{facts.cluster.title}, {where}: {graphs or 'no graph'}{more}")
+    if facts.registry is not None:
+        deployment = facts.registry.deployment
+        known = () if isinstance(deployment, Unread) else deployment.workers
+        told = "not read" if isinstance(deployment, Unread) else f"{len(known):,} workers"
+        found.append(f"{facts.registry.title}: {told}")
+    if facts.mount is not None:
+        found.append(f"mount {facts.mount.path}")
+    found += [f"frontend {one.name}" for one in facts.routers]
+    return found

@@ -1,0 +1,389 @@
+"""Checks of worker pods and of the labels that the operator copies to them: DYT04."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from dynctl.findings.runner import Check, Outcome, Skipped, found, outcome
+from dynctl.health.facts import Unread
+from dynctl.manifests.graphs import Component
+from dynctl.manifests.lint import graph as lint_graph
+from dynctl.verify.chain import LinkName, WorkerChain
+from dynctl.verify.facts import ClusterFacts
+from dynctl.verify.injection import annotation_differences, engine, is_untouched
+from dynctl.verify.join import Custody, VerifiedGraph
+from dynctl.verify.live_graphs import graphs_read, judged_live
+from dynctl.verify.root_causes import (
+    age,
+    by_graph,
+    cluster_of,
+    governed,
+    held_up_by,
+    in_cluster,
+    key_of,
+    live,
+    live_workers,
+    many,
+    of,
+    peopled,
+    pod_of,
+    quoted,
+    short,
+    some,
+    sourced,
+    stuck_at_start,
+    tally,
+    unsourced,
+)
+from dynctl.wire.kubernetes.fields import count, mapping
+from dynctl.wire.kubernetes.names import LABEL_MISSING_REASON, WORKER_HASH_LABEL
+from dynctl.wire.kubernetes.objects import Pod, PodEvent
+
+COPY_S: Final = 30.0
+"""How long the operator may take to copy a label; a worker does not wait longer for its file."""
+
+
+# -- are they there --------------------------------------------------------------------------------
+
+
+def _present(custody: Custody) -> Outcome:
+    told = []
+    wrong = []
+    for graph in custody.governed:
+        pods, wanted = len(live(graph)), _wanted(graph)
+        if not pods and wanted:
+            namespace, _, name = graph.name.rpartition("/")
+            wrong.append(found(graph.subject, wanted=wanted, name=name, namespace=namespace))
+        told.append((short(graph), f"{pods:,}" if wanted is None else f"{pods:,} of {wanted:,}"))
+    return outcome(wrong, says=by_graph(told))
+
+
+def _wanted(graph: VerifiedGraph) -> int | None:
+    """The worker pods that the graph asks for; None where it could not be read."""
+    if graph.graph is None:
+        return None
+    return sum(_pods_of(component) for component in graph.graph.workers)
+
+
+def _pods_of(component: Component) -> int:
+    nodes = count(mapping(component.body.get("multinode")).get("nodeCount"))
+    return component.replicas * max(1, nodes)
+
+
+def _complete(custody: Custody) -> Outcome:
+    wrong, judged = [], 0
+    for graph in custody.governed:
+        there = Counter(worker.component.lower() for worker in live(graph))
+        if graph.graph is None or not there:
+            continue
+        for component in graph.graph.workers:
+            judged += 1
+            pods, wanted = there[component.name.lower()], _pods_of(component)
+            if pods < wanted:
+                wrong.append(
+                    found(
+                        graph.subject,
+                        component=component.name,
+                        pods=pods,
+                        wanted=wanted,
+                        namespace=graph.name.rpartition("/")[0],
+                    )
+                )
+    if not judged:
+        return Skipped("no graph with worker pods tells how many it wants (DYT0401)")
+    return outcome(wrong, says=many(judged, "component"))
+
+
+def _running(custody: Custody) -> Outcome:
+    """Pods that wait for their topology are left out: their own codes say more."""
+    workers = live_workers(custody)
+    wrong = []
+    for worker in workers:
+        pod, why = pod_of(worker), _idle(pod_of(worker))
+        if not why or (pod.node and stuck_at_start(custody, worker)):
+            continue
+        now = cluster_of(custody).now
+        since = f" for {age(now - pod.created)}" if pod.created is not None else ""
+        wrong.append(
+            found(
+                worker.subject,
+                phase=pod.phase or "without a phase",
+                since=since,
+                why=why,
+                pod=pod.name,
+                namespace=pod.namespace,
+            )
+        )
+    return outcome(wrong, says=of(len(workers), len(workers), "pod"))
+
+
+def _idle(pod: Pod) -> str:
+    """Why its engine does not run; empty where it does."""
+    main = engine(pod) or pod.main
+    if pod.phase != "Pending" and (main is None or main.running_since is not None):
+        return ""
+    if not pod.node:
+        return "not scheduled"
+    if main is not None and main.waiting:
+        return main.waiting
+    if main is not None and main.last_end is not None:
+        return f"ended with exit code {main.last_end.exit_code}"
+    return f"not started on {pod.node}"
+
+
+# -- what the operator wrote -----------------------------------------------------------------------
+
+
+def _annotated(custody: Custody) -> Outcome:
+    workers = live_workers(custody)
+    wrong = []
+    for worker in workers:
+        pod, policy = pod_of(worker), worker.policy
+        assert policy is not None
+        differs = list(annotation_differences(pod, policy))
+        if differs and is_untouched(pod):
+            differs = ["nothing of the policy is in it: no annotation, no variables, no volume"]
+        if differs:
+            name, namespace = pod.name, pod.namespace
+            wrong.append(
+                found(worker.subject, differs="; ".join(differs), pod=name, namespace=namespace)
+            )
+    return outcome(wrong, says=of(len(workers), len(workers), "pod"))
+
+
+def _unlabelled(worker: WorkerChain) -> list[str]:
+    """The label keys that should have been copied by now and are not on the pod.
+
+    Not those that the node does not have (DYT0205), nor any where the annotation would have the
+    operator copy another one (DYT0402).
+    """
+    pod, policy = pod_of(worker), worker.policy
+    if policy is None or not pod.node or any(True for _ in annotation_differences(pod, policy)):
+        return []
+    found = []
+    for domain, source in policy.sources.items():
+        node, label = (worker.chains[domain][name] for name in (LinkName.NODE, LinkName.LABEL))
+        if label.value is None and not (node.told and node.value is None):
+            found.append(source.pod_key)
+    return found
+
+
+def _is_young(pod: Pod, now: float) -> bool:
+    since = pod.scheduled if pod.scheduled is not None else pod.created
+    return since is not None and now - since <= COPY_S
+
+
+def _labelled(custody: Custody) -> Outcome:
+    cluster, events = cluster_of(custody), _events(cluster_of(custody))
+    workers = live_workers(custody)
+    wrong = []
+    for worker in workers:
+        pod, missing = pod_of(worker), _unlabelled(worker)
+        if not missing or _is_young(pod, cluster.now):
+            continue
+        event = next(iter(events.get((*key_of(worker), pod.uid), ())), None)
+        since = "" if pod.scheduled is None else f" {age(cluster.now - pod.scheduled)} ago"
+        noted = "" if event is None else f"; the operator noted: {event.message}"
+        first = "" if event is not None else "see that the operator runs and may do it (DYT03), "
+        delete = f"kubectl delete pod {pod.name} -n {pod.namespace}"
+        wrong.append(
+            found(
+                worker.subject,
+                keys=", ".join(missing),
+                node=_node_says(worker),
+                since=since,
+                noted=noted,
+                fix=f"{first}then {delete}" if first else delete,
+            )
+        )
+    bare = [one for one in workers if not _has_labels(one)]
+    judged, whole = len(workers) - len(bare), len(workers)
+    elsewhere = (_explained(one) for one in bare)
+    return tally(wrong, unsourced(custody), judged, whole, "pod", elsewhere)
+
+
+def _explained(worker: WorkerChain) -> str:
+    """Why a pod without its label is no finding of DYT0403."""
+    if worker.chain is None:
+        return "DYT0201, DYT0202"
+    return held_up_by(worker).replace("DYT0403", "DYT0411") or "DYT0410"
+
+
+def _node_says(worker: WorkerChain) -> str:
+    node = None if worker.chain is None else worker.chain[LinkName.NODE]
+    there = "" if node is None or node.value is None else f", which says {quoted(node.value)}"
+    return f"{pod_of(worker).node}{there}"
+
+
+def _has_labels(worker: WorkerChain) -> bool:
+    chains = worker.chains.values()
+    return bool(chains) and all(chain[LinkName.LABEL].value is not None for chain in chains)
+
+
+def _arriving(custody: Custody) -> Outcome:
+    now = cluster_of(custody).now
+    wrong = [
+        found(
+            worker.subject,
+            keys=", ".join(missing),
+            node=_node_says(worker),
+            limit=f"{COPY_S:.0f} s",
+        )
+        for worker in live_workers(custody)
+        if (missing := _unlabelled(worker)) and _is_young(pod_of(worker), now)
+    ]
+    return outcome(wrong, unsourced(custody))
+
+
+def _current(custody: Custody) -> Outcome:
+    cluster, workers = cluster_of(custody), live_workers(custody)
+    if isinstance(cluster.nodes, Unread):
+        return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
+    templates = {
+        (graph.name, component.name.lower()): component
+        for graph in custody.governed
+        for component in (graph.graph.workers if graph.graph is not None else ())
+    }
+    wrong, compared = [], 0
+    for worker in workers:
+        differs = list(_stale(worker))
+        compared += any(
+            chain[LinkName.NODE].value is not None and chain[LinkName.LABEL].value is not None
+            for chain in worker.chains.values()
+        )
+        if differs:
+            pod, keys = pod_of(worker), {key for key, _ in differs}
+            template = templates.get((worker.graph, worker.component.lower()))
+            delete = f"kubectl delete pod {pod.name} -n {pod.namespace}"
+            if template is not None and keys & template.pod_labels.keys():
+                delete = "remove the label from the pod template (DYT0406)"
+            wrong.append(
+                found(worker.subject, differs="; ".join(t for _, t in differs), fix=delete)
+            )
+    elsewhere = {"DYT0205, DYT0403"} if compared < len(workers) else ()
+    return tally(wrong, unsourced(custody), compared, len(workers), "pod", elsewhere)
+
+
+def _stale(worker: WorkerChain) -> Iterator[tuple[str, str]]:
+    """Label key and what differs, of every label that is not as the pod's node has it now."""
+    policy = worker.policy
+    for domain, chain in worker.chains.items():
+        for one in chain.breaks():
+            if one.link is LinkName.LABEL and one.value is not None and policy is not None:
+                key = policy.sources[domain].pod_key
+                node = pod_of(worker).node
+                says = quoted(one.expected or "")
+                yield key, f"{key} is {quoted(one.value)}, its node {node} says {says}"
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+def _events(cluster: ClusterFacts) -> dict[tuple[str, str, str], list[PodEvent]]:
+    """``(namespace, pod, uid)`` -> what was noted of a missing label, the newest first."""
+    found: dict[tuple[str, str, str], list[PodEvent]] = defaultdict(list)
+    for event in () if isinstance(cluster.events, Unread) else cluster.events:
+        if event.reason == LABEL_MISSING_REASON:
+            found[event.namespace, event.pod, event.uid].append(event)
+    for events in found.values():
+        events.sort(key=lambda one: -(one.at or 0.0))
+    return found
+
+
+def _old_events(custody: Custody) -> Outcome:
+    """An event about a label that is still missing belongs to DYT0205 or DYT0403."""
+    cluster = cluster_of(custody)
+    if isinstance(cluster.events, Unread):
+        return Skipped(f"events: {cluster.events.why}", unread=True)
+    events, wrong = _events(cluster), []
+    for worker in live_workers(custody):
+        pod = pod_of(worker)
+        for event in events.get((*key_of(worker), pod.uid), ()):
+            if _is_over(worker, event):
+                last = "" if event.at is None else f", last {age(cluster.now - event.at)} ago"
+                times = many(event.count, "time")
+                wrong.append(found(worker.subject, times=times, last=last, message=event.message))
+                break
+    return outcome(wrong)
+
+
+def _is_over(worker: WorkerChain, event: PodEvent) -> bool:
+    """Whether the labels that the event names (all of them, where it names none) are there now."""
+    policy = worker.policy
+    sources = {} if policy is None else policy.sources
+    named = [
+        domain
+        for domain, source in sources.items()
+        if f'"{source.node_key}"' in event.message or f'"{source.pod_key}"' in event.message
+    ]
+    values = [worker.chains[domain][LinkName.LABEL].value for domain in named or sources]
+    return bool(values) and None not in values
+
+
+# -- replicas and generations ----------------------------------------------------------------------
+
+
+def _together(custody: Custody) -> Outcome:
+    replicas: dict[tuple[str, str], list[WorkerChain]] = defaultdict(list)
+    for worker in live_workers(custody):
+        if worker.replica:
+            replicas[worker.graph, worker.replica].append(worker)
+    if not replicas:
+        return Skipped("no replica spans several nodes")
+    wrong = []
+    for (_, name), ranks in sorted(replicas.items()):
+        values = {value for worker in ranks if (value := _place(worker)) is not None}
+        if len(values) > 1:
+            leader = next((one for one in ranks if not one.follower), ranks[0])
+            policy = leader.policy
+            assert policy is not None
+            wrong.append(
+                found(
+                    leader.subject,
+                    replica=name,
+                    values=", ".join(sorted(values)),
+                    domain=policy.domain,
+                )
+            )
+    return outcome(wrong, unsourced(custody), f"{len(replicas):,} replicas over several nodes")
+
+
+def _place(worker: WorkerChain) -> str | None:
+    """Where it stands: by its node, else by its label."""
+    return worker.value(LinkName.NODE) or worker.value(LinkName.LABEL)
+
+
+def _one_generation(custody: Custody) -> Outcome:
+    wrong, marked = [], False
+    for graph in custody.governed:
+        hashes = Counter(pod_of(one).labels.get(WORKER_HASH_LABEL, "") for one in live(graph))
+        del hashes[""]
+        marked = marked or bool(hashes)
+        if len(hashes) > 1:
+            told = (f"{name} {many(pods, 'pod')}" for name, pods in hashes.most_common())
+            wrong.append(found(graph.subject, many=len(hashes), generations=some(told)))
+    if not marked:
+        return Skipped(f"no worker pod carries {WORKER_HASH_LABEL}")
+    return outcome(wrong)
+
+
+_NEEDS: Final = (in_cluster, governed)
+_PODS: Final = (in_cluster, governed, peopled)
+_LABELS: Final = (in_cluster, governed, peopled, sourced)
+_OF_LINT: Final = judged_live(lint_graph.POD_CHECKS, graphs_read)
+
+POD_CHECKS: Final[Sequence[Check[Custody]]] = (
+    Check("DYT0401", _present, _NEEDS),
+    Check("DYT0402", _annotated, _PODS),
+    Check("DYT0403", _labelled, _LABELS),
+    Check("DYT0404", _current, _LABELS),
+    Check("DYT0405", _old_events, _LABELS),
+    _OF_LINT["DYT0406"],
+    Check("DYT0407", _together, _PODS),
+    Check("DYT0408", _one_generation, _PODS),
+    Check("DYT0409", _complete, _NEEDS),
+    Check("DYT0410", _running, _PODS),
+    Check("DYT0411", _arriving, _LABELS),
+)

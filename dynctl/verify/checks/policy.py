@@ -1,0 +1,290 @@
+"""Checks of live graphs and their policies: those of lint, and what only a cluster can tell."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
+from dynctl.manifests.draft_shapes import Draft, draft_levels, drafts_of
+from dynctl.manifests.graphs import GRAPH, POLICY_PATH, Graph
+from dynctl.manifests.lint import graph as lint_graph
+from dynctl.manifests.lint import policy as lint_policy
+from dynctl.manifests.lint.facts import short_name, subject_of
+from dynctl.manifests.transfer_policy import DRAFT_FIELDS, FIELDS
+from dynctl.verify.join import Custody, VerifiedGraph
+from dynctl.verify.live_graphs import (
+    applied_pairs,
+    graphs_read,
+    judged_live,
+    last_applied,
+    lint_facts,
+)
+from dynctl.verify.root_causes import (
+    cluster_of,
+    excerpt,
+    live,
+    some,
+)
+from dynctl.wire.kubernetes.fields import count, mapping, sequence, text
+from dynctl.wire.kubernetes.names import (
+    DRAFT_LABEL_PREFIX,
+    DRAFT_MOUNT_PATH,
+    GRAPH_LABEL,
+    MOUNT_PATH,
+    ZONE_LABEL,
+)
+from dynctl.wire.kubernetes.objects import Pod
+
+_STATES: Final = ("", "successful")
+#: Of a graph: whether the levels that it is packed by are there for the scheduler.
+_LEVELS_CONDITION: Final = "TopologyLevelsAvailable"
+
+_LINT: Final = judged_live((*lint_policy.POLICY_CHECKS, *lint_graph.GRAPH_CHECKS), graphs_read)
+
+
+# -- the graph -------------------------------------------------------------------------------------
+
+
+def _exists(custody: Custody) -> Outcome:
+    cluster = cluster_of(custody)
+    wrong = []
+    names = {one.name.rpartition("/")[2] for one in custody.graphs}
+    where = some(cluster.namespaces) or "any namespace"
+    for name in sorted(set(cluster.wanted) - names):
+        look = f"kubectl get dynamographdeployments{_in(cluster.namespaces)}"
+        wrong.append(found(f"{GRAPH} {name}", what=f"is not in {where}", fix=look))
+    for one in custody.graphs:
+        if one.graph is None:
+            namespace, _, name = one.name.rpartition("/")
+            delete = f"kubectl delete pods -n {namespace} -l {GRAPH_LABEL}={name}"
+            what = f"{len(one.pods):,} pods of it run, but it is not there"
+            fix = f"apply the graph again, or remove what is left of it: {delete}"
+            wrong.append(found(one.subject, what=what, fix=fix))
+    there = [short_name(one.graph) for one in custody.graphs if one.graph is not None]
+    return outcome(wrong, says=some(there))
+
+
+def _in(namespaces: tuple[str, ...]) -> str:
+    return f" -n {namespaces[0]}" if len(namespaces) == 1 else " -A"
+
+
+def _state(custody: Custody) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for one in custody.graphs:
+            if one.graph is not None:
+                for what in _unsettled(one.graph):
+                    yield found(one.subject, what=what, describe=_kubectl("describe", one.graph))
+
+    states = [
+        text(mapping(one.graph.manifest.body.get("status")).get("state"))
+        for one in custody.graphs
+        if one.graph is not None
+    ]
+    return outcome(all_of(), says=some(sorted(set(states) - {""})))
+
+
+def _unsettled(graph: Graph) -> Iterator[str]:
+    body = graph.manifest.body
+    status = mapping(body.get("status"))
+    if not status:
+        yield "has no status: no operator has looked at it"
+        return
+    wanted = count(mapping(body.get("metadata")).get("generation"))
+    seen = status.get("observedGeneration")
+    if isinstance(seen, int) and seen < wanted:
+        yield f"generation {wanted} is not worked on yet, only {seen} is"
+    conditions = {text(mapping(one).get("type")): mapping(one) for one in _conditions(status)}
+    ready, state = conditions.get("Ready", {}), text(status.get("state"))
+    if state not in _STATES:
+        yield f"state {state}{_why(ready)}"
+    elif not state and ready.get("status") == "False":
+        yield f"is not Ready{_why(ready)}"
+    levels = conditions.get(_LEVELS_CONDITION, {})
+    if levels.get("status") == "False":
+        yield f"{_LEVELS_CONDITION} is False{_why(levels)}"
+
+
+def _conditions(status: Mapping[str, Any]) -> Any:
+    return sequence(status.get("conditions"))
+
+
+def _why(condition: Mapping[str, Any]) -> str:
+    told = ", ".join(filter(None, (text(condition.get("reason")), text(condition.get("message")))))
+    return f": {excerpt(told)}" if told else ""
+
+
+def _kubectl(verb: str, graph: Graph) -> str:
+    return (
+        f"kubectl {verb} dynamographdeployment {graph.manifest.name} -n {graph.manifest.namespace}"
+    )
+
+
+# -- the policy ------------------------------------------------------------------------------------
+
+
+def _present(custody: Custody) -> Outcome:
+    """Without the graphs of which DYT0103 or DYT0120 tells why they have none."""
+    facts = lint_facts(custody)
+    explained = {
+        graph.name
+        for graph, applied in applied_pairs(custody)
+        if lint_policy.raw_policy(applied) is not None or any(drafts_of(applied))
+    }
+    left = tuple(one for one in facts.graphs if one.policy or one.name not in explained)
+    if facts.graphs and not left:
+        return Skipped("a policy was applied and is not there (DYT0103, DYT0120)")
+    return lint_policy.present(replace(facts, graphs=left), partial(_spread, custody))
+
+
+def _spread(custody: Custody, graph: Graph) -> str:
+    """In which zones the workers of a graph without a policy stand, by the nodes that they run on.
+
+    Empty where nobody labels nodes by zone, or nodes could not be read.
+    """
+    [verified] = [one for one in custody.graphs if one.graph and one.name == graph.name]
+    zones: dict[str, Counter[str]] = defaultdict(Counter)
+    for worker in live(verified):
+        zone = None if worker.node is None else worker.node.labels.get(ZONE_LABEL)
+        if zone:
+            zones[zone][worker.role or "unknown"] += 1
+    if len(zones) == 1:
+        return f"all its workers stand in {next(iter(zones))}, so nothing crosses zones now"
+    told = (
+        f"{zone} ({', '.join(f'{many:,} {role}' for role, many in sorted(roles.items()))})"
+        for zone, roles in sorted(zones.items())
+    )
+    return f"its workers stand in {some(told)}: KV cache may cross" if zones else ""
+
+
+def _kept(custody: Custody) -> Outcome:
+    """A policy that kubectl applied is there: definitions that do not know it drop it."""
+
+    def dropped(graph: Graph, applied: Graph) -> bool:
+        return lint_policy.raw_policy(graph) is None and bool(applied.policy)
+
+    wrong = [
+        found(
+            subject_of(graph),
+            path=POLICY_PATH,
+            domain=text((applied.policy or {}).get("domain")) or "(none)",
+            delete=_kubectl("delete", graph),
+        )
+        for graph, applied in applied_pairs(custody)
+        if dropped(graph, applied)
+    ]
+    applied = [one for _, one in applied_pairs(custody) if one.policy]
+    if not applied:
+        return Skipped("no graph here was applied by kubectl with a policy")
+    return outcome(wrong)
+
+
+def _fields(custody: Custody) -> Outcome:
+    """As lint does; and fields that kubectl applied and the API server dropped."""
+    facts = lint_facts(custody)
+    wrong = list(lint_policy.objections_to(facts, "field"))
+    for graph, applied in applied_pairs(custody):
+        live = graph.policy or {}
+        for name in applied.policy or {} if live else {}:
+            if name not in live and name not in FIELDS and name not in DRAFT_FIELDS:
+                wrong.append(
+                    found(
+                        subject_of(graph),
+                        who="the API server",
+                        refuses="dropped a part of",
+                        says=f'unknown field "{POLICY_PATH}.{name}", last applied',
+                        fix=facts.remedy(f"remove it; a policy has {', '.join(FIELDS)}"),
+                    )
+                )
+    if not wrong and all(lint_policy.raw_policy(one) is None for one in facts.graphs):
+        return Skipped("no graph here has a kvTransferPolicy")
+    return outcome(wrong)
+
+
+# -- shapes of drafts ------------------------------------------------------------------------------
+
+
+def _drafts(custody: Custody) -> Outcome:
+    facts = lint_facts(custody)
+
+    def all_of() -> Iterator[Found]:
+        for verified in custody.graphs:
+            seen: set[str] = set()
+            for draft in _drafts_of(verified.graph):
+                seen.add(draft.what)
+                yield lint_policy.drafted(facts, verified.subject, draft)
+            for pod, draft in _drafts_in_pods(verified):
+                if draft.what not in seen:
+                    yield lint_policy.drafted(facts, f"Pod {pod.name}.{pod.namespace}", draft)
+        for topology in facts.topologies:
+            for draft in draft_levels(topology):
+                yield lint_policy.drafted(facts, subject_of(topology), draft)
+
+    return outcome(all_of())
+
+
+def _drafts_of(graph: Graph | None) -> Iterator[Draft]:
+    """Of the graph, and of what was applied: the API server drops what it does not know."""
+    if graph is None:
+        return
+    there = list(drafts_of(graph))
+    yield from there
+    applied = last_applied(graph)
+    for draft in () if applied is None else drafts_of(applied):
+        if draft.what not in {one.what for one in there}:
+            yield replace(draft, where=f"last applied {draft.where}")
+
+
+def _drafts_in_pods(verified: VerifiedGraph) -> Iterator[tuple[Pod, Draft]]:
+    """Draft shapes of pods, each with the first pod that has it."""
+    found: dict[tuple[str, str, str], list[Pod]] = defaultdict(list)
+    for pod in sorted(verified.pods, key=lambda one: one.name):
+        for shape in _shapes(pod):
+            found[shape].append(pod)
+    for (where, what, shipped), pods in found.items():
+        more = f", here and in {len(pods) - 1:,} more pods" if pods[1:] else ""
+        yield pods[0], Draft(where + more, what, shipped)
+
+
+def _shapes(pod: Pod) -> set[tuple[str, str, str]]:
+    found = {
+        (
+            "metadata.labels",
+            f"the label {key}",
+            "remove what writes it; the operator copies the label that the policy names",
+        )
+        for key in pod.labels
+        if key.startswith(DRAFT_LABEL_PREFIX)
+    }
+    mounts = [one.path for container in pod.containers for one in container.mounts]
+    if any(path.startswith(DRAFT_MOUNT_PATH) for path in mounts):
+        shipped = f"remove it; the operator mounts {MOUNT_PATH}"
+        found.add(("spec.containers", f"the mount {DRAFT_MOUNT_PATH}", shipped))
+    items = [item for volume in pod.volumes for item in volume.items]
+    if any(DRAFT_LABEL_PREFIX in item.field for item in items):
+        shipped = "remove it; nothing writes that label, the operator projects its own"
+        found.add(("spec.volumes", f"the label {DRAFT_LABEL_PREFIX}* in a volume", shipped))
+    return found
+
+
+def graphs_there(custody: Custody) -> Skipped | None:
+    """At least one graph is there; of others only pods are left."""
+    there = any(one.graph is not None for one in custody.graphs)
+    return None if there else Skipped(f"no {GRAPH} here")
+
+
+_THERE: Final = (graphs_read, graphs_there)
+_OWN: Final = (
+    Check("DYT0101", _exists, (graphs_read,)),
+    Check("DYT0102", _present, _THERE),
+    Check("DYT0103", _drafts, (graphs_read,)),
+    Check("DYT0113", _state, _THERE),
+    Check("DYT0114", _fields, _THERE),
+    Check("DYT0120", _kept, _THERE),
+)
+POLICY_CHECKS: Final[tuple[Check[Custody], ...]] = tuple(
+    check for _, check in sorted({**_LINT, **{one.code: one for one in _OWN}}.items())
+)

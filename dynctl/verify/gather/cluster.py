@@ -1,0 +1,334 @@
+"""Gather what verify judges from a cluster: every list once, then a few pods read closely.
+
+The number of requests does not grow with the number of pods, except for the pods that
+:mod:`dynctl.verify.gather.sampling` chooses. What is refused becomes Unread, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias, TypeVar
+
+from dynctl.adapters.ports import Cluster, ClusterRefusal
+from dynctl.base.errors import Unreachable
+from dynctl.health.facts import Unread
+from dynctl.manifests.files import Manifest
+from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, TOPOLOGY_KINDS
+from dynctl.verify.facts import (
+    ClusterFacts,
+    GraphSchema,
+    Listing,
+    VerifyFacts,
+)
+from dynctl.verify.gather.expected_graphs import expect_graphs
+from dynctl.verify.gather.permissions import (
+    GRAPHS,
+    METADATA,
+    SETS,
+    account,
+    graph_namespaces,
+    operator_questions,
+    operator_users,
+    questions,
+    worker_questions,
+    worker_users,
+)
+from dynctl.verify.gather.pods import read_files, read_start
+from dynctl.verify.gather.sampling import Sampling, chosen
+from dynctl.verify.join import custody
+from dynctl.verify.refusals import unread
+from dynctl.wire.kubernetes import objects
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
+from dynctl.wire.kubernetes.names import (
+    DISCOVERY_ENABLED_LABEL,
+    GRAPH_LABEL,
+    LABEL_MISSING_REASON,
+    OPERATOR_APP,
+)
+from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata, worker_metadata
+
+_TOPOLOGIES: Final = {f"{kind.lower()}s": kind for kind in TOPOLOGY_KINDS}
+_GRAPH_VERSIONS: Final = ("v1beta1", "v1alpha1")
+_AT_ONCE: Final = 8
+
+T = TypeVar("T")
+Served: TypeAlias = Mapping[str, tuple[str, ...]] | Unread
+"""``plural.group`` -> versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to look at. ``namespace`` None: all. ``graphs``: names, empty for every graph.
+
+    ``optional``: a cluster without any graph is an answer too.
+    """
+
+    namespace: str | None
+    graphs: tuple[str, ...] = ()
+    exec: Sampling = Sampling.SAMPLE
+    logs: Sampling = Sampling.SAMPLE
+    optional: bool = False
+
+
+def gather(cluster: Cluster, wanted: Wanted, before: VerifyFacts | None = None) -> VerifyFacts:
+    """The facts of a cluster, laid over ``before`` (a registry, routers).
+
+    Raises Unreachable where the API server does not answer or holds no Dynamo that was named.
+    """
+    facts = replace(before or VerifyFacts(), cluster=_lists(cluster, wanted))
+    if not wanted.optional:
+        expect_graphs(cluster, wanted.namespace, facts)
+    return closer(cluster, wanted, facts)
+
+
+def closer(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> VerifyFacts:
+    """Read the files and logs of the pods that are worth it."""
+    if facts.cluster is None:
+        return facts
+    joined = custody(facts)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
+        files = pool.map(lambda one: read_files(cluster, one), chosen(joined, wanted.exec))
+        logs = pool.map(lambda one: read_start(cluster, one), chosen(joined, wanted.logs))
+        found = replace(
+            facts.cluster,
+            files=dict(files),
+            logs=dict(logs),
+        )
+    return replace(facts, cluster=found)
+
+
+def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
+    version = _version(cluster)
+    served = _served(cluster)
+    names: Mapping[str, tuple[str, ...]] = served if isinstance(served, Mapping) else {}
+    topologies = [name for name in _TOPOLOGIES if f"{name}.grove.io" in names]
+    sets = [SETS] if f"{SETS}.grove.io" in names else []
+    selected = _graph_selector(wanted.graphs)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
+        ask = questions(wanted.namespace, [*topologies, *sets])
+        access = pool.map(lambda one: _told(lambda: cluster.allowed(one)), ask)
+        reader = _Reader(cluster, wanted.namespace)
+        jobs: dict[str, Future[Any]] = {
+            "schemas": pool.submit(_schemas, cluster),
+            "graphs": pool.submit(reader.graphs, served),
+            "topologies": pool.submit(reader.topologies, served, topologies),
+            "nodes": pool.submit(reader.all, "/api/v1", "nodes", objects.node),
+            "pods": pool.submit(reader.inside, "/api/v1", "pods", objects.pod, selected),
+            "events": pool.submit(reader.events),
+            "endpoints": pool.submit(reader.endpoints),
+            "metadata": pool.submit(reader.metadata, served),
+            "operators": pool.submit(reader.operators),
+            "grove_sets": pool.submit(reader.grove_sets, served),
+        }
+        lists: dict[str, Any] = {name: job.result() for name, job in jobs.items()}
+        facts = ClusterFacts(
+            cluster.title,
+            cluster.now,
+            version,
+            namespaces=() if wanted.namespace is None else (wanted.namespace,),
+            wanted=wanted.graphs,
+            served=served,
+            access=dict(zip(ask, access, strict=True)),
+            **lists,
+        )
+        spaces = graph_namespaces(facts)
+        accounts = [
+            *((user, operator_questions(topologies, spaces)) for user in operator_users(facts)),
+            *((user, worker_questions(space)) for user, space in worker_users(facts)),
+        ]
+        told = list(pool.map(lambda one: account(cluster, *one), accounts))
+    operators = len(operator_users(facts))
+    return replace(
+        facts, operator_accounts=tuple(told[:operators]), worker_accounts=tuple(told[operators:])
+    )
+
+
+class _Reader:
+    """The lists, each read once. ``namespace`` None reads all."""
+
+    def __init__(self, cluster: Cluster, namespace: str | None) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+
+    def all(
+        self,
+        root: str,
+        plural: str,
+        read: Callable[[Mapping[str, Any]], T],
+        query: Mapping[str, str] | None = None,
+    ) -> Listing[T]:
+        """A list over all namespaces, or of what has none."""
+        return _told(lambda: self._read(f"{root}/{plural}", read, query))
+
+    def inside(
+        self,
+        root: str,
+        plural: str,
+        read: Callable[[Mapping[str, Any]], T],
+        query: Mapping[str, str] | None = None,
+    ) -> Listing[T]:
+        """A list of the namespace that is looked at."""
+        inner = "" if self._namespace is None else f"/namespaces/{self._namespace}"
+        return self.all(root + inner, plural, read, query)
+
+    def graphs(self, served: Served) -> Listing[Manifest]:
+        if isinstance(served, Unread):
+            return served
+        versions = served.get(f"{GRAPHS}.{GRAPH_GROUP}", ())
+        version = next((one for one in _GRAPH_VERSIONS if one in versions), None)
+        if version is None:
+            others = f"they are served as {', '.join(versions)} only (DYT0002)"
+            return Unread(others) if versions else ()
+        root = f"/apis/{GRAPH_GROUP}/{version}"
+        return self.inside(
+            root, GRAPHS, lambda body: _manifest(body, GRAPH, f"{GRAPH_GROUP}/{version}")
+        )
+
+    def topologies(self, served: Served, plurals: Iterable[str]) -> Listing[Manifest]:
+        if isinstance(served, Unread):
+            return served
+        found: list[Manifest] = []
+        for plural in plurals:
+            version = served[f"{plural}.grove.io"][0]
+            kind, api = _TOPOLOGIES[plural], f"grove.io/{version}"
+            told = self.all(f"/apis/{api}", plural, _as_manifest(kind, api))
+            if isinstance(told, Unread):
+                return told
+            found += told
+        return tuple(found)
+
+    def events(self) -> Listing[objects.PodEvent]:
+        told = self.inside(
+            "/api/v1",
+            "events",
+            objects.pod_event,
+            {"fieldSelector": f"reason={LABEL_MISSING_REASON}"},
+        )
+        return told if isinstance(told, Unread) else tuple(one for one in told if one is not None)
+
+    def endpoints(self) -> Listing[objects.Endpoint]:
+        told = self.inside(
+            "/apis/discovery.k8s.io/v1",
+            "endpointslices",
+            lambda body: tuple(objects.endpoints(body)),
+            {"labelSelector": f"{DISCOVERY_ENABLED_LABEL}=true"},
+        )
+        return told if isinstance(told, Unread) else tuple(one for some in told for one in some)
+
+    def metadata(self, served: Served) -> Listing[WorkerMetadata]:
+        if isinstance(served, Unread):
+            return served
+        if f"{METADATA}.{GRAPH_GROUP}" not in served:
+            return ()
+        version = served[f"{METADATA}.{GRAPH_GROUP}"][0]
+        return self.inside(f"/apis/{GRAPH_GROUP}/{version}", METADATA, worker_metadata)
+
+    def operators(self) -> Listing[objects.Workload]:
+        query = {"labelSelector": f"app.kubernetes.io/name={OPERATOR_APP}"}
+        return self.all("/apis/apps/v1", "deployments", objects.workload, query)
+
+    def grove_sets(self, served: Served) -> Listing[str]:
+        if isinstance(served, Unread):
+            return served
+        if f"{SETS}.grove.io" not in served:
+            return ()
+        root = f"/apis/grove.io/{served[f'{SETS}.grove.io'][0]}"
+        return self.inside(root, SETS, _object_name)
+
+    def _read(
+        self, path: str, read: Callable[[Mapping[str, Any]], T], query: Mapping[str, str] | None
+    ) -> tuple[T, ...]:
+        """Page by page: no more than one page is held as it came."""
+        found: list[T] = []
+        for page in self._cluster.pages(path, query):
+            if mapping(page.get("metadata")).get("dynctlRestarted") is True:
+                found.clear()
+            found += (read(mapping(item)) for item in sequence(page.get("items")))
+        return tuple(found)
+
+
+def _version(cluster: Cluster) -> str:
+    """Of Kubernetes; empty where it is kept from us. The first thing that is asked of a server."""
+    try:
+        return text(cluster.get("/version").get("gitVersion"))
+    except ClusterRefusal as refusal:
+        if refusal.forbidden or refusal.missing:
+            return ""
+        raise Unreachable(
+            f"{cluster.title} does not answer as it should: {unread(refusal).why}",
+            "is the cluster up? asked for /version",
+        ) from None
+
+
+def _served(cluster: Cluster) -> Served:
+    """``plural.group`` -> versions, of the groups that matter here."""
+    found: dict[str, list[str]] = {}
+    try:
+        for entry in sequence(cluster.get("/apis").get("groups")):
+            group = mapping(entry)
+            name = text(group.get("name"))
+            if name not in (GRAPH_GROUP, "grove.io"):
+                continue
+            for one in sequence(group.get("versions")):
+                version = text(mapping(one).get("version"))
+                resources = cluster.get(f"/apis/{name}/{version}")
+                for resource in sequence(resources.get("resources")):
+                    plural = text(mapping(resource).get("name"))
+                    if plural and "/" not in plural:
+                        found.setdefault(f"{plural}.{name}", []).append(version)
+    except ClusterRefusal as refusal:
+        return unread(refusal)
+    return {name: tuple(versions) for name, versions in found.items()}
+
+
+def _schemas(cluster: Cluster) -> Listing[GraphSchema]:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    try:
+        body = cluster.get(f"{path}/{GRAPHS}.{GRAPH_GROUP}")
+    except ClusterRefusal as refusal:
+        return () if refusal.missing else unread(refusal)
+    found = []
+    for entry in sequence(mapping(body.get("spec")).get("versions")):
+        version = mapping(entry)
+        if version.get("served") is True:
+            schema = mapping(mapping(version.get("schema")).get("openAPIV3Schema"))
+            found.append(_graph_schema(text(version.get("name")), schema))
+    return tuple(found)
+
+
+def _graph_schema(version: str, schema: Mapping[str, Any]) -> GraphSchema:
+    here = schema
+    loose = False
+    for name in ("spec", "experimental", "kvTransferPolicy"):
+        loose = loose or here.get("x-kubernetes-preserve-unknown-fields") is True
+        here = mapping(mapping(here.get("properties")).get(name))
+    return GraphSchema(version, frozenset(mapping(here.get("properties"))), loose)
+
+
+def _graph_selector(names: tuple[str, ...]) -> dict[str, str]:
+    if not names:
+        return {"labelSelector": GRAPH_LABEL}
+    return {"labelSelector": f"{GRAPH_LABEL} in ({','.join(names)})"}
+
+
+def _as_manifest(kind: str, api: str) -> Callable[[Mapping[str, Any]], Manifest]:
+    return lambda body: _manifest(body, kind, api)
+
+
+def _manifest(body: Mapping[str, Any], kind: str, api: str) -> Manifest:
+    """Items of a list do not repeat their kind."""
+    return Manifest("cluster", {**body, "kind": kind, "apiVersion": api})
+
+
+def _object_name(body: Mapping[str, Any]) -> str:
+    metadata = mapping(body.get("metadata"))
+    return f"{text(metadata.get('namespace'))}/{text(metadata.get('name'))}"
+
+
+def _told(ask: Callable[[], T]) -> T | Unread:
+    try:
+        return ask()
+    except ClusterRefusal as refusal:
+        return unread(refusal)

@@ -1,0 +1,122 @@
+"""Whether there is anything to verify where somebody looks, and if not, where there is.
+
+What nobody finds is an error with a way out of it, not a report of checks that were all skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from dynctl.adapters.ports import Cluster, ClusterRefusal
+from dynctl.base.errors import Unreachable
+from dynctl.health.facts import Unread
+from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS
+from dynctl.verify.facts import ClusterFacts, VerifyFacts
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
+from dynctl.wire.kubernetes.names import GRAPH_LABEL
+
+GRAPHS_RESOURCE: Final = f"dynamographdeployments.{GRAPH_GROUP}"
+_MOST_NAMED: Final = 20
+_OTHER_CLUSTER: Final = "or name another cluster: --kube-context NAME"
+
+
+def expect_graphs(cluster: Cluster, namespace: str | None, facts: VerifyFacts) -> None:
+    """Raise Unreachable where there is nothing of Dynamo, or not what was named.
+
+    ``namespace`` None: all were looked at.
+    """
+    found = facts.cluster
+    if found is None:
+        return
+    where = f"namespace {namespace}" if namespace else "any namespace"
+    place = f"in {where} of {cluster.title}"
+    untold = _untold(found)
+    if len(untold) == 2 and facts.registry is None:
+        raise Unreachable(
+            f"neither graphs nor pods can be read {place}: {'; '.join(untold)}",
+            "the permissions that verify uses: dynctl explain DYT0004",
+        )
+    there = _names(found)
+    if not there and not untold and _is_absent(found) and facts.registry is None:
+        raise Unreachable(
+            f"{cluster.title} serves no {GRAPHS_RESOURCE}: Dynamo is not installed there",
+            f"install Dynamo's operator and its resource definitions, {_OTHER_CLUSTER}",
+        )
+    also = f"; {untold[0]}" if untold else ""
+    for name in found.wanted:
+        if name not in there:
+            hint = _said(there) if there else _elsewhere(cluster, namespace, found, name)
+            raise Unreachable(f"no {GRAPH} {name} {place}{also}", hint)
+    if not (there or facts.registry is not None or found.metadata):
+        raise Unreachable(f"no {GRAPH} {place}{also}", _elsewhere(cluster, namespace, found))
+
+
+def _untold(found: ClusterFacts) -> list[str]:
+    return [one.why for one in (found.graphs, found.pods) if isinstance(one, Unread)]
+
+
+def _names(found: ClusterFacts) -> list[str]:
+    """Of the graphs that are there, and of those that only pods tell of."""
+    graphs = () if isinstance(found.graphs, Unread) else found.graphs
+    pods = () if isinstance(found.pods, Unread) else found.pods
+    return sorted({*(one.name for one in graphs), *(pod.labels[GRAPH_LABEL] for pod in pods)})
+
+
+def _said(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return f"there: {', '.join(names[:_MOST_NAMED])}" + (f" and {more:,} more" if more > 0 else "")
+
+
+def _is_absent(found: ClusterFacts) -> bool:
+    return isinstance(found.served, Mapping) and GRAPHS_RESOURCE not in found.served
+
+
+def _elsewhere(
+    cluster: Cluster, namespace: str | None, found: ClusterFacts, name: str | None = None
+) -> str:
+    """What to do instead. In all other namespaces is looked once, as far as that is allowed."""
+    if namespace is None:
+        return f"apply one: kubectl apply -f FILE, {_OTHER_CLUSTER}"
+    graphs = _everywhere(cluster, found)
+    if graphs is None:
+        return "name its namespace with -n NAME"
+    spaces = sorted({space for space, one in graphs if name in (None, one)})
+    missing = "there is no such namespace; " if _is_missing(cluster, namespace) else ""
+    if spaces:
+        who = "it is" if name else "there are graphs"
+        more = "" if name else ", or -A for all"
+        return f"{missing}{who} in {_joined(spaces)}: -n {spaces[0]}{more}"
+    if not graphs:
+        return f"{missing}no other namespace has one: kubectl apply -f FILE, {_OTHER_CLUSTER}"
+    return missing + _said([f"{one} in {space}" for space, one in graphs])
+
+
+def _joined(spaces: Sequence[str]) -> str:
+    return f"namespace {spaces[0]}" if len(spaces) == 1 else f"namespaces {', '.join(spaces[:8])}"
+
+
+def _everywhere(cluster: Cluster, found: ClusterFacts) -> list[tuple[str, str]] | None:
+    """``(namespace, name)`` of the first page of all graphs; None where that is refused."""
+    served = found.served
+    versions = () if isinstance(served, Unread) else served.get(GRAPHS_RESOURCE, ())
+    version = next((one for one in reversed(GRAPH_VERSIONS) if one in versions), None)
+    if version is None:
+        return None
+    path = f"/apis/{GRAPH_GROUP}/{version}/{GRAPHS_RESOURCE.partition('.')[0]}"
+    try:
+        page = cluster.get(path, {"limit": "500"})
+    except (ClusterRefusal, Unreachable):
+        return None
+    metadata = [mapping(mapping(one).get("metadata")) for one in sequence(page.get("items"))]
+    return sorted((text(one.get("namespace")), text(one.get("name"))) for one in metadata)
+
+
+def _is_missing(cluster: Cluster, namespace: str) -> bool:
+    try:
+        cluster.get(f"/api/v1/namespaces/{namespace}")
+    except ClusterRefusal as refusal:
+        return refusal.missing
+    except Unreachable:
+        return False
+    return False

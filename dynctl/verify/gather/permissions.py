@@ -1,0 +1,107 @@
+"""What verify, the operator and the workers must be allowed to do, and whether they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from dynctl.adapters.ports import AccessQuestion, Cluster, ClusterRefusal
+from dynctl.health.facts import Unread
+from dynctl.manifests.graphs import GRAPH_GROUP, WORKER_TYPES
+from dynctl.verify.facts import Account, ClusterFacts
+from dynctl.verify.refusals import unread
+from dynctl.wire.kubernetes.names import COMPONENT_TYPE_LABEL
+
+GRAPHS: Final = "dynamographdeployments"
+METADATA: Final = "dynamoworkermetadatas"
+SETS: Final = "podcliquesets"
+#: Of each kind; a deployment has one or two.
+_MOST_ACCOUNTS: Final = 50
+
+
+def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessQuestion, ...]:
+    """What verify needs to be allowed. ``grove``: the resources of Grove that are read."""
+    inside = namespace
+    return (
+        AccessQuestion("list", "nodes"),
+        AccessQuestion("list", GRAPHS, GRAPH_GROUP, inside),
+        AccessQuestion("list", METADATA, GRAPH_GROUP, inside),
+        AccessQuestion("list", "pods", "", inside),
+        AccessQuestion("list", "events", "", inside),
+        AccessQuestion("list", "endpointslices", "discovery.k8s.io", inside),
+        # Over WebSocket these begin with a GET; newer API servers ask for create as well.
+        AccessQuestion("get", "pods/exec", "", inside),
+        AccessQuestion("create", "pods/exec", "", inside),
+        AccessQuestion("get", "pods/portforward", "", inside),
+        AccessQuestion("create", "pods/portforward", "", inside),
+        AccessQuestion("get", "pods/log", "", inside),
+        AccessQuestion("list", "deployments", "apps"),
+        AccessQuestion("get", "customresourcedefinitions", "apiextensions.k8s.io"),
+        *(
+            AccessQuestion("list", name, "grove.io", inside if name == SETS else None)
+            for name in grove
+        ),
+    )
+
+
+def operator_questions(
+    topologies: Iterable[str], namespaces: Iterable[str] = ()
+) -> tuple[AccessQuestion, ...]:
+    """What the operator needs for topology; ``namespaces``: of the graphs that it works for."""
+    return (
+        AccessQuestion("get", "nodes"),
+        AccessQuestion("patch", "pods"),
+        *(AccessQuestion("patch", "pods", "", space) for space in namespaces),
+        *(AccessQuestion("get", name, "grove.io") for name in topologies),
+    )
+
+
+def worker_questions(namespace: str) -> tuple[AccessQuestion, ...]:
+    """What a worker needs to register itself and to find others."""
+    return (
+        AccessQuestion("create", METADATA, GRAPH_GROUP, namespace),
+        AccessQuestion("patch", METADATA, GRAPH_GROUP, namespace),
+        AccessQuestion("list", METADATA, GRAPH_GROUP, namespace),
+        AccessQuestion("list", "endpointslices", "discovery.k8s.io", namespace),
+    )
+
+
+def operator_users(facts: ClusterFacts) -> list[str]:
+    """The service accounts of the operators that were found."""
+    operators = () if isinstance(facts.operators, Unread) else facts.operators
+    users = {_user(one.namespace, one.service_account) for one in operators}
+    return sorted(users)[:_MOST_ACCOUNTS]
+
+
+def graph_namespaces(facts: ClusterFacts) -> list[str]:
+    """Where the graphs are."""
+    graphs = () if isinstance(facts.graphs, Unread) else facts.graphs
+    return sorted({one.namespace for one in graphs})[:_MOST_ACCOUNTS]
+
+
+def worker_users(facts: ClusterFacts) -> list[tuple[str, str]]:
+    """The service accounts of worker pods, each with its namespace."""
+    pods = () if isinstance(facts.pods, Unread) else facts.pods
+    users = {
+        (_user(pod.namespace, pod.service_account or "default"), pod.namespace)
+        for pod in pods
+        if pod.labels.get(COMPONENT_TYPE_LABEL, "").lower() in WORKER_TYPES
+    }
+    return sorted(users)[:_MOST_ACCOUNTS]
+
+
+def _user(namespace: str, account: str) -> str:
+    return f"system:serviceaccount:{namespace}:{account}"
+
+
+def account(cluster: Cluster, user: str, asked: tuple[AccessQuestion, ...]) -> Account:
+    """What a service account may do; unread where we may not ask that."""
+    space = user.split(":")[2]
+    groups = ("system:serviceaccounts", f"system:serviceaccounts:{space}", "system:authenticated")
+    allowed: dict[AccessQuestion, bool] = {}
+    for question in asked:
+        try:
+            allowed[question] = cluster.allowed(question, user=user, groups=groups)
+        except ClusterRefusal as refusal:
+            return Account(user, unread(refusal))
+    return Account(user, allowed)

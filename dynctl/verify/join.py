@@ -1,0 +1,390 @@
+"""Facts joined into graphs and their workers, each with its chain of custody. Pure.
+
+The joins: a node by the pod's nodeName; an endpoint by its targetRef; a worker's metadata by the
+name that discovery gives it; its id by the hash of that name, or in etcd and files by the pod's
+address.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from dynctl.adapters.ports import DiscoveryEntry, Listed
+from dynctl.health.deployment import Deployment, ObservedWorker, Registrations
+from dynctl.health.facts import Unread
+from dynctl.manifests.component_role import Role, role_of
+from dynctl.manifests.graphs import (
+    WORKER_TYPES,
+    ClusterTopology,
+    Component,
+    Graph,
+    graphs_of,
+    topologies_of,
+)
+from dynctl.verify.backends import registered_elsewhere
+from dynctl.verify.chain import DomainChain, Link, LinkName, WorkerChain
+from dynctl.verify.facts import ClusterFacts, Listing, PodKey, RouterView, T, VerifyFacts
+from dynctl.verify.multinode import is_follower, replica_of
+from dynctl.verify.policy import Policy, policy_of, policy_of_pods
+from dynctl.wire.kubernetes.names import (
+    COMPONENT_LABEL,
+    COMPONENT_TYPE_LABEL,
+    GRAPH_LABEL,
+    SUB_COMPONENT_TYPE_LABEL,
+)
+from dynctl.wire.kubernetes.objects import Endpoint, Node, Pod
+from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
+from router_core.workers import Role as WorkerRole
+
+_TAINT: Final = "dynamo.topology/"
+NOT_SAMPLED: Final = "not read, --exec all reads every one"
+_ROLES: Final[Mapping[WorkerRole, Role]] = {
+    WorkerRole.PREFILL: "prefill",
+    WorkerRole.DECODE: "decode",
+    WorkerRole.AGGREGATED: "aggregated",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedGraph:
+    """One graph and what runs of it. ``graph`` None: it could not be read, its pods tell.
+
+    ``name`` is ``namespace/name``. ``pods`` are all of its pods that are not being deleted,
+    ``workers`` those that the operator writes the policy into.
+    """
+
+    name: str
+    graph: Graph | None
+    policy: Policy | None
+    pods: tuple[Pod, ...] = ()
+    workers: tuple[WorkerChain, ...] = ()
+    frontends: tuple[Pod, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        namespace, _, name = self.name.rpartition("/")
+        return f"DynamoGraphDeployment {name}.{namespace}"
+
+
+@dataclass(frozen=True, slots=True)
+class Custody:
+    """Everything joined: what checks read. ``facts`` are there for what belongs to no worker.
+
+    ``loose``: registered workers that belong to no pod that was seen (all of them, without
+    Kubernetes). ``deployment``: what is registered, wherever; None where that is not known.
+    """
+
+    facts: VerifyFacts
+    graphs: tuple[VerifiedGraph, ...] = ()
+    loose: tuple[WorkerChain, ...] = ()
+    topologies: tuple[ClusterTopology, ...] = ()
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    deployment: Deployment | None = None
+
+    @property
+    def cluster(self) -> ClusterFacts | None:
+        return self.facts.cluster
+
+    @property
+    def workers(self) -> tuple[WorkerChain, ...]:
+        """All workers: of all graphs, then the loose ones."""
+        return (*(one for graph in self.graphs for one in graph.workers), *self.loose)
+
+    @property
+    def governed(self) -> tuple[VerifiedGraph, ...]:
+        """The graphs that have a policy which can be followed."""
+        return tuple(graph for graph in self.graphs if graph.policy is not None)
+
+
+def custody(facts: VerifyFacts) -> Custody:
+    """Join everything that was gathered."""
+    cluster = facts.cluster
+    if cluster is None:
+        deployment = _registered(facts)
+        workers = [] if deployment is None else list(deployment.workers)
+        loose = _loose(workers, facts.routers, Link(untold="no Kubernetes"))
+        return Custody(facts, loose=loose, deployment=deployment)
+    topologies = topologies_of(_known(cluster.topologies))
+    nodes = {one.name: one for one in _known(cluster.nodes)}
+    metadata = _known(cluster.metadata)
+    deployment = _registered(facts) or _by_metadata(metadata)
+    cards = list(deployment.workers)
+    by_graph: dict[str, list[Pod]] = defaultdict(list)
+    for pod in _known(cluster.pods):
+        name = pod.labels.get(GRAPH_LABEL)
+        if name and not pod.deleting:
+            by_graph[f"{pod.namespace}/{name}"].append(pod)
+    read = {graph.name: graph for graph in graphs_of(_known(cluster.graphs))}
+    wanted = [
+        name
+        for name in sorted({*read, *by_graph})
+        if not cluster.wanted or name.rpartition("/")[2] in cluster.wanted
+    ]
+    join = _Join(facts, cluster, topologies, nodes, metadata, cards)
+    graphs = tuple(join.graph(name, read.get(name), by_graph[name]) for name in wanted)
+    claimed = {item.worker.worker_id for pod in _known(cluster.pods) for item in join.cards_of(pod)}
+    # Where graphs were named the pods of all others were not read, so that nothing is theirs.
+    rest = [] if cluster.wanted else [i for i in cards if i.worker.worker_id not in claimed]
+    untold = Link(untold="no pod here registered it")
+    if isinstance(cluster.pods, Unread):
+        untold = Link.of(cluster.pods)
+    loose = _loose(rest, facts.routers, untold)
+    return Custody(facts, graphs, loose, topologies, nodes, deployment)
+
+
+class _Join:
+    """Indexes over the facts of a cluster, and the joins that use them."""
+
+    def __init__(
+        self,
+        facts: VerifyFacts,
+        cluster: ClusterFacts,
+        topologies: tuple[ClusterTopology, ...],
+        nodes: Mapping[str, Node],
+        metadata: Sequence[WorkerMetadata],
+        cards: Iterable[ObservedWorker],
+    ) -> None:
+        self._facts, self._cluster = facts, cluster
+        self._topologies, self._nodes = topologies, nodes
+        self._metadata: dict[PodKey, list[WorkerMetadata]] = defaultdict(list)
+        for item in metadata:
+            # A container's object is called POD-CONTAINER, so the owner tells the pod.
+            for pod in {item.name, item.owner} - {""}:
+                self._metadata[item.namespace, pod].append(item)
+        self._endpoints: dict[PodKey, list[Endpoint]] = defaultdict(list)
+        for endpoint in _known(cluster.endpoints):
+            self._endpoints[endpoint.namespace, endpoint.pod].append(endpoint)
+        self._by_id: dict[int, ObservedWorker] = {}
+        self._by_host: dict[str, list[ObservedWorker]] = defaultdict(list)
+        for card in cards:
+            self._by_id[card.worker.worker_id] = card
+            self._by_host[card.instance.address.rpartition(":")[0]].append(card)
+
+    def graph(self, name: str, graph: Graph | None, pods: list[Pod]) -> VerifiedGraph:
+        """A graph with its pods."""
+        if graph is not None:
+            policy = policy_of(graph, self._topologies)
+        elif isinstance(self._cluster.graphs, Unread):
+            policy = policy_of_pods(pods, self._topologies)
+        else:
+            policy = None
+        components = {one.name.lower(): one for one in graph.components} if graph else {}
+        workers, frontends = [], []
+        for pod in sorted(pods, key=lambda one: one.name):
+            component = components.get(pod.labels.get(COMPONENT_LABEL, "").lower())
+            kind = pod.labels.get(COMPONENT_TYPE_LABEL, "").lower()
+            kind = kind or (component.type if component else "")
+            if kind in WORKER_TYPES:
+                workers.append(self._worker(name, policy, pod, component, kind))
+            elif kind == "frontend":
+                frontends.append(pod)
+        return VerifiedGraph(name, graph, policy, tuple(pods), tuple(workers), tuple(frontends))
+
+    def cards_of(self, pod: Pod) -> tuple[ObservedWorker, ...]:
+        """What this pod registered: under the ids of its metadata, else from its address."""
+        found: dict[int, ObservedWorker] = {}
+        for item in self._metadata.get((pod.namespace, pod.name), ()):
+            for one in _ids(item):
+                if one in self._by_id:
+                    found[one] = self._by_id[one]
+        if not found and pod.ip:
+            found = {one.worker.worker_id: one for one in self._by_host.get(pod.ip, ())}
+        return tuple(found.values())
+
+    def _worker(
+        self, graph: str, policy: Policy | None, pod: Pod, component: Component | None, kind: str
+    ) -> WorkerChain:
+        key = (pod.namespace, pod.name)
+        cards = self.cards_of(pod)
+        role, told_by = _role(pod, component, kind, cards)
+        unread = isinstance(self._cluster.endpoints, Unread)
+        worker = WorkerChain(
+            graph=graph,
+            component=pod.labels.get(COMPONENT_LABEL, ""),
+            role=role,
+            role_told_by=told_by,
+            policy=policy,
+            pod=pod,
+            node=self._nodes.get(pod.node),
+            metadata=tuple(self._metadata.get(key, ())),
+            cards=cards,
+            endpoints=None if unread else tuple(self._endpoints.get(key, ())),
+            follower=is_follower(pod),
+            replica=replica_of(pod),
+        )
+        if policy is None:
+            return worker
+        chains = {
+            domain: DomainChain(
+                domain,
+                {
+                    LinkName.NODE: self._node(pod, source.node_key),
+                    LinkName.LABEL: Link(pod.labels.get(source.pod_key)),
+                    LinkName.FILE: self._file(key, domain),
+                    **self._registered(worker, domain),
+                },
+            )
+            for domain, source in policy.sources.items()
+        }
+        return replace(worker, chains=chains)
+
+    def _node(self, pod: Pod, key: str) -> Link:
+        if isinstance(self._cluster.nodes, Unread):
+            return Link.of(self._cluster.nodes)
+        if not pod.node:
+            return Link(untold="not scheduled yet")
+        node = self._nodes.get(pod.node)
+        return Link(untold=f"no node {pod.node}") if node is None else Link(node.labels.get(key))
+
+    def _file(self, key: PodKey, domain: str) -> Link:
+        read = self._cluster.files.get(key)
+        if read is None:
+            return Link(untold=NOT_SAMPLED)
+        if isinstance(read, Unread):
+            return Link.of(read)
+        file = read.get(domain)
+        if file is None:
+            return Link(untold=NOT_SAMPLED)
+        return Link((file.content or "").strip() or None)
+
+    def _registered(self, worker: WorkerChain, domain: str) -> dict[LinkName, Link]:
+        if worker.follower:
+            rest = Link(untold="a further rank registers nothing")
+            return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
+        if not worker.cards:
+            registry = self._facts.registry
+            told = self._cluster.metadata if registry is None else registry.deployment
+            card = Link.of(told) if isinstance(told, Unread) else Link()
+            elsewhere = "" if worker.pod is None else registered_elsewhere(worker.pod)
+            if registry is None and elsewhere:
+                card = Link(untold=elsewhere)
+            return {LinkName.CARD: card, LinkName.TAINT: card, LinkName.ROUTER: card}
+        return _card_links(worker.cards, domain, worker.graph, self._facts.routers)
+
+
+def _card_links(
+    cards: Sequence[ObservedWorker], domain: str, graph: str, routers: Sequence[RouterView]
+) -> dict[LinkName, Link]:
+    """Of several engines in one pod the first one that differs from the others counts."""
+    told = [_card_value(item, domain) for item in cards]
+    value = told[0]
+    taints = [_taint_value(item, domain) for item in cards]
+    pairs = list(zip(told, taints, strict=True))
+    taint = next((behind for card, behind in pairs if card != behind), taints[0])
+    return {
+        LinkName.CARD: Link(next((one for one in told if one != value), value)),
+        LinkName.TAINT: Link(taint),
+        LinkName.ROUTER: _router(cards, value, graph, routers),
+    }
+
+
+def _card_value(item: ObservedWorker, domain: str) -> str | None:
+    return item.worker.domains.get(domain)
+
+
+def _taint_value(item: ObservedWorker, domain: str) -> str | None:
+    """The value in the taint of a domain, as published: not what could be derived."""
+    taints = item.card.runtime_config.get("taints")
+    start = f"{_TAINT}{domain}="
+    values = [t[len(start) :] for t in taints or () if isinstance(t, str) and t.startswith(start)]
+    expected = _card_value(item, domain)
+    return expected if expected in values else next(iter(values), None)
+
+
+def _router(
+    cards: Sequence[ObservedWorker],
+    value: str | None,
+    graph: str,
+    routers: Sequence[RouterView],
+) -> Link:
+    mine = [one for one in routers if one.graph in ("", graph)]
+    read = [one.workers for one in mine if not isinstance(one.workers, Unread)]
+    if not read:
+        refused = [one.workers for one in mine if isinstance(one.workers, Unread)]
+        return Link.of(refused[0]) if refused else Link(untold="not asked")
+    ids = {item.worker.worker_id for item in cards}
+    return Link(value if all(ids <= known for known in read) else None)
+
+
+def _role(
+    pod: Pod, component: Component | None, kind: str, cards: Sequence[ObservedWorker]
+) -> tuple[Role | None, str]:
+    if cards:
+        return _ROLES.get(cards[0].worker.role), "card"
+    if kind in ("prefill", "decode"):
+        return ("prefill" if kind == "prefill" else "decode"), "label"
+    sub = pod.labels.get(SUB_COMPONENT_TYPE_LABEL, "").lower()
+    if sub in ("prefill", "decode"):
+        return ("prefill" if sub == "prefill" else "decode"), "sub-label"
+    words = () if pod.main is None else pod.main.words
+    role, source = role_of(pod.labels.get(COMPONENT_LABEL, ""), kind, "", words)
+    if source in ("name", "nothing") and component is not None and component.role is not None:
+        return component.role, component.role_source
+    return role, source
+
+
+def _loose(
+    cards: Sequence[ObservedWorker], routers: Sequence[RouterView], untold: Link
+) -> tuple[WorkerChain, ...]:
+    """Registered workers without a pod; their own card tells the policy. ``untold``: why so."""
+    found = []
+    for item in cards:
+        config = item.worker.runtime_config
+        policy = None
+        if config.kv_transfer_domain:
+            policy = Policy(
+                config.kv_transfer_domain,
+                "preferred" if config.kv_transfer_enforcement == "preferred" else "required",
+                config.kv_transfer_preferred_weight,
+                label_key="",
+                cluster_topology="",
+                sources={},
+                told_by="pods",
+            )
+        worker = WorkerChain(
+            graph="",
+            component=item.card.endpoint.component,
+            role=_ROLES.get(item.worker.role),
+            role_told_by="card",
+            policy=policy,
+            cards=(item,),
+        )
+        before = dict.fromkeys((LinkName.NODE, LinkName.LABEL, LinkName.FILE), untold)
+        chains = {
+            domain: DomainChain(domain, {**before, **_card_links([item], domain, "", routers)})
+            for domain in {*item.worker.domains, *filter(None, [config.kv_transfer_domain])}
+        }
+        found.append(replace(worker, chains=chains))
+    return tuple(found)
+
+
+def _registered(facts: VerifyFacts) -> Deployment | None:
+    registry = facts.registry
+    if registry is None or isinstance(registry.deployment, Unread):
+        return None
+    return registry.deployment
+
+
+def _by_metadata(metadata: Iterable[WorkerMetadata]) -> Deployment:
+    entries = [DiscoveryEntry(key, value) for item in metadata for key, value in item.entries()]
+    registrations = Registrations()
+    registrations.apply(Listed(tuple(entries)))
+    return registrations.deployment()
+
+
+def _ids(metadata: WorkerMetadata) -> set[int]:
+    """The ids under which an object registers workers, whatever its name says."""
+    cards = metadata.data.get("model_cards")
+    found = set()
+    for card in cards.values() if isinstance(cards, Mapping) else ():
+        told = card.get("instance_id") if isinstance(card, Mapping) else None
+        if isinstance(told, int):
+            found.add(told)
+    return found
+
+
+def _known(listing: Listing[T]) -> tuple[T, ...]:
+    return () if isinstance(listing, Unread) else listing

@@ -1,0 +1,135 @@
+"""The graphs of a cluster as lint judges graphs, so that both are judged by the same code.
+
+Workers that run tell their role better than any manifest, so what they tell is laid over it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from dynctl.findings.runner import Check, Outcome, Skipped
+from dynctl.health.facts import Unread
+from dynctl.manifests.component_role import Role
+from dynctl.manifests.files import Manifest
+from dynctl.manifests.graphs import Component, Graph, graphs_of
+from dynctl.manifests.lint.facts import LintFacts, spec_of
+from dynctl.verify.join import Custody, VerifiedGraph
+from dynctl.verify.root_causes import NO_CLUSTER
+from dynctl.wire.kubernetes.fields import mapping, text
+
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_FIRST_HAND: Final = ("card", "label", "sub-label")
+"""Witnesses of a worker's role that are the worker itself, or what the operator wrote on it."""
+
+
+def clustered(custody: Custody) -> Skipped | None:
+    """A cluster was looked at."""
+    return Skipped(NO_CLUSTER) if custody.cluster is None else None
+
+
+def graphs_read(custody: Custody) -> Skipped | None:
+    """The graphs of the cluster are known."""
+    if custody.cluster is None:
+        return Skipped(NO_CLUSTER)
+    graphs = custody.cluster.graphs
+    return Skipped(f"graphs: {graphs.why}", unread=True) if isinstance(graphs, Unread) else None
+
+
+def topologies_read(custody: Custody) -> Skipped | None:
+    """The Grove topologies are known, or none is named."""
+    if custody.cluster is None:
+        return Skipped(NO_CLUSTER)
+    topologies = custody.cluster.topologies
+    if not isinstance(topologies, Unread) or not topology_names(custody):
+        return None
+    return Skipped(f"Grove topologies: {topologies.why}", unread=True)
+
+
+def topology_names(custody: Custody) -> list[str]:
+    """The Grove topologies that graphs name, for transfers or for placement."""
+    found: set[str] = set()
+    for one in custody.graphs:
+        if one.policy is not None:
+            found.add(one.policy.cluster_topology)
+        if one.graph is not None:
+            found.add(text((one.graph.policy or {}).get("clusterTopologyName")))
+            constraint = mapping(spec_of(one.graph).get("topologyConstraint"))
+            found.add(text(constraint.get("clusterTopologyName")))
+            found.add(text(constraint.get("topologyProfile")))
+    return sorted(found - {""})
+
+
+def lint_facts(custody: Custody) -> LintFacts:
+    """The graphs that were read, and of the cluster's topologies those that they name."""
+    named = topology_names(custody)
+    return LintFacts(
+        tuple(_as_told(one, one.graph) for one in custody.graphs if one.graph is not None),
+        tuple(one for one in custody.topologies if one.manifest.name in named),
+        live=True,
+    )
+
+
+def judged_live(
+    checks: Sequence[Check[LintFacts]],
+    *needs: Callable[[Custody], Skipped | None],
+) -> dict[str, Check[Custody]]:
+    """Checks of lint, by code, that judge the graphs of a cluster instead of files."""
+    return {one.code: Check(one.code, partial(_judge, one), needs) for one in checks}
+
+
+def _judge(check: Check[LintFacts], custody: Custody) -> Outcome:
+    facts = lint_facts(custody)
+    for need in check.needs:
+        skipped = need(facts)
+        if skipped is not None:
+            return skipped
+    return check.judge(facts)
+
+
+def _as_told(verified: VerifiedGraph, graph: Graph) -> Graph:
+    """The graph with the roles that its workers tell where they run."""
+    roles: dict[str, set[Role | None]] = defaultdict(set)
+    for worker in verified.workers:
+        if worker.role_told_by in _FIRST_HAND:
+            roles[worker.component.lower()].add(worker.role)
+
+    def told(one: Component) -> Component:
+        known = roles.get(one.name.lower(), set())
+        if len(known) != 1 or None in known:
+            return one
+        [role] = known
+        return replace(one, role=role, role_source="type")
+
+    return replace(graph, components=tuple(told(one) for one in graph.components))
+
+
+# -- what was applied ------------------------------------------------------------------------------
+
+
+def last_applied(graph: Graph) -> Graph | None:
+    """The graph as kubectl last applied it, before the API server dropped what it does not know.
+
+    None where it was created by another client, or the annotation cannot be read.
+    """
+    told = graph.manifest.annotations.get(LAST_APPLIED)
+    try:
+        body = json.loads(text(told))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, dict):
+        return None
+    return next(iter(graphs_of([Manifest("last applied", body)])), None)
+
+
+def applied_pairs(custody: Custody) -> Iterator[tuple[Graph, Graph]]:
+    """Each graph that was read, and what kubectl last applied of it, where that is known."""
+    for one in custody.graphs:
+        if one.graph is not None:
+            applied = last_applied(one.graph)
+            if applied is not None:
+                yield one.graph, applied

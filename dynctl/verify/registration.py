@@ -1,0 +1,239 @@
+"""Where a worker registers, what of it is there, and why it may be missing.
+
+In Kubernetes a worker is found by two objects: its pod in an EndpointSlice of discovery, and its
+DynamoWorkerMetadata. In other backends it registers by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dynctl.adapters.ports import AccessQuestion
+from dynctl.findings.runner import Found, Outcome, Skipped
+from dynctl.health.facts import Unread
+from dynctl.verify.backends import KUBERNETES, backend_of, registered_elsewhere
+from dynctl.verify.chain import WorkerChain
+from dynctl.verify.facts import ClusterFacts, PodKey, StartLog
+from dynctl.verify.join import Custody
+from dynctl.verify.root_causes import (
+    NO_CLUSTER,
+    in_cluster,
+    live,
+    log_of,
+    pod_of,
+    stuck_at_start,
+    tally,
+)
+from dynctl.wire.kubernetes.fields import mapping
+from dynctl.wire.kubernetes.instance_id import instance_id
+from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL
+from dynctl.wire.kubernetes.objects import Pod
+from dynctl.wire.kubernetes.worker_metadata import PLURAL, WorkerMetadata
+
+_WRITING: Final = ("create", "patch")
+
+
+def in_kubernetes(worker: WorkerChain) -> bool:
+    """Whether it registers in Kubernetes."""
+    return backend_of(pod_of(worker)) == KUBERNETES
+
+
+# -- why there is nothing --------------------------------------------------------------------------
+
+
+def not_serving(custody: Custody, worker: WorkerChain) -> str:
+    """The code that explains why it is not registered yet; empty where it should be.
+
+    It waits for its topology, or its engine does not run.
+    """
+    stuck = stuck_at_start(custody, worker)
+    return stuck or ("" if worker.running else "DYT0410")
+
+
+def may_not_register(custody: Custody, worker: WorkerChain) -> str:
+    """The code that tells why it cannot write its metadata; empty where nothing says so.
+
+    Such a worker runs, and never becomes Ready: its health is that of the endpoint that it could
+    not register.
+    """
+    if not in_kubernetes(worker):
+        return ""
+    asked = denied(custody).get(user_of(pod_of(worker)), ())
+    if any(one.resource == PLURAL and one.verb in _WRITING for one in asked):
+        return "DYT0703"
+    log = log_of(custody, worker)
+    return "DYT0704" if isinstance(log, StartLog) and log.not_persisted else ""
+
+
+def user_of(pod: Pod) -> str:
+    """The service account that it acts as, as the API server names it."""
+    return f"system:serviceaccount:{pod.namespace}:{pod.service_account or 'default'}"
+
+
+def denied(custody: Custody) -> dict[str, list[AccessQuestion]]:
+    """User -> what it may not do, of the accounts that were asked about."""
+    accounts = () if custody.cluster is None else custody.cluster.worker_accounts
+    return {
+        account.user: [one for one, allowed in account.allowed.items() if not allowed]
+        for account in accounts
+        if not isinstance(account.allowed, Unread)
+    }
+
+
+def unregistered(custody: Custody, worker: WorkerChain) -> Skipped | None:
+    """Why nothing that it registered can be judged; None where there is something."""
+    registry, cluster = custody.facts.registry, custody.cluster
+    if registry is not None and isinstance(registry.deployment, Unread):
+        return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
+    if worker.cards:
+        return None
+    if cluster is None or worker.pod is None:
+        return Skipped(NO_CLUSTER)
+    if registry is None:
+        if elsewhere := registered_elsewhere(worker.pod):
+            return Skipped(elsewhere)
+        if isinstance(cluster.metadata, Unread):
+            return Skipped(f"what workers registered: {cluster.metadata.why}", unread=True)
+    explained = not_serving(custody, worker) or may_not_register(custody, worker)
+    return Skipped(explained or _missing_code(worker))
+
+
+def _missing_code(worker: WorkerChain) -> str:
+    if registered_elsewhere(pod_of(worker)):
+        return "DYT0707"
+    if not pod_of(worker).ready:
+        return "DYT0702"
+    return "registers no model" if any(map(has_no_model, worker.metadata)) else "DYT0704"
+
+
+# -- whose cards can be judged ---------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Cards:
+    """The workers whose cards are known and their own; and why the others' are not.
+
+    ``whole`` counts them all, without further ranks of a replica, which have none.
+    """
+
+    workers: list[WorkerChain] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
+    whole: int = 0
+
+    def outcome(self, wrong: Sequence[Found], noun: str = "worker") -> Outcome:
+        judged = len(self.workers)
+        return tally(wrong, self.unread, judged, self.whole, noun, self.elsewhere)
+
+
+def cards_of(custody: Custody, workers: Sequence[WorkerChain]) -> Cards:
+    """Which of ``workers`` have cards to judge."""
+    cards = Cards()
+    uids = {} if custody.cluster is None else pod_uids(custody.cluster)
+    for worker in workers:
+        if worker.follower:
+            continue
+        cards.whole += 1
+        gap = unregistered(custody, worker)
+        if gap is not None:
+            (cards.unread if gap.unread else cards.elsewhere).append(gap.reason)
+        elif has_stale_cards(custody, worker, uids):
+            cards.elsewhere.append("DYT0705")
+        else:
+            cards.workers.append(worker)
+    return cards
+
+
+def everyone(custody: Custody) -> list[WorkerChain]:
+    """The workers of all graphs, with a policy or without; those of a registry without a cluster.
+
+    With a cluster, what belongs to no pod of its graphs is somebody else's.
+    """
+    if custody.cluster is None:
+        return list(custody.loose)
+    return [one for graph in custody.graphs for one in live(graph)]
+
+
+def known(custody: Custody) -> Skipped | None:
+    """Something is known of what workers register."""
+    if custody.cluster is not None:
+        return in_cluster(custody)
+    registry = custody.facts.registry
+    if registry is None:
+        return Skipped("neither Kubernetes nor a registry was asked")
+    if isinstance(registry.deployment, Unread):
+        return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
+    return None if custody.loose else Skipped("no worker is registered")
+
+
+# -- EndpointSlices --------------------------------------------------------------------------------
+
+
+def not_listed(worker: WorkerChain) -> str:
+    """What is wrong with its pod in the slices of discovery; empty where nothing is or is known."""
+    pod = pod_of(worker)
+    if worker.endpoints is None:
+        return ""
+    mine = [one for one in worker.endpoints if one.labels.get(DISCOVERY_ENABLED_LABEL) == "true"]
+    if not mine:
+        return f"in no EndpointSlice that is labelled {DISCOVERY_ENABLED_LABEL}=true"
+    own = [one for one in mine if one.uid in ("", pod.uid)]
+    if not own:
+        return f"EndpointSlice {mine[0].slice} names an earlier pod of that name ({mine[0].uid})"
+    return "" if any(one.ready for one in own) else f"not ready in EndpointSlice {own[0].slice}"
+
+
+# -- metadata --------------------------------------------------------------------------------------
+
+
+def pod_uids(cluster: ClusterFacts) -> dict[PodKey, str]:
+    """The uid of every pod that was read."""
+    pods = () if isinstance(cluster.pods, Unread) else cluster.pods
+    return {(pod.namespace, pod.name): pod.uid for pod in pods}
+
+
+def own_metadata(worker: WorkerChain, uids: Mapping[PodKey, str]) -> list[WorkerMetadata]:
+    """The objects that are its own or, by their name, take the place of its own.
+
+    Not those of another pod that is there: a container's object may be called like a pod.
+    """
+    pod = pod_of(worker)
+
+    def of_another(item: WorkerMetadata) -> bool:
+        owner = (item.namespace, item.owner)
+        return item.owner not in ("", pod.name) and uids.get(owner) == item.owner_uid
+
+    return [item for item in worker.metadata if not of_another(item)]
+
+
+def stale_metadata(worker: WorkerChain, uids: Mapping[PodKey, str]) -> list[WorkerMetadata]:
+    """Those of its objects that a pod wrote which is gone."""
+    uid = pod_of(worker).uid
+    return [item for item in own_metadata(worker, uids) if item.owner_uid != uid]
+
+
+def has_stale_cards(custody: Custody, worker: WorkerChain, uids: Mapping[PodKey, str]) -> bool:
+    """Whether all that it registers was written by a pod that is gone."""
+    if custody.facts.registry is not None or worker.pod is None:
+        return False
+    own = own_metadata(worker, uids)
+    return bool(own) and len(stale_metadata(worker, uids)) == len(own)
+
+
+def has_no_model(item: WorkerMetadata) -> bool:
+    """Whether its worker serves endpoints and no model of its own, as encoders do."""
+    return bool(item.data.get("endpoints")) and not item.data.get("model_cards")
+
+
+def wrong_ids(item: WorkerMetadata) -> list[str]:
+    """The ids, in hex, under which an object registers that are not the one of its name."""
+    wanted = instance_id(item.name)
+    found = set()
+    for bucket in ("endpoints", "model_cards"):
+        for key, value in mapping(item.data.get(bucket)).items():
+            told = mapping(value).get("instance_id")
+            number = f"{told:x}" if isinstance(told, int) else str(told)
+            found |= {number, key.rpartition("/")[2].lower()}
+    return sorted(found - {f"{wanted:x}"})

@@ -1,0 +1,185 @@
+"""What verify answers: its checks, and a row a worker with what stands at every link. Pure.
+
+The checks say what is wrong; the rows say where each worker's chain breaks first, so that what
+merely follows from it is not taken for a fault of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from dynctl.findings.report import Report
+
+if TYPE_CHECKING:
+    # Whoever draws any answer knows this module; only verify has to load the whole pipeline.
+    from dynctl.verify.chain import DomainChain, WorkerChain
+    from dynctl.verify.join import Custody
+
+_NODE: Final = "node"
+_CARD: Final = "card"
+_NAMING: Final[Mapping[str, tuple[str, ...]]] = {
+    _NODE: ("DYT0205", "DYT02"),
+    "pod label": ("DYT0403", "DYT0404", "DYT04"),
+    "file": ("DYT0503", "DYT0504", "DYT05"),
+    # A worker that is not registered has no card either.
+    _CARD: ("DYT0802", "DYT0801", "DYT07", "DYT06", "DYT08"),
+    "taint": ("DYT0804", "DYT08"),
+    "router": ("DYT0904", "DYT09"),
+}
+"""Link, in order -> what names a break there: starts of codes, the most exact first."""
+LINK_NAMES: Final = tuple(_NAMING)
+
+
+class CellState(StrEnum):
+    """How a link stands to the links before it.
+
+    ``same``: its value is that of the nearest earlier link that has one, or it is the first that
+    has one. ``differs``: its value is another. ``missing``: it has none, where the nearest known
+    link before it has one, or no earlier link is known. ``none``: it has none, and neither has the
+    known link before it. ``unknown``: nobody told.
+    """
+
+    SAME = "same"
+    DIFFERS = "differs"
+    MISSING = "missing"
+    NONE = "none"
+    UNKNOWN = "unknown"
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One link of one worker. ``why``: why it is unknown, empty otherwise."""
+
+    state: CellState
+    value: str | None = None
+    why: str = ""
+
+
+class CustodyRow(msgspec.Struct, frozen=True):
+    """One worker and its transfer domain, link by link.
+
+    ``graph`` is ``namespace/name``; it and ``namespace`` are empty without Kubernetes.
+    ``first_break``: the first link that differs or misses its value, one of LINK_NAMES.
+    ``codes``: of the findings about this worker, first the one that names its first break.
+    """
+
+    worker: str
+    namespace: str
+    graph: str
+    component: str
+    role: str | None
+    domain: str | None
+    node: Cell
+    label: Cell
+    file: Cell
+    card: Cell
+    taint: Cell
+    router: Cell
+    first_break: str | None = None
+    codes: list[str] = []
+
+    @property
+    def cells(self) -> dict[str, Cell]:
+        """The links in their order."""
+        each = (self.node, self.label, self.file, self.card, self.taint, self.router)
+        return dict(zip(LINK_NAMES, each, strict=True))
+
+
+class VerifyReport(Report, frozen=True):
+    """A report with a row for every worker whose chain is known of, or that has a finding."""
+
+    chain: list[CustodyRow] = msgspec.field(default_factory=list)
+    kind: str = "VerifyReport"
+
+
+def custody_rows(custody: Custody, report: Report) -> list[CustodyRow]:
+    """A row a worker, in their order; those without a policy only where something was found."""
+    codes = _codes_by_subject(report)
+    rows = (_row(worker, codes) for worker in custody.workers)
+    return [row for row in rows if row.domain is not None or row.codes]
+
+
+def _row(worker: WorkerChain, found: Mapping[str, Sequence[str]]) -> CustodyRow:
+    policy, chain = worker.policy, worker.chain
+    if chain is not None:
+        cells = list(_cells(chain))
+    else:
+        why = "no KV-transfer policy" if policy is None else "the label of its domain is not known"
+        cells = [Cell(CellState.UNKNOWN, why=why)] * len(LINK_NAMES)
+    broken = (CellState.DIFFERS, CellState.MISSING)
+    first = next((n for n, one in zip(LINK_NAMES, cells, strict=True) if one.state in broken), None)
+    node, label, file, card, taint, router = cells
+    return CustodyRow(
+        worker.name,
+        worker.pod.namespace if worker.pod is not None else "",
+        worker.graph,
+        worker.component,
+        worker.role,
+        None if policy is None else policy.domain,
+        node,
+        label,
+        file,
+        card,
+        taint,
+        router,
+        first_break=first,
+        codes=_codes(worker, node, first, found),
+    )
+
+
+def _cells(chain: DomainChain) -> Iterator[Cell]:
+    """Every :class:`~dynctl.verify.chain.Break` is ``differs`` or ``missing`` here too."""
+    before: str | None = None  # of the nearest known link, where `known`
+    known = False
+    carried: str | None = None  # of the nearest known link that has a value
+    for link in chain.links.values():
+        if not link.told:
+            yield Cell(CellState.UNKNOWN, why=link.untold)
+            continue
+        if link.value is None:
+            yield Cell(CellState.NONE if known and before is None else CellState.MISSING)
+        else:
+            same = carried in (None, link.value)
+            yield Cell(CellState.SAME if same else CellState.DIFFERS, link.value)
+            carried = link.value
+        before, known = link.value, True
+
+
+def _codes(
+    worker: WorkerChain, node: Cell, first: str | None, found: Mapping[str, Sequence[str]]
+) -> list[str]:
+    codes = [*found.get(worker.subject, ())]
+    if worker.pod is not None and (first == _NODE or node.value == ""):
+        # What begins there was found at the node, for all of its pods.
+        codes += found.get(f"Node {worker.pod.node}", ())
+    if worker.pod is not None and first == _CARD:
+        # Whoever may not register has no card: that is found at the account of its pods.
+        account = worker.pod.service_account or "default"
+        codes += found.get(f"ServiceAccount {account}.{worker.pod.namespace}", ())
+    naming = () if first is None else _NAMING[first]
+
+    def rank(code: str) -> int:
+        starts = (place for place, start in enumerate(naming) if code.startswith(start))
+        return next(starts, len(naming))
+
+    return sorted(dict.fromkeys(codes), key=rank)
+
+
+def _codes_by_subject(report: Report) -> Mapping[str, Sequence[str]]:
+    """``Kind name.namespace`` -> codes, in the order of the checks.
+
+    What a subject says further (a container, a file) is within that object.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for check in report.checks:
+        for subject in _objects(one.subject for one in check.findings):
+            found[subject].append(check.code)
+    return found
+
+
+def _objects(subjects: Iterable[str]) -> Iterable[str]:
+    return dict.fromkeys(" ".join(one.split()[:2]).rstrip(":,") for one in subjects)

@@ -1,0 +1,117 @@
+"""A frontend that knows workers, and a `dynctl` on the path that tells when it was called."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+
+WORKERS: list[dict[str, Any]] = [
+    {
+        "name": f"{role}-{zone}0",
+        "worker_id": 1,
+        "model": "org/llama-8b" if role == "prefill" else "org/llama-70b",
+        "role": role,
+        "status": "ready",
+        "domains": {"zone": f"zone-{zone}", "rack": f"r:{zone}"},
+        "runtime_config": {"taints": [f"topology.zone=zone-{zone}"]},
+    }
+    for zone in "ab"
+    for role in ("prefill", "decode")
+]
+
+
+@dataclass
+class Fleet:
+    """What a frontend answers on ``/v1/workers``; ``asked``: (path, authorization) of each call."""
+
+    url: str = ""
+    body: bytes = json.dumps({"workers": WORKERS}).encode()
+    status: int = 200
+    hang: threading.Event = field(default_factory=threading.Event)
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """It answers at once; with ``hang`` cleared, only when that is set."""
+    found = Fleet()
+    found.hang.set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found.asked.append((self.path, self.headers.get("authorization")))
+            found.hang.wait(20)
+            self.send_response(found.status)
+            self.send_header("content-length", str(len(found.body)))
+            self.end_headers()
+            self.wfile.write(found.body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        # Who asks may have ended itself meanwhile.
+        def handle_error(self, *_: object) -> None:
+            pass
+
+    server = Server(("127.0.0.1", 0), Handler)
+    found.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield found
+    found.hang.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A `dynctl` first on the path. ``calls`` are the arguments of each start."""
+
+    folder: Path
+    env: dict[str, str]
+
+    @property
+    def calls(self) -> list[list[str]]:
+        log = self.folder / "calls"
+        if not log.exists():
+            return []
+        records = log.read_text().split("\x1e")[:-1]
+        return [record.split("\x1f")[:-1] for record in records]
+
+    def forget(self) -> None:
+        (self.folder / "calls").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """The real one; its time to answer is long, so that a busy machine does not fail a test."""
+    monkeypatch.setenv("DYNCTL_CONFIG", str(tmp_path / "c.toml"))
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / "dynctl"
+    code = (
+        "import sys; from dynctl.cli.completion import live; live.LIMIT_S = 15; "
+        "live.answer(sys.argv[2:])"
+    )
+    script.write_text(
+        "#!/bin/sh\n"
+        f"{{ printf '%s\\037' \"$@\"; printf '\\036'; }} >> {folder}/calls\n"
+        f"exec {sys.executable} -c '{code}' \"$@\"\n"
+    )
+    script.chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "TERM": "dumb", "LC_ALL": "C.UTF-8"}
+    return Program(folder, env)

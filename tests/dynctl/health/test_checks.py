@@ -1,0 +1,211 @@
+"""Every check can pass, can fail, and is skipped (never passed) where it could not look."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dynctl.adapters.ports import StreamState
+from dynctl.findings.catalogue import catalogue
+from dynctl.findings.report import CheckResult, Report, State
+from dynctl.findings.suppression import Suppressions
+from dynctl.health.checks.run import SECTIONS, judge
+from dynctl.health.facts import CheckFacts, PlaneFacts, Unread
+from tests.dynctl.health import check_facts as made
+from tests.dynctl.health.check_facts import BROKEN, FIRST, SECOND, Broken, healthy
+
+ALL = [check.code for _, checks in SECTIONS for check in checks]
+
+
+def result(report: Report, code: str) -> CheckResult:
+    return next(check for check in report.checks if check.code == code)
+
+
+def states(report: Report) -> dict[str, State]:
+    return {check.code: check.state for check in report.checks}
+
+
+def test_a_healthy_deployment_passes_every_check():
+    report = judge(healthy())
+    assert states(report) == dict.fromkeys(ALL, State.PASS)
+    assert report.summary.passed == len(ALL)
+    assert report.passes("warn")
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda one: f"{one.code} {one.name}".strip())
+def test_what_is_broken_is_found(broken: Broken):
+    found = result(judge(broken.change(healthy())), broken.code)
+    assert found.state == catalogue()[broken.code].level
+    subjects = [finding.subject for finding in found.findings]
+    assert any(subject.startswith(broken.subject) for subject in subjects), subjects
+    for finding in found.findings:
+        assert "{" not in finding.value + finding.expected + finding.fix
+        assert finding.value.strip()
+        assert finding.fix.strip()
+
+
+def test_every_check_can_be_broken():
+    assert {broken.code for broken in BROKEN} == set(ALL)
+
+
+def test_every_code_of_the_file_has_its_check():
+    current = {code for code, entry in catalogue().items() if not entry.retired}
+    assert {code for code in current if code.startswith("DYR")} == set(ALL)
+    assert len(ALL) == len(set(ALL))
+    for section, checks in SECTIONS:
+        assert {catalogue()[check.code].section for check in checks} == {section}
+
+
+# -- what is not there -----------------------------------------------------------------------------
+
+
+def test_without_frontends_their_sections_are_skipped_and_say_how_to_give_one():
+    report = judge(replace(healthy(), frontends=()))
+    for check in report.checks:
+        if check.section in ("frontends", "versions"):
+            assert check.state is State.SKIP
+            assert "--frontend" in check.message
+            assert not check.unread
+        else:
+            assert check.state is State.PASS
+    assert report.passes("warn")
+
+
+def test_without_planes_only_frontends_are_judged():
+    report = judge(replace(healthy(), planes=None))
+    for check in report.checks:
+        if check.section in ("planes", "workers", "events"):
+            assert check.state is State.SKIP
+            assert "--discovery" in check.message
+    assert result(report, "DYR0406").state is State.PASS
+    assert result(report, "DYR0407").state is State.SKIP
+
+
+def test_an_unreachable_discovery_leaves_nothing_passed_and_counts_as_unread():
+    facts = CheckFacts(PlaneFacts("etcd x:2379", "dynamo", Unread("refused")), ())
+    report = judge(facts)
+    assert State.PASS not in states(report).values()
+    assert result(report, "DYR0101").state is State.FAIL
+    assert result(report, "DYR0302").unread
+    assert report.summary.unread > 20
+    assert report.sources == ["etcd x:2379"]
+
+
+def test_what_an_unreachable_frontend_would_have_told_is_not_passed():
+    facts = replace(
+        healthy(), frontends=(made.frontend(FIRST), made.frontend(SECOND, kind=Unread("refused")))
+    )
+    report = judge(facts)
+    for code in ("DYR0403", "DYR0404", "DYR0406", "DYR0407", "DYR0408", "DYR0410", "DYR0501"):
+        found = result(report, code)
+        assert (found.state, found.unread) == (State.SKIP, True), code
+        assert SECOND in found.message
+
+
+def test_a_finding_stays_beside_what_could_not_be_read():
+    other = made.frontend("http://frontend-2:8000", version="2.0.0")
+    frontends = (made.frontend(FIRST, kind=Unread("refused")), other)
+    found = result(judge(replace(healthy(), frontends=frontends)), "DYR0501")
+    assert found.state is State.WARN
+    assert FIRST in found.message
+
+
+@pytest.mark.parametrize(
+    ("field", "code"),
+    [
+        ("metrics", "DYR0403"),
+        ("metrics", "DYR0405"),
+        ("metrics", "DYR0411"),
+        ("thresholds", "DYR0408"),
+        ("thresholds", "DYR0410"),
+        ("models", "DYR0412"),
+        ("version", "DYR0501"),
+        ("version", "DYR0502"),
+    ],
+)
+def test_an_answer_that_a_frontend_did_not_give_is_skipped(field: str, code: str):
+    unread = made.frontend(SECOND, **{field: Unread("it answered 500")})
+    facts = replace(healthy(), frontends=(made.frontend(FIRST), unread))
+    found = result(judge(facts), code)
+    assert (found.state, found.unread) == (State.SKIP, True)
+    assert "it answered 500" in found.message
+
+
+@pytest.mark.parametrize("code", ["DYR0305", "DYR0306", "DYR0307", "DYR0308", "DYR0309"])
+def test_a_worker_that_cannot_be_heard_is_skipped_beside_the_failure_that_names_it(code: str):
+    whole = made.planes()
+    ranks = (replace(whole.ranks[0], state=StreamState()), whole.ranks[1])
+    report = judge(replace(healthy(), planes=replace(whole, ranks=ranks)))
+    found = result(report, code)
+    assert (found.state, found.unread) == (State.SKIP, True)
+    assert whole.ranks[0].worker in found.message
+    assert result(report, "DYR0302").state is State.FAIL
+
+
+def test_an_idle_fleet_cannot_show_that_events_flow():
+    whole = made.planes()
+    idle = StreamState(connected=True, last_seq=7)
+    ranks = tuple(replace(rank, state=idle) for rank in whole.ranks)
+    found = result(judge(replace(healthy(), planes=replace(whole, ranks=ranks))), "DYR0306")
+    assert (found.state, found.unread) == (State.SKIP, False)
+    assert "send a request" in found.message
+
+
+def test_names_are_not_compared_where_no_block_is_shared():
+    facts = replace(healthy(), planes=made.planes(comparable=False))
+    assert result(judge(facts), "DYR0309").state is State.SKIP
+
+
+def test_replica_sync_is_not_guessed():
+    entries = made.captured()
+    facts = replace(healthy(), planes=made.planes(entries))
+    found = result(judge(facts), "DYR0409")
+    assert (found.state, found.unread) == (State.SKIP, True)
+    heard = replace(healthy(), planes=made.planes(entries, routers_heard=3))
+    assert result(judge(heard), "DYR0409").state is State.PASS
+    one = replace(facts, frontends=facts.frontends[:1])
+    assert not result(judge(one), "DYR0409").unread
+
+
+def test_no_threshold_is_not_a_threshold_with_effect():
+    off = {"tiny": dict.fromkeys((made.DECODE_BLOCKS, made.PREFILL_TOKENS))}
+    frontends = (made.frontend(FIRST, thresholds=off), made.frontend(SECOND, thresholds=off))
+    found = result(judge(replace(healthy(), frontends=frontends)), "DYR0410")
+    assert found.state is State.SKIP
+    assert "never" in found.message or "ever busy" in found.message
+
+
+# -- the verdict -----------------------------------------------------------------------------------
+
+
+def test_a_warning_fails_only_where_it_is_asked_to():
+    warned = next(broken for broken in BROKEN if broken.code == "DYR0502")
+    report = judge(warned.change(healthy()))
+    assert report.passes("fail")
+    assert not report.passes("warn")
+
+
+def test_what_could_not_be_read_is_a_warning():
+    entries = made.captured()
+    report = judge(replace(healthy(), planes=made.planes(entries)))
+    assert report.summary.warnings == report.summary.failed == 0
+    assert report.summary.unread == 1
+    assert report.passes("fail")
+    assert not report.passes("warn")
+
+
+def test_a_suppressed_code_is_not_judged():
+    broken = next(broken for broken in BROKEN if broken.code == "DYR0403")
+    facts = broken.change(healthy())
+    assert not judge(facts).passes("fail")
+    report = judge(facts, Suppressions(frozenset({"DYR0403"})))
+    assert result(report, "DYR0403").message == "suppressed"
+    assert report.passes("fail")
+
+
+def test_a_closed_way_back_is_said_once():
+    broken = next(broken for broken in BROKEN if broken.code == "DYR0104")
+    found = result(judge(broken.change(healthy())), "DYR0303")
+    assert (found.state, found.unread) == (State.SKIP, True)
+    assert "DYR0104" in found.message

@@ -1,0 +1,177 @@
+"""Discovery entries joined into workers: the captured deployment, and what can go wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynctl.adapters.ports import Deleted, DiscoveryEntry, Interrupted, Listed, Put
+from dynctl.health.deployment import ProblemCode, Registrations
+from router_core.workers import Role
+
+CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
+
+
+@pytest.fixture
+def captured() -> dict[str, Any]:
+    """key -> value of a two-zone disaggregated deployment under ``required``."""
+    return {key: row["value"] for key, row in json.loads(CAPTURE.read_text()).items()}
+
+
+def joined(values: dict[str, Any], namespace: str | None = None):
+    registrations = Registrations()
+    registrations.apply(Listed(tuple(entry(key, value) for key, value in values.items())))
+    return registrations.deployment(namespace)
+
+
+def entry(key: str, value: Any) -> DiscoveryEntry:
+    return DiscoveryEntry(key, json.dumps(value).encode())
+
+
+def cards(values: dict[str, Any], component: str) -> list[str]:
+    return sorted(key for key in values if key.startswith(f"v1/mdc/dynamo/{component}/"))
+
+
+def test_the_captured_deployment(captured):
+    found = joined(captured)
+    assert found.problems == ()
+    assert found.models == ("tiny",)
+    assert found.namespaces == ("dynamo",)
+    roles = [(item.worker.role, item.worker.domains["zone"]) for item in found.workers]
+    assert sorted(roles) == [
+        (Role.DECODE, "zone-a"),
+        (Role.DECODE, "zone-b"),
+        (Role.PREFILL, "zone-a"),
+        (Role.PREFILL, "zone-b"),
+    ]
+    for item in found.workers:
+        config = item.worker.runtime_config
+        assert (config.kv_transfer_domain, config.kv_transfer_enforcement) == ("zone", "required")
+        assert item.worker.block_size == 16
+        assert not item.worker.can_prefill or item.worker.role is Role.PREFILL
+        assert set(item.sources) == set(item.kv_events)
+        assert bool(item.sources) is (item.worker.role is Role.PREFILL)
+        assert item.worker.endpoint is not None
+        assert item.worker.endpoint.startswith("127.0.0.1:")
+    assert {item.worker.name.partition("/")[0] for item in found.workers} == {"prefill", "backend"}
+    assert len({item.worker.name for item in found.workers}) == 4
+    assert len(found.loads) == 4
+    assert len(found.sequences) == 2
+
+
+def test_what_is_half_registered_is_said(captured):
+    card = cards(captured, "prefill")[0]
+    instance = card.replace("v1/mdc/", "v1/instances/")
+    without_instance = {k: v for k, v in captured.items() if k != instance}
+    found = joined(without_instance)
+    assert [problem.code for problem in found.problems] == [ProblemCode.CARD_WITHOUT_INSTANCE]
+    assert len(found.workers) == 3
+    without_card = {k: v for k, v in captured.items() if k != card}
+    assert [problem.code for problem in joined(without_card).problems] == [
+        ProblemCode.INSTANCE_WITHOUT_CARD
+    ]
+
+
+def test_a_malformed_entry_does_not_hide_the_others(captured):
+    captured["v1/mdc/dynamo/backend/generate/1"] = {"type": "Model"}
+    captured["v1/novelty/x"] = 1
+    found = joined(captured)
+    assert [problem.code for problem in found.problems] == [ProblemCode.MALFORMED_ENTRY] * 2
+    assert len(found.workers) == 4
+    assert {problem.subject for problem in found.problems} == {
+        "v1/mdc/dynamo/backend/generate/1",
+        "v1/novelty/x",
+    }
+
+
+def test_a_card_past_the_checks_is_kept_and_said(captured):
+    key = cards(captured, "prefill")[0]
+    del captured[key]["card_json"]["runtime_config"]["topology_domains"]["zone"]
+    found = joined(captured)
+    codes = [problem.code for problem in found.problems]
+    assert ProblemCode.CARD_REJECTED in codes
+    assert len(found.workers) == 4, "Dynamo routes to it, and fails when it derives the domain"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"worker_type": "encode"}, ProblemCode.UNKNOWN_ROLE),
+        ({"kv_cache_block_size": 32}, ProblemCode.BLOCK_SIZES_DIFFER),
+        ({"router_config": {"router_mode": "k_v"}}, ProblemCode.ROUTER_CONFIGS_DIFFER),
+        ({"kv_cache_block_size": 0}, ProblemCode.CARD_REJECTED),
+    ],
+)
+def test_contradictions_are_said(captured, change, code):
+    captured[cards(captured, "backend")[0]]["card_json"].update(change)
+    assert code in [problem.code for problem in joined(captured).problems]
+
+
+def test_a_worker_without_topology_among_others(captured):
+    config = captured[cards(captured, "backend")[0]]["card_json"]["runtime_config"]
+    for name in ("topology_domains", "kv_transfer_domain", "kv_transfer_enforcement", "taints"):
+        del config[name]
+    [problem] = joined(captured).problems
+    assert problem.code is ProblemCode.TOPOLOGY_MISSING
+    assert "3 of 4 workers of tiny do" in problem.message
+
+
+def test_a_prefill_worker_without_events(captured):
+    source = next(key for key in captured if key.startswith("v1/event_sources/"))
+    del captured[source]
+    [problem] = joined(captured).problems
+    assert (problem.code, "its cache is unknown" in problem.message) == (
+        ProblemCode.EVENTS_MISSING,
+        True,
+    )
+
+
+def test_changes_in_order(captured):
+    registrations = Registrations()
+    registrations.apply(Listed(tuple(entry(key, value) for key, value in captured.items())))
+    key = cards(captured, "backend")[0]
+    changed = copy.deepcopy(captured[key])
+    changed["card_json"]["runtime_config"]["taints"].append("gpu=h100")
+    registrations.apply(Put(entry(key, changed)))
+    taints = [item.worker.runtime_config.taints for item in registrations.deployment().workers]
+    assert sum("gpu=h100" in one for one in taints) == 1
+    registrations.apply(Interrupted("gone"))
+    assert registrations.interrupted == "gone"
+    assert len(registrations.deployment().workers) == 4, "what is known stays"
+    registrations.apply(Listed(()))
+    assert registrations.deployment().workers == ()
+    assert (registrations.interrupted or "heard") == "heard"
+    registrations.apply(Deleted("v1/unknown"))
+
+
+def test_one_namespace_of_several(captured):
+    other = {
+        key.replace("/dynamo/", "/other/"): json.loads(
+            json.dumps(value).replace('"dynamo"', '"other"').replace("/dynamo/", "/other/")
+        )
+        for key, value in captured.items()
+    }
+    both = joined(captured | other)
+    assert both.namespaces == ("dynamo", "other")
+    assert joined(captured | other, "other").namespaces == ("dynamo", "other")
+    assert len(joined(captured | other, "other").workers) == 4
+    assert joined(captured | other, "nope").workers == ()
+
+
+def test_names_are_the_shortest_that_tell_workers_apart(captured):
+    key = cards(captured, "backend")[0]
+    value = json.dumps(captured[key])
+    instance_key = key.replace("v1/mdc/", "v1/instances/")
+    near = captured[key]["instance_id"] ^ (1 << 40)
+    for where, text in ((key, value), (instance_key, json.dumps(captured[instance_key]))):
+        new = json.loads(text)
+        new["instance_id"] = near
+        captured[where.rpartition("/")[0] + f"/{near:x}"] = new
+    names = [item.worker.name for item in joined(captured).workers]
+    assert len(set(names)) == 5
+    assert {len(name) for name in names if name.startswith("prefill/")} == {len("prefill/") + 4}
+    assert {len(name) for name in names if name.startswith("backend/")} == {len("backend/") + 11}

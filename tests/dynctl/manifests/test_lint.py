@@ -1,0 +1,221 @@
+"""Every rule of lint on a manifest that breaks it, beside a neighbour that does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.findings.catalogue import catalogue
+from dynctl.findings.report import Report, State
+from dynctl.manifests.files import parse_manifests, read_manifests
+from dynctl.manifests.lint.run import LINT_SECTIONS, lint
+
+MANIFESTS = Path(__file__).parents[2] / "fixtures" / "manifests"
+FILES = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
+CODES = [check.code for _, checks in LINT_SECTIONS for check in checks]
+
+
+def _lint(stem: str) -> Report:
+    return lint(read_manifests([str(MANIFESTS / f"{stem}.yaml")]))
+
+
+def _wrong(report: Report) -> dict[str, list[str]]:
+    """Code -> subjects of its findings."""
+    return {c.code: [one.subject for one in c.findings] for c in report.checks if c.findings}
+
+
+@pytest.mark.parametrize("stem", FILES)
+def test_what_a_file_says_is_found_and_nothing_else(stem: str):
+    lines = (MANIFESTS / f"{stem}.yaml").read_text().splitlines()
+    [expected] = [line for line in lines[:3] if line.startswith("# finds:")]
+    report = _lint(stem)
+    wrong = _wrong(report)
+    assert sorted(wrong) == expected.removeprefix("# finds:").split()
+    subjects = [subject for found in wrong.values() for subject in found]
+    assert all(re.fullmatch(r"[A-Z]\w+ bad[a-z-]*(\.prod)?", subject) for subject in subjects)
+    for check in report.checks:
+        assert check.code not in wrong or check.state == catalogue()[check.code].level
+        for finding in check.findings:
+            assert not re.search(r"\{[a-z_]+\}", finding.value + finding.expected + finding.fix)
+
+
+def test_every_rule_has_a_file():
+    assert {stem.partition("-")[0] for stem in FILES if stem.startswith("DYT")} == set(CODES)
+    assert len(CODES) == len(set(CODES))
+
+
+def test_rules_stand_in_the_section_of_their_code():
+    for section, checks in LINT_SECTIONS:
+        assert {catalogue()[check.code].section for check in checks} == {section}
+
+
+def _says(stem: str, code: str) -> list[str]:
+    [check] = [check for check in _lint(stem).checks if check.code == code]
+    return [finding.value for finding in check.findings]
+
+
+F = "spec.experimental.kvTransferPolicy"
+
+
+@pytest.mark.parametrize(
+    ("stem", "words"),
+    [
+        ("DYT0104", f"(CEL) refuses it: {F}: Invalid value: exactly one of labelKey or "
+         "clusterTopologyName is required"),
+        ("DYT0104-grove-off", f"webhook refuses it: {F}.clusterTopologyName requires the Grove "
+         'pathway; remove or unset the "nvidia.com/enable-grove" annotation (currently "false")'),
+        ("DYT0105", f'{F}.labelKey: Invalid value: "zone=az-1": {F}.labelKey in body should match'),
+        ("DYT0106", f'"Zone": {F}.domain in body should match \'^[a-z0-9]([a-z0-9-]*[a-z0-9])?$\''),
+        ("DYT0106-missing", f"{F}.domain: Required value"),
+        ("DYT0107", "preferredWeight is required when enforcement is preferred"),
+        ("DYT0107-required", "preferredWeight may only be set when enforcement is preferred"),
+        ("DYT0107-range", f"1.5: {F}.preferredWeight in body should be less than or equal to 1"),
+        ("DYT0107-word", 'Unsupported value: "fail": supported values: "required", "preferred"'),
+        ("DYT0114", f'strict decoding error: unknown field "{F}.fallback"'),
+        ("DYT0114-type", f'{F} in body must be of type object: "string"'),
+        ("DYT0118-version", 'no matches for kind "DynamoGraphDeployment" in version '
+         '"nvidia.com/v1"'),
+        ("DYT0202", f'{F}.domain "host" does not exist in ClusterTopology "my-topology"; available '
+         "domains: [zone, rack]"),
+    ],
+)  # fmt: skip
+def test_kubernetes_is_quoted_in_its_own_words(stem: str, words: str):
+    [says] = _says(stem, stem.partition("-")[0])
+    assert words in says
+
+
+@pytest.mark.parametrize(
+    ("stem", "shipped"),
+    [
+        ("DYT0103", "{clusterTopologyName: my-topology, domain: zone, enforcement: required}"),
+        ("DYT0103-label", "{labelKey: nvidia.com/rack, domain: rack, enforcement: preferred, "
+         "preferredWeight: 0.85}"),
+        ("DYT0103-no-match-policy", "{labelKey: topology.kubernetes.io/zone, domain: zone, "
+         "enforcement: preferred, preferredWeight: 0.85}"),
+    ],
+)  # fmt: skip
+def test_drafts_are_translated_into_what_then_passes(stem: str, shipped: str):
+    [check] = [check for check in _lint(stem).checks if check.code == "DYT0103"]
+    [finding] = check.findings
+    assert finding.fix == f"write {F}: {shipped}"
+    policy = f"""
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeployment
+metadata: {{name: x}}
+spec: {{experimental: {{kvTransferPolicy: {shipped}}}}}
+"""
+    assert _wrong(lint(parse_manifests(policy.encode(), "f"))).keys() <= {"DYT0115"}
+
+
+def test_capacity_that_placement_decides_is_not_judged():
+    data = (MANIFESTS / "DYT0901.yaml").read_text().replace("nodeSelector", "nodeselector")
+    report = lint(parse_manifests(data.encode(), "f"))
+    states = {c.code: (c.state, c.message) for c in report.checks if c.code.startswith("DYT09")}
+    assert states["DYT0901"] == (
+        State.SKIP,
+        "bad: not pinned to one zone, so placement decides: prefill-a, decode-a, prefill-b; "
+        "good: not pinned to one zone, so placement decides: prefill-a, decode-a, prefill-b, ..",
+    )
+    assert {state for state, _ in states.values()} == {State.SKIP}
+
+
+def test_a_graph_that_cannot_be_judged_is_never_behind_a_pass():
+    data = (MANIFESTS / "DYT0111.yaml").read_text()
+    [check] = [c for c in lint(parse_manifests(data.encode(), "f")).checks if c.code == "DYT0901"]
+    assert check.state is State.SKIP
+    assert check.message == "bad: the role of workers is not known (DYT0111)"
+    stranded = (MANIFESTS / "DYT0901.yaml").read_text().replace("name: bad", "name: worse")
+    report = lint(parse_manifests((data + "---\n" + stranded).encode(), "f"))
+    [check] = [c for c in report.checks if c.code == "DYT0901"]
+    assert [one.subject for one in check.findings] == ["DynamoGraphDeployment worse"]
+    assert check.message == "not judged: bad: the role of workers is not known (DYT0111)"
+
+
+def test_a_topology_that_is_not_in_the_files_is_never_behind_a_pass():
+    data = (MANIFESTS / "DYT0202.yaml").read_text().replace("domain: host", "domain: zone")
+    data = data.replace("clusterTopologyName: my-topology", "clusterTopologyName: other", 1)
+    [check] = [c for c in lint(parse_manifests(data.encode(), "f")).checks if c.code == "DYT0202"]
+    assert (check.state, check.message) == (State.SKIP, "other: not in these files")
+
+
+def test_a_grove_level_gives_the_label_that_components_are_pinned_by():
+    data = (MANIFESTS / "DYT0901.yaml").read_text()
+    named = data.replace("labelKey: topology.kubernetes.io/zone", "clusterTopologyName: t")
+    assert "DYT0901" not in _wrong(lint(parse_manifests(named.encode(), "f")))
+    grove = """
+---
+apiVersion: grove.io/v1alpha1
+kind: ClusterTopology
+metadata: {name: t}
+spec: {levels: [{domain: zone, key: topology.kubernetes.io/zone}]}
+"""
+    assert _wrong(lint(parse_manifests((named + grove).encode(), "f"))) == {
+        "DYT0901": ["DynamoGraphDeployment bad"]
+    }
+
+
+@pytest.mark.parametrize("value", ["null", "[]", "1", "{}", "{labelKey: 1, domain: [x]}", "text"])
+@pytest.mark.parametrize("place", ["kvTransferPolicy", "components", "spec", "metadata", "levels"])
+def test_odd_shapes_are_findings_and_never_an_accident(place: str, value: str):
+    policy = value if place == "kvTransferPolicy" else "{labelKey: a, domain: zone}"
+    components = value if place == "components" else "[{name: a, type: worker}]"
+    inner = f"{{experimental: {{kvTransferPolicy: {policy}}}, components: {components}}}"
+    data = f"""
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeployment
+metadata: {value if place == "metadata" else "{name: x}"}
+spec: {value if place == "spec" else inner}
+---
+apiVersion: grove.io/v1alpha1
+kind: ClusterTopology
+spec: {{levels: {value if place == "levels" else "[]"}}}
+"""
+    assert lint(parse_manifests(data.encode(), "f")).summary.passed
+
+
+def test_files_about_something_else_are_a_usage_problem():
+    with pytest.raises(UsageProblem, match=r"nothing to check.*found Deployment \(apps/v1\)"):
+        lint(parse_manifests(b"{apiVersion: apps/v1, kind: Deployment}", "f"))
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_exit_codes(dynctl):
+    healthy, warned, failed = (
+        str(MANIFESTS / f"{stem}.yaml") for stem in ("healthy-v1beta1", "DYT0111", "DYT0110")
+    )
+    assert dynctl("topology", "lint", "-f", healthy).code == 0
+    assert dynctl("topology", "lint", "-f", warned).code == 0
+    assert dynctl("topology", "lint", "-f", warned, "--fail-on", "warn").code == 1
+    assert dynctl("topology", "lint", "-f", failed).code == 1
+    assert dynctl("topology", "lint", "-f", healthy, failed).code == 1
+    assert dynctl("topology", "lint", "-f", failed, "--suppress", "dyt0110").code == 0
+
+
+def test_json_names_codes_and_subjects(dynctl):
+    ran = dynctl("topology", "lint", "-f", MANIFESTS / "DYT0110.yaml", "-o", "json")
+    told = [c for s in ran.json["sections"] for c in s["checks"] if c["state"] == "fail"]
+    assert [check["code"] for check in told] == ["DYT0110"]
+    assert told[0]["findings"][0]["subject"] == "DynamoGraphDeployment bad"
+    assert told[0]["findings"][0]["value"].startswith("component frontend: ")
+    names = dynctl("topology", "lint", "-f", MANIFESTS / "DYT0902.yaml", "-o", "name").out
+    assert names.split() == ["DYT0902", "DYT0908"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no file to check"),
+        (["-f", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
+        (["-f", "x", "--fail-on", "skip"], "expected fail or warn"),
+        (["-f", "x", "--suppress", "DYT9999"], "no such code"),
+    ],
+)
+def test_wrong_words_are_usage_problems(dynctl, arguments: list[str], says: str):
+    ran = dynctl("topology", "lint", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err

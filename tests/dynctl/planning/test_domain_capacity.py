@@ -1,0 +1,144 @@
+"""Domains as rows: who counts where, whose policy holds, and what strands prefill."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.planning.domain_capacity import DomainCapacity, TopologyShow, topology_show
+from router_core.changes import WorkerAvailability
+from router_core.workers import Worker
+from tests.golden.fleets import load, settings, stranded_zones, two_zones, view, worker
+
+
+def show(source, domain: str | None = None, **options) -> TopologyShow:
+    return topology_show("test", source.workers(), settings(source), domain=domain, **options)
+
+
+def row(shown: TopologyShow, value: str | None) -> DomainCapacity:
+    return next(row for row in shown.rows if row.value == value)
+
+
+def pair(enforcement: str | None, decode_zone: str | None) -> list[Worker]:
+    return [
+        worker("p", "prefill", 1, zone="zone-a", enforcement=enforcement),
+        worker("d", "decode", 2, zone=decode_zone),
+    ]
+
+
+def test_counts_by_role_and_state():
+    shown = show(two_zones())
+    assert (shown.domain, shown.domains) == ("zone", ["zone"])
+    found = row(shown, "zone-b")
+    assert (found.prefill.workers, found.prefill.ready, found.prefill.busy) == (2, 1, 1)
+    assert found.prefill.active_prefill_tokens == 10_240
+    assert (found.decode.kv_used_blocks, found.decode.kv_total_blocks) == (9, 2 * 4096)
+    assert (found.decode_per_prefill, found.state) == (1.0, "ok")
+    assert found.workers == ["decode-b0", "decode-b1", "prefill-b0", "prefill-b1"]
+    [policy] = found.policies
+    assert (policy.enforcement, policy.domain, policy.origin) == ("required", "zone", "card")
+
+
+def test_ranks_multiply_the_blocks_and_missing_reports_are_counted():
+    one = worker("agg", "aggregated", 1, zone="zone-a", ranks=2)
+    role = row(show(view([one], load(one, decode=3, rank=1))), "zone-a").aggregated
+    assert (role.kv_used_blocks, role.kv_total_blocks) == (3, 2 * 4096)
+    assert (role.kv_reporting, role.ranks) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "state", "reason"),
+    [
+        ("zone-a", "ok", None),
+        ("zone-b", "stranded", "no decode worker of tiny has it and takes work (1 busy)"),
+        ("zone-c", "stranded", "no decode worker of tiny has it"),
+        ("zone-d", "stranded", "no decode worker of tiny has it"),
+        (None, "ok", None),
+    ],
+)
+def test_a_required_domain_without_eligible_decode_is_stranded(value, state, reason):
+    found = row(show(stranded_zones()), value)
+    assert found.state == state
+    assert [one.reason for one in found.stranded] == ([reason] if reason else [])
+
+
+def test_only_those_who_require_are_stranded():
+    [stranded] = row(show(stranded_zones()), "zone-d").stranded
+    assert stranded.workers == ["prefill-d0"], "prefill-d1 only prefers its zone"
+    assert stranded.requires == "dynamo.topology/zone=zone-d"
+
+
+def test_what_happens_to_requests_depends_on_the_guard():
+    guarded = row(show(stranded_zones()), "zone-c").stranded[0].outcome
+    assert guarded.startswith("the decode-capacity guard prefills elsewhere")
+    unguarded = row(show(stranded_zones(decode_capacity_guard=False)), "zone-c").stranded[0].outcome
+    assert "the router does not avoid it" in unguarded
+    nowhere = row(show(view(pair("required", "zone-b"))), "zone-a").stranded[0].outcome
+    assert nowhere == "every request is refused"
+
+
+@pytest.mark.parametrize(
+    ("enforcement", "decode_zone", "config", "state"),
+    [
+        ("required", "zone-a", {}, "ok"),
+        ("required", None, {}, "stranded"),
+        (None, "zone-b", {}, "ok"),
+        (None, "zone-b", {"kv_transfer_enforcement": "required"}, "stranded"),
+        (None, "zone-b", {"kv_transfer_enforcement": "fallback"}, "ok"),
+    ],
+)
+def test_the_routers_policy_counts_where_a_card_has_none(enforcement, decode_zone, config, state):
+    if config:
+        config = {"kv_transfer_domain": "zone", **config}
+    found = row(show(view(pair(enforcement, decode_zone), (), config)), "zone-a")
+    assert found.state == state
+    assert found.policies[0].origin == ("router" if config else "card" if enforcement else None)
+
+
+def test_decode_that_is_unavailable_does_not_count():
+    gone = WorkerAvailability(pair("required", "zone-a")[1].worker_id, "does not answer")
+    found = row(show(view(pair("required", "zone-a"), [gone])), "zone-a")
+    assert (found.decode.unavailable, found.decode_per_prefill) == (1, None)
+    assert found.stranded[0].reason == (
+        "no decode worker of tiny has it and takes work (1 unavailable)"
+    )
+
+
+def test_prefill_without_any_decode_is_stranded_whatever_the_policy():
+    [stranded] = row(show(view([worker("p", "prefill", 1, zone="zone-a")])), "zone-a").stranded
+    assert (stranded.requires, stranded.reason) == (None, "no decode worker of tiny is there")
+
+
+def test_a_policy_that_cannot_be_applied_is_said():
+    source = view(pair("required", "zone-a"))
+    rows = source.workers()
+    del rows[0].runtime_config["topology_domains"]
+    found = row(topology_show("test", rows, settings(source)), "zone-a")
+    assert "topology_domains do not contain that domain" in (found.policies[0].problem or "")
+    assert found.stranded[0].reason == found.policies[0].problem
+
+
+def test_the_domain_is_the_transfer_domain_unless_told():
+    rack = {"rack": "r1"}
+    workers = [
+        worker("p", "prefill", 1, zone="zone-a", enforcement="required", extra=rack),
+        worker("d", "decode", 2, zone="zone-a", extra={"rack": "r2"}),
+    ]
+    assert show(view(workers)).domain == "zone"
+    by_rack = show(view(workers), "rack")
+    assert [row.value for row in by_rack.rows] == ["r1", "r2"]
+    assert row(by_rack, "r1").state == "ok", "it may hand over within its zone"
+    assert show(view([worker("d", "decode", 1, extra=rack)])).domain == "rack"
+    with pytest.raises(UsageProblem, match="--domain city: no worker publishes it"):
+        show(view(workers), "city")
+
+
+def test_without_any_domain_there_is_one_row():
+    shown = show(view([worker("a", "aggregated", 1), worker("b", "aggregated", 2)]))
+    assert (shown.domain, [row.value for row in shown.rows]) == (None, [None])
+
+
+def test_leaving_workers_out_strands_nobody():
+    shown = show(two_zones(), counted=lambda row: row.role == "prefill")
+    assert row(shown, "zone-a").decode.workers == 0
+    assert row(shown, "zone-a").state == "ok"

@@ -1,0 +1,81 @@
+"""The screen of checks where there is little room, and where strangers' texts stand in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.findings.report import CheckResult, Finding, Report, Section, State, summarize
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.checks import check_report
+from dynctl.screens.numbers import opening
+from dynctl.screens.render import emit
+
+
+def checked(*checks: CheckResult) -> Report:
+    sections = [Section("pods", list(checks))]
+    return Report(["here"], sections, summarize(sections))
+
+
+def check(code: str, state: State, message: str = "", *findings: Finding) -> CheckResult:
+    return CheckResult(code, "pods", "a claim that holds", state, message, findings=list(findings))
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "shown"),
+    [
+        ("12 of 12 pods", 13, "12 of 12 pods"),
+        ("4 of 12 pods; the rest: not asked for (--exec all)", 30, "4 of 12 pods .."),
+        ("a 2 prefill 4 decode, b 2 prefill 4 decode", 36, "a 2 prefill 4 decode .."),
+        ("us-east-1a 2, us-east-1b 2 (topology.io/zone)", 38, "us-east-1a 2, us-east-1b 2 .."),
+        ("worker logs of now", 14, "worker logs .."),
+        ("my-llm-k8s-service-discovery", 16, "my-llm-..scovery"),
+        ("four", 2, "fo"),
+    ],
+)
+def test_a_message_is_cut_at_its_end_between_its_parts(text: str, width: int, shown: str):
+    assert opening(text, width) == shown
+    assert len(shown) <= width
+
+
+@pytest.mark.parametrize("width", range(64, 121))
+def test_a_passing_check_is_one_line_that_fits(width: int):
+    message = "4 of 12 pods; the rest: not asked for (--exec all)"
+    lines = check_report(checked(check("DYT0503", State.PASS, message)), Canvas(width)).splitlines()
+    [line] = [one for one in lines if one.startswith("pass")]
+
+    assert len(line) <= width
+    assert line.removeprefix("pass DYT0503 a claim that holds: ").startswith("4 of 12 pods")
+
+
+def test_three_skipped_in_a_row_are_a_range():
+    why = "there is no worker pod"
+    skipped = [check(f"DYT040{number}", State.SKIP, why) for number in (1, 2, 3, 5, 6)]
+    between = check("DYT0404", State.PASS)
+    report = checked(*skipped[:3], between, *skipped[3:])
+
+    assert f"skip DYT0401..DYT0403, DYT0405, DYT0406: {why}\n" in check_report(report, Canvas(80))
+
+
+@pytest.mark.parametrize("output", [OutputFormat.TABLE, OutputFormat.WIDE])
+def test_what_a_stranger_wrote_moves_no_cursor(
+    output: OutputFormat, capsys: pytest.CaptureFixture[str]
+):
+    value = "zone is \x1b[2J\x1b[31mred\x07 and \u202edesrever\u202c, the file says \x9b1m"
+    report = checked(check("DYT0504", State.FAIL, "", Finding("Pod p.prod", value, "x", "y")))
+
+    emit(report, GlobalOptions(output=output))
+
+    assert "zone is ?[2J?[31mred? and ?desrever?, the file says ?1m" in capsys.readouterr().out
+
+
+def test_what_a_stranger_wrote_is_whole_for_programs(capsys: pytest.CaptureFixture[str]):
+    finding = Finding("Pod p.prod", "zone is \x1b[31mred", "x", "y")
+
+    emit(
+        checked(check("DYT0504", State.FAIL, "", finding)), GlobalOptions(output=OutputFormat.JSON)
+    )
+
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"zone is \u001b[31mred" in out

@@ -1,0 +1,105 @@
+"""What a context may hold, and that the table agrees with the rest of the program."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.settings.contexts.keys import (
+    KEYS,
+    checked_name,
+    checked_values,
+    given_value,
+    option_value,
+)
+from dynctl.sources import FRONTEND_VARIABLE
+from dynctl.sources.dynamo.planes import BACKENDS, DISCOVERY_VARIABLE, NAMESPACE_VARIABLE
+from dynctl.sources.kubernetes.frontends import REACHES
+
+
+def test_every_key_is_a_global_option():
+    assert {key.field for key in KEYS.values()} <= {one.name for one in fields(GlobalOptions)}
+
+
+def test_no_key_can_hold_a_token():
+    assert "token" not in KEYS
+    assert {name for name in KEYS if "token" in name} == {"token-env", "token-file"}
+
+
+def test_choices_and_variables_are_those_of_the_rest():
+    assert KEYS["discovery"].choices == BACKENDS
+    assert KEYS["reach"].choices == REACHES
+    assert KEYS["frontend"].variable == FRONTEND_VARIABLE
+    assert KEYS["discovery"].variable == DISCOVERY_VARIABLE
+    assert KEYS["dyn-namespace"].variable == NAMESPACE_VARIABLE
+    assert KEYS["reach"].default == GlobalOptions().reach
+    assert float(KEYS["timeout"].default) == GlobalOptions().timeout
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"frontnd": "x"}, "frontnd: unknown key; did you mean frontend?"),
+        ({"frontend": 8000}, "frontend: expected 1 to 64 of them, .* got 8000"),
+        ({"frontend": []}, "frontend: expected 1 to 64 of them"),
+        ({"frontend": [1]}, "frontend: expected text in quotes, got 1"),
+        ({"discovery": "zookeeper"}, "discovery: expected one of file, etcd, kubernetes"),
+        ({"etcd-client": "v2"}, "etcd-client: expected one of etcd3, gateway; got 'v2'"),
+        ({"reach": "far"}, "reach: expected one of auto, direct, port-forward"),
+        ({"timeout": "5"}, "timeout: expected a number of seconds, 0.001 to 86400; got '5'"),
+        ({"timeout": True}, "timeout: expected a number of seconds"),
+        ({"timeout": 0}, "timeout: expected a number of seconds"),
+        ({"timeout": float("nan")}, "timeout: expected a number of seconds"),
+        ({"all-namespaces": False}, "all-namespaces: expected true, or leave it out; got false"),
+        ({"namespace": " "}, "namespace: expected 1 to 4096 characters that can be seen"),
+        ({"namespace": "a\nb"}, "namespace: expected 1 to 4096 characters that can be seen"),
+        ({"namespace": {"a": 1}}, "namespace: expected text in quotes, got a table"),
+        ({"namespace": "a", "all-namespaces": True}, "namespace and all-namespaces: expected one"),
+        ({"token-env": "A", "token-file": "/t"}, "token-env and token-file: expected one"),
+        ({"file-kv": "/d", "etcd-endpoints": "h:1"}, "file-kv and etcd-endpoints: expected one"),
+        ({"discovery": "etcd", "file-kv": "/d"}, "file-kv and discovery etcd: expected one"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_the_expectation(values, said):
+    with pytest.raises(UsageProblem, match=rf"^p\.{said}"):
+        checked_values(values, "p.")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("frontend", ["http://u:hunter2@host:8000"]),
+        ("frontend", ["http://hunter2@host"]),
+        ("frontend", ["http://host/?key=hunter2"]),
+        ("etcd-endpoints", "a:2379,hunter2@b:2379"),
+        ("nats-server", "nats://hunter2@h:4222"),
+        ("token-env", "hunter2-and-more"),
+    ],
+)
+def test_a_secret_is_refused_and_not_repeated(key, value):
+    with pytest.raises(UsageProblem) as error:
+        checked_values({key: value}, "")
+    assert "hunter2" not in error.value.message + error.value.hint
+
+
+def test_values_come_in_the_order_of_the_table_and_one_frontend_needs_no_list():
+    found = checked_values({"timeout": 3, "frontend": "http://a:1"}, "")
+    assert list(found.items()) == [("frontend", ["http://a:1"]), ("timeout", 3.0)]
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "x" * 64, "é", "a\n"])
+def test_names_that_no_shell_and_no_table_likes_are_refused(name):
+    with pytest.raises(UsageProblem, match="no name of a context"):
+        checked_name(name)
+
+
+def test_paths_become_absolute_when_kept_and_paths_again_when_used(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    kept = given_value(Path("store"))
+    assert kept == str(tmp_path / "store")
+    assert option_value(KEYS["file-kv"], str(kept)) == tmp_path / "store"
+    assert option_value(KEYS["frontend"], ["a", "b"]) == ("a", "b")

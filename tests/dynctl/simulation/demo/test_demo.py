@@ -1,0 +1,126 @@
+"""`dynctl demo` as a person runs it: real processes, the story's claims, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynctl.simulation.demo.fleet import DemoError, DemoFleet, EnginePlan
+
+TIMEOUT = 90.0
+
+
+def run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dynctl", "demo", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def told() -> list[dict[str, Any]]:
+    """The story once, as JSON lines."""
+    done = run("-o", "jsonl")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def zone(step: dict[str, Any], hop: str) -> str:
+    winner = step["route"]["winner"][hop]["worker"]
+    rows = step["route"][hop]["candidates"]
+    return str(next(row["domains"]["zone"] for row in rows if row["worker"] == winner))
+
+
+def test_prefill_and_decode_stay_in_one_zone(told: list[dict[str, Any]]) -> None:
+    for step in told[:3]:
+        assert step["status"] == 200
+        assert zone(step, "prefill") == zone(step, "decode")
+        (constraint,) = step["route"]["decode"]["constraints"]
+        assert constraint["kind"] == "required"
+        assert constraint["origin"].startswith("kv-transfer policy of worker prefill-")
+
+
+def test_the_second_request_hits_the_cache_of_the_first(told: list[dict[str, Any]]) -> None:
+    first, second = told[0]["route"], told[1]["route"]
+    assert second["winner"]["prefill"] == first["winner"]["prefill"]
+    winner = second["winner"]["prefill"]["worker"]
+    overlap = {row["worker"]: row["overlap_blocks"] for row in second["prefill"]["candidates"]}
+    assert overlap[winner] == first["blocks"]
+    assert all(blocks == 0 for name, blocks in overlap.items() if name != winner)
+
+
+def test_the_guard_moves_the_request_when_its_zone_cannot_decode(
+    told: list[dict[str, Any]],
+) -> None:
+    assert zone(told[2], "prefill") != zone(told[1], "prefill")
+    steps = {step["filter"]: step for step in told[2]["route"]["prefill"]["funnel"]}
+    guard = steps["decode_capacity"]
+    assert (guard["entered"], guard["left"]) == (2, 1)
+    (passed_over,) = guard["rejected"]
+    assert passed_over["worker"] == told[1]["route"]["winner"]["prefill"]["worker"]
+
+
+def test_a_request_bound_to_the_lost_zone_is_refused_with_the_reason(
+    told: list[dict[str, Any]],
+) -> None:
+    refused = told[3]
+    assert refused["status"] == 503
+    assert refused["route"]["winner"] == {"prefill": None, "decode": None}
+    assert refused["route"]["prefill"]["outcome"] == "no_eligible_worker"
+    assert "no eligible decode worker" in refused["answer"]
+    assert told[4]["kind"] == "DemoEnd"
+
+
+def test_the_screens_fit_80_columns() -> None:
+    done = run(env=os.environ | {"COLUMNS": "80"})
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "decode-capacity guard: passed over prefill-" in done.stdout
+    assert "would flip with" in done.stdout
+
+
+def test_keep_says_what_to_try_and_ends_cleanly_on_ctrl_c() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "dynctl", "demo", "--keep", "--no-story"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not lines or "Ctrl-C ends it." not in lines[-1]:
+            line = process.stdout.readline()
+            assert line, "the demo ended before it said what to try"
+            lines.append(line)
+        children = _children(process.pid)
+        assert len(children) == 7
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT) == 0
+        assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_engine_that_cannot_start_is_named_with_its_log() -> None:
+    with pytest.raises(DemoError, match="broken ended with exit code 2"):
+        DemoFleet(
+            [EnginePlan("broken", "prefill", "zone-a")], engine_args=["--block-size", "none"]
+        ).__enter__()
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]

@@ -1,0 +1,38 @@
+"""Where a command looks when Dynamo's variables and a frontend are both named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.sources import connect
+from dynctl.sources.dynamo.frontend import DynamoFrontend
+from dynctl.sources.dynamo.source import PlanesSource
+from dynctl.sources.frontend.source import FrontendSource
+
+URL = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+@pytest.mark.parametrize(("kind", "source"), [("dynctl", FrontendSource), ("dynamo", PlanesSource)])
+def test_whose_frontend_it_is_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_option: bool, kind: str, source: type
+) -> None:
+    monkeypatch.setenv("DYN_FILE_KV", str(tmp_path))
+    monkeypatch.setattr(DynamoFrontend, "identify", lambda self: kind)
+    if not by_option:
+        monkeypatch.setenv("DYNCTL_FRONTEND", URL)
+    options = GlobalOptions(frontend=(URL,) if by_option else ())
+    assert isinstance(connect(options), source)
+
+
+def test_planes_by_option_take_any_frontend_as_their_own(tmp_path: Path) -> None:
+    assert isinstance(connect(GlobalOptions(file_kv=tmp_path, frontend=(URL,))), PlanesSource)
+
+
+def test_a_view_and_planes_are_two_sources(tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="two sources"):
+        connect(GlobalOptions(file_kv=tmp_path, demo=True))

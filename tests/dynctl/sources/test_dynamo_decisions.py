@@ -1,0 +1,196 @@
+"""Decisions of a live Dynamo: from its log, and from what its routers tell each other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.sources.dynamo.decisions import EVENTS, KEPT, LOG, Winners
+from dynctl.sources.dynamo.log_tail import LogFollower
+from dynctl.sources.snapshot import Transfer
+from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed
+from dynctl.wire.dynamo.frontend_log import read_line
+from router_core.workers import Worker
+from tests.golden.fleets import worker
+
+PREFILL = worker("prefill-a0", "prefill", 1, zone="zone-a")
+DECODE_A = worker("decode-a0", "decode", 2, zone="zone-a")
+DECODE_B = worker("decode-b0", "decode", 3, zone="zone-b")
+ALONE = worker("agg-0", "aggregated", 4)
+KNOWN = {one.worker_id: one for one in (PREFILL, DECODE_A, DECODE_B, ALONE)}
+
+
+def winners() -> Winners:
+    return Winners(KNOWN.get, lambda: 1000.0)
+
+
+def line(to: Worker, kind: str, request: str = "4aec", **more: str) -> str:
+    fields = " ".join(f"{name}={value}" for name, value in more.items())
+    return (
+        "2026-11-21T18:18:40.603428Z  INFO dynamo_kv_router::scheduling::selector: Selected worker "
+        f'router_mode="kv" request_id="{request}" worker_id={to.worker_id} worker_type={kind} '
+        f"dp_rank=0 logit=26.5625 {fields}"
+    )
+
+
+def take(into: Winners, *lines: str) -> None:
+    for text in lines:
+        read = read_line(text)
+        assert read is not None, text
+        into.take_line(read)
+
+
+def added(to: Worker, request: str, blocks: int | None = None) -> SequenceAdded:
+    tokens = None if blocks is None else tuple(range(blocks))
+    return SequenceAdded(request, to.worker_id, 0, tokens, 8, 77)
+
+
+def test_two_lines_of_a_request_are_one_decision():
+    made = winners()
+    take(
+        made,
+        line(PREFILL, "prefill", effective_cached_blocks="12.0", total_kv_blocks="Some(128)"),
+        line(DECODE_A, "decode"),
+    )
+    (told,) = made.lines()
+    assert (told.id, told.at, told.complete, told.source) == ("4aec", 1795285120.603428, False, LOG)
+    assert (told.prefill and told.prefill.worker, told.decode and told.decode.worker) == (
+        "prefill-a0",
+        "decode-a0",
+    )
+    assert (told.cached_blocks, told.cost, told.margin, told.blocks) == (12, 26.5625, None, None)
+    assert made.transfers() == (Transfer("zone", "zone-a", 1, 0),)
+
+
+def test_events_tell_who_and_how_many_blocks_and_nothing_else():
+    made = winners()
+    made.take_sequence(added(PREFILL, "r1"))
+    made.take_sequence(added(DECODE_B, "r1", 26))
+    made.take_sequence(SequenceFreed("r1", DECODE_B.worker_id, 0, 77))
+    (told,) = made.lines()
+    assert (told.source, told.stage, told.blocks) == (EVENTS, "decode", 26)
+    assert (told.cost, told.cached_blocks, told.margin) == (None, None, None)
+    assert made.transfers() == (Transfer("zone", "zone-a", 0, 1),)
+
+
+def test_log_and_events_of_one_request_are_one_decision():
+    made = winners()
+    take(made, line(PREFILL, "prefill", "r1", effective_cached_blocks="3.0"))
+    made.take_sequence(added(PREFILL, "r1"))
+    made.take_sequence(added(DECODE_A, "r1", 26))
+    take(made, line(DECODE_A, "decode", "r1"))
+    (told,) = made.lines()
+    assert (told.blocks, told.cached_blocks) == (26, 3)
+    assert made.transfers() == (Transfer("zone", "zone-a", 1, 0),)
+    assert made.heard == {LOG: 2, EVENTS: 2}
+
+
+def test_an_aggregated_worker_is_called_decode_in_logs():
+    made = winners()
+    take(made, line(ALONE, "decode", effective_cached_blocks="2.0"))
+    (told,) = made.lines()
+    assert (told.stage, told.prefill, told.cached_blocks, told.cost) == (
+        "aggregated", None, 2, 26.5625,
+    )  # fmt: skip
+
+
+def test_a_refusal_stands_out_and_joins_its_request():
+    made = winners()
+    start = "2026-11-21T18:18:41Z  WARN dynamo_kv_router::scheduling::queue: scheduling failed: "
+    take(
+        made,
+        start + "no endpoints available to route work",
+        start + "all eligible workers are overloaded",
+    )
+    newest, oldest = made.lines()
+    assert (oldest.outcome, oldest.id) == ("no_eligible_worker", "-")
+    assert (newest.outcome, newest.refused) == ("all_busy", True)
+    assert newest.message == "all eligible workers are overloaded"
+
+
+def test_a_worker_that_is_not_registered_any_more_has_its_id():
+    made = winners()
+    made.take_sequence(SequenceAdded("r1", 0xABC, 1, None, 0, 7))
+    (told,) = made.lines()
+    assert told.decode is not None
+    assert (told.decode.worker, told.domains) == ("abc", {})
+
+
+def test_only_the_last_ones_are_kept():
+    made = winners()
+    for number in range(KEPT + 50):
+        made.take_sequence(added(PREFILL, f"r{number}"))
+    lines = made.lines()
+    assert (len(lines), lines[0].id, lines[-1].id) == (KEPT, f"r{KEPT + 49}", "r50")
+
+
+# -- the log as it grows -----------------------------------------------------------------------
+
+
+def test_a_log_is_read_from_near_its_end_and_as_it_grows(tmp_path: Path):
+    log = tmp_path / "frontend.log"
+    told: list[str] = []
+    log.write_text("x" * 300_000 + "\nfirst\nsec")
+    follower = LogFollower(str(log), told.append)
+    follower.read()
+    assert told[-1:] == ["first"]
+    with log.open("a") as file:
+        file.write("ond\r\nthird\n")
+    follower.read()
+    assert told[-2:] == ["second", "third"]
+    assert all(len(line) < 300_000 for line in told)
+    follower.close()
+
+
+@pytest.mark.parametrize("how", ["moved", "emptied"])
+def test_a_rotated_log_goes_on(tmp_path: Path, how: str):
+    log = tmp_path / "frontend.log"
+    told: list[str] = []
+    log.write_text("one\n")
+    follower = LogFollower(str(log), told.append)
+    follower.read()
+    if how == "moved":
+        log.rename(tmp_path / "frontend.log.1")
+        follower.read()
+        log.write_text("two\n")
+    else:
+        log.write_text("")
+        follower.read()
+        log.write_text("two\n")
+    for _ in range(3):
+        follower.read()
+    assert told == ["one", "two"]
+    follower.close()
+
+
+def test_standard_input_ends_when_its_writer_does(monkeypatch: pytest.MonkeyPatch):
+    reading, writing = os.pipe()
+    kept = os.dup(0)
+    told: list[str] = []
+    os.dup2(reading, 0)
+    try:
+        follower = LogFollower("-", told.append)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(reading)
+    follower.read()
+    assert (told, follower.ended) == ([], False)
+    os.write(writing, b"a line\nand")
+    follower.read()
+    assert told == ["a line"]
+    os.write(writing, b" another\n")
+    os.close(writing)
+    follower.read()
+    assert (told, follower.ended) == (["a line", "and another"], True)
+    follower.close()
+
+
+def test_logs_that_cannot_be_read_are_usage_problems(tmp_path: Path):
+    with pytest.raises(UsageProblem, match=r"nowhere\.log: No such file"):
+        LogFollower(str(tmp_path / "nowhere.log"), print)
+    with pytest.raises(UsageProblem, match="a directory; expected a log file"):
+        LogFollower(str(tmp_path), print)

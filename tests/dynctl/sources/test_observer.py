@@ -1,0 +1,256 @@
+"""The observer on memory planes: workers come and go under it, and so does their load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynctl.adapters.memory.discovery import MemoryDiscovery
+from dynctl.adapters.memory.events import MemoryEventPlane
+from dynctl.sources.dynamo.observer import Observer, ObserverBounds
+from dynctl.wire.dynamo.active_sequences import (
+    SequenceAdded,
+    SequenceFreed,
+    SequencePrefillDone,
+    encode_sequences,
+)
+from dynctl.wire.dynamo.discovery import EventChannel, Instance
+from dynctl.wire.dynamo.events import (
+    KvMetrics,
+    RouterEvent,
+    encode_kv_metrics,
+    encode_router_events,
+)
+from dynctl.wire.dynamo.request_plane import RawItem
+from router_core.events import BlocksStored
+from router_core.router import Router
+
+CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
+PREFILL_HASH = 0x1234
+
+
+class Requests:
+    """Every worker answers with a dump of one block and that it has seen three events."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.at_once = self.most_at_once = 0
+        self.closed = False
+
+    async def ask_raw(
+        self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
+    ) -> AsyncGenerator[RawItem, None]:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(0.01)
+            self.asked.append(body["worker_id"])
+            stored = RouterEvent(
+                body["worker_id"], 0, 1, BlocksStored(None, (PREFILL_HASH,), (PREFILL_HASH,))
+            )
+            events = msgspec.msgpack.decode(encode_router_events([stored]))
+            dump = {"TreeDump": {"events": events, "last_event_id": 3, "reset_scope": "all"}}
+            yield RawItem(msgspec.msgpack.encode(dump), "msgpack")
+        finally:
+            self.at_once -= 1
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Rig:
+    """The captured two-zone deployment on memory planes, under an observer."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {
+            key: row["value"] for key, row in json.loads(CAPTURE.read_text()).items()
+        }
+        self.discovery = MemoryDiscovery()
+        self.events = MemoryEventPlane()
+        self.requests = Requests()
+        for key, value in self.values.items():
+            self.discovery.put(key, json.dumps(value).encode())
+        self.observer = Observer(
+            Router(),
+            self.discovery,
+            lambda channel: self.events,
+            self.requests,
+            time.monotonic,
+            namespace="dynamo",
+        )
+
+    @property
+    def router(self) -> Router:
+        return self.observer.router
+
+    def worker_id(self, component: str) -> int:
+        return next(
+            item.worker.worker_id
+            for item in self.observer.deployment.workers
+            if item.instance.endpoint.component == component
+        )
+
+    def publish(self, channel: EventChannel, payload: bytes) -> None:
+        self.events.publish(channel, payload)
+
+    def slot(self, worker_id: int) -> int:
+        slot = self.router.registry.slot(worker_id, 0)
+        assert slot is not None
+        return slot
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    async with asyncio.timeout(30):
+        async with made.observer:
+            await made.observer.settled()
+            yield made
+    assert made.requests.closed
+    await made.events.close()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  many things change it
+            await asyncio.sleep(0.005)
+
+
+async def test_the_whole_deployment_is_taken_over(rig):
+    assert len(rig.router.registry) == 4
+    assert sorted(rig.requests.asked) == sorted(
+        item.worker.worker_id for item in rig.observer.deployment.workers if item.sources
+    )
+    slot = rig.slot(rig.worker_id("prefill"))
+    assert rig.router.index.block_count(slot) == 1
+    assert rig.observer.not_current() == {}
+    assert rig.router.freshness[slot].index_state == "current"
+    assert rig.router.freshness[rig.slot(rig.worker_id("backend"))].index_state == "absent"
+
+
+async def test_live_events_follow_the_dump(rig):
+    worker_id = rig.worker_id("prefill")
+    item = next(i for i in rig.observer.deployment.workers if i.worker.worker_id == worker_id)
+    stored = BlocksStored(PREFILL_HASH, (99,), (99,))
+    event = RouterEvent(worker_id, 0, 4, stored)
+    rig.publish(item.kv_events[0], encode_router_events([event]))
+    await until(lambda: rig.router.index.block_count(rig.slot(worker_id)) == 2)
+    assert len(rig.requests.asked) == 2, "nobody is asked again"
+
+
+async def test_a_worker_leaves_and_comes_back(rig):
+    worker_id = rig.worker_id("prefill")
+    key = next(
+        key
+        for key, value in rig.values.items()
+        if key.startswith("v1/mdc/dynamo/prefill/") and value["instance_id"] == worker_id
+    )
+    rig.discovery.delete(key)
+    await until(lambda: rig.router.registry.get(worker_id) is None)
+    assert len(rig.observer.stream_states()) == 1
+    rig.discovery.put(key, json.dumps(rig.values[key]).encode())
+    await until(lambda: rig.router.registry.get(worker_id) is not None)
+    await rig.observer.settled()
+    await until(lambda: rig.router.index.block_count(rig.slot(worker_id)) == 1)
+
+
+async def test_a_changed_card_keeps_what_is_cached(rig):
+    worker_id = rig.worker_id("prefill")
+    key = f"v1/mdc/dynamo/prefill/generate/{worker_id:x}"
+    changed = json.loads(json.dumps(rig.values[key]))
+    changed["card_json"]["runtime_config"]["taints"].append("gpu=h100")
+    rig.discovery.put(key, json.dumps(changed).encode())
+    await until(lambda: "gpu=h100" in rig.router.registry.get(worker_id).runtime_config.taints)
+    assert rig.router.index.block_count(rig.slot(worker_id)) == 1
+    assert len(rig.requests.asked) == 2
+
+
+async def test_load_is_mirrored_from_what_routers_tell_each_other(rig):
+    prefill, decode = rig.worker_id("prefill"), rig.worker_id("backend")
+    channel = rig.observer.deployment.sequences[0]
+    load = rig.router.load
+
+    def tell(*events: Any) -> None:
+        rig.publish(channel, encode_sequences(events))
+
+    tell(SequenceAdded("r1", prefill, 0, None, 100, router_id=5))
+    tell(SequenceAdded("r2", prefill, 0, None, 30, router_id=6))
+    await until(lambda: load.prefill_tokens[rig.slot(prefill)] == 130)
+    tell(SequencePrefillDone("r1", prefill, 0, 5), SequenceFreed("r1", prefill, 0, 5))
+    tell(SequenceAdded("r1", decode, 0, (1, 2, 3), 0, router_id=5))
+    await until(lambda: load.decode_blocks[rig.slot(decode)] == 3)
+    assert load.prefill_tokens[rig.slot(prefill)] == 30
+    tell(SequenceFreed("r1", decode, 0, 5), SequenceFreed("r2", prefill, 0, 6))
+    await until(lambda: not load.decode_blocks[rig.slot(decode)])
+    assert not load.prefill_tokens[rig.slot(prefill)]
+    tell(SequenceAdded("r9", 4711, 0, None, 5, router_id=5))  # of a worker that is not there
+    rig.publish(channel, b"\xc1")
+    rig.publish(
+        rig.observer.deployment.loads[0], encode_kv_metrics(KvMetrics(decode, 0, 7, None, 9))
+    )
+    await until(lambda: rig.observer.load.reports == 1)
+    assert rig.router.busy.reported[rig.slot(decode)].kv_used_blocks == 9
+    assert rig.observer.load.malformed == 1
+
+
+async def test_workers_of_the_model_asked_about_are_asked_first():
+    rig = Rig()
+    other = one_more_prefill_worker(rig.values, 1)
+    for key, value in other.items():
+        text = json.dumps(value).replace('"display_name": "tiny"', '"display_name": "other"')
+        rig.discovery.put(key, text.encode())
+    wanted = next(v["instance_id"] for k, v in other.items() if k.startswith("v1/mdc/"))
+    observer = Observer(
+        Router(),
+        rig.discovery,
+        lambda channel: rig.events,
+        rig.requests,
+        time.monotonic,
+        prefer="other",
+        follow_index=False,
+        bounds=ObserverBounds(recoveries=1),
+    )
+    async with asyncio.timeout(30), observer:
+        assert observer.deployment.models == ("other", "tiny")
+        observer.follow_indexes()
+        await observer.settled()
+    assert len(rig.requests.asked) == 3
+    assert rig.requests.asked[0] == wanted
+    await rig.events.close()
+
+
+def one_more_prefill_worker(values: dict[str, Any], number: int) -> dict[str, Any]:
+    """Another worker's entries, made from those of a captured one."""
+    source_key = next(key for key in values if key.startswith("v1/event_sources/"))
+    publisher = values[source_key]["publisher_id"]
+    worker = values[source_key]["metadata"]["worker"]["worker_id"]
+    made = {}
+    for key, value in values.items():
+        if key.endswith((f"/{worker:x}", f"/{publisher:x}")):
+            both = json.dumps([key, value])
+            for old, new in ((worker, worker + 4096 * number), (publisher, publisher + number)):
+                both = both.replace(str(old), str(new)).replace(f"{old:x}", f"{new:x}")
+            new_key, new_value = json.loads(both)
+            made[new_key] = new_value
+    return made
+
+
+async def test_at_most_eight_workers_are_asked_at_a_time():
+    rig = Rig()
+    for number in range(1, 31):
+        for key, value in one_more_prefill_worker(rig.values, number).items():
+            rig.discovery.put(key, json.dumps(value).encode())
+    async with asyncio.timeout(30):
+        async with rig.observer:
+            await rig.observer.settled()
+            assert len(rig.router.registry) == 34
+            assert len(rig.requests.asked) == 32
+    assert rig.requests.most_at_once == 8
+    await rig.events.close()

@@ -1,0 +1,56 @@
+"""A clock in one place of the world, and the app over a fleet that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from dynctl.top.app import TopApp
+from tests.dynctl.top.fleet import NOW, StillSource
+
+Shown = Callable[..., AbstractAsyncContextManager[Pilot[int]]]
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Shown:
+    """``async with shown(source, size=(80, 24)) as pilot``: the app, with its first picture."""
+
+    @asynccontextmanager
+    async def run(
+        source: Any = None, *, size: tuple[int, int] = (80, 24), **settings: Any
+    ) -> AsyncIterator[Pilot[int]]:
+        source = source or StillSource()
+        settings.setdefault("rate", 60.0)
+        app = TopApp(source, wall=lambda: NOW, directory=tmp_path, **settings)
+        async with app.run_test(size=size) as pilot:
+            async with asyncio.timeout(10):
+                while app.snapshot is None:
+                    await pilot.pause(0.01)
+            await pilot.pause()
+            yield pilot
+
+    return run
+
+
+async def settled(pilot: Pilot[int]) -> None:
+    """Until what the keys asked the source for is there."""
+    asked = [worker for worker in pilot.app.workers if worker.name != "look"]
+    if asked:
+        await pilot.app.workers.wait_for_complete(asked)
+    await pilot.pause()

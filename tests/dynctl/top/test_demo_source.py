@@ -1,0 +1,132 @@
+"""The embedded fleet that lives: the same seconds bring the same fleet, and nothing is made up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.route_result import encode_route_result
+from dynctl.sources.demo.live import DemoSource
+from dynctl.sources.demo.traffic import CRASH, CRASHING, CYCLE_S, RUSH
+from dynctl.sources.domains import DomainBoard
+from dynctl.sources.query import RouteQuery
+from dynctl.sources.snapshot import Snapshot
+from dynctl.sources.view.source import open_view_bytes
+
+
+class Demo:
+    """The fleet with a clock of our own. ``to`` goes to a second of its next cycle."""
+
+    def __init__(self) -> None:
+        self.time = 1_000.0
+        self.lived = 20.0
+        self.source = DemoSource(lambda: self.time, lambda: 2e9 + self.time, self.lived)
+        self._passed = self.lived
+
+    async def look(self, seconds: float = 0.0) -> Snapshot:
+        self.time += seconds
+        self._passed += seconds
+        return await self.source.snapshot()
+
+    async def to(self, second: float) -> Snapshot:
+        while self._passed % CYCLE_S > second:
+            await self.look(5.0)
+        return await self.look(second - self._passed % CYCLE_S)
+
+
+@pytest.fixture
+async def demo() -> AsyncIterator[Demo]:
+    made = Demo()
+    async with made.source:
+        yield made
+
+
+async def test_it_is_alive_from_the_first_look(demo: Demo):
+    shown = await demo.look()
+    assert len(shown.workers) == 9
+    assert {row.name for row in shown.workers} >= {
+        "prefill-a0", "prefill-b0", "prefill-b1", "decode-a0", "decode-b0", "decode-b1",
+    }  # fmt: skip
+    assert shown.problem == ""
+    assert (
+        shown.header.recorded == len(shown.decisions) + shown.missed or len(shown.decisions) == 50
+    )
+    assert all(line.complete for line in shown.decisions)
+    assert {meter.value for meter in shown.meters} <= {"zone-c"}
+    later = await demo.look(1.0)
+    assert (later.header.recorded or 0) > (shown.header.recorded or 0)
+
+
+async def test_the_same_seconds_bring_the_same_fleet():
+    told = []
+    for _ in range(2):
+        demo = Demo()
+        async with demo.source:
+            shown = await demo.look(7.0)
+            told.append((shown.workers, [line.id for line in shown.decisions], shown.transfers))
+    assert told[0] == told[1]
+
+
+async def test_a_crash_strands_its_zone_and_refuses_what_is_bound_to_it(demo: Demo):
+    before = await demo.to(CRASH[0] - 1)
+    assert DomainBoard().view(before).rows[0].capacity.stranded == []
+    down = await demo.to(CRASH[0] + 20)
+    row = next(row for row in down.workers if row.name == CRASHING)
+    assert (row.status, row.busy) == ("unavailable", False)
+    assert DomainBoard().view(down).rows[0].capacity.state == "stranded"
+    assert [alert.code for alert in down.alerts] == ["WORKER_UNREACHABLE"]
+    refused = [line for line in down.decisions if line.refused]
+    assert refused
+    result = await demo.source.decision(refused[0])
+    assert not result.ok
+    moved = [line for line in down.decisions if not line.refused and line.at > refused[-1].at]
+    assert all(line.prefill and line.prefill.worker != "prefill-a0" for line in moved)
+    up = await demo.to(CRASH[1] + 5)
+    assert all(row.status == "ready" for row in up.workers)
+    assert up.alerts == ()
+
+
+async def test_a_rush_fills_the_fleet_and_a_threshold_can_be_raised(demo: Demo):
+    rush = await demo.to(RUSH[1] - 1)
+    assert any(row.ranks[0].reported.waiting_requests for row in rush.workers)
+    name = "active_decode_blocks_threshold"
+    judged = await demo.source.judged("demo", {name: 0.01})
+    assert any(row.busy for row in judged)
+    assert not all(row.busy for row in (await demo.look()).workers)
+    after = await demo.source.set_thresholds("demo", {name: 0.01})
+    assert after[name] == 0.01
+    shown = await demo.look(0.5)
+    assert shown.thresholds["demo"][name] == 0.01
+    assert sum(row.busy for row in shown.workers) >= 2
+    await demo.source.set_thresholds("demo", {name: None})
+    assert not any(row.busy and row.role == "decode" for row in (await demo.look(2.0)).workers)
+    with pytest.raises(UsageProblem):
+        await demo.source.set_thresholds("demo", {name: 7.0})
+
+
+async def test_its_view_decides_as_it_does(demo: Demo):
+    await demo.look(3.0)
+    data = await demo.source.save()
+    tokens = list(range(500))
+    one, other = (open_view_bytes(data, "x", "x") for _ in range(2))
+    query = RouteQuery(token_ids=tokens)
+    assert encode_route_result(one.route(query)) == encode_route_result(other.route(query))
+    assert len(one.workers()) == 9
+
+
+async def test_a_long_pause_is_slept_through(demo: Demo):
+    before = await demo.look()
+    after = await demo.look(3_600.0)
+    more = (after.header.recorded or 0) - (before.header.recorded or 0)
+    assert 0 < more < 1_000
+    assert after.decisions[0].at <= 2e9 + demo.time
+
+
+async def test_a_decision_that_left_says_so(demo: Demo):
+    shown = await demo.look()
+    demo.source._memory.max_bytes = 1
+    await demo.look(2.0)
+    with pytest.raises(UsageProblem, match="had to leave"):
+        await demo.source.decision(shown.decisions[0])

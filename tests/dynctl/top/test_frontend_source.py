@@ -1,0 +1,212 @@
+"""Frontends of ours, followed over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.sources.domains import DomainBoard
+from dynctl.sources.frontend import live as frontend_module
+from dynctl.sources.frontend.live import FrontendsSource
+from dynctl.sources.frontend.source import FrontendSource
+from dynctl.sources.snapshot import Snapshot
+from tests.dynctl.serving.fleets import WORDS, site, until, zone
+
+ENGINES: list[dict[str, Any]] = [
+    {"name": f"{role}-{z}0", "role": role, **zone(f"zone-{z}")}
+    for z in "ab"
+    for role in ("prefill", "decode")
+]
+PREFERRED: list[dict[str, Any]] = [
+    {**one, "kv_transfer_enforcement": "preferred", "kv_transfer_preferred_weight": 0.85}
+    for one in ENGINES
+]
+
+
+async def seen(
+    source: FrontendsSource, wanted: Callable[[Snapshot], Any], seconds: float = 10.0
+) -> Snapshot:
+    """The first snapshot in which something is true."""
+    async with asyncio.timeout(seconds):
+        while True:
+            shown = await source.snapshot()
+            if wanted(shown):
+                return shown
+            await asyncio.sleep(0.02)
+
+
+async def in_thread(ask: Callable[[], Any]) -> Any:
+    return await asyncio.to_thread(ask)
+
+
+async def test_workers_are_those_of_workers_list():
+    async with site(ENGINES) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+        assert (await fleet.chat(WORDS * 8))[0] == 200
+        await fleet.idle()
+        shown = await seen(source, lambda s: any(r.ranks[0].cached_blocks for r in s.workers))
+        listed = await in_thread(FrontendSource(fleet.frontend.url).workers)
+        assert [(row.name, row.domains, row.runtime_config) for row in shown.workers] == [
+            (row.name, row.domains, row.runtime_config) for row in listed
+        ]
+        told = [(row.ranks[0].reported, row.ranks[0].cached_blocks) for row in shown.workers]
+        assert told == [(row.ranks[0].reported, row.ranks[0].cached_blocks) for row in listed]
+        assert shown.header.models == ("demo",)
+        assert (shown.header.mode, shown.header.frontends) == ("kv", (1, 1))
+        assert shown.unknown("decisions") is None
+        assert "has no queue" in shown.told["queue"].unknown
+        assert shown.load_every_s == 0.1
+
+
+async def test_decisions_come_by_themselves_and_are_explained():
+    async with site(ENGINES) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+        assert (await source.snapshot()).decisions == ()
+        _, _, headers = await fleet.chat(WORDS * 8)
+        shown = await seen(source, lambda s: s.decisions)
+        (line,) = shown.decisions
+        assert line.id == headers["x-dynctl-decision"]
+        assert (line.complete, line.refused, line.blocks) == (True, False, line.blocks)
+        assert line.prefill_domains == line.domains
+        result = await source.decision(line)
+        assert result.winner.decode == line.decode
+        (transfer,) = [one for one in shown.transfers if one.local]
+        assert transfer.value == line.domains["zone"]
+
+
+async def test_a_killed_engine_changes_its_domain_and_refuses_what_is_bound_to_it():
+    async with site(ENGINES) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+        board = DomainBoard()
+        first = board.view(await source.snapshot()).rows[0].capacity
+        assert (first.value, first.state) == ("zone-a", "ok")
+        await fleet.engines["decode-a0"].close()
+        shown = await seen(
+            source, lambda s: board.view(s).rows[0].capacity.state == "stranded", seconds=2.0
+        )
+        assert "WORKER_UNREACHABLE" in {alert.code for alert in shown.alerts}
+        bound = {"routing_constraints": {"required_taints": ["dynamo.topology/zone=zone-a"]}}
+        status, _, _ = await fleet.chat(nvext=bound)
+        assert status == 503
+        moved = await fleet.chat()
+        assert moved[0] == 200
+        shown = await seen(source, lambda s: len(s.decisions) == 2)
+        newest, refused = shown.decisions
+        assert (refused.refused, newest.domains) == (True, {"zone": "zone-b"})
+        result = await source.decision(refused)
+        assert not result.ok
+
+
+async def test_a_threshold_set_here_acts_at_once():
+    async with site(ENGINES) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+        name = "active_prefill_tokens_threshold"
+        await source.snapshot()
+        judged = await source.judged("demo", {name: 1})
+        assert not any(row.busy for row in judged)
+        after = await source.set_thresholds("demo", {name: 4_000})
+        assert after[name] == 4_000
+        shown = await source.snapshot()
+        assert shown.thresholds["demo"][name] == 4_000
+        assert fleet.service.router.busy.thresholds("demo").active_prefill_tokens_threshold == 4_000
+        with pytest.raises(UsageProblem, match="must be between"):
+            await source.set_thresholds("demo", {"active_decode_blocks_threshold": 9.0})
+
+
+async def test_the_preference_meter_is_of_the_last_decision():
+    async with site(PREFERRED) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+        assert (await fleet.chat(WORDS))[0] == 200
+        shown = await seen(source, lambda s: s.meters)
+        (meter,) = shown.meters
+        assert (meter.domain, meter.value) == ("zone", shown.decisions[0].prefill_domains["zone"])
+        assert round(meter.preference.crossover, 3) == 1.996
+        assert meter.decision == shown.decisions[0].id
+
+
+async def test_a_frontend_that_goes_leaves_its_last_picture_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(frontend_module, "RETRY_S", 0.05)
+    async with site(ENGINES) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+        before = await source.snapshot()
+        await fleet.frontend.close()
+        shown = await seen(source, lambda s: s.problem)
+        assert [row.name for row in shown.workers] == [row.name for row in before.workers]
+        assert fleet.frontend.url in shown.problem
+        assert shown.header.frontends == (0, 1)
+        assert shown.told["load"].at == before.told["load"].at or shown.told["load"].at
+
+
+async def test_two_frontends_add_up():
+    async with site(ENGINES[:2]) as one, site(ENGINES[:2]) as other:
+        urls = [one.frontend.url, other.frontend.url]
+        async with FrontendsSource(urls) as source:
+            for fleet in (one, other):
+                assert (await fleet.chat(WORDS))[0] == 200
+            shown = await seen(source, lambda s: len(s.decisions) == 2)
+            assert {line.source for line in shown.decisions} == set(urls)
+            assert (shown.header.recorded, shown.header.frontends) == (2, (2, 2))
+            for line in shown.decisions:
+                assert (await source.decision(line)).id == line.id
+            booked = other.service.router.load
+            booked.requests[0] += 3
+            shown = await source.snapshot()
+            assert sum(rank.active_requests for row in shown.workers for rank in row.ranks) == 3
+            booked.requests[0] -= 3
+            await one.frontend.close()
+            shown = await source.snapshot()
+            assert (shown.problem, shown.header.frontends) == ("", (1, 2))
+
+
+async def test_without_the_token_all_but_decisions_is_shown():
+    async with site(ENGINES[:2], api_token="secret") as fleet:
+        async with FrontendsSource([fleet.frontend.url]) as source:
+            shown = await source.snapshot()
+            assert len(shown.workers) == 2
+            unknown = shown.unknown("decisions")
+            assert unknown is not None
+            assert "DYNCTL_TOKEN" in unknown.provide
+        async with FrontendsSource([fleet.frontend.url], "secret") as source:
+            assert (await source.snapshot()).unknown("decisions") is None
+
+
+async def test_a_frontend_that_keeps_no_decisions_says_how_to_keep_some():
+    async with (
+        site(ENGINES[:2], decision_memory_bytes=0) as fleet,
+        FrontendsSource([fleet.frontend.url]) as source,
+    ):
+        unknown = (await source.snapshot()).unknown("decisions")
+        assert unknown is not None
+        assert "--decision-memory" in unknown.provide
+
+
+async def test_nobody_there_is_an_error_at_the_start():
+    with pytest.raises(Unreachable, match=r"no frontend tells its fleet: http://127\.0\.0\.1:1"):
+        async with FrontendsSource(["http://127.0.0.1:1"]):
+            pass
+
+
+@pytest.mark.parametrize("body", [b"{}", b"not json", b'{"kind":"FleetLoad"}', b"\xff"])
+async def test_another_server_is_an_error_at_the_start(body: bytes):
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(Unreachable, match="not as a dynctl frontend of this version"):
+            async with FrontendsSource([url]):
+                pass
+
+
+async def test_nothing_is_left_behind():
+    async with site(ENGINES[:2]) as fleet:
+        before = asyncio.all_tasks()
+        async with FrontendsSource([fleet.frontend.url]) as source:
+            await source.snapshot()
+        await until(lambda: not (asyncio.all_tasks() - before - {asyncio.current_task()}))

@@ -1,0 +1,389 @@
+"""Every key, on the app itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from textual.pilot import Pilot
+
+from dynctl.base.errors import ExitCode, Unreachable, UsageProblem
+from dynctl.sources.query import RouteQuery
+from dynctl.sources.snapshot import Told
+from dynctl.sources.view.source import open_view
+from dynctl.top.app import TopApp
+from dynctl.top.details import TextScreen
+from dynctl.top.help import KEYS
+from tests.dynctl.top.conftest import Shown, settled
+from tests.dynctl.top.fleet import NOW, StillSource
+from tests.dynctl.top.golden import screen_text
+from tests.golden.fleets import TOKENS, two_zones
+
+
+def app_of(pilot: Pilot[int]) -> TopApp:
+    assert isinstance(pilot.app, TopApp)
+    return pilot.app
+
+
+def focused(pilot: Pilot[int]) -> str:
+    return str(app_of(pilot).focused_panel.id)
+
+
+def on(panel: Any) -> tuple[int, str]:
+    """Where the cursor is."""
+    return panel.cursor, panel.current.name
+
+
+async def test_number_keys_and_tab_go_to_panels(shown: Shown):
+    async with shown() as pilot:
+        assert focused(pilot) == "decisions"
+        for key, panel in (("1", "domains"), ("2", "workers"), ("3", "decisions"), ("4", "alerts")):
+            await pilot.press(key)
+            assert focused(pilot) == panel
+        await pilot.press("tab")
+        assert focused(pilot) == "domains"
+        await pilot.press("shift+tab", "shift+tab")
+        assert focused(pilot) == "decisions"
+
+
+async def test_the_same_number_again_zooms_and_escape_comes_back(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("2", "2")
+        await pilot.pause()
+        heights = [panel.size.height for panel in app_of(pilot).panels]
+        assert heights == [1, 17, 1, 1]
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app_of(pilot).panels[0].size.height == 4
+
+
+async def test_the_cursor_walks_and_stays_within(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("2")
+        panel = app_of(pilot).workers_panel
+        for key, place in (
+            ("up", 0), ("down", 1), ("j", 2), ("k", 1), ("end", 5), ("down", 5), ("home", 0),
+            ("G", 5), ("pageup", 0), ("pagedown", 5), ("home", 0), ("space", 5),
+        ):  # fmt: skip
+            await pilot.press(key)
+            assert panel.cursor == place, key
+
+
+async def test_the_cursor_stays_on_its_worker_when_others_come_and_go(shown: Shown):
+    source = StillSource()
+    async with shown(source) as pilot:
+        await pilot.press("2", "down", "down", "down")
+        panel = app_of(pilot).workers_panel
+        assert on(panel) == (3, "decode-a0")
+        workers = source.shown.workers
+        for left, expected in ((workers[2:], (1, "decode-a0")), (workers[:2], (1, "prefill-b0"))):
+            app_of(pilot).take(msgspec.structs.replace(source.shown, workers=left))
+            assert on(panel) == expected
+        app_of(pilot).take(msgspec.structs.replace(source.shown, workers=()))
+        assert panel.current is None
+        await pilot.press("enter", "down", "d", "y", "i")
+
+
+async def test_new_decisions_come_in_above_unless_somebody_reads(shown: Shown):
+    source = StillSource()
+    newer = msgspec.structs.replace(source.shown.decisions[0], id="newer", at=NOW)
+    more = msgspec.structs.replace(source.shown, decisions=(newer, *source.shown.decisions))
+    async with shown(source) as pilot:
+        panel = app_of(pilot).decisions
+        app_of(pilot).take(more)
+        assert panel.current is not None
+        assert panel.current.id == "newer"
+        app_of(pilot).take(source.shown)
+        await pilot.press("down")
+        read = panel.current
+        app_of(pilot).take(more)
+        assert (panel.current, panel.cursor) == (read, 2)
+
+
+async def test_sorting_goes_through_the_columns_and_turns_around(shown: Shown):
+    async with shown(size=(200, 60)) as pilot:
+        await pilot.press("2")
+        panel = app_of(pilot).workers_panel
+        first = [row.name for row in panel.rows]
+        await pilot.press("s")
+        assert [row.name for row in panel.rows] == sorted(first)
+        await pilot.press("S")
+        assert [row.name for row in panel.rows] == sorted(first, reverse=True)
+        while "by PREFILL" not in screen_text(pilot.app):
+            await pilot.press("s")
+        assert panel.rows[0].name == "prefill-b1"
+        while "  by " in screen_text(pilot.app):
+            await pilot.press("s")
+        assert [row.name for row in panel.rows] == first
+
+
+async def test_filter_is_applied_while_it_is_typed_and_dropped_by_escape(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("2", "slash", *"zone-b", "space", *"DECODE")
+        panel = app_of(pilot).workers_panel
+        assert [row.name for row in panel.rows] == ["decode-b0", "decode-b1"]
+        assert "/zone-b DECODE" in screen_text(pilot.app)
+        await pilot.press("enter")
+        assert focused(pilot) == "workers"
+        await pilot.press("down")
+        assert panel.cursor == 1
+        await pilot.press("slash", "backspace")
+        assert app_of(pilot)._prompt.value == "zone-b DECOD"
+        await pilot.press("escape")
+        assert len(panel.rows) == 6
+
+
+async def test_exclamation_mark_excludes(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("2", "exclamation_mark", *"busy", "enter")
+        panel = app_of(pilot).workers_panel
+        assert [row.name for row in panel.rows if row.busy] == []
+        assert len(panel.rows) == 5
+        await pilot.press("escape", "slash", "exclamation_mark", "space", *"busy", "enter")
+        assert [row.name for row in panel.rows] != []
+
+
+async def test_a_filter_that_keeps_nobody_says_so(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("2", "slash", *"xyz", "enter")
+        assert "no row matches the filter" in screen_text(pilot.app)
+        await pilot.press("enter")
+        assert "there is no row to open" in screen_text(pilot.app)
+
+
+async def test_grouping_goes_through_the_domains(shown: Shown):
+    source = StillSource()
+    rows = tuple(
+        msgspec.structs.replace(row, domains={**row.domains, "host": f"h{place}"})
+        for place, row in enumerate(source.shown.workers)
+    )
+    source.shown = msgspec.structs.replace(source.shown, workers=rows)
+    async with shown(source) as pilot:
+        assert "domains by zone" in screen_text(pilot.app)
+        await pilot.press("g")
+        await pilot.pause()
+        assert "domains by host" in screen_text(pilot.app)
+        assert [row.value for row in app_of(pilot).domains.rows] == [f"h{n}" for n in range(6)]
+        assert {alert.subject for alert in app_of(pilot).alerts} == {"prefill-b0", "zone=zone-a"}
+        await pilot.press("g")
+        assert app_of(pilot).view is not None
+        assert app_of(pilot).view.domain == "zone"  # type: ignore[union-attr]
+
+
+async def test_with_one_domain_there_is_nothing_to_group_by(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("g")
+        assert "no other domain to group by" in screen_text(pilot.app)
+
+
+async def test_enter_on_a_domain_shows_its_workers(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("1", "down", "enter")
+        assert focused(pilot) == "workers"
+        names = [row.name for row in app_of(pilot).workers_panel.rows]
+        assert names == ["prefill-b0", "prefill-b1", "decode-b0", "decode-b1"]
+        await pilot.press("escape")
+        assert len(app_of(pilot).workers_panel.rows) == 6
+
+
+async def test_enter_on_a_worker_asks_for_its_chain(shown: Shown):
+    asked: list[str] = []
+
+    def chain(worker: Any) -> Any:
+        asked.append(worker.name)
+        raise Unreachable("the API server does not answer", "kubectl get --raw /healthz")
+
+    async with shown(chain=chain) as pilot:
+        await pilot.press("2", "enter")
+        await settled(pilot)
+        text = screen_text(pilot.app)
+        assert asked == ["prefill-a0"]
+        assert "the API server does not answer\n  kubectl get --raw /healthz" in text
+
+
+@pytest.mark.parametrize("key", ["escape", "q"])
+async def test_details_scroll_and_go_back(shown: Shown, key: str):
+    async with shown() as pilot:
+        await pilot.press("2", "y")
+        await settled(pilot)
+        assert "name: prefill-a0" in screen_text(pilot.app)
+        await pilot.press("pagedown", "down", "up", "end", "home", "G", "k", "j", "space")
+        await pilot.pause()
+        assert "name: prefill-a0" not in screen_text(pilot.app)
+        await pilot.press(key)
+        await pilot.pause()
+        assert not isinstance(pilot.app.screen, TextScreen)
+        assert focused(pilot) == "workers"
+
+
+async def test_a_decision_is_explained_as_route_explains_it(shown: Shown):
+    source = StillSource()
+    async with shown(source, size=(200, 60)) as pilot:
+        await pilot.press("enter")
+        await settled(pilot)
+        assert ("decision", "4b7d000091f0a") in source.asked
+        text = screen_text(pilot.app)
+        assert "1 prefill   6 workers > 3 prefill" in text
+        assert "would flip with" in text
+
+
+async def test_a_decision_that_cannot_be_read_says_why(shown: Shown):
+    source = StillSource()
+
+    async def gone(line: Any) -> Any:
+        raise UsageProblem("no decision is kept: 1,204 are, 3 had to leave", "look sooner")
+
+    source.decision = gone  # type: ignore[method-assign]
+    async with shown(source) as pilot:
+        await pilot.press("enter")
+        await settled(pilot)
+        assert "no decision is kept: 1,204 are, 3 had to leave\n  look sooner" in screen_text(
+            pilot.app
+        )
+
+
+async def test_a_winner_is_told_without_asking(shown: Shown):
+    source = StillSource()
+    line = msgspec.structs.replace(source.shown.decisions[0], complete=False, cost=None)
+    source.shown = msgspec.structs.replace(source.shown, decisions=(line,))
+    async with shown(source) as pilot:
+        await pilot.press("enter")
+        await settled(pilot)
+        assert "A live Dynamo tells the winner and nothing of those who lost" in screen_text(
+            pilot.app
+        )
+        assert source.asked == []
+
+
+async def test_pause_keeps_what_is_shown(shown: Shown):
+    source = StillSource()
+    async with shown(source, rate=0.05) as pilot:
+        await pilot.press("p")
+        await pilot.pause()
+        assert "PAUSED at 12:04:31" in screen_text(pilot.app)
+        looks = source.looks
+        await asyncio.sleep(0.3)
+        assert source.looks <= looks + 1
+        await pilot.press("p")
+        async with asyncio.timeout(5):
+            while source.looks <= looks + 1:
+                await pilot.pause(0.01)
+        assert "live" in screen_text(pilot.app)
+
+
+async def test_the_rate_goes_round(shown: Shown):
+    async with shown(rate=1.0) as pilot:
+        seen = []
+        for _ in range(5):
+            await pilot.press("r")
+            seen.append(app_of(pilot).rate)
+        assert seen == [2.0, 5.0, 10.0, 0.5, 1.0]
+        assert "every 1 s" in screen_text(pilot.app)
+
+
+async def test_export_writes_a_view_that_decides_the_same(shown: Shown, tmp_path):
+    async with shown() as pilot:
+        for number in range(2):
+            await pilot.press("e")
+            await settled(pilot)
+            assert f"saved {tmp_path}"[:20] in screen_text(pilot.app), number
+    first, second = sorted(tmp_path.iterdir())
+    assert (first.name, second.name) == (
+        "dynctl-view-20261121-120431-1.json",
+        "dynctl-view-20261121-120431.json",
+    )
+    query = RouteQuery(token_ids=TOKENS)
+    assert open_view(second).route(query).winner == two_zones().route(query).winner
+
+
+async def test_export_that_cannot_be_written_says_why(shown: Shown, tmp_path):
+    async with shown() as pilot:
+        app_of(pilot).opening._directory = tmp_path / "nowhere"
+        await pilot.press("e")
+        await settled(pilot)
+        assert "not saved: " in screen_text(pilot.app)
+        assert "No such file or directory" in " ".join(screen_text(pilot.app).split())
+
+
+async def test_caches_are_read_when_somebody_asks(shown: Shown):
+    source = StillSource()
+    unasked = {**source.shown.told, "index": Told("etcd", unknown="nobody was asked")}
+    source.shown = msgspec.structs.replace(source.shown, told=unasked)
+    async with shown(source) as pilot:
+        assert "caches not read: i, I" in screen_text(pilot.app)
+        await pilot.press("2", "down", "i")
+        await settled(pilot)
+        assert "reading" in screen_text(pilot.app)
+        await pilot.press("I")
+        await settled(pilot)
+        assert source.asked == [("index", "prefill-b0"), ("index", None)]
+
+
+async def test_a_refused_question_is_shown(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("2", "i")
+        await settled(pilot)
+        assert "it is told anyway" in screen_text(pilot.app)
+
+
+async def test_help_lists_every_key(shown: Shown):
+    told = " ".join(keys for keys, _ in KEYS).split()
+    shown_as = {"slash": "/", "exclamation_mark": "!", "question_mark": "?", "escape": "Esc",
+                "ctrl+c": "Ctrl-C", "enter": "Enter", "tab": "Tab"}  # fmt: skip
+    bound = {key for one in TopApp.BINDINGS for key in one.key.split(",")} - {"shift+tab"}  # type: ignore[union-attr]
+    assert {shown_as.get(key, key) for key in bound} <= set(told)
+    async with shown() as pilot:
+        await pilot.press("question_mark")
+        await settled(pilot)
+        assert "keys" in screen_text(pilot.app)
+
+
+async def test_q_ends_with_0(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("q")
+    assert pilot.app.return_value == 0
+
+
+async def test_ctrl_c_ends_with_130_wherever_one_is(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("t", "ctrl+c")
+    assert pilot.app.return_value == ExitCode.INTERRUPTED
+
+
+# -- what may go wrong -------------------------------------------------------------------------
+
+
+async def test_a_source_that_is_away_fades_and_says_why(shown: Shown):
+    source = StillSource()
+    async with shown(source) as pilot:
+        app = app_of(pilot)
+        app.take(msgspec.structs.replace(source.shown, problem="no answer within 5 s"))
+        await pilot.pause()
+        text = screen_text(pilot.app)
+        assert "NOT CURRENT" in text
+        assert "no answer within 5 s" in text
+        assert all(panel.faded for panel in app.panels)
+        app.take(source.shown)
+        await pilot.pause()
+        assert not any(panel.faded for panel in app.panels)
+
+
+async def test_a_defect_ends_the_app_and_is_told_to_who_ran_it(shown: Shown):
+    class Broken(StillSource):
+        async def snapshot(self) -> Any:
+            if self.looks:
+                raise ZeroDivisionError("a defect")
+            return await super().snapshot()
+
+    app = TopApp(Broken(), rate=0.05, wall=lambda: NOW)
+    with pytest.raises(Exception, match="a defect"):
+        await _run_until_it_ends(app)
+    assert isinstance(app.failure, ZeroDivisionError)
+
+
+async def _run_until_it_ends(app: TopApp) -> None:
+    async with app.run_test() as pilot, asyncio.timeout(5):
+        while app.is_running:
+            await pilot.pause(0.02)

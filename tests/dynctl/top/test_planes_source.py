@@ -1,0 +1,348 @@
+"""A live Dynamo on memory planes: what is heard is shown, what nobody tells is unknown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from dynctl.adapters.ports import Listed
+from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.sources.domains import DomainBoard
+from dynctl.sources.dynamo import frontend_polling as dynamo_frontends
+from dynctl.sources.dynamo import live as planes_module
+from dynctl.sources.dynamo.live import PlanesDashboard
+from dynctl.sources.dynamo.planes import Planes
+from dynctl.sources.query import RouteQuery
+from dynctl.sources.snapshot import Snapshot
+from dynctl.sources.view.source import open_view_bytes
+from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed, encode_sequences
+from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
+from router_core.workers import Role
+from tests.dynctl.sources.test_observer import CAPTURE, Requests
+
+OPTIONS = GlobalOptions(discovery="file", file_kv=Path("unused"))
+
+
+class Live:
+    """The captured two-zone deployment, and the ways to speak on its planes."""
+
+    def __init__(self) -> None:
+        from dynctl.adapters.memory.discovery import MemoryDiscovery
+        from dynctl.adapters.memory.events import MemoryEventPlane
+
+        self.values: dict[str, Any] = {
+            key: row["value"] for key, row in json.loads(CAPTURE.read_text()).items()
+        }
+        self.discovery = MemoryDiscovery()
+        self.events = MemoryEventPlane()
+        self.requests = Requests()
+        for key, value in self.values.items():
+            self.discovery.put(key, json.dumps(value).encode())
+
+    def planes(self, _options: GlobalOptions) -> Planes:
+        return Planes("memory", self.discovery, lambda _: self.events, self.requests, [])
+
+
+@pytest.fixture
+async def live(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Live]:
+    made = Live()
+    monkeypatch.setattr(planes_module, "open_planes", made.planes)
+    monkeypatch.setattr(dynamo_frontends, "METRICS_S", 0.0)
+    yield made
+    await made.events.close()
+
+
+class Frontend:
+    """Answers as Dynamo's frontend does, as far as the dashboard asks."""
+
+    def __init__(self) -> None:
+        self.thresholds: dict[str, Any] = {
+            "active_decode_blocks_threshold": None,
+            "active_prefill_tokens_threshold": 1_000,
+            "active_prefill_tokens_threshold_frac": None,
+        }
+        self.loads: dict[int, tuple[int, int]] = {}
+        self.queued = 0
+        self.away = False
+
+    def metrics(self) -> str:
+        lines = [
+            'dynamo_frontend_router_queue_pending_requests{model="tiny",policy_class="default",'
+            f'worker_type="decode"}} {self.queued}',
+            'dynamo_frontend_model_ready{model="tiny"} 1',
+        ]
+        for worker_id, (blocks, tokens) in self.loads.items():
+            labels = f'worker_id="{worker_id}",dp_rank="0",worker_type="decode"'
+            lines.append(f"dynamo_frontend_worker_active_decode_blocks{{{labels}}} {blocks}")
+            lines.append(f"dynamo_frontend_worker_active_prefill_tokens{{{labels}}} {tokens}")
+            router = f'router_worker_id="{worker_id}",dp_rank="0",worker_type="decode"'
+            lines.append(f"dynamo_component_router_worker_registered{{{router}}} 1")
+        return "\n".join(lines) + "\n"
+
+    def app(self) -> web.Application:
+        async def metrics(_: web.Request) -> web.Response:
+            return web.Response(text=self.metrics(), status=503 if self.away else 200)
+
+        async def thresholds(request: web.Request) -> web.Response:
+            if request.method == "POST":
+                told = await request.json()
+                self.thresholds |= {k: v for k, v in told.items() if k in self.thresholds}
+                return web.json_response({"model": "tiny", **self.thresholds})
+            return web.json_response({"thresholds": [{"model": "tiny", **self.thresholds}]})
+
+        app = web.Application()
+        app.router.add_get("/metrics", metrics)
+        app.router.add_route("*", "/busy_threshold", thresholds)
+        return app
+
+
+@asynccontextmanager
+async def frontend() -> AsyncIterator[tuple[Frontend, str]]:
+    made = Frontend()
+    async with TestServer(made.app()) as server:
+        yield made, str(server.make_url("")).rstrip("/")
+
+
+async def seen(source: PlanesDashboard, wanted: Callable[[Snapshot], Any]) -> Snapshot:
+    async with asyncio.timeout(5):
+        while True:
+            shown = await source.snapshot()
+            if wanted(shown):
+                return shown
+            await asyncio.sleep(0.01)
+
+
+def worker_id(source: PlanesDashboard, role: Role, zone: str) -> int:
+    observer, _ = source._opened()
+    return next(
+        worker.worker_id
+        for worker in observer.router.registry
+        if worker.role is role and worker.domains["zone"] == zone
+    )
+
+
+def channel(source: PlanesDashboard, kind: str) -> Any:
+    observer, _ = source._opened()
+    return getattr(observer.deployment, kind)[0]
+
+
+async def following() -> None:
+    """Let the followers begin: what is said before nobody hears."""
+    await asyncio.sleep(0.02)
+
+
+async def test_nothing_is_known_that_nobody_told(live: Live):
+    async with PlanesDashboard(OPTIONS) as source:
+        shown = await source.snapshot()
+        assert [row.role for row in shown.workers].count("prefill") == 2
+        assert live.requests.asked == [], "no cache is read unasked"
+        unknown = {part for part, told in shown.told.items() if told.unknown}
+        assert unknown == {
+            "load", "requests", "index", "waiting", "decisions", "transfers", "thresholds",
+            "queue",
+        }  # fmt: skip
+        for part in ("load", "thresholds", "queue"):
+            assert "--frontend" in shown.told[part].provide
+        assert "--frontend-log" in shown.told["decisions"].provide
+        assert "--router-replica-sync" in shown.told["decisions"].provide
+        assert (shown.decisions, shown.transfers, shown.header.queue) == ((), (), None)
+        (row, _) = DomainBoard().view(shown).rows
+        assert (row.waiting, row.crossing_share, row.capacity.decode.kv_used_blocks) == (None,) * 3
+
+
+async def test_engines_tell_their_queues_and_blocks(live: Live):
+    async with PlanesDashboard(OPTIONS) as source:
+        await following()
+        decode = worker_id(source, Role.DECODE, "zone-a")
+        told = {
+            "worker_id": str(decode),
+            "dp_rank": 0,
+            "queued_requests": {"num_prefill_requests": 2, "num_decode_requests": 1},
+        }
+        live.events.publish(channel(source, "passes"), msgspec.msgpack.encode(told))
+        live.events.publish(channel(source, "passes"), b"\xc1")
+        used = encode_kv_metrics(KvMetrics(decode, 0, None, None, 14))
+        live.events.publish(channel(source, "loads"), used)
+        shown = await seen(source, lambda s: s.unknown("waiting") is None)
+        row = next(row for row in shown.workers if row.worker_id == decode)
+        assert row.ranks[0].reported.waiting_requests == 3
+        shown = await seen(
+            source, lambda s: any(r.ranks[0].reported.kv_used_blocks for r in s.workers)
+        )
+        zone_a = DomainBoard().view(shown).rows[0]
+        assert (zone_a.waiting, zone_a.capacity.decode.kv_used_blocks) == (3, 14)
+
+
+async def test_winners_are_joined_from_what_routers_tell_each_other(live: Live):
+    async with PlanesDashboard(OPTIONS) as source:
+        await following()
+        prefill = worker_id(source, Role.PREFILL, "zone-a")
+        decode = worker_id(source, Role.DECODE, "zone-b")
+        live.events.publish(
+            channel(source, "sequences"),
+            encode_sequences(
+                [
+                    SequenceAdded("r1", prefill, 0, None, 100, 5),
+                    SequenceAdded("r1", decode, 0, (1, 2, 3), 0, 5),
+                ]
+            ),
+        )
+        shown = await seen(source, lambda s: s.decisions and s.decisions[0].decode)
+        (line,) = shown.decisions
+        assert (line.complete, line.blocks, line.cost) == (False, 3, None)
+        assert shown.unknown("decisions") is None
+        assert "replica-sync" in shown.told["load"].source
+        row = next(row for row in shown.workers if row.worker_id == decode)
+        assert row.ranks[0].active_decode_blocks == 3
+        zone_a = DomainBoard().view(shown).rows[0]
+        assert (zone_a.local, zone_a.crossing) == (0, 1)
+        with pytest.raises(UsageProblem, match="tells only the winner"):
+            await source.decision(line)
+
+
+async def test_winners_are_read_from_a_frontends_log(live: Live, tmp_path: Path):
+    log = tmp_path / "frontend.log"
+    log.write_text("starting\n")
+    async with PlanesDashboard(OPTIONS, frontend_log=str(log)) as source:
+        told = (await source.snapshot()).told["decisions"]
+        assert (told.unknown, "no `Selected worker` line yet" in told.source) == ("", True)
+        prefill = worker_id(source, Role.PREFILL, "zone-a")
+        with log.open("a") as file:
+            file.write(
+                f'Selected worker router_mode="kv" request_id="r1" worker_id={prefill} '
+                "worker_type=prefill dp_rank=0 logit=2.5 effective_cached_blocks=4.0\n"
+            )
+        shown = await seen(source, lambda s: s.decisions)
+        assert (shown.decisions[0].cost, shown.decisions[0].cached_blocks) == (2.5, 4)
+        assert shown.decisions[0].prefill_domains["zone"] == "zone-a"
+        assert shown.told["decisions"].source == "frontend log"
+
+
+async def test_a_log_that_is_not_there_is_an_error_before_anything_is_opened():
+    with pytest.raises(UsageProblem, match=r"--frontend-log nowhere\.log"):
+        PlanesDashboard(OPTIONS, frontend_log="nowhere.log")
+
+
+async def test_frontends_add_load_queue_and_thresholds(live: Live):
+    async with frontend() as (made, url), PlanesDashboard(OPTIONS, [url]) as source:
+        decode = worker_id(source, Role.DECODE, "zone-a")
+        prefill = worker_id(source, Role.PREFILL, "zone-a")
+        made.loads = {decode: (7, 0), prefill: (0, 1_500)}
+        made.queued = 4
+        shown = await source.snapshot()
+        assert (shown.header.queue, shown.header.frontends, shown.header.mode) == (4, (1, 1), "kv")
+        rows = {row.worker_id: row for row in shown.workers}
+        assert rows[decode].ranks[0].active_decode_blocks == 7
+        assert rows[prefill].ranks[0].active_prefill_tokens == 1_500
+        assert rows[prefill].busy, "1,500 > 1,000"
+        assert shown.unknown("requests") is not None, "gauges do not count requests"
+        assert shown.unknown("load") is None
+        # Bookings that routers tell each other are in the gauges already.
+        live.events.publish(
+            channel(source, "sequences"),
+            encode_sequences([SequenceAdded("r1", decode, 0, (1, 2, 3), 0, 5)]),
+        )
+        shown = await seen(source, lambda s: s.decisions)
+        rows = {row.worker_id: row for row in shown.workers}
+        assert rows[decode].ranks[0].active_decode_blocks == 7
+        live.events.publish(
+            channel(source, "sequences"), encode_sequences([SequenceFreed("r1", decode, 0, 5)])
+        )
+        made.away = True
+        shown = await source.snapshot()
+        assert shown.header.frontends == (0, 1)
+        assert "503" in (shown.unknown("queue") or shown.told["queue"]).unknown
+
+
+async def test_thresholds_are_set_on_the_frontends(live: Live):
+    name = "active_prefill_tokens_threshold"
+    async with frontend() as (made, url), PlanesDashboard(OPTIONS, [url]) as source:
+        made.loads = {worker_id(source, Role.PREFILL, "zone-a"): (0, 1_500)}
+        assert (await source.snapshot()).thresholds["tiny"][name] == 1_000
+        judged = await source.judged("tiny", {name: 2_000})
+        assert not any(row.busy for row in judged)
+        assert (await source.set_thresholds("tiny", {name: 2_000}))[name] == 2_000
+        assert made.thresholds[name] == 2_000
+        shown = await source.snapshot()
+        assert shown.thresholds["tiny"][name] == 2_000
+        assert not any(row.busy for row in shown.workers)
+
+
+async def test_without_frontends_thresholds_cannot_be_set(live: Live):
+    async with PlanesDashboard(OPTIONS) as source:
+        with pytest.raises(UsageProblem, match="live in the frontends"):
+            await source.set_thresholds("tiny", {"active_prefill_tokens_threshold": 1})
+
+
+async def test_caches_are_read_when_asked_for(live: Live):
+    async with PlanesDashboard(OPTIONS) as source:
+        shown = await source.snapshot()
+        prefill = [row for row in shown.workers if row.role == "prefill"]
+        assert await source.read_index(prefill[0]) == f"reading what {prefill[0].name} caches"
+        shown = await seen(source, lambda s: any(r.ranks[0].cached_blocks for r in s.workers))
+        assert live.requests.asked == [prefill[0].worker_id]
+        assert shown.unknown("index") is None
+        assert await source.read_index(None) == "reading the caches of 4 workers"
+        await seen(source, lambda s: sum(bool(r.ranks[0].cached_blocks) for r in s.workers) == 2)
+        gone = msgspec.structs.replace(prefill[0], worker_id=1)
+        with pytest.raises(UsageProblem, match="not registered any more"):
+            await source.read_index(gone)
+
+
+async def test_a_worker_that_leaves_strands_its_domain(live: Live):
+    async with PlanesDashboard(OPTIONS) as source:
+        decode = worker_id(source, Role.DECODE, "zone-a")
+        await source.snapshot()
+        live.discovery.delete(f"v1/mdc/dynamo/backend/generate/{decode:x}")
+        shown = await seen(source, lambda s: len(s.workers) == 3)
+        assert DomainBoard().view(shown).rows[0].capacity.state == "stranded"
+        codes = {alert.code for alert in shown.alerts}
+        assert "DYR0203" in codes, "its endpoint is left without a card"
+        assert "DYR0210" not in codes, "DYT0901 says that for every source"
+
+
+async def test_discovery_that_falls_silent_is_said(live: Live):
+    async with PlanesDashboard(OPTIONS) as source:
+        await source.snapshot()
+        observer, _ = source._opened()
+        observer._registrations.interrupted = "connection refused"
+        shown = await source.snapshot()
+        assert shown.problem == "discovery: connection refused"
+        assert len(shown.workers) == 4
+
+
+async def test_its_view_can_be_asked_offline(live: Live):
+    async with PlanesDashboard(OPTIONS) as source:
+        await source.snapshot()
+        view = open_view_bytes(await source.save(), "x", "x")
+        assert view.route(RouteQuery(token_ids=list(range(64)))).ok
+
+
+async def test_one_frame_waits_a_moment_for_what_comes_by_itself(live: Live):
+    async with PlanesDashboard(OPTIONS) as source:
+        async with asyncio.timeout(5):
+            await source.settle()
+
+
+async def test_discovery_that_does_not_answer_is_an_error_at_the_start(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+):
+    async def refuse() -> Listed:
+        raise Unreachable("etcd does not answer")
+
+    monkeypatch.setattr(live.discovery, "list", refuse)
+    before = asyncio.all_tasks()
+    with pytest.raises(Unreachable, match="etcd does not answer"):
+        async with PlanesDashboard(OPTIONS):
+            pass
+    assert asyncio.all_tasks() == before

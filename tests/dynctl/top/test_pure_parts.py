@@ -1,0 +1,309 @@
+"""What the dashboard works out of a snapshot: domains, history, alerts, filters, layout, marks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from dynctl.documents.workers import RankRow, Reported, WorkerRow, worker_rows
+from dynctl.planning.domain_capacity import topology_show
+from dynctl.sources.alerts import AlertBoard, capacity_alerts
+from dynctl.sources.domains import DomainBoard
+from dynctl.sources.rows import RowMaker
+from dynctl.sources.snapshot import Snapshot, Told, Transfer, stale_reason
+from dynctl.top.custody import registered_chain
+from dynctl.top.filter import RowFilter, worker_says
+from dynctl.top.headline import meter_line
+from dynctl.top.history import BUCKET_S, BUCKETS, History
+from dynctl.top.layout import Wish, heights
+from dynctl.top.marks import BLOCKS, PLAIN
+from dynctl.verify.result import CellState
+from router_core.changes import LoadReported, WorkerUpserted
+from router_core.router import Router
+from tests.dynctl.top.fleet import NOW, meter, snapshot
+from tests.golden.fleets import settings, stranded_zones, two_zones, worker
+
+
+def with_rank(row: WorkerRow, **changes) -> WorkerRow:
+    return msgspec.structs.replace(
+        row, ranks=[msgspec.structs.replace(rank, **changes) for rank in row.ranks]
+    )
+
+
+def one_worker(**rank) -> WorkerRow:
+    return WorkerRow("w", 1, "m", "decode", ranks=[RankRow(**rank)])
+
+
+# -- stale -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("age", "every", "stale"),
+    [
+        (4.9, 1.0, False), (5.1, 1.0, True), (9.0, 2.0, False), (10.1, 2.0, True),
+        (0.4, 0.01, False), (600.0, None, False), (None, 1.0, False),
+    ],
+)  # fmt: skip
+def test_stale_is_what_should_have_been_told_again(age, every, stale):
+    assert (stale_reason(one_worker(load_age_s=age), every) is not None) is stale
+
+
+def test_lost_events_make_stale_and_an_unreachable_worker_is():
+    assert stale_reason(one_worker(index="gapped", gaps=3), None) is not None
+    gone = msgspec.structs.replace(one_worker(), status="unavailable")
+    assert stale_reason(gone, None) == "it does not answer"
+
+
+# -- domains -----------------------------------------------------------------------------------
+
+
+def view_of(shown: Snapshot, **arguments):
+    return DomainBoard().view(shown, **arguments)
+
+
+def test_waiting_hand_offs_and_stale_are_counted_by_domain():
+    shown = snapshot()
+    old = [
+        with_rank(row, load_age_s=60.0) if row.name in ("decode-b0", "prefill-b1") else row
+        for row in shown.workers
+    ]
+    a, b = view_of(msgspec.structs.replace(shown, workers=tuple(old))).rows
+    assert (a.value, a.waiting, a.waiting_told, a.stale) == ("zone-a", 0, 2, {})
+    assert (b.value, b.waiting, b.stale) == ("zone-b", 3, {"decode": 1, "prefill": 1})
+    assert (a.local, a.crossing, round(a.crossing_share or 0, 3)) == (40, 8, 0.167)
+
+
+def test_who_is_gone_is_not_stale_as_well():
+    shown = snapshot()
+    gone = [msgspec.structs.replace(row, status="unavailable") for row in shown.workers]
+    rows = view_of(msgspec.structs.replace(shown, workers=tuple(gone))).rows
+    assert [row.stale for row in rows] == [{}, {}]
+
+
+def test_what_nobody_tells_is_unknown_and_not_zero():
+    shown = snapshot()
+    silent = tuple(with_rank(row, reported=Reported()) for row in shown.workers)
+    told = {**shown.told, "transfers": Told("", unknown="nobody counts")}
+    row = view_of(msgspec.structs.replace(shown, workers=silent, told=told)).rows[0]
+    assert (row.waiting, row.local, row.crossing, row.crossing_share) == (None, None, None, None)
+
+
+def test_capacity_is_that_of_topology_show():
+    source = stranded_zones()
+    shown = snapshot(source)
+    board = DomainBoard()
+    expected = topology_show(shown.source, shown.workers, settings(source))
+    assert board.view(shown).shown == expected
+    assert board.view(shown, "nowhere").domain == "zone"
+
+
+def test_capacity_is_worked_out_again_when_somebody_turns_busy_but_not_for_every_number():
+    time = [0.0]
+
+    def clock() -> float:
+        time[0] += 0.01  # so that work seems to take a while
+        return time[0]
+
+    board = DomainBoard(clock)
+    shown = snapshot()
+    first = board.view(shown).shown
+    numbers = tuple(with_rank(row, active_prefill_tokens=77) for row in shown.workers)
+    assert board.view(msgspec.structs.replace(shown, workers=numbers)).shown is first
+    busy = tuple(msgspec.structs.replace(row, busy=True) for row in shown.workers)
+    again = board.view(msgspec.structs.replace(shown, workers=busy)).shown
+    assert again is not first
+    assert again.rows[0].decode.busy == 1
+    time[0] += 10
+    later = board.view(msgspec.structs.replace(shown, workers=numbers)).shown
+    assert later.rows[1].prefill.active_prefill_tokens == 2 * 77
+
+
+def test_rows_of_a_router_keep_the_card_and_renew_the_load():
+    router, maker = Router(), RowMaker()
+    router.apply(WorkerUpserted(worker("decode-a0", "decode", 1, zone="zone-a")), 0.0)
+    router.apply(WorkerUpserted(worker("decode-b0", "decode", 2, zone="zone-b")), 0.0)
+    first = maker.rows(router, 1.0)
+    router.apply(LoadReported(first[0].worker_id, 0, kv_used_blocks=9), 1.0)
+    second = maker.rows(router, 1.0, {first[1].worker_id: {0: 4}})
+    assert second[0].runtime_config is first[0].runtime_config
+    assert [row.ranks[0].reported.kv_used_blocks for row in second] == [9, None]
+    assert [row.ranks[0].reported.waiting_requests for row in second] == [None, 4]
+    plain = [with_rank(row, reported=msgspec.structs.replace(
+        row.ranks[0].reported, waiting_requests=None)) for row in second]  # fmt: skip
+    assert plain == worker_rows(router, 1.0)
+    router.apply(WorkerUpserted(worker("decode-a0", "decode", 1, zone="zone-c")), 0.0)
+    assert maker.rows(router, 1.0)[0].domains == {"zone": "zone-c"}
+
+
+# -- history -----------------------------------------------------------------------------------
+
+
+def at(shown: Snapshot, seconds: float, used: int | None = None, **changes) -> Snapshot:
+    rows = shown.workers
+    if used is not None:
+        rows = tuple(with_rank(row, reported=Reported(kv_used_blocks=used)) for row in rows)
+    return msgspec.structs.replace(shown, at=NOW + seconds, workers=rows, **changes)
+
+
+def test_history_is_by_bucket_and_bounded():
+    shown, history = snapshot(), History()
+    for second in range(int(BUCKET_S * BUCKETS) + 100):
+        history.add(at(shown, second, used=second))
+    end = NOW + second
+    key = ("tiny", "zone", "zone-a")
+    told = history.kv_share(key, BUCKETS + 5, 1, end)
+    assert told[:5] == [None] * 5
+    assert told[-1] == second / 4096
+    assert [value for value in told if value is not None] == sorted(told[5:])  # type: ignore[type-var]
+    assert len(history.kv_share(key, 8, 3, end)) == 8
+    assert history.kv_share(("tiny", "zone", "gone"), 3, 1, end) == [None] * 3
+    assert history.prefill_tokens(("tiny", "zone", "zone-b"), 1, 1, end) == [10_240]
+    assert history.watched(end) == BUCKET_S * BUCKETS
+
+
+def test_a_time_in_which_nobody_told_stays_empty():
+    shown, history = snapshot(), History()
+    history.add(at(shown, 0, used=1))
+    history.add(at(shown, 10, used=2, problem="away"))
+    history.add(at(shown, 20, used=3))
+    told = history.kv_share(("tiny", "zone", "zone-a"), 5, 1, NOW + 20)
+    assert [value is not None for value in told] == [True, False, False, False, True]
+
+
+def test_recent_hand_offs_are_counted_from_the_first_look_and_again_after_a_restart():
+    shown, history = snapshot(), History()
+    for second, crossing in ((0, 8), (30, 10), (60, 11)):
+        history.add(at(shown, second, transfers=(Transfer("zone", "zone-a", 40, crossing),)))
+    now = at(shown, 60, transfers=(Transfer("zone", "zone-a", 40, 11),))
+    assert history.recent_transfers(now) == {("zone", "zone-a"): (0, 3)}
+    anew = at(shown, 61, transfers=(Transfer("zone", "zone-a", 2, 1),))
+    assert history.recent_transfers(anew) == {("zone", "zone-a"): (2, 1)}
+
+
+# -- alerts ------------------------------------------------------------------------------------
+
+
+def test_stranded_and_lonely_domains_have_codes():
+    source = stranded_zones()
+    shown = topology_show("x", source.workers(), settings(source))
+    found = {(one.code, one.subject): one for one in capacity_alerts(shown)}
+    assert set(found) == {
+        ("DYT0902", "zone=zone-a"),
+        ("DYT0901", "zone=zone-b"),
+        ("DYT0901", "zone=zone-c"),
+        ("DYT0901", "zone=zone-d"),
+    }
+    assert "prefill-c0, prefill-c1: no decode worker" in found["DYT0901", "zone=zone-c"].message
+
+
+def test_alerts_come_worst_first_and_remember_since_when():
+    source = stranded_zones()
+    shown, board = snapshot(source), AlertBoard()
+    capacity = topology_show("x", source.workers(), settings(source))
+    healthy = topology_show("x", two_zones().workers(), settings(two_zones()))
+    first = board.alerts(shown, healthy)
+    assert {one.since for one in first if one.code == "DYT0902"} == {None}
+    second = board.alerts(msgspec.structs.replace(shown, at=NOW + 5), capacity)
+    assert [one.level for one in second] == ["fail"] * 3 + ["warn"] * 2
+    assert {one.since for one in second if one.level == "fail"} == {NOW + 5}
+    third = board.alerts(msgspec.structs.replace(shown, at=NOW + 9), capacity)
+    assert third == second
+
+
+# -- filters -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("", "all"), ("zone-a", "prefill-a0 decode-a0"), ("ZONE=zone-a decode", "decode-a0"),
+        ("decode !b", "decode-a0"), ("! zone-a", "prefill-b0 prefill-b1 decode-b0 decode-b1"),
+        ("!zone-a,prefill", "prefill-b0 prefill-b1"), ("busy", "prefill-b1"), ("!", "all"),
+        ("10,240 active", "prefill-b1"), ("9de9204", "decode-a0"), ("nobody", ""),
+    ],
+)  # fmt: skip
+def test_filter(text: str, kept: str):
+    rows = two_zones().workers()
+    found = RowFilter.parse(text).rows(rows, worker_says)
+    expected = [row.name for row in rows] if kept == "all" else kept.split()
+    assert [row.name for row in found] == expected
+
+
+# -- layout ------------------------------------------------------------------------------------
+
+WISHES = [Wish(6, 8, 0), Wish(1000, 12, 3), Wish(500, 12, 2), Wish(3, 6, 1)]
+
+
+@pytest.mark.parametrize("total", range(3, 70))
+@pytest.mark.parametrize("focused", range(4))
+@pytest.mark.parametrize("zoomed", [True, False])
+def test_heights_fill_the_screen(total: int, focused: int, zoomed: bool):
+    given = heights(total, WISHES, focused, zoomed=zoomed)
+    assert min(given) >= 1
+    assert sum(given) == max(total, 4)
+    if total >= 16 and WISHES[focused].natural > 20:
+        assert given[focused] == max(given)
+    if zoomed and total > 4:
+        assert given[focused] == total - 3
+
+
+def test_a_table_of_no_use_gives_its_room_away():
+    given = heights(20, WISHES, 2)
+    assert all(height == 1 or height >= 3 for height in given)
+
+
+# -- marks -------------------------------------------------------------------------------------
+
+
+def test_a_bar_never_says_all_or_nothing_wrongly():
+    assert BLOCKS.bar(0.0, 10) == "░" * 10
+    assert BLOCKS.bar(0.001, 10) == "█" + "░" * 9
+    assert BLOCKS.bar(0.999, 10) == "█" * 9 + "░"
+    assert BLOCKS.bar(1.0, 10) == BLOCKS.bar(7.5, 10) == "█" * 10
+    assert PLAIN.bar(0.5, 4) == "##--"
+    assert BLOCKS.bar(None, 3) == "   "
+
+
+def test_a_sparkline_is_one_mark_a_value():
+    assert BLOCKS.sparkline([0, 0.5, 1, None], 1.0) == "▁▅█ "
+    assert BLOCKS.sparkline([0, 0]) == "▁▁"
+    assert BLOCKS.sparkline([3, 6]) == "▅█"
+    assert BLOCKS.sparkline([]) == ""
+
+
+def test_the_meter_says_how_near_and_when_it_spills():
+    line = meter_line(meter(1.3), PLAIN, NOW)
+    assert line == (
+        "prefers zone-a 0.85  #######--- local 1.30x the best other, spills at 2.00x (3.0 s ago)"
+    )
+    assert "SPILLS 2.10x" in meter_line(meter(2.1), PLAIN, NOW)
+    assert meter_line(meter(None), PLAIN, NOW) == "prefers zone-a 0.85: local wins (3.0 s ago)"
+    assert len(meter_line(meter(1.3), PLAIN, NOW, 50)) <= 50
+
+
+# -- custody -----------------------------------------------------------------------------------
+
+
+def test_the_chain_of_a_card_begins_at_the_card():
+    row = next(row for row in two_zones().workers() if row.name == "prefill-b0")
+    chain = registered_chain(row)
+    assert (chain.domain, chain.first_break) == ("zone", None)
+    assert [cell.state for cell in chain.cells.values()] == [CellState.UNKNOWN] * 3 + [
+        CellState.SAME
+    ] * 3
+    assert {cell.value for cell in (chain.card, chain.taint, chain.router)} == {"zone-b"}
+
+
+def test_a_policy_without_its_domain_breaks_at_the_card():
+    config = {"kv_transfer_domain": "zone", "taints": []}
+    row = WorkerRow("w", 1, "m", "prefill", runtime_config=config)
+    assert registered_chain(row).first_break == "card"
+    other = {"kv_transfer_domain": "zone", "taints": ["dynamo.topology/zone=b"]}
+    row = msgspec.structs.replace(row, runtime_config=other, domains={"zone": "a"})
+    chain = registered_chain(row)
+    assert (chain.first_break, chain.taint.value) == ("taint", "b")
+
+
+def test_a_worker_without_topology_has_no_chain():
+    row = WorkerRow("w", 1, "m", "aggregated", runtime_config={})
+    assert registered_chain(row).domain is None

@@ -1,0 +1,118 @@
+"""Thresholds from the dashboard: tried, seen, asked about, set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.sources.snapshot import Told
+from dynctl.top.thresholds import ThresholdScreen
+from tests.dynctl.top.conftest import Shown, settled
+from tests.dynctl.top.fleet import StillSource, snapshot
+from tests.dynctl.top.golden import screen_text
+
+
+async def test_thresholds_are_set_after_their_effect_was_seen_and_a_y(shown: Shown):
+    source = StillSource()
+    async with shown(source, size=(100, 30)) as pilot:
+        await pilot.press("t", "down", *["backspace"] * 5, *"20000", "enter")
+        await settled(pilot)
+        text = screen_text(pilot.app)
+        assert "prefill tokens    10,000 -> 20,000" in text
+        assert "prefill-b1 rank 0: under every threshold" in text
+        assert source.asked == []
+        await pilot.press("y")
+        await settled(pilot)
+        assert not isinstance(pilot.app.screen, ThresholdScreen)
+        assert source.asked == [("set", "tiny", {"active_prefill_tokens_threshold": 20_000})]
+        assert "tiny: set prefill tokens 20000" in screen_text(pilot.app)
+
+
+async def test_nothing_is_set_without_a_y(shown: Shown):
+    source = StillSource()
+    async with shown(source) as pilot:
+        await pilot.press("t", "down", "backspace", "enter")
+        await settled(pilot)
+        await pilot.press("escape")
+        await pilot.press("y")  # typed into the field, where it sets nothing
+        assert pilot.app.screen.focused.value == "offy"  # type: ignore[union-attr]
+        await pilot.press("escape", "escape")
+        assert source.asked == []
+        assert not isinstance(pilot.app.screen, ThresholdScreen)
+
+
+async def test_a_changed_value_must_be_tried_again(shown: Shown):
+    source = StillSource()
+    async with shown(source) as pilot:
+        await pilot.press("t", "down", "backspace", "enter")
+        await settled(pilot)
+        await pilot.press("escape", "down", "1", "up", "up", "y")
+        assert source.asked == []
+
+
+async def test_readonly_tries_and_never_sets(shown: Shown):
+    source = StillSource()
+    async with shown(source, readonly=True) as pilot:
+        assert "readonly" in screen_text(pilot.app)
+        await pilot.press("t", "down", "backspace", "enter")
+        await settled(pilot)
+        assert "they can be tried and not set" in screen_text(pilot.app)
+        await pilot.press("y")
+        await settled(pilot)
+        assert source.asked == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["x"], "active_prefill_tokens_threshold: expected"),
+        (["backspace"] * 5 + ["minus", "1"], "active_prefill_tokens_threshold: "),
+        ([], "these are the values in force"),
+        (["ctrl+u", *"none"], "prefill tokens    10,000 -> off"),
+    ],
+)
+async def test_what_is_typed_is_checked(shown: Shown, typed: list[str], said: str):
+    async with shown(size=(100, 30)) as pilot:
+        await pilot.press("t", "down", *typed, "enter")
+        await settled(pilot)
+        assert said in screen_text(pilot.app)
+
+
+async def test_a_refusal_of_the_frontend_is_shown(shown: Shown):
+    source = StillSource()
+
+    async def refuse(model: str, values: Any) -> Any:
+        raise UsageProblem("thresholds live in the frontends", "--frontend http://HOST:8000")
+
+    source.set_thresholds = refuse  # type: ignore[method-assign]
+    async with shown(source, size=(100, 30)) as pilot:
+        await pilot.press("t", "down", "backspace", "enter")
+        await settled(pilot)
+        await pilot.press("y")
+        await settled(pilot)
+        text = screen_text(pilot.app)
+        assert "thresholds live in the frontends\n--frontend http://HOST:8000" in text
+
+
+async def test_another_model_is_an_arrow_away(shown: Shown):
+    source = StillSource()
+    other = {"other": {"active_decode_blocks_threshold": 0.5}, **source.shown.thresholds}
+    source.shown = msgspec.structs.replace(source.shown, thresholds=other)
+    async with shown(source) as pilot:
+        await pilot.press("t")
+        assert "thresholds of other  1 of 2" in screen_text(pilot.app)
+        await pilot.press("right")
+        assert "thresholds of tiny  2 of 2" in screen_text(pilot.app)
+        await pilot.press("left", "left")
+        assert "thresholds of tiny  2 of 2" in screen_text(pilot.app)
+
+
+async def test_thresholds_that_nobody_tells(shown: Shown):
+    told = {"thresholds": Told("", unknown="none was named", provide="--frontend URL")}
+    source = StillSource(snapshot(thresholds={}, told=told))
+    async with shown(source) as pilot:
+        await pilot.press("t")
+        assert "thresholds are not known: none was named" in screen_text(pilot.app)

@@ -1,0 +1,362 @@
+"""What every domain can serve now, what routers know, and where live requests went."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dynctl.adapters.ports import AccessQuestion
+from dynctl.findings.report import CheckResult, State
+from dynctl.verify.checks.capacity import CAPACITY_CHECKS, NO_ROUTER
+from dynctl.verify.facts import ProbeAnswer, Registry, RouterView, VerifyFacts
+from dynctl.verify.join import Custody, custody
+from dynctl.wire.kubernetes.instance_id import instance_id
+from tests.dynctl.verify.scene import (
+    DECODE,
+    FRONTEND,
+    GRAPH,
+    PREFILL,
+    REFUSED,
+    A,
+    B,
+    Scene,
+    subject,
+    values,
+)
+from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
+
+UNREAD, UNASKED = (True, True), (True, False)
+REQUIRED = ("DYT0901", "DYT0902", "DYT0903", "DYT0907", "DYT0908")
+PREFERRED = ("DYT0906", "DYT0909")
+MODEL = "Qwen/Qwen3-0.6B"
+COUNTED = f"{A} 2 prefill 4 decode, {B} 2 prefill 4 decode"
+BARE: dict[str, Any] = dict.fromkeys(("topology_domains", "taints"))
+
+
+def results(scene: Scene) -> dict[str, CheckResult]:
+    return scene.judge(CAPACITY_CHECKS)
+
+
+def registered(scene: Scene) -> Custody:
+    """The same workers and routers, without Kubernetes."""
+    routers = tuple(replace(one, graph="") for one in scene.routers)
+    return custody(VerifyFacts(registry=Registry("etcd", scene.registered()), routers=routers))
+
+
+def not_ready(scene: Scene, *pods: str) -> None:
+    for pod in pods:
+        scene.pod(pod, ready=False)
+
+
+def decode(zone: str) -> list[str]:
+    return [f"my-llm-decode-{zone}-{number}" for number in range(4)]
+
+
+def prefill(zone: str) -> list[str]:
+    return [f"my-llm-prefill-{zone}-{number}" for number in range(2)]
+
+
+def test_a_healthy_deployment_passes():
+    told = results(Scene())
+    assert {told[code].state for code in (*REQUIRED, "DYT0904")} == {State.PASS}
+    assert {skipped(told[code]) for code in (*PREFERRED, "DYT0905")} == {UNASKED}
+    assert told["DYT0901"].message == COUNTED
+    assert told["DYT0904"].message == "12 of 12 workers"
+    told = results(Scene(enforcement="preferred"))
+    assert {told[code].state for code in (*PREFERRED, "DYT0904")} == {State.PASS}
+    assert {skipped(told[code]) for code in REQUIRED} == {UNASKED}
+
+
+def test_without_anything_nothing_is_judged():
+    told = judged(CAPACITY_CHECKS, custody(VerifyFacts()))
+    assert {skipped(one) for one in told.values()} == {UNASKED}
+
+
+def test_what_workers_registered_could_not_be_read():
+    scene = Scene()
+    scene.changes["metadata"] = REFUSED
+    told = results(scene)
+    assert {skipped(told[code]) for code in (*REQUIRED, "DYT0904")} == {UNREAD}
+    scene.changes = {"pods": REFUSED}
+    told = results(scene)
+    assert {skipped(told[code]) for code in (*REQUIRED, *PREFERRED, "DYT0904")} == {UNREAD}
+
+
+# -- capacity by domain ----------------------------------------------------------------------------
+
+
+def test_a_domain_without_ready_decode_strands_its_prefill():
+    scene = Scene()
+    not_ready(scene, *decode("b"))
+    told = results(scene)
+    assert wrong(told) == {"DYT0901": [GRAPH]}
+    assert values(told["DYT0901"]) == [f"zone {B} has 2 prefill and no decode workers ready"]
+
+
+def test_a_ready_pod_that_is_no_ready_endpoint_serves_nobody():
+    scene = Scene()
+    scene.endpoints = [
+        replace(one, ready=False) if one.pod in decode("b") else one for one in scene.endpoints
+    ]
+    told = results(scene)
+    assert wrong(told) == {"DYT0901": [GRAPH]}
+    # Elsewhere it registers by itself, whatever slices say.
+    scene = Scene(discovery="etcd")
+    scene.registry = Registry("etcd", Scene().registered())
+    assert not scene.endpoints
+    assert results(scene)["DYT0901"].state is State.PASS
+
+
+def test_preferred_crosses_where_required_strands():
+    scene = Scene(enforcement="preferred")
+    not_ready(scene, *decode("b"))
+    assert wrong(results(scene)) == {"DYT0906": [GRAPH]}
+
+
+def test_a_domain_hangs_on_one_decode_worker():
+    scene = Scene(decode=2)
+    not_ready(scene, "my-llm-decode-b-0")
+    told = results(scene)
+    assert wrong(told) == {"DYT0902": [GRAPH], "DYT0908": [GRAPH]}
+    assert values(told["DYT0902"]) == [f"zone {B} has one decode worker ready"]
+    assert values(told["DYT0908"]) == [f"{B} has 1:0.5, {A} has 1:1"]
+
+
+def test_decode_without_prefill_is_idle():
+    scene = Scene()
+    not_ready(scene, *prefill("b"))
+    told = results(scene)
+    assert wrong(told) == {"DYT0907": [GRAPH]}
+    assert values(told["DYT0907"]) == [f"zone {B} has 4 decode and no prefill workers ready"]
+
+
+def test_where_no_prefill_is_ready_nothing_is_stranded_and_nothing_passes():
+    scene = Scene()
+    not_ready(scene, *prefill("a"), *prefill("b"))
+    told = results(scene)
+    assert wrong(told) == {}
+    assert told["DYT0901"].message == "my-llm.prod: no prefill worker is ready with its zone"
+    assert {skipped(told[c]) for c in ("DYT0901", "DYT0902", "DYT0907", "DYT0908")} == {UNASKED}
+
+
+def test_where_no_worker_is_registered_nothing_can_be_counted():
+    scene = Scene()
+    scene.metadata = {}
+    told = results(scene)
+    assert {skipped(told[code]) for code in REQUIRED} == {UNASKED}
+    assert told["DYT0901"].message == "my-llm.prod: no worker is ready and registered (DYT0704)"
+
+
+def test_an_aggregated_graph_is_not_judged():
+    scene = Scene(prefill=0)
+    told = results(scene)
+    assert {skipped(told[code]) for code in REQUIRED} == {UNASKED}
+    assert told["DYT0901"].message == "my-llm.prod: not disaggregated (DYT0109, DYT0115)"
+
+
+def test_metadata_of_a_pod_that_is_gone_is_no_capacity():
+    scene = Scene()
+    for name in decode("b"):
+        scene.metadata[name] = replace(scene.metadata[name], owner_uid="gone")
+    assert wrong(results(scene))["DYT0901"] == [GRAPH]
+
+
+def test_the_taint_says_where_a_decode_worker_is():
+    scene = Scene()
+    for name in decode("b"):
+        scene.card(name, taints=[f"dynamo.topology/zone={A}"])
+    told = results(scene)
+    assert values(told["DYT0901"]) == [f"zone {B} has 2 prefill and no decode workers ready"]
+
+
+@pytest.mark.parametrize(
+    ("card", "why"),
+    [
+        ({"taints": ["other"]}, f"though its card says {A} (DYT0804)"),
+        (BARE, "its card has no zone"),
+    ],
+)
+def test_a_decode_worker_without_the_taint_is_never_chosen(card: dict[str, Any], why: str):
+    scene = Scene()
+    scene.card(DECODE, **card)
+    told = results(scene)
+    assert wrong(told)["DYT0903"] == [subject(DECODE)]
+    assert values(told["DYT0903"]) == [f"carries no taint dynamo.topology/zone, {why}"]
+    scene = Scene(enforcement="preferred")
+    scene.card(DECODE, **card)
+    assert wrong(results(scene)) == {"DYT0909": [subject(DECODE)]}
+
+
+def test_a_prefill_worker_without_the_taint_is_chosen_all_the_same():
+    scene = Scene()
+    scene.card(PREFILL, taints=[])
+    assert wrong(results(scene)) == {}
+
+
+def test_two_models_of_a_graph_are_pools_of_their_own():
+    scene = Scene()
+    for name in [*decode("b"), *prefill("a")]:
+        item = scene.metadata[name]
+        [(key, card)] = item.data["model_cards"].items()
+        renamed = {key: {**card, "card_json": {**card["card_json"], "display_name": "other"}}}
+        scene.metadata[name] = replace(item, data={**item.data, "model_cards": renamed})
+    told = results(scene)
+    assert values(told["DYT0901"]) == [
+        f"zone {B} has 2 prefill and no decode workers ready for {MODEL}",
+        f"zone {A} has 2 prefill and no decode workers ready for other",
+    ]
+
+
+def test_registered_workers_count_without_kubernetes():
+    scene = Scene()
+    told = judged(CAPACITY_CHECKS, registered(scene))
+    assert {told[code].state for code in (*REQUIRED, "DYT0904")} == {State.PASS}
+    assert told["DYT0901"].message == COUNTED
+    for name in decode("b"):
+        scene.gone(name)
+    assert wrong(judged(CAPACITY_CHECKS, registered(scene))) == {"DYT0901": [f"Model {MODEL}"]}
+    for name in scene.metadata:
+        scene.card(name, kv_transfer_domain=None, kv_transfer_enforcement=None)
+    told = judged(CAPACITY_CHECKS, registered(scene))
+    assert {skipped(told[code]) for code in REQUIRED} == {UNASKED}
+
+
+# -- routers ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_the_router_misses_is_found():
+    scene = Scene()
+    scene.unknown(DECODE)
+    told = results(scene)
+    assert wrong(told) == {"DYT0904": [subject(DECODE)]}
+    assert values(told["DYT0904"]) == [
+        f"worker {instance_id(DECODE):x} is not known to {subject(FRONTEND)}"
+    ]
+
+
+def test_a_worker_that_the_router_misses_is_found_even_without_its_taint():
+    scene = Scene()
+    scene.card(DECODE, taints=[])
+    scene.unknown(DECODE)
+    told = wrong(results(scene))
+    assert told["DYT0903"] == told["DYT0904"] == [subject(DECODE)]
+
+
+def test_what_no_router_could_know_is_told_elsewhere():
+    scene = Scene()
+    scene.endpoints = [one for one in scene.endpoints if one.pod != DECODE]
+    not_ready(scene, PREFILL)
+    scene.unknown(DECODE)
+    scene.unknown(PREFILL)
+    told = results(scene)
+    assert "DYT0904" not in wrong(told)
+    assert told["DYT0904"].message == "10 of 12 workers; the rest: see DYT0702"
+
+
+def test_routers_that_were_not_asked_are_no_pass():
+    scene = Scene()
+    scene.routers = []
+    told = results(scene)
+    assert skipped(told["DYT0904"]) == UNASKED
+    assert told["DYT0904"].message == NO_ROUTER
+    question = AccessQuestion("create", "pods/portforward", "", "prod")
+    scene.changes["access"] = {question: False}
+    assert skipped(results(scene)["DYT0904"]) == UNREAD
+
+
+def test_a_router_that_does_not_tell_is_unread_and_others_count():
+    scene = Scene()
+    scene.routers.append(RouterView("Pod my-llm-frontend-1.prod", "prod/my-llm", REFUSED))
+    assert skipped(results(scene)["DYT0904"]) == UNREAD
+    scene.unknown(DECODE)
+    told = results(scene)
+    assert wrong(told) == {"DYT0904": [subject(DECODE)]}
+    assert told["DYT0904"].message == "not told: forbidden"
+
+
+def test_a_router_of_another_graph_says_nothing_of_this_one():
+    scene = Scene()
+    scene.routers = [replace(scene.routers[0], graph="prod/other", workers=frozenset())]
+    told = results(scene)
+    assert told["DYT0904"].message == "0 of 12 workers: no router of prod/my-llm was asked"
+
+
+def test_a_router_that_was_named_by_url_is_of_the_only_graph():
+    scene = Scene()
+    scene.routers = [RouterView("http://localhost:8000", "", frozenset({1}))]
+    assert len(results(scene)["DYT0904"].findings) == 12
+
+
+# -- live requests ---------------------------------------------------------------------------------
+
+
+def probed(scene: Scene, *answers: tuple[int, str, str | None, str | None]) -> CheckResult:
+    """``answers``: status, message, prefill and decode pod."""
+    scene.probe = tuple(
+        ProbeAnswer(
+            subject(FRONTEND),
+            status,
+            message,
+            None if first is None else instance_id(first),
+            None if second is None else instance_id(second),
+        )
+        for status, message, first, second in answers
+    )
+    return results(scene)["DYT0905"]
+
+
+def test_requests_within_their_domain_pass():
+    told = probed(
+        Scene(), (200, "", PREFILL, DECODE), (200, "", "my-llm-prefill-b-0", decode("b")[0])
+    )
+    assert (told.state, told.message) == (State.PASS, "2 requests")
+
+
+def test_requests_that_fail_or_cross_are_counted():
+    failed = (500, "Failed to generate\ncompletions", None, None)
+    told = probed(Scene(), failed, failed, (200, "", PREFILL, decode("b")[1]))
+    assert [one.subject for one in told.findings] == [subject(FRONTEND)] * 2
+    assert values(told) == [
+        "2 of 3 requests: HTTP 500 Failed to generate completions",
+        f"1 of 3 requests: prefill by {PREFILL} in {A}, decode by my-llm-decode-b-1 in {B}",
+    ]
+
+
+def test_a_decode_worker_without_a_taint_is_across():
+    scene = Scene()
+    scene.card(DECODE, taints=[])
+    assert values(probed(scene, (200, "", PREFILL, DECODE)))[0].endswith("in no zone")
+
+
+def test_preferred_may_cross_and_need_not_tell():
+    scene = Scene(enforcement="preferred")
+    told = probed(scene, (200, "", PREFILL, decode("b")[1]), (200, "", None, None))
+    assert told.state is State.PASS
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((200, "", None, None), "which workers served a request was not told"),
+        ((200, "", PREFILL, "somebody"), "a request was served by a worker that is not registered "
+         "here"),
+        ((404, "no such model", None, None), "HTTP 404 no such model"),
+        ((0, "connection refused", None, None), "connection refused"),
+    ],
+)  # fmt: skip
+def test_what_a_request_does_not_tell_is_no_pass(answer: Any, why: str):
+    told = probed(Scene(), answer)
+    assert skipped(told) == UNREAD
+    assert told.message == f"{subject(FRONTEND)}: {why}"
+
+
+def test_no_request_at_all_is_no_pass():
+    assert skipped(probed(Scene())) == UNREAD
+
+
+def test_a_frontend_is_named_by_its_url():
+    scene = Scene()
+    scene.probe = (ProbeAnswer("http://localhost:8000", 503, "busy"),)
+    assert wrong(results(scene)) == {"DYT0905": ["Frontend http://localhost:8000"]}

@@ -1,0 +1,316 @@
+"""What workers publish of their topology in their model cards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dynctl.findings.report import CheckResult, State
+from dynctl.verify.checks.cards import CARD_CHECKS
+from dynctl.verify.facts import Registry, VerifyFacts
+from dynctl.verify.join import Custody, custody
+from tests.dynctl.verify.scene import (
+    DECODE,
+    GRAPH,
+    PREFILL,
+    REFUSED,
+    SPACE,
+    A,
+    B,
+    Scene,
+    subject,
+    values,
+)
+from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
+from tests.kube.objects import ZONE
+
+UNREAD, UNASKED = (True, True), (True, False)
+BARE: dict[str, Any] = dict.fromkeys(
+    ("topology_domains", "taints", "kv_transfer_domain", "kv_transfer_enforcement")
+)
+OF_GRAPHS = ("DYT0802", "DYT0803")
+
+
+def results(scene: Scene) -> dict[str, CheckResult]:
+    return scene.judge(CARD_CHECKS)
+
+
+def registered(scene: Scene) -> Custody:
+    """The same workers, without Kubernetes."""
+    return custody(VerifyFacts(registry=Registry("etcd", scene.registered())))
+
+
+@pytest.mark.parametrize("wanted", [{}, {"grove": True}, {"enforcement": "preferred"}])
+def test_a_healthy_deployment_passes(wanted: dict[str, Any]):
+    told = results(Scene(**wanted))
+    assert {one.state for one in told.values()} == {State.PASS}
+    assert {one.message for one in told.values()} == {"12 of 12 workers"}
+
+
+def test_without_anything_nothing_is_judged():
+    told = judged(CARD_CHECKS, custody(VerifyFacts()))
+    assert {skipped(one) for one in told.values()} == {UNASKED}
+
+
+def test_what_workers_registered_could_not_be_read():
+    scene = Scene()
+    scene.changes["metadata"] = REFUSED
+    assert {skipped(one) for one in results(scene).values()} == {UNREAD}
+    scene = Scene(discovery="etcd")
+    told = results(scene)
+    assert {skipped(one) for one in told.values()} == {UNASKED}
+    assert told["DYT0801"].message == "0 of 12 workers: registered in etcd: --discovery etcd"
+    scene.registry = Registry("etcd", REFUSED)
+    assert {skipped(one) for one in results(scene).values()} == {UNREAD}
+
+
+# -- against the link before -----------------------------------------------------------------------
+
+
+def test_a_card_without_topology_is_found_once():
+    scene = Scene()
+    scene.card(DECODE, **BARE)
+    told = results(scene)
+    assert wrong(told) == {"DYT0801": [subject(DECODE)]}
+    assert values(told["DYT0801"]) == [f"its model card has no zone, the file says {A}"]
+
+
+def test_a_card_is_compared_with_the_label_where_files_were_not_read():
+    scene = Scene()
+    scene.files = {}
+    scene.card(DECODE, **BARE)
+    scene.card(PREFILL, topology_domains={"zone": B}, taints=[f"dynamo.topology/zone={B}"])
+    told = results(scene)
+    assert values(told["DYT0801"]) == [f"its model card has no zone, the pod label says {A}"]
+    assert values(told["DYT0802"]) == [f"zone is {B}, the pod label says {A}"]
+
+
+def test_a_level_that_is_missing_is_found():
+    scene = Scene(grove=True)
+    scene.card(DECODE, topology_domains={"zone": A}, taints=[f"dynamo.topology/zone={A}"])
+    assert values(results(scene)["DYT0801"])[0].startswith("its model card has no rack, the file")
+
+
+@pytest.mark.parametrize(
+    ("env", "code"),
+    [
+        ({"DYN_TOPOLOGY_ENABLED": None}, "DYT0501"),
+        ({"DYN_TOPOLOGY_MOUNT_PATH": "/elsewhere"}, "DYT0501"),
+    ],
+)
+def test_what_its_variables_explain_is_told_there(env: dict[str, Any], code: str):
+    scene = Scene()
+    scene.env(DECODE, **env)
+    scene.card(DECODE, **BARE)
+    told = results(scene)
+    assert wrong(told) == {}
+    assert told["DYT0801"].message == f"11 of 12 workers; the rest: see {code}"
+
+
+def test_what_its_volume_explains_is_told_there():
+    scene = Scene()
+    scene.pod(DECODE, volumes=())
+    scene.files[SPACE, DECODE] = REFUSED
+    scene.card(DECODE, **BARE)
+    told = results(scene)
+    assert wrong(told) == {}
+    assert told["DYT0801"].message == "11 of 12 workers; the rest: see DYT0502"
+
+
+def test_a_pod_without_its_label_has_an_empty_card_rightly():
+    scene = Scene()
+    scene.label(DECODE, ZONE, None)
+    scene.file(DECODE, "")
+    scene.card(DECODE, **BARE)
+    assert wrong(results(scene)) == {}
+
+
+def test_a_card_of_before_is_found_by_value():
+    scene = Scene()
+    scene.card(DECODE, topology_domains={"zone": B}, taints=[f"dynamo.topology/zone={B}"])
+    told = results(scene)
+    assert wrong(told) == {"DYT0802": [subject(DECODE)]}
+    assert values(told["DYT0802"]) == [f"zone is {B}, the file says {A}"]
+    assert told["DYT0802"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
+
+
+def test_a_card_that_follows_a_wrong_file_is_no_fault_of_its_own():
+    scene = Scene()
+    scene.file(DECODE, B)
+    scene.card(DECODE, topology_domains={"zone": B}, taints=[f"dynamo.topology/zone={B}"])
+    assert wrong(results(scene)) == {}
+
+
+def test_cards_that_a_pod_which_is_gone_wrote_are_not_judged():
+    scene = Scene()
+    scene.metadata[DECODE] = replace(scene.metadata[DECODE], owner_uid="gone")
+    scene.card(DECODE, topology_domains={"zone": B})
+    told = results(scene)
+    assert wrong(told) == {}
+    assert told["DYT0802"].message == "11 of 12 workers; the rest: see DYT0705"
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_worker_that_registered_nothing_is_told_elsewhere(ready: bool):
+    scene = Scene()
+    scene.gone(DECODE)
+    scene.pod(DECODE, ready=ready)
+    told = results(scene)
+    assert wrong(told) == {}
+    code = "DYT0704" if ready else "DYT0702"
+    assert told["DYT0801"].message == f"11 of 12 workers; the rest: see {code}"
+
+
+def test_further_ranks_have_no_cards():
+    scene = Scene()
+    for key, value in (("name", "x"), ("group-index", "0"), ("worker-index", "1")):
+        scene.label(DECODE, f"leaderworkerset.sigs.k8s.io/{key}", value)
+    scene.gone(DECODE)
+    assert results(scene)["DYT0801"].message == "11 of 11 workers"
+
+
+# -- the policy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("kv_transfer_domain", "rack", "is rack, the policy says zone"),
+        ("kv_transfer_domain", None, "is not set, the policy says zone"),
+        ("kv_transfer_enforcement", "preferred", "is preferred, the policy says required"),
+        ("kv_transfer_preferred_weight", 0.5, "is 0.5, the policy says none"),
+        ("kv_transfer_preferred_weight", "odd", "is odd, the policy says none"),
+        ("kv_transfer_enforcement", ["x"], "is ['x'], the policy says required"),
+    ],
+)
+def test_a_card_has_the_policy_of_the_graph(field: str, value: Any, says: str):
+    scene = Scene()
+    scene.card(DECODE, **{field: value})
+    told = results(scene)
+    assert wrong(told) == {"DYT0803": [subject(DECODE)]}
+    assert values(told["DYT0803"]) == [f"{field} {says}"]
+
+
+@pytest.mark.parametrize(
+    ("weight", "right"), [(0.8500000238418579, True), (0.851, False), (True, False), (None, False)]
+)
+def test_a_weight_is_a_float32(weight: Any, right: bool):
+    scene = Scene(enforcement="preferred")
+    scene.card(DECODE, kv_transfer_preferred_weight=weight)
+    assert wrong(results(scene)) == ({} if right else {"DYT0803": [subject(DECODE)]})
+
+
+def test_a_card_that_says_what_its_variables_say_is_told_there():
+    scene = Scene(enforcement="preferred")
+    scene.env(DECODE, DYN_KV_TRANSFER_PREFERRED_WEIGHT="0.5")
+    scene.card(DECODE, kv_transfer_preferred_weight=0.5)
+    assert "DYT0803" not in wrong(results(scene))
+    scene.card(DECODE, kv_transfer_preferred_weight=0.6)
+    assert "DYT0803" in wrong(results(scene))
+
+
+# -- taints ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("taints", [None, [], ["other"], [f"dynamo.topology/zone={B}"]])
+def test_every_domain_has_its_taint(taints: Any):
+    scene = Scene()
+    scene.card(DECODE, taints=taints)
+    told = results(scene)
+    assert wrong(told) == {"DYT0804": [subject(DECODE)]}
+    assert values(told["DYT0804"]) == [f"no taint dynamo.topology/zone={A}"]
+
+
+def test_the_taints_of_other_levels_count_as_well():
+    scene = Scene(grove=True)
+    scene.card(DECODE, taints=[f"dynamo.topology/zone={A}"])
+    told = results(scene)
+    assert wrong(told) == {"DYT0804": [subject(DECODE)]}
+    assert values(told["DYT0804"])[0].startswith("no taint dynamo.topology/rack=")
+
+
+def test_without_topology_there_is_nothing_to_taint():
+    scene = Scene()
+    for name in scene.metadata:
+        scene.card(name, **BARE)
+    assert skipped(results(scene)["DYT0804"]) == UNASKED
+
+
+# -- one policy a model ----------------------------------------------------------------------------
+
+
+def without_policy(scene: Scene) -> None:
+    """The graph has no policy; its workers publish one by hand."""
+    [graph] = scene.facts.graphs  # type: ignore[misc]
+    spec = {**graph.body["spec"], "experimental": {}}
+    scene.changes["graphs"] = (replace(graph, body={**graph.body, "spec": spec}),)
+
+
+def test_workers_of_a_graph_without_a_policy_must_agree():
+    scene = Scene()
+    without_policy(scene)
+    assert wrong(results(scene)) == {}
+    scene.card(DECODE, kv_transfer_enforcement="preferred", kv_transfer_preferred_weight=0.5)
+    told = results(scene)
+    assert wrong(told) == {"DYT0805": [GRAPH]}
+    [says] = values(told["DYT0805"])
+    assert says.startswith("workers of Qwen/Qwen3-0.6B publish zone required: ")
+    assert says.endswith(f" and 8 more; zone preferred 0.5: {DECODE}")
+    assert {skipped(told[code]) for code in OF_GRAPHS} == {UNASKED}
+
+
+def test_a_worker_that_differs_from_its_graph_is_told_once():
+    scene = Scene()
+    scene.card(DECODE, kv_transfer_enforcement="preferred", kv_transfer_preferred_weight=0.5)
+    scene.card(PREFILL, **BARE)
+    assert wrong(results(scene)) == {"DYT0801": [subject(PREFILL)], "DYT0803": [subject(DECODE)]}
+
+
+# -- without Kubernetes ----------------------------------------------------------------------------
+
+
+def test_registered_workers_are_judged_as_far_as_they_tell():
+    told = judged(CARD_CHECKS, registered(Scene()))
+    assert told["DYT0801"].message == "12 of 12 workers"
+    assert {told[code].state for code in ("DYT0801", "DYT0804", "DYT0805")} == {State.PASS}
+    assert {skipped(told[code]) for code in OF_GRAPHS} == {UNASKED}
+
+
+def test_a_worker_without_topology_among_others_is_found():
+    scene = Scene()
+    scene.card(DECODE, **BARE)
+    told = judged(CARD_CHECKS, registered(scene))
+    assert [one.value for one in told["DYT0801"].findings] == [
+        "publishes no topology, 11 of 12 workers of Qwen/Qwen3-0.6B do"
+    ]
+    assert set(wrong(told)) == {"DYT0801"}
+
+
+def test_nobody_with_topology_is_no_fault():
+    scene = Scene()
+    for name in scene.metadata:
+        scene.card(name, **BARE)
+    told = judged(CARD_CHECKS, registered(scene))
+    assert wrong(told) == {}
+    assert skipped(told["DYT0801"]) == UNASKED
+
+
+def test_registered_workers_that_disagree_are_found():
+    scene = Scene()
+    scene.card(DECODE, taints=[])
+    scene.card(PREFILL, kv_transfer_enforcement="preferred", kv_transfer_preferred_weight=0.5)
+    told = judged(CARD_CHECKS, registered(scene))
+    assert set(wrong(told)) == {"DYT0804", "DYT0805"}
+    assert wrong(told)["DYT0805"] == ["Model Qwen/Qwen3-0.6B"]
+
+
+def test_a_registry_that_tells_nothing_is_no_pass():
+    refused = custody(VerifyFacts(registry=Registry("etcd", REFUSED)))
+    told = judged(CARD_CHECKS, refused)
+    assert {skipped(told[code]) for code in ("DYT0801", "DYT0804", "DYT0805")} == {UNREAD}
+    scene = Scene()
+    scene.metadata = {}
+    told = judged(CARD_CHECKS, registered(scene))
+    assert {skipped(one) for one in told.values()} == {UNASKED}

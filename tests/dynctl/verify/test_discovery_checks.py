@@ -1,0 +1,435 @@
+"""How workers are found: backends, EndpointSlices, metadata, permissions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dynctl.adapters.ports import AccessQuestion
+from dynctl.findings.report import CheckResult, State
+from dynctl.verify.checks.discovery import DISCOVERY_CHECKS
+from dynctl.verify.facts import Account, Registry, VerifyFacts
+from dynctl.verify.join import custody
+from dynctl.wire.kubernetes.instance_id import instance_id
+from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
+from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
+from tests.dynctl.verify.scene import (
+    DECODE,
+    FRONTEND,
+    NOW,
+    PREFILL,
+    REFUSED,
+    SPACE,
+    Scene,
+    deployment_of,
+    subject,
+    values,
+)
+from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
+from tests.kube.objects import ZONE
+
+UNREAD, UNASKED = (True, True), (True, False)
+ACCOUNT = "ServiceAccount my-llm-k8s-service-discovery.prod"
+OTHER_UID = "11111111-2222-3333-4444-555555555555"
+IN_KUBERNETES = ("DYT0702", "DYT0703", "DYT0704", "DYT0705", "DYT0706")
+
+
+def results(scene: Scene) -> dict[str, CheckResult]:
+    return scene.judge(DISCOVERY_CHECKS)
+
+
+def in_etcd() -> Scene:
+    """A deployment that registers in etcd, where its workers' cards are."""
+    scene, kubernetes = Scene(discovery="etcd"), Scene()
+    scene.registry = Registry("etcd http://etcd:2379", deployment_of(kubernetes.metadata.values()))
+    return scene
+
+
+def test_a_healthy_deployment_passes():
+    told = results(Scene())
+    assert {one.state for code, one in told.items() if code != "DYT0707"} == {State.PASS}
+    assert skipped(told["DYT0707"]) == UNASKED
+    assert list(told) == sorted(told)
+    assert told["DYT0701"].message == "kubernetes"
+    told = judged(DISCOVERY_CHECKS, custody(VerifyFacts()))
+    assert {skipped(one) for one in told.values()} == {UNASKED}
+
+
+# -- backends --------------------------------------------------------------------------------------
+
+
+def test_a_worker_in_another_backend_is_not_found_by_the_frontend():
+    scene = Scene()
+    scene.env(DECODE, DYN_DISCOVERY_BACKEND="etcd")
+    told = results(scene)
+    assert wrong(told) == {"DYT0701": [subject(DECODE)]}
+    assert values(told["DYT0701"]) == ["registers in etcd, the frontend uses kubernetes"]
+    assert told["DYT0702"].message == "11 of 11 pods"
+
+
+def test_the_frontend_decides_what_is_right():
+    scene = Scene(discovery="etcd")
+    scene.env(FRONTEND, DYN_DISCOVERY_BACKEND="kubernetes")
+    told = results(scene)
+    assert len(told["DYT0701"].findings) == 12
+    assert values(told["DYT0701"])[0] == "registers in etcd, the frontend uses kubernetes"
+
+
+def test_without_a_frontend_most_workers_decide():
+    scene = Scene()
+    del scene.pods[FRONTEND]
+    scene.env(DECODE, DYN_DISCOVERY_BACKEND="file")
+    told = results(scene)
+    assert values(told["DYT0701"]) == ["registers in file, most of its graph uses kubernetes"]
+
+
+def test_the_label_tells_where_the_variable_does_not():
+    scene = Scene()
+    scene.env(DECODE, DYN_DISCOVERY_BACKEND=None)
+    assert scene.pods[DECODE].labels[DISCOVERY_BACKEND_LABEL] == "kubernetes"
+    assert wrong(results(scene)) == {}
+
+
+def test_a_pod_that_does_not_tell_is_a_warning_and_not_judged_further():
+    scene = Scene()
+    scene.env(DECODE, DYN_DISCOVERY_BACKEND=None)
+    scene.label(DECODE, DISCOVERY_BACKEND_LABEL, None)
+    scene.pod(DECODE, ready=False)
+    told = results(scene)
+    assert wrong(told) == {"DYT0708": [subject(DECODE)]}
+    for name in scene.pods:
+        scene.env(name, DYN_DISCOVERY_BACKEND=None)
+        scene.label(name, DISCOVERY_BACKEND_LABEL, None)
+    told = results(scene)
+    assert {skipped(told[code]) for code in ("DYT0701", *IN_KUBERNETES)} == {UNASKED}
+
+
+# -- EndpointSlices --------------------------------------------------------------------------------
+
+
+def test_a_pod_that_is_not_ready_is_never_found():
+    scene = Scene()
+    scene.pod(DECODE, ready=False)
+    told = results(scene)
+    assert wrong(told) == {"DYT0702": [subject(DECODE)]}
+    assert values(told["DYT0702"]) == ["not Ready"]
+    assert "readinessProbe" in told["DYT0702"].findings[0].fix
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (None, "in no EndpointSlice that is labelled nvidia.com/dynamo-discovery-enabled=true"),
+        ({"labels": {}},
+         "in no EndpointSlice that is labelled nvidia.com/dynamo-discovery-enabled=true"),
+        ({"uid": OTHER_UID},
+         f"EndpointSlice my-llm-decode-a-0 names an earlier pod of that name ({OTHER_UID})"),
+        ({"ready": False}, "not ready in EndpointSlice my-llm-decode-a-0"),
+    ],
+)  # fmt: skip
+def test_a_pod_must_be_in_a_slice_of_discovery(change: dict[str, Any] | None, says: str):
+    scene = Scene()
+    changed = [
+        replace(one, **(change or {})) if one.pod == DECODE else one
+        for one in scene.endpoints
+        if one.pod != DECODE or change is not None
+    ]
+    scene.endpoints = changed
+    told = results(scene)
+    assert wrong(told) == {"DYT0702": [subject(DECODE)]}
+    assert values(told["DYT0702"]) == [says]
+
+
+def test_a_slice_that_does_not_tell_the_uid_is_believed():
+    scene = Scene()
+    scene.endpoints = [replace(one, uid="") for one in scene.endpoints]
+    assert wrong(results(scene)) == {}
+
+
+def test_slices_that_could_not_be_read_are_unread_and_readiness_is_judged_all_the_same():
+    scene = Scene()
+    scene.changes["endpoints"] = REFUSED
+    told = results(scene)
+    assert skipped(told["DYT0702"]) == skipped(told["DYT0709"]) == UNREAD
+    scene.pod(DECODE, ready=False)
+    assert wrong(results(scene)) == {"DYT0702": [subject(DECODE)]}
+
+
+def test_a_pod_that_does_not_run_or_waits_for_its_topology_is_told_elsewhere():
+    scene = Scene()
+    scene.not_started(DECODE)
+    scene.not_started(PREFILL, running=True)
+    scene.label(PREFILL, ZONE, None)
+    told = results(scene)
+    assert wrong(told) == {}
+    rest = "10 of 12 pods; the rest: see DYT0403, DYT0410"
+    assert told["DYT0702"].message == told["DYT0704"].message == rest
+
+
+def test_a_worker_that_is_starting_is_told_once():
+    scene = Scene()
+    scene.not_started(DECODE, running=True)
+    told = results(scene)
+    assert wrong(told) == {"DYT0702": [subject(DECODE)]}
+    assert told["DYT0704"].message == "11 of 12 pods; the rest: see DYT0702"
+
+
+def test_further_ranks_are_not_looked_for():
+    scene = Scene()
+    for key, value in (("name", "x"), ("group-index", "0"), ("worker-index", "1")):
+        scene.label(DECODE, f"leaderworkerset.sigs.k8s.io/{key}", value)
+    scene.pod(DECODE, ready=False)
+    scene.gone(DECODE)
+    told = results(scene)
+    assert wrong(told) == {}
+    assert told["DYT0702"].message == "11 of 11 pods"
+
+
+# -- permissions -----------------------------------------------------------------------------------
+
+
+def denied(scene: Scene, *resources: str) -> None:
+    [account] = scene.accounts
+    assert isinstance(account.allowed, dict)
+    allowed = {one: one.resource not in resources for one in account.allowed}
+    scene.accounts = (Account(account.user, allowed),)
+
+
+def test_an_account_that_may_not_register_is_found_before_what_follows():
+    scene = Scene()
+    denied(scene, "dynamoworkermetadatas")
+    for name in list(scene.metadata):
+        scene.gone(name)
+    told = results(scene)
+    assert wrong(told) == {"DYT0703": [ACCOUNT]}
+    assert values(told["DYT0703"]) == [
+        "may not create dynamoworkermetadatas.nvidia.com, patch dynamoworkermetadatas.nvidia.com, "
+        "list dynamoworkermetadatas.nvidia.com in prod"
+    ]
+    assert told["DYT0704"].message == "0 of 12 pods: see DYT0703"
+
+
+def test_who_may_not_register_is_never_ready():
+    scene = Scene()
+    denied(scene, "dynamoworkermetadatas")
+    for name in list(scene.metadata):
+        scene.not_started(name, running=True)
+        scene.log(name, domains={"zone": "us-east-1a"}, not_persisted="Failed to persist metadata")
+    told = results(scene)
+    assert wrong(told) == {"DYT0703": [ACCOUNT]}
+    assert {told[code].message for code in ("DYT0702", "DYT0704")} == {"0 of 12 pods: see DYT0703"}
+
+
+def test_a_registered_worker_is_not_ready_for_another_reason():
+    scene = Scene()
+    denied(scene, "dynamoworkermetadatas")
+    scene.pod(DECODE, ready=False)
+    assert wrong(results(scene)) == {"DYT0702": [subject(DECODE)], "DYT0703": [ACCOUNT]}
+
+
+def test_an_account_that_may_not_read_slices_can_register():
+    scene = Scene()
+    denied(scene, "endpointslices")
+    scene.gone(DECODE)
+    assert wrong(results(scene)) == {"DYT0703": [ACCOUNT], "DYT0704": [subject(DECODE)]}
+
+
+def test_accounts_that_were_not_asked_or_not_told_are_no_pass():
+    scene = Scene()
+    [account] = scene.accounts
+    scene.accounts = (Account(account.user, REFUSED),)
+    assert skipped(results(scene)["DYT0703"]) == UNREAD
+    question = AccessQuestion("create", "dynamoworkermetadatas", "nvidia.com", SPACE)
+    scene.accounts = (Account("system:serviceaccount:prod:other", {question: False}),)
+    assert skipped(results(scene)["DYT0703"]) == UNASKED
+
+
+# -- metadata --------------------------------------------------------------------------------------
+
+
+def test_a_ready_worker_without_metadata_is_found():
+    scene = Scene()
+    scene.gone(DECODE)
+    told = results(scene)
+    assert wrong(told) == {"DYT0704": [subject(DECODE)]}
+    assert values(told["DYT0704"]) == ["no DynamoWorkerMetadata"]
+
+
+def test_a_log_that_says_so_counts_before_the_pod_is_ready():
+    scene = Scene()
+    scene.not_started(DECODE, running=True)
+    scene.log(DECODE, domains={"zone": "us-east-1a"}, not_persisted="Failed to persist metadata")
+    told = results(scene)
+    # It never becomes Ready because of that: no fault of its own.
+    assert wrong(told) == {"DYT0704": [subject(DECODE)]}
+    assert told["DYT0702"].message == "11 of 12 pods; the rest: see DYT0704"
+    assert values(told["DYT0704"]) == [
+        "no DynamoWorkerMetadata; its log says: Failed to persist metadata"
+    ]
+
+
+def test_a_resource_that_is_not_served_is_named_as_the_reason():
+    scene = Scene()
+    scene.metadata = {}
+    scene.changes["served"] = {"dynamographdeployments.nvidia.com": ("v1beta1",)}
+    told = results(scene)
+    assert values(told["DYT0704"])[0].endswith("does not serve that resource (DYT0005)")
+
+
+def test_metadata_that_could_not_be_read_is_unread():
+    scene = Scene()
+    scene.changes["metadata"] = REFUSED
+    told = results(scene)
+    codes = ("DYT0704", "DYT0705", "DYT0706", "DYT0709")
+    assert {skipped(told[code]) for code in codes} == {UNREAD}
+
+
+def test_metadata_whose_card_cannot_be_read_is_no_registration():
+    scene = Scene()
+    item = scene.metadata[DECODE]
+    broken = {key: {"card_json": 3} for key in item.data["model_cards"]}
+    scene.metadata[DECODE] = replace(item, data={**item.data, "model_cards": broken})
+    assert values(results(scene)["DYT0704"]) == [
+        "its DynamoWorkerMetadata holds no model card that can be read: "
+        "Expected `object`, got `int` - at `$.card_json`"
+    ]
+
+
+def test_a_card_that_no_router_accepts_is_no_registration():
+    scene = Scene()
+    scene.card(DECODE, taints=[{"odd": 1}, 3])
+    assert wrong(results(scene)) == {"DYT0704": [subject(DECODE)]}
+
+
+def test_a_worker_that_serves_no_model_of_its_own_is_registered():
+    scene = Scene()
+    item = scene.metadata[DECODE]
+    scene.metadata[DECODE] = replace(item, data={**item.data, "model_cards": {}})
+    assert wrong(results(scene)) == {}
+
+
+@pytest.mark.parametrize(
+    ("owner", "says"),
+    [(OTHER_UID, f"the pod with uid {OTHER_UID}"), ("", "no pod")],
+)
+def test_metadata_of_an_earlier_pod_is_found(owner: str, says: str):
+    scene = Scene()
+    scene.metadata[DECODE] = replace(scene.metadata[DECODE], owner_uid=owner)
+    told = results(scene)
+    assert wrong(told) == {"DYT0705": [subject(DECODE)]}
+    assert values(told["DYT0705"]) == [f"DynamoWorkerMetadata {DECODE} belongs to {says}"]
+
+
+def test_a_containers_object_may_be_called_like_another_pod():
+    scene = Scene()
+    # The pod PREFILL registers by its container x, in an object called like the pod DECODE.
+    pod = scene.pods[PREFILL]
+    own = replace(scene.metadata[DECODE], name=f"{DECODE}-x", owner=DECODE)
+    taken = replace(scene.metadata[DECODE], owner=PREFILL, owner_uid=pod.uid)
+    scene.metadata = {**scene.metadata, DECODE: taken, "own": _renamed(own)}
+    assert "DYT0705" not in wrong(results(scene))
+
+
+def _renamed(item: WorkerMetadata) -> WorkerMetadata:
+    """The same with the id of its new name."""
+    number = instance_id(item.name)
+    data = {
+        bucket: {
+            f"{key.rpartition('/')[0]}/{number:x}": {**one, "instance_id": number}
+            for key, one in entries.items()
+        }
+        for bucket, entries in item.data.items()
+    }
+    return replace(item, data=data)
+
+
+def test_metadata_without_a_pod_is_told_for_whole_namespaces():
+    scene = Scene()
+    item = scene.metadata[DECODE]
+    scene.metadata["old"] = replace(item, name="old", owner="old", owner_uid=OTHER_UID)
+    told = results(scene)
+    assert wrong(told) == {"DYT0709": ["DynamoWorkerMetadata old.prod"]}
+    assert values(told["DYT0709"]) == ["there is no pod old, made 60 min ago"]
+    scene.changes["wanted"] = ("my-llm",)
+    assert skipped(results(scene)["DYT0709"]) == UNASKED
+    scene.changes = {"namespaces": ("other",)}
+    assert wrong(results(scene)) == {}
+
+
+def test_a_pod_that_no_operator_made_is_no_missing_owner():
+    scene = Scene()
+    item = scene.metadata[DECODE]
+    scene.metadata["bare"] = replace(item, name="bare", owner="bare", owner_uid=OTHER_UID)
+    scene.endpoints.append(replace(scene.endpoints[0], pod="bare", uid=OTHER_UID))
+    assert wrong(results(scene)) == {}
+
+
+def test_an_id_that_is_not_the_names_is_found():
+    scene = Scene()
+    item = scene.metadata[DECODE]
+    data = {
+        bucket: {
+            f"{key.rpartition('/')[0]}/{7:x}": {**one, "instance_id": 7}
+            for key, one in entries.items()
+        }
+        for bucket, entries in item.data.items()
+    }
+    scene.metadata[DECODE] = replace(item, data=data)
+    told = results(scene)
+    assert wrong(told) == {"DYT0706": [subject(DECODE)]}
+    [finding] = told["DYT0706"].findings
+    assert finding.value == f"DynamoWorkerMetadata {DECODE} registers 7"
+    assert finding.expected == f"{instance_id(DECODE):x}, the hash of its name"
+
+
+def test_a_key_that_is_not_as_its_value_is_found():
+    scene = Scene()
+    item = scene.metadata[DECODE]
+    moved = {f"{key[:-3]}abc": one for key, one in item.data["endpoints"].items()}
+    scene.metadata[DECODE] = replace(item, data={**item.data, "endpoints": moved})
+    assert wrong(results(scene)) == {"DYT0706": [subject(DECODE)]}
+
+
+# -- other backends --------------------------------------------------------------------------------
+
+
+def test_workers_of_etcd_are_looked_for_in_etcd():
+    told = results(in_etcd())
+    assert told["DYT0707"].state is State.PASS
+    assert told["DYT0707"].message == "12 of 12 pods"
+    assert {skipped(told[code]) for code in IN_KUBERNETES} == {UNASKED}
+
+
+def test_a_ready_worker_that_is_not_in_etcd_is_found():
+    scene, kubernetes = in_etcd(), Scene()
+    del kubernetes.metadata[DECODE]
+    scene.registry = Registry("etcd http://etcd:2379", kubernetes.registered())
+    told = results(scene)
+    assert wrong(told) == {"DYT0707": [subject(DECODE)]}
+    assert values(told["DYT0707"]) == ["runs and is not registered in etcd http://etcd:2379"]
+    scene.pod(DECODE, ready=False)
+    assert wrong(results(scene)) == {"DYT0707": [subject(DECODE)]}
+    scene.main(DECODE, running_since=None)
+    told = results(scene)
+    assert wrong(told) == {}
+    assert told["DYT0707"].message == "11 of 12 pods; the rest: see DYT0410"
+
+
+def test_a_registry_that_was_not_named_or_does_not_answer_is_no_pass():
+    scene = Scene(discovery="etcd")
+    told = results(scene)
+    assert skipped(told["DYT0707"]) == UNASKED
+    assert told["DYT0707"].message == "workers register in etcd: name it with --discovery etcd"
+    scene.registry = Registry("etcd http://etcd:2379", REFUSED)
+    assert skipped(results(scene)["DYT0707"]) == UNREAD
+
+
+def test_times_do_not_go_back():
+    scene = Scene()
+    item = scene.metadata[DECODE]
+    scene.metadata["old"] = replace(
+        item, name="old", owner="old", owner_uid=OTHER_UID, created=NOW + 5
+    )
+    assert values(results(scene)["DYT0709"]) == ["there is no pod old, made 0 s ago"]

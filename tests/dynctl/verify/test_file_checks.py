@@ -1,0 +1,383 @@
+"""What the operator wrote into worker pods, and the files that came of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dynctl.findings.report import CheckResult, State
+from dynctl.health.facts import Unread
+from dynctl.verify.checks.files import FILE_CHECKS
+from dynctl.verify.facts import MountFacts, TopologyFile, VerifyFacts
+from dynctl.verify.join import custody
+from dynctl.wire.kubernetes.names import MOUNT_PATH, TOPOLOGY_VOLUME
+from dynctl.wire.kubernetes.objects import DownwardItem, LabelWrite, Mount, Volume
+from tests.dynctl.verify.scene import (
+    DECODE,
+    GRAPH,
+    NOW,
+    PREFILL,
+    REFUSED,
+    SPACE,
+    A,
+    B,
+    Scene,
+    subject,
+    values,
+)
+from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
+from tests.kube.objects import ZONE
+
+UNREAD, UNASKED = (True, True), (True, False)
+READING = ("DYT0503", "DYT0504", "DYT0507")
+
+
+def results(scene: Scene) -> dict[str, CheckResult]:
+    return scene.judge(FILE_CHECKS)
+
+
+def volume(scene: Scene, pod: str, **changes: Any) -> None:
+    """Change the topology volume of a pod; without changes it is removed."""
+    others = tuple(one for one in scene.pods[pod].volumes if one.name != TOPOLOGY_VOLUME)
+    [mine] = [one for one in scene.pods[pod].volumes if one.name == TOPOLOGY_VOLUME]
+    scene.pod(pod, volumes=(*others, replace(mine, **changes)) if changes else others)
+
+
+def written(scene: Scene, pod: str, seconds: float) -> None:
+    """The label was written so long ago."""
+    scene.pod(pod, label_writes=(LabelWrite("manager", frozenset({ZONE}), NOW - seconds),))
+
+
+@pytest.mark.parametrize("wanted", [{}, {"grove": True}, {"enforcement": "preferred"}])
+def test_a_healthy_deployment_passes(wanted: dict[str, Any]):
+    told = results(Scene(**wanted))
+    assert {one.state for one in told.values()} == {State.PASS}
+    assert list(told) == sorted(told)
+    assert told["DYT0503"].message == "12 of 12 pods"
+
+
+def test_without_a_cluster_or_a_mount_nothing_is_judged():
+    told = judged(FILE_CHECKS, custody(VerifyFacts()))
+    assert {skipped(one) for one in told.values()} == {UNASKED}
+
+
+# -- variables -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("DYN_KV_TRANSFER_DOMAIN", "rack", "is rack, expected zone"),
+        ("DYN_KV_TRANSFER_DOMAIN", None, "is not set, expected zone"),
+        ("DYN_KV_TRANSFER_ENFORCEMENT", "preferred", "is preferred, expected required"),
+        ("DYN_KV_TRANSFER_PREFERRED_WEIGHT", "0.5", "is 0.5, expected nothing"),
+        ("DYN_TOPOLOGY_ENABLED", "false", "is false, expected true"),
+        ("DYN_TOPOLOGY_MOUNT_PATH", "", "is empty, expected /etc/dynamo/topology"),
+    ],
+)
+def test_variables_must_be_the_policys(name: str, value: str | None, says: str):
+    scene = Scene()
+    scene.env(DECODE, **{name: value})
+    told = results(scene)
+    assert wrong(told) == {"DYT0501": [subject(DECODE)]}
+    assert values(told["DYT0501"]) == [f"{name} {says}"]
+
+
+def test_a_variable_that_comes_from_elsewhere_is_not_the_operators():
+    scene = Scene()
+    env = {**scene.container(DECODE).env, "DYN_KV_TRANSFER_DOMAIN": None}
+    scene.main(DECODE, env=env)
+    assert values(results(scene)["DYT0501"]) == [
+        "DYN_KV_TRANSFER_DOMAIN comes from elsewhere, expected zone"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("weight", "right"),
+    [("0.85", True), ("0.8500000238418579", True), ("0.86", False), ("nan", False), ("x", False)],
+)
+def test_a_weight_is_a_float32(weight: str, right: bool):
+    scene = Scene(enforcement="preferred")
+    scene.env(DECODE, DYN_KV_TRANSFER_PREFERRED_WEIGHT=weight)
+    assert wrong(results(scene)) == ({} if right else {"DYT0501": [subject(DECODE)]})
+
+
+def test_a_pod_without_a_container_main_is_left_to_the_graphs_check():
+    scene = Scene()
+    scene.main(DECODE, name="engine")
+    told = results(scene)
+    assert wrong(told) == {}
+    assert told["DYT0501"].message == "11 of 12 pods; the rest: see DYT0119"
+    assert told["DYT0503"].message == "11 of 12 pods; the rest: see DYT0119"
+
+
+def test_a_pod_that_was_never_written_to_is_told_by_its_annotation():
+    scene = Scene()
+    scene.never_written(DECODE)
+    told = results(scene)
+    assert wrong(told) == {}
+    assert told["DYT0502"].message == "11 of 12 pods; the rest: see DYT0402"
+
+
+# -- volume and mount ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "no volume topology-labels"),
+        ({"kind": "projected"}, "volume topology-labels is a projected"),
+        ({"items": ()}, "volume topology-labels has no file zone"),
+        ({"items": (DownwardItem("zone", "metadata.labels['x']"),)},
+         f"file zone shows metadata.labels['x'], expected metadata.labels['{ZONE}']"),
+    ],
+)  # fmt: skip
+def test_the_volume_must_show_the_policys_labels(changes: dict[str, Any], says: str):
+    scene = Scene()
+    volume(scene, DECODE, **changes)
+    scene.file(DECODE, None)
+    told = results(scene)
+    assert wrong(told) == {"DYT0502": [subject(DECODE)]}
+    assert values(told["DYT0502"]) == [says]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "says"),
+    [
+        ((), f"nothing is mounted at {MOUNT_PATH}"),
+        ((Mount("data", MOUNT_PATH, True),), f"the volume data is mounted at {MOUNT_PATH}"),
+        ((Mount(TOPOLOGY_VOLUME, MOUNT_PATH),), f"{MOUNT_PATH} is mounted read-write"),
+    ],
+)
+def test_the_volume_must_be_mounted_read_only(mounts: tuple[Mount, ...], says: str):
+    scene = Scene()
+    scene.main(DECODE, mounts=mounts)
+    told = results(scene)
+    assert wrong(told) == {"DYT0502": [subject(DECODE)]}
+    assert values(told["DYT0502"]) == [says]
+
+
+def test_a_mount_that_is_writable_hides_no_second_fault():
+    scene = Scene()
+    scene.main(DECODE, mounts=(Mount(TOPOLOGY_VOLUME, MOUNT_PATH),))
+    scene.file(DECODE, "")
+    assert wrong(results(scene)) == {"DYT0502": [subject(DECODE)], "DYT0503": [subject(DECODE)]}
+
+
+# -- what the files hold ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "strange", "says"),
+    [
+        (None, "", "there is no file zone"),
+        ("", "", "zone is empty"),
+        (" \n", "", "zone is empty"),
+        ("", "is not UTF-8", "zone is not UTF-8"),
+        ("", "is larger than 4,096 bytes", "zone is larger than 4,096 bytes"),
+    ],
+)
+def test_a_file_must_hold_a_value(content: str | None, strange: str, says: str):
+    scene = Scene()
+    scene.file(DECODE, content, strange=strange)
+    told = results(scene)
+    assert wrong(told) == {"DYT0503": [subject(DECODE)]}
+    assert values(told["DYT0503"]) == [f"{says}, the pod's label says {A}"]
+
+
+def test_the_file_of_a_label_that_is_missing_is_empty_rightly():
+    scene = Scene()
+    scene.label(DECODE, ZONE, None)
+    scene.file(DECODE, "")
+    assert wrong(results(scene)) == {}
+
+
+def test_a_file_that_is_not_as_the_label_is_found():
+    scene = Scene()
+    scene.file(DECODE, B)
+    told = results(scene)
+    assert wrong(told) == {"DYT0504": [subject(DECODE)]}
+    assert values(told["DYT0504"]) == [f"zone says {B}, the pod's label {A}"]
+
+
+@pytest.mark.parametrize("content", [B, "", "\n"])
+@pytest.mark.parametrize(("seconds", "late"), [(90.0, False), (91.0, True)])
+def test_the_kubelet_has_a_minute_and_a_half(content: str, seconds: float, late: bool):
+    scene = Scene()
+    scene.file(DECODE, content)
+    written(scene, DECODE, seconds)
+    code = ("DYT0504" if content == B else "DYT0503") if late else "DYT0507"
+    assert wrong(results(scene)) == {code: [subject(DECODE)]}
+
+
+def test_a_label_is_no_older_than_its_pod():
+    scene = Scene()
+    scene.file(DECODE, B)
+    scene.pod(DECODE, label_writes=(), created=NOW - 20)
+    told = results(scene)
+    assert wrong(told) == {"DYT0507": [subject(DECODE)]}
+    assert values(told["DYT0507"]) == [f"zone says {B}, the pod's label says {A} since 20 s"]
+    scene.pod(DECODE, created=None)
+    assert wrong(results(scene)) == {"DYT0504": [subject(DECODE)]}
+
+
+def test_a_strange_file_is_no_matter_of_time():
+    scene = Scene()
+    scene.file(DECODE, "", strange="is not UTF-8")
+    written(scene, DECODE, 1)
+    assert wrong(results(scene)) == {"DYT0503": [subject(DECODE)]}
+
+
+def test_every_level_has_a_file():
+    scene = Scene(grove=True)
+    scene.file(DECODE, "", domain="rack")
+    assert values(results(scene)["DYT0503"])[0].startswith("rack is empty, the pod's label says ")
+
+
+def test_files_that_were_not_read_are_counted_and_those_refused_told():
+    scene = Scene()
+    del scene.files[SPACE, DECODE]
+    assert results(scene)["DYT0503"].message == (
+        "11 of 12 pods; the rest: not asked for (--exec all)"
+    )
+    scene.files[SPACE, DECODE] = REFUSED
+    assert {skipped(results(scene)[code]) for code in READING} == {UNREAD}
+    scene.file(PREFILL, B)
+    told = results(scene)
+    assert wrong(told) == {"DYT0504": [subject(PREFILL)]}
+    assert told["DYT0504"].message == "not told: files: forbidden"
+    scene.files = {}
+    assert {skipped(results(scene)[code]) for code in READING} == {UNASKED}
+
+
+def test_a_worker_that_does_not_run_has_no_files():
+    scene = Scene()
+    scene.not_started(DECODE)
+    told = results(scene)
+    assert wrong(told) == {}
+    assert told["DYT0503"].message == "11 of 12 pods; the rest: see DYT0410"
+
+
+# -- what should not be there ----------------------------------------------------------------------
+
+
+def test_domains_that_the_policy_has_not_are_told():
+    scene = Scene()
+    items = (
+        DownwardItem("zone", f"metadata.labels['{ZONE}']"),
+        DownwardItem("rack", "metadata.labels['rack']"),
+        DownwardItem(".hidden", "metadata.labels['x']"),
+    )
+    volume(scene, DECODE, items=items)
+    scene.card(PREFILL, topology_domains={"zone": A, "host": "h1"})
+    told = results(scene)
+    assert wrong(told) == {"DYT0505": [subject(DECODE), subject(PREFILL)]}
+    assert values(told["DYT0505"]) == ["rack beside zone", "host beside zone"]
+
+
+def test_levels_of_a_grove_topology_are_no_strays():
+    assert wrong(results(Scene(grove=True))) == {}
+
+
+def test_what_the_operator_writes_itself_is_told_by_the_rule_of_lint():
+    scene = Scene()
+    [graph] = scene.facts.graphs  # type: ignore[misc]
+    spec = graph.body["spec"]
+    added = {"name": "DYN_TOPOLOGY_ENABLED", "value": "false"}
+    parts = []
+    for one in spec["components"]:
+        pod = one["podTemplate"]
+        [main] = pod["spec"]["containers"]
+        env = [*main.get("env", ()), *([added] if one["name"] == "decode-a" else [])]
+        inner = {**pod["spec"], "containers": [{**main, "env": env}]}
+        parts.append({**one, "podTemplate": {**pod, "spec": inner}})
+    body = {**graph.body, "spec": {**spec, "components": parts}}
+    scene.changes["graphs"] = (replace(graph, body=body),)
+    told = results(scene)
+    assert wrong(told) == {"DYT0506": [GRAPH]}
+    scene.changes["graphs"] = REFUSED
+    assert skipped(results(scene)["DYT0506"]) == UNREAD
+
+
+# -- one mount -------------------------------------------------------------------------------------
+
+
+def mounted(domain: str, files: Any) -> dict[str, CheckResult]:
+    mount = MountFacts("/etc/dynamo/topology", domain, files)
+    return judged(FILE_CHECKS, custody(VerifyFacts(mount=mount)))
+
+
+def of(**contents: str | None) -> dict[str, TopologyFile]:
+    return {name: TopologyFile(content) for name, content in contents.items()}
+
+
+def test_a_mount_with_its_domain_passes():
+    told = mounted("zone", of(zone=A))
+    assert told["DYT0503"].state is told["DYT0505"].state is State.PASS
+    assert told["DYT0503"].message == f"zone={A}"
+    assert told["DYT0505"].message == "zone"
+    others = {code for code, one in told.items() if skipped(one) == UNASKED}
+    assert others == {"DYT0501", "DYT0502", "DYT0504", "DYT0506", "DYT0507"}
+
+
+@pytest.mark.parametrize(
+    ("domain", "files", "says"),
+    [
+        ("zone", of(zone=""), "zone is empty"),
+        ("zone", of(zone=None), "there is no file zone"),
+        ("zone", of(rack="r1"), "there is no file zone"),
+        ("zone", {"zone": TopologyFile("", "is not UTF-8")}, "zone is not UTF-8"),
+        ("", of(zone="", rack=""), "zone is empty; rack is empty"),
+        ("", {}, "there is no file"),
+        ("", {**of(zone=A), "rack": TopologyFile("", "has 2 lines")}, "rack has 2 lines"),
+    ],
+)
+def test_a_mount_without_a_value_fails(domain: str, files: Any, says: str):
+    told = mounted(domain, files)
+    assert values(told["DYT0503"]) == [says]
+    assert told["DYT0503"].findings[0].subject == "Mount /etc/dynamo/topology"
+
+
+def test_any_value_will_do_where_no_domain_was_named():
+    told = mounted("", of(zone=A, rack=""))
+    assert told["DYT0503"].state is State.PASS
+    assert skipped(told["DYT0505"]) == UNASKED
+
+
+def test_a_mount_with_more_domains_is_told():
+    told = mounted("zone", {**of(zone=A, rack="r1", host=""), "x": TopologyFile("", "is odd")})
+    assert wrong(told) == {"DYT0505": ["Mount /etc/dynamo/topology"]}
+    assert values(told["DYT0505"]) == ["rack, x beside zone"]
+
+
+def test_a_directory_that_is_not_there_is_a_fault_and_has_no_strays():
+    mount = MountFacts("/mnt/t", "zone", {}, absent="there is no such directory")
+    told = judged(FILE_CHECKS, custody(VerifyFacts(mount=mount)))
+    assert wrong(told) == {"DYT0503": ["Mount /mnt/t"]}
+    assert values(told["DYT0503"]) == ["there is no such directory"]
+    assert skipped(told["DYT0505"]) == UNASKED
+
+
+def test_a_mount_that_cannot_be_read_is_unread():
+    told = mounted("zone", Unread("/etc/dynamo/topology: Permission denied"))
+    assert skipped(told["DYT0503"]) == skipped(told["DYT0505"]) == UNREAD
+
+
+def test_a_mount_beside_a_cluster_is_judged_with_it():
+    scene = Scene()
+    scene.mount = MountFacts("/mnt/t", "zone", of(zone="", rack="r1"))
+    scene.file(DECODE, "")
+    told = results(scene)
+    assert wrong(told) == {
+        "DYT0503": ["Mount /mnt/t", subject(DECODE)],
+        "DYT0505": ["Mount /mnt/t"],
+    }
+
+
+def test_a_volume_of_another_name_is_not_the_operators():
+    scene = Scene()
+    others = tuple(replace(one, name="x") for one in scene.pods[DECODE].volumes)
+    scene.pod(DECODE, volumes=(*others, Volume("y", "downwardAPI")))
+    assert values(results(scene)["DYT0502"]) == ["no volume topology-labels"]

@@ -1,0 +1,418 @@
+"""Worker pods and the labels that the operator copies to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dynctl.findings.report import CheckResult, State
+from dynctl.verify.checks.pods import POD_CHECKS
+from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.join import custody
+from dynctl.wire.kubernetes.names import (
+    CLUSTER_TOPOLOGY_ANNOTATION,
+    DOMAIN_LABEL_PREFIX,
+    LABEL_KEY_ANNOTATION,
+    LABEL_MISSING_REASON,
+    WORKER_HASH_LABEL,
+)
+from dynctl.wire.kubernetes.objects import PodEvent, Termination
+from tests.dynctl.verify.scene import (
+    DECODE,
+    GRAPH,
+    NODE,
+    NOW,
+    PREFILL,
+    REFUSED,
+    SPACE,
+    A,
+    B,
+    Scene,
+    subject,
+    values,
+)
+from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
+from tests.kube.objects import ZONE
+
+UNREAD, UNASKED = (True, True), (True, False)
+
+
+def results(scene: Scene) -> dict[str, CheckResult]:
+    return scene.judge(POD_CHECKS)
+
+
+def edited_graph(scene: Scene, **changes: Any) -> None:
+    """Change fields of the graph's spec."""
+    [graph] = scene.facts.graphs  # type: ignore[misc]
+    body = {**graph.body, "spec": {**graph.body["spec"], **changes}}
+    scene.changes["graphs"] = (replace(graph, body=body),)
+
+
+def components(scene: Scene) -> list[dict[str, Any]]:
+    [graph] = scene.facts.graphs  # type: ignore[misc]
+    return [dict(one) for one in graph.body["spec"]["components"]]
+
+
+def event(scene: Scene, pod: str = DECODE, **changes: Any) -> None:
+    message = (
+        f'Node "{NODE}" does not have required topology label "{ZONE}"; topology metadata will '
+        "remain unavailable"
+    )
+    uid = scene.pods[pod].uid
+    told = PodEvent(SPACE, pod, uid, LABEL_MISSING_REASON, message, 2, NOW - 600)
+    scene.events.append(replace(told, **changes))
+
+
+def test_a_healthy_deployment_passes():
+    told = results(Scene())
+    assert list(told) == sorted(told)
+    assert {one.state for code, one in told.items() if code != "DYT0407"} == {State.PASS}
+    assert told["DYT0401"].message == "12 of 12"
+    assert told["DYT0403"].message == "12 of 12 pods"
+
+
+def test_a_healthy_grove_deployment_passes():
+    told = results(Scene(grove=True))
+    assert {one.state for code, one in told.items() if code != "DYT0407"} == {State.PASS}
+
+
+def test_without_a_cluster_nothing_is_judged():
+    told = judged(POD_CHECKS, custody(VerifyFacts()))
+    assert {skipped(one) for one in told.values()} == {UNASKED}
+
+
+def test_pods_that_could_not_be_read_are_never_a_pass():
+    scene = Scene()
+    scene.changes["pods"] = REFUSED
+    told = results(scene)
+    assert {skipped(one) for code, one in told.items() if code != "DYT0406"} == {UNREAD}
+
+
+def test_graphs_that_could_not_be_read_are_told_by_their_pods():
+    scene = Scene()
+    scene.changes["graphs"] = REFUSED
+    told = results(scene)
+    assert told["DYT0403"].state is State.PASS
+    assert skipped(told["DYT0406"]) == UNREAD
+    assert skipped(told["DYT0409"]) == UNASKED
+
+
+def test_neither_graphs_nor_a_policy_in_pods_is_unread():
+    scene = Scene()
+    scene.changes |= {"graphs": REFUSED, "pods": ()}
+    assert skipped(results(scene)["DYT0403"]) == UNREAD
+
+
+def test_a_graph_without_a_policy_is_not_judged():
+    scene = Scene()
+    edited_graph(scene, experimental={})
+    told = results(scene)
+    assert skipped(told["DYT0401"]) == skipped(told["DYT0403"]) == UNASKED
+
+
+# -- are they there --------------------------------------------------------------------------------
+
+
+def test_a_graph_without_pods_is_found_once():
+    scene = Scene()
+    scene.pods = {}
+    told = results(scene)
+    assert wrong(told) == {"DYT0401": [GRAPH]}
+    assert values(told["DYT0401"]) == ["no worker pod, of 12 that it asks for"]
+    assert skipped(told["DYT0403"]) == skipped(told["DYT0409"]) == UNASKED
+
+
+def test_a_graph_that_is_scaled_to_nothing_is_right():
+    scene = Scene()
+    scene.pods = {}
+    edited_graph(scene, components=[{**one, "replicas": 0} for one in components(scene)])
+    assert wrong(results(scene)) == {}
+
+
+def test_pods_that_ended_or_are_being_deleted_do_not_count():
+    scene = Scene()
+    scene.pod(DECODE, phase="Failed", ready=False)
+    scene.pod(PREFILL, deleting=True)
+    told = results(scene)
+    assert wrong(told) == {"DYT0409": [GRAPH, GRAPH]}
+    assert values(told["DYT0409"]) == ["prefill-a has 1 of 2 pods", "decode-a has 3 of 4 pods"]
+
+
+def test_replicas_over_several_nodes_need_as_many_pods():
+    scene = Scene()
+    several = [
+        {**one, "multinode": {"nodeCount": 2}} if one["name"] == "decode-a" else one
+        for one in components(scene)
+    ]
+    edited_graph(scene, components=several)
+    told = results(scene)
+    assert values(told["DYT0401"]) == []
+    assert values(told["DYT0409"]) == ["decode-a has 4 of 8 pods"]
+
+
+def test_a_pending_pod_is_there_and_does_not_run():
+    scene = Scene()
+    scene.not_started(DECODE)
+    scene.pod(DECODE, phase="Pending", node="", scheduled=None)
+    scene.main(DECODE, waiting="")
+    scene.label(DECODE, ZONE, None)
+    told = results(scene)
+    assert wrong(told) == {"DYT0410": [subject(DECODE)]}
+    assert values(told["DYT0410"]) == ["Pending for 60 min: not scheduled"]
+    assert told["DYT0403"].message == "11 of 12 pods; the rest: see DYT0410"
+
+
+@pytest.mark.parametrize(
+    ("main", "says"),
+    [
+        ({"waiting": "ImagePullBackOff"}, "Running for 60 min: ImagePullBackOff"),
+        ({"waiting": ""}, f"Running for 60 min: not started on {NODE}"),
+        (
+            {"waiting": "", "last_end": Termination(137)},
+            "Running for 60 min: ended with exit code 137",
+        ),
+    ],
+)
+def test_an_engine_that_does_not_run_says_why(main: dict[str, Any], says: str):
+    scene = Scene()
+    scene.main(DECODE, running_since=None, **main)
+    assert values(results(scene)["DYT0410"]) == [says]
+
+
+# -- what the operator wrote -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        (LABEL_KEY_ANNOTATION, None, f"{LABEL_KEY_ANNOTATION} is not set, the policy says {ZONE}"),
+        (LABEL_KEY_ANNOTATION, "x/rack", f"{LABEL_KEY_ANNOTATION} is x/rack, the policy says "
+         f"{ZONE}"),
+        (CLUSTER_TOPOLOGY_ANNOTATION, "levels", f"{CLUSTER_TOPOLOGY_ANNOTATION} is levels, and "
+         "the policy has no such source"),
+    ],
+)  # fmt: skip
+def test_an_annotation_must_name_the_policys_source(key: str, value: str | None, says: str):
+    scene = Scene()
+    scene.annotate(DECODE, key, value)
+    told = results(scene)
+    assert wrong(told) == {"DYT0402": [subject(DECODE)]}
+    assert values(told["DYT0402"]) == [says]
+
+
+def test_a_label_that_no_annotation_asks_for_is_no_second_fault():
+    scene = Scene()
+    scene.annotate(DECODE, LABEL_KEY_ANNOTATION, None)
+    scene.label(DECODE, ZONE, None)
+    told = results(scene)
+    assert wrong(told) == {"DYT0402": [subject(DECODE)]}
+    assert told["DYT0403"].message == "11 of 12 pods; the rest: see DYT0402"
+
+
+def test_a_pod_that_was_never_written_to_is_told_once():
+    scene = Scene()
+    scene.never_written(DECODE)
+    scene.label(DECODE, ZONE, None)
+    told = results(scene)
+    assert wrong(told) == {"DYT0402": [subject(DECODE)]}
+    assert values(told["DYT0402"]) == [
+        "nothing of the policy is in it: no annotation, no variables, no volume"
+    ]
+
+
+def test_a_label_that_was_not_copied_is_found_with_what_the_node_says():
+    scene = Scene()
+    scene.label(DECODE, ZONE, None)
+    told = results(scene)
+    assert wrong(told) == {"DYT0403": [subject(DECODE)]}
+    assert values(told["DYT0403"]) == [
+        f"no label {ZONE}, scheduled 60 min ago on {NODE}, which says {A}"
+    ]
+    assert told["DYT0403"].findings[0].fix == (
+        "see that the operator runs and may do it (DYT03), then "
+        f"kubectl delete pod {DECODE} -n {SPACE}"
+    )
+
+
+def test_the_operators_event_explains_the_missing_label_and_is_not_told_again():
+    scene = Scene()
+    scene.label(DECODE, ZONE, None)
+    event(scene)
+    told = results(scene)
+    assert wrong(told) == {"DYT0403": [subject(DECODE)]}
+    [finding] = told["DYT0403"].findings
+    assert "the operator noted: Node" in finding.value
+    assert finding.fix == f"kubectl delete pod {DECODE} -n {SPACE}"
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(30.0, "DYT0411"), (31.0, "DYT0403")])
+def test_the_operator_has_half_a_minute_to_copy(seconds: float, code: str):
+    scene = Scene()
+    scene.label(DECODE, ZONE, None)
+    scene.pod(DECODE, scheduled=NOW - seconds)
+    assert wrong(results(scene)) == {code: [subject(DECODE)]}
+
+
+def test_without_a_time_of_scheduling_the_pods_own_counts():
+    scene = Scene()
+    scene.label(DECODE, ZONE, None)
+    scene.pod(DECODE, scheduled=None, created=NOW - 5)
+    assert wrong(results(scene)) == {"DYT0411": [subject(DECODE)]}
+    scene.pod(DECODE, created=None)
+    assert wrong(results(scene)) == {"DYT0403": [subject(DECODE)]}
+
+
+def test_a_node_without_the_label_is_somebody_elses_finding():
+    scene = Scene()
+    scene.node(NODE, ZONE, None)
+    for pod in [one.name for one in scene.pods.values() if one.node == NODE]:
+        scene.label(pod, ZONE, None)
+    told = results(scene)
+    assert wrong(told) == {}
+    assert told["DYT0403"].message == "9 of 12 pods; the rest: see DYT0205"
+
+
+def test_a_missing_label_is_found_even_where_nodes_could_not_be_read():
+    scene = Scene()
+    scene.changes["nodes"] = REFUSED
+    scene.label(DECODE, ZONE, None)
+    told = results(scene)
+    assert wrong(told) == {"DYT0403": [subject(DECODE)]}
+    assert skipped(told["DYT0404"]) == UNREAD
+
+
+def test_every_level_of_a_grove_topology_is_copied():
+    scene = Scene(grove=True)
+    scene.label(DECODE, f"{DOMAIN_LABEL_PREFIX}rack", None)
+    told = results(scene)
+    assert wrong(told) == {"DYT0403": [subject(DECODE)]}
+    assert f"no label {DOMAIN_LABEL_PREFIX}rack" in values(told["DYT0403"])[0]
+
+
+def test_levels_that_could_not_be_read_leave_labels_unjudged():
+    scene = Scene(grove=True)
+    scene.changes["topologies"] = REFUSED
+    told = results(scene)
+    assert {skipped(told[code]) for code in ("DYT0403", "DYT0404", "DYT0405")} == {UNREAD}
+    scene.changes["topologies"] = ()
+    assert skipped(results(scene)["DYT0403"]) == UNASKED
+
+
+def test_a_label_that_is_not_its_nodes_is_found_by_value():
+    scene = Scene()
+    scene.node(NODE, ZONE, B)
+    told = results(scene)
+    pods = [name for name, one in scene.pods.items() if one.node == NODE and "front" not in name]
+    assert wrong(told) == {"DYT0404": sorted(map(subject, pods))}
+    assert values(told["DYT0404"])[0] == f"{ZONE} is {A}, its node {NODE} says {B}"
+    assert told["DYT0404"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
+
+
+def test_a_label_of_the_template_is_cured_in_the_template():
+    scene = Scene()
+    labelled = {"metadata": {"labels": {ZONE: B}}}
+    edited = [
+        {**one, "podTemplate": {**one["podTemplate"], **labelled}}
+        if one["name"] == "decode-a"
+        else one
+        for one in components(scene)
+    ]
+    edited_graph(scene, components=edited)
+    scene.label(DECODE, ZONE, B)
+    told = results(scene)
+    assert wrong(told) == {"DYT0404": [subject(DECODE)], "DYT0406": [GRAPH]}
+    assert told["DYT0404"].findings[0].fix == "remove the label from the pod template (DYT0406)"
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+def test_an_event_about_a_label_that_is_there_now_is_a_warning():
+    scene = Scene()
+    event(scene)
+    told = results(scene)
+    assert wrong(told) == {"DYT0405": [subject(DECODE)]}
+    assert values(told["DYT0405"])[0].startswith(
+        "TopologyLabelMissing was noted 2 times, last 10 min ago, and the label is there now: "
+    )
+
+
+def test_events_of_an_earlier_pod_of_that_name_do_not_count():
+    scene = Scene()
+    event(scene, uid="11111111-2222-3333-4444-555555555555")
+    assert wrong(results(scene)) == {}
+
+
+def test_an_event_about_another_level_is_not_over_with_this_one():
+    scene = Scene(grove=True)
+    key = f"{DOMAIN_LABEL_PREFIX}rack"
+    scene.label(DECODE, key, None)
+    event(scene, message=f'no label "x"; topology metadata for "{key}" will remain unavailable')
+    assert "DYT0405" not in wrong(results(scene))
+    event(scene, message=f'topology metadata for "{DOMAIN_LABEL_PREFIX}zone" will remain')
+    assert wrong(results(scene))["DYT0405"] == [subject(DECODE)]
+
+
+def test_events_that_could_not_be_read_are_skipped_and_do_not_hinder_others():
+    scene = Scene()
+    scene.changes["events"] = REFUSED
+    scene.label(DECODE, ZONE, None)
+    told = results(scene)
+    assert skipped(told["DYT0405"]) == UNREAD
+    assert wrong(told) == {"DYT0403": [subject(DECODE)]}
+
+
+# -- replicas and generations ----------------------------------------------------------------------
+
+
+def of_replica(scene: Scene, pod: str, rank: int) -> None:
+    scene.label(pod, "leaderworkerset.sigs.k8s.io/name", "my-llm-decode-a")
+    scene.label(pod, "leaderworkerset.sigs.k8s.io/group-index", "0")
+    scene.label(pod, "leaderworkerset.sigs.k8s.io/worker-index", str(rank))
+
+
+def test_ranks_of_one_replica_belong_in_one_domain():
+    scene = Scene()
+    of_replica(scene, DECODE, 0)
+    of_replica(scene, "my-llm-decode-a-1", 1)
+    assert results(scene)["DYT0407"].state is State.PASS
+    of_replica(scene, "my-llm-decode-b-0", 2)
+    told = results(scene)
+    assert wrong(told) == {"DYT0407": [subject(DECODE)]}
+    assert values(told["DYT0407"]) == [f"the ranks of my-llm-decode-a-0 are in {A}, {B}"]
+
+
+def test_a_stale_label_does_not_spread_a_replica():
+    scene = Scene()
+    of_replica(scene, DECODE, 0)
+    of_replica(scene, "my-llm-decode-a-1", 1)
+    scene.label(DECODE, ZONE, B)
+    assert wrong(results(scene)) == {"DYT0404": [subject(DECODE)]}
+
+
+def test_two_generations_are_told():
+    scene = Scene()
+    scene.label(DECODE, WORKER_HASH_LABEL, "0ldf00d")
+    told = results(scene)
+    assert wrong(told) == {"DYT0408": [GRAPH]}
+    assert values(told["DYT0408"])[0].startswith("2 generations of workers: ")
+    assert values(told["DYT0408"])[0].endswith(" 11 pods, 0ldf00d 1 pod")
+
+
+def test_without_generations_there_is_nothing_to_tell():
+    scene = Scene()
+    for name in list(scene.pods):
+        scene.label(name, WORKER_HASH_LABEL, None)
+    assert skipped(results(scene)["DYT0408"]) == UNASKED
+
+
+def test_two_faults_are_both_seen():
+    scene = Scene()
+    scene.label(DECODE, ZONE, None)
+    scene.label(PREFILL, ZONE, B)
+    assert wrong(results(scene)) == {
+        "DYT0403": [subject(DECODE)],
+        "DYT0404": [subject(PREFILL)],
+    }

@@ -1,0 +1,209 @@
+"""Where each worker's chain breaks first, and which finding says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import msgspec
+import pytest
+
+from dynctl.findings.report import CheckResult, Finding, Report, Section, State, summarize
+from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
+from dynctl.verify.facts import VerifyFacts
+from dynctl.verify.join import Custody, VerifiedGraph
+from dynctl.verify.policy import Policy
+from dynctl.verify.result import LINK_NAMES, CellState, CustodyRow, VerifyReport, custody_rows
+from dynctl.wire.kubernetes.objects import Pod
+
+POLICY = Policy("zone", "required", None, "topology.kubernetes.io/zone", "", {})
+UNTOLD = Link(untold="not asked")
+MARKS = {
+    CellState.SAME: "=",
+    CellState.DIFFERS: "!",
+    CellState.MISSING: "0",
+    CellState.NONE: ".",
+    CellState.UNKNOWN: "?",
+}
+
+
+def links(letters: str) -> list[Link]:
+    """A link a letter: ``-`` has no value, ``?`` is not known, others are their value."""
+    special = {"-": Link(), "?": UNTOLD}
+    return [special.get(letter, Link(letter)) for letter in letters]
+
+
+def worker(letters: str = "aaaaaa", name: str = "decode-0") -> WorkerChain:
+    chain = DomainChain("zone", dict(zip(LINKS, links(letters), strict=True)))
+    pod = Pod("prod", name, "", {}, {}, node="gpu-1")
+    return WorkerChain("prod/llm", "Decode", "decode", "card", POLICY, pod, chains={"zone": chain})
+
+
+def custody(*workers: WorkerChain) -> Custody:
+    graph = VerifiedGraph("prod/llm", None, POLICY, workers=workers)
+    return Custody(VerifyFacts(), (graph,))
+
+
+def report(**subjects: str) -> Report:
+    """Failed checks by their codes, each with findings about subjects, separated by ``|``."""
+    checks = [
+        CheckResult(
+            code, "", "", State.FAIL, findings=[Finding(s, "", "", "") for s in told.split("|")]
+        )
+        for code, told in subjects.items()
+    ]
+    sections = [Section("all", checks)]
+    return Report([], sections, summarize(sections))
+
+
+def row(letters: str, **subjects: str) -> CustodyRow:
+    [told] = custody_rows(custody(worker(letters)), report(**subjects))
+    return told
+
+
+@pytest.mark.parametrize(
+    ("letters", "states", "first"),
+    [
+        ("aaaaaa", "======", None),
+        ("bAAAAA", "=!====", "pod label"),
+        ("a-----", "=0....", "pod label"),
+        ("------", "0.....", "node"),
+        ("aaa---", "===0..", "card"),
+        ("aaaaa-", "=====0", "router"),
+        # The node lost its label after the pod was labelled.
+        ("-aaaaa", "0=====", "node"),
+        # The pod's label was removed; what was read before is still there.
+        ("a-aaaa", "=0====", "pod label"),
+        ("a-bbbb", "=0!===", "pod label"),
+        ("abcaaa", "=!!!==", "pod label"),
+        ("a?aa?a", "=?==?=", None),
+        ("a?b???", "=?!???", "file"),
+        ("?aaaaa", "?=====", None),
+        ("???aaa", "???===", None),
+        # Nothing is at the first link that is known: it is not known to follow from anything.
+        ("???---", "???0..", "card"),
+        ("-?----", "0?....", "node"),
+        ("??????", "??????", None),
+    ],
+)
+def test_states_and_the_first_break(letters: str, states: str, first: str | None):
+    told = row(letters)
+    assert "".join(MARKS[cell.state] for cell in told.cells.values()) == states
+    assert told.first_break == first
+    values = [link.value for link in links(letters)]
+    assert [cell.value for cell in told.cells.values()] == values
+
+
+def test_every_break_of_a_chain_is_one_of_its_row():
+    for letters in map("".join, product("ab-?", repeat=len(LINKS))):
+        chain = worker(letters).chains["zone"]
+        cells = row(letters).cells
+        for one in chain.breaks():
+            state = CellState.MISSING if one.value is None else CellState.DIFFERS
+            assert cells[one.link].state is state, (letters, one)
+        if chain.first_break is not None:
+            first = row(letters).first_break
+            before = [*LINKS].index(chain.first_break.link)
+            assert first is not None
+            assert [*LINKS].index(first) <= before, letters  # type: ignore[arg-type]
+
+
+def test_the_links_are_called_as_in_the_chain():
+    assert tuple(LINKS) == LINK_NAMES
+    assert list(row("aaaaaa").cells) == list(LINKS)
+
+
+def test_an_unknown_link_says_why():
+    assert row("a?aaaa").label.why == "not asked"
+    assert row("a?aaaa").node.why == ""
+
+
+@pytest.mark.parametrize(
+    ("letters", "subjects", "codes"),
+    [
+        ("aaaaaa", {"DYT0501": "Pod decode-1.prod|Pod decode-0.test|Node gpu-1"}, []),
+        ("aaaaaa", {"DYT0501": "Pod decode-0.prod"}, ["DYT0501"]),
+        ("aaaaaa", {"DYT0501": "Pod decode-0.prod: main|Pod decode-0.prod: other"}, ["DYT0501"]),
+        # First what is said of the first break, then in the order of the checks.
+        (
+            "abbbbb",
+            {
+                "DYT0402": "Pod decode-0.prod",
+                "DYT0404": "Pod decode-0.prod",
+                "DYT0205": "Node gpu-1",
+                "DYT0501": "Pod decode-0.prod",
+            },
+            ["DYT0404", "DYT0402", "DYT0501"],
+        ),
+        (
+            "aaa---",
+            {"DYT0501": "Pod decode-0.prod", "DYT0704": "Pod decode-0.prod"},
+            ["DYT0704", "DYT0501"],
+        ),
+        # Who may not register has no card; its account is at fault, and no other.
+        ("aaa---", {"DYT0703": "ServiceAccount default.prod"}, ["DYT0703"]),
+        ("aaa---", {"DYT0703": "ServiceAccount default.test"}, []),
+        ("aaaaaa", {"DYT0703": "ServiceAccount default.prod"}, []),
+        ("------", {"DYT0205": "Node gpu-0|Node gpu-1"}, ["DYT0205"]),
+        ("------", {"DYT0205": "Node gpu-0"}, []),
+    ],
+)
+def test_codes_of_a_worker(letters: str, subjects: dict[str, str], codes: list[str]):
+    assert row(letters, **subjects).codes == codes
+
+
+def test_an_empty_value_of_the_node_is_told_of_its_workers():
+    chain = DomainChain(
+        "zone", {**dict.fromkeys(LINKS, Link()), LINKS[0]: Link(""), LINKS[1]: Link("")}
+    )
+    whole = custody(replace(worker(), chains={"zone": chain}))
+    [told] = custody_rows(whole, report(DYT0207="Node gpu-1"))
+    assert (told.first_break, told.codes) == ("file", ["DYT0207"])
+
+
+def test_a_worker_without_a_policy_is_told_of_where_something_was_found():
+    ungoverned = replace(worker(), policy=None, chains={})
+    other = replace(worker(name="decode-1"), policy=None, chains={})
+    rows = custody_rows(custody(ungoverned, other), report(DYT0805="Pod decode-1.prod"))
+    assert [(one.worker, one.domain, one.codes) for one in rows] == [
+        ("decode-1", None, ["DYT0805"])
+    ]
+    assert {cell.why for cell in rows[0].cells.values()} == {"no KV-transfer policy"}
+
+
+def test_a_domain_whose_label_is_not_known_is_unknown_throughout():
+    [told] = custody_rows(custody(replace(worker(), chains={})), report())
+    assert {cell.state for cell in told.cells.values()} == {CellState.UNKNOWN}
+    assert told.first_break is None
+    assert told.domain == "zone"
+
+
+def test_a_registered_worker_without_a_pod_has_a_row():
+    loose = replace(worker("???aa-"), pod=None, graph="")
+    whole = replace(custody(), loose=(loose,))
+    [told] = custody_rows(whole, report(DYT0904="Worker ?"))
+    assert (told.worker, told.namespace, told.graph) == ("?", "", "")
+    assert (told.first_break, told.codes) == ("router", ["DYT0904"])
+
+
+def test_the_report_is_a_contract():
+    rows = custody_rows(custody(worker("ab----")), report(DYT0404="Pod decode-0.prod"))
+    plain = msgspec.to_builtins(VerifyReport([], [], summarize([]), chain=rows))
+    assert (plain["kind"], plain["schema"]) == ("VerifyReport", 1)
+    [told] = plain["chain"]
+    assert told == {
+        "worker": "decode-0",
+        "namespace": "prod",
+        "graph": "prod/llm",
+        "component": "Decode",
+        "role": "decode",
+        "domain": "zone",
+        "node": {"state": "same", "value": "a", "why": ""},
+        "label": {"state": "differs", "value": "b", "why": ""},
+        "file": {"state": "missing", "value": None, "why": ""},
+        "card": {"state": "none", "value": None, "why": ""},
+        "taint": {"state": "none", "value": None, "why": ""},
+        "router": {"state": "none", "value": None, "why": ""},
+        "first_break": "pod label",
+        "codes": ["DYT0404"],
+    }
