@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
-Role = Literal["prefill", "decode", "aggregated"]
+from router_core.workers import Role
+
 RoleSource = Literal["type", "sub-type", "arguments", "name", "nothing"]
 
-_MODES: dict[str, Role] = {
-    "prefill": "prefill",
-    "decode": "decode",
-    "agg": "aggregated",
-    "aggregated": "aggregated",
-    "prefill_and_decode": "aggregated",
-    "null": "aggregated",
-    "none": "aggregated",
+DISAGGREGATED: Final = {"prefill": Role.PREFILL, "decode": Role.DECODE}
+_MODES: Final = {
+    **DISAGGREGATED,
+    "agg": Role.AGGREGATED,
+    "aggregated": Role.AGGREGATED,
+    "prefill_and_decode": Role.AGGREGATED,
+    "null": Role.AGGREGATED,
+    "none": Role.AGGREGATED,
 }
 
 
@@ -26,18 +27,18 @@ def role_of(
 
     A name is the weakest witness: it is what people call a component, not what it does.
     """
-    if kind in ("prefill", "decode"):
-        return ("prefill" if kind == "prefill" else "decode"), "type"
+    if kind in DISAGGREGATED:
+        return DISAGGREGATED[kind], "type"
     if kind != "worker":
         return None, "nothing"
-    if sub_type in ("prefill", "decode"):
-        return ("prefill" if sub_type == "prefill" else "decode"), "sub-type"
+    if sub_type in DISAGGREGATED:
+        return DISAGGREGATED[sub_type], "sub-type"
     said = _from_words(words)
     if said is not None:
         return said, "arguments"
     lower = name.lower()
     if ("prefill" in lower) != ("decode" in lower):
-        return ("prefill" if "prefill" in lower else "decode"), "name"
+        return (Role.PREFILL if "prefill" in lower else Role.DECODE), "name"
     return None, "nothing"
 
 
@@ -56,7 +57,7 @@ def option(words: Sequence[str], name: str) -> str | None:
 def _from_words(words: Sequence[str]) -> Role | None:
     bare = {word.strip("\"'\\;&") for word in words}
     if "--is-prefill-worker" in bare:
-        return "prefill"
+        return Role.PREFILL
     if "--is-decode-worker" in bare:
-        return "decode"
+        return Role.DECODE
     return _MODES.get((option(words, "--disaggregation-mode") or "").lower())

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from dynctl.manifests.component_role import Role, RoleSource, role_of
+from dynctl.manifests.component_role import RoleSource, role_of
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.pod_placement import allowed_values
 from dynctl.wire.kubernetes.fields import mapping, sequence, text
+from router_core.workers import Role
 
 GRAPH: Final = "DynamoGraphDeployment"
 GRAPH_GROUP: Final = "nvidia.com"

@@ -13,10 +13,10 @@ from typing import Final
 
 from dynctl.health.deployment import ObservedWorker
 from dynctl.health.facts import Unread
-from dynctl.manifests.component_role import Role
 from dynctl.verify.policy import Policy
 from dynctl.wire.kubernetes.objects import Endpoint, Node, Pod
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
+from router_core.workers import Role
 
 
 class LinkName(StrEnum):

@@ -15,7 +15,7 @@ from typing import Final
 from dynctl.adapters.ports import DiscoveryEntry, Listed
 from dynctl.health.deployment import Deployment, ObservedWorker, Registrations
 from dynctl.health.facts import Unread
-from dynctl.manifests.component_role import Role, role_of
+from dynctl.manifests.component_role import DISAGGREGATED, role_of
 from dynctl.manifests.graphs import (
     WORKER_TYPES,
     ClusterTopology,
@@ -37,15 +37,10 @@ from dynctl.wire.kubernetes.names import (
 )
 from dynctl.wire.kubernetes.objects import Endpoint, Node, Pod
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
-from router_core.workers import Role as WorkerRole
+from router_core.workers import Role
 
 _TAINT: Final = "dynamo.topology/"
 NOT_SAMPLED: Final = "not read, --exec all reads every one"
-_ROLES: Final[Mapping[WorkerRole, Role]] = {
-    WorkerRole.PREFILL: "prefill",
-    WorkerRole.DECODE: "decode",
-    WorkerRole.AGGREGATED: "aggregated",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +308,12 @@ def _role(
     pod: Pod, component: Component | None, kind: str, cards: Sequence[ObservedWorker]
 ) -> tuple[Role | None, str]:
     if cards:
-        return _ROLES.get(cards[0].worker.role), "card"
-    if kind in ("prefill", "decode"):
-        return ("prefill" if kind == "prefill" else "decode"), "label"
+        return cards[0].worker.role, "card"
+    if kind in DISAGGREGATED:
+        return DISAGGREGATED[kind], "label"
     sub = pod.labels.get(SUB_COMPONENT_TYPE_LABEL, "").lower()
-    if sub in ("prefill", "decode"):
-        return ("prefill" if sub == "prefill" else "decode"), "sub-label"
+    if sub in DISAGGREGATED:
+        return DISAGGREGATED[sub], "sub-label"
     words = () if pod.main is None else pod.main.words
     role, source = role_of(pod.labels.get(COMPONENT_LABEL, ""), kind, "", words)
     if source in ("name", "nothing") and component is not None and component.role is not None:
@@ -347,7 +342,7 @@ def _loose(
         worker = WorkerChain(
             graph="",
             component=item.card.endpoint.component,
-            role=_ROLES.get(item.worker.role),
+            role=item.worker.role,
             role_told_by="card",
             policy=policy,
             cards=(item,),

@@ -14,13 +14,13 @@ from typing import Final
 
 from dynctl.findings.runner import Check, Outcome, Skipped
 from dynctl.health.facts import Unread
-from dynctl.manifests.component_role import Role
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import Component, Graph, graphs_of
 from dynctl.manifests.lint.facts import LintFacts, spec_of
 from dynctl.verify.join import Custody, VerifiedGraph
 from dynctl.verify.root_causes import NO_CLUSTER
 from dynctl.wire.kubernetes.fields import mapping, text
+from router_core.workers import Role
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _FIRST_HAND: Final = ("card", "label", "sub-label")

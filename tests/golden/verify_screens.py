@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 from dynctl.findings.catalogue import parse
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome, run
-from dynctl.manifests.component_role import Role
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.registry import draw
 from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
@@ -22,6 +21,7 @@ from dynctl.verify.join import Custody, VerifiedGraph
 from dynctl.verify.policy import Policy
 from dynctl.verify.result import VerifyReport, custody_rows
 from dynctl.wire.kubernetes.objects import Pod
+from router_core.workers import Role
 
 HERE = Path(__file__).parent / "verify"
 WIDTHS = (80, 200)
@@ -95,7 +95,7 @@ def worker(
     name: str,
     zone: str | None = "us-east-1a",
     *,
-    role: Role = "decode",
+    role: Role = Role.DECODE,
     namespace: str = "prod",
     graph: str = "my-llm",
     node: str = "gpu-a-0",
@@ -156,7 +156,7 @@ def about(one: WorkerChain, **arguments: str) -> Found:
 
 def fleet() -> list[WorkerChain]:
     """Six prefill and ten decode workers in two zones."""
-    counts: tuple[tuple[Role, int], ...] = (("prefill", 6), ("decode", 10))
+    counts: tuple[tuple[Role, int], ...] = ((Role.PREFILL, 6), (Role.DECODE, 10))
     return [
         worker(f"my-llm-{role}-{number}", f"us-east-1{'ab'[number % 2]}", role=role)
         for role, count in counts

@@ -19,6 +19,7 @@ from dynctl.manifests.domain_split import (
 )
 from dynctl.manifests.graphs import Graph
 from dynctl.manifests.lint.facts import LintFacts, has_policy, short_name, subject_of
+from router_core.workers import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def _judged(
     judged: list[DomainSplit] = []
     gaps: list[str] = []
     for graph in facts.governed:
-        if not only(graph) or not (graph.of_role("prefill") and graph.of_role("decode")):
+        if not only(graph) or not (graph.of_role(Role.PREFILL) and graph.of_role(Role.DECODE)):
             continue
         one = pinned(facts, graph)
         gap = _gap(one)

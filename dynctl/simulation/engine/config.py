@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_type_hints
 
-Role = Literal["aggregated", "prefill", "decode"]
+from router_core.workers import Role
+
 KvLoadFailurePolicy = Literal["recompute", "fail"]
 
 
@@ -80,9 +81,9 @@ class EngineConfig:
         "", "Directory with tokenizer.json and its config; empty = the demo model.", metavar="DIR"
     )
     role: Role = _option(  # noqa: RUF009  a dataclasses.field
-        "aggregated",
+        Role.AGGREGATED,
         "Which phases the engine serves.",
-        choices=("aggregated", "prefill", "decode"),
+        choices=tuple(role.value for role in Role),
     )
     can_prefill: bool = _option(
         True, "A decode engine prefills a request that arrives without a hand-off."
@@ -194,6 +195,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        object.__setattr__(self, "role", Role(self.role))
         for name in ("name", "model"):
             if not getattr(self, name).strip():
                 raise EngineConfigError(f"--{name} is empty; expected a name")
@@ -299,7 +301,8 @@ def _options(owner: type, prefix: str = "") -> tuple[Option, ...]:
         if not f.metadata:
             continue
         hint = hints[f.name]
-        kind = tuple if f.name == "lora" else hint if isinstance(hint, type) else str
+        plain = isinstance(hint, type) and hint is not Role
+        kind = tuple if f.name == "lora" else hint if plain else str
         found.append(
             Option(
                 field=f.name,

@@ -19,7 +19,7 @@ from dynctl.wire.dynamo.active_sequences import (
     decode_sequences,
 )
 from dynctl.wire.dynamo.events import decode_kv_metrics
-from dynctl.wire.dynamo.frontend_metrics import WorkerLoad
+from dynctl.wire.dynamo.frontend_metrics import RankLoad
 from router_core.changes import Applied, Booked, Change, Freed, PrefillDone, Stage
 from router_core.registry import WorkerRegistry
 from router_core.workers import Role
@@ -102,9 +102,7 @@ class LoadMirror:
                 self._apply(Freed(event.request_id, stage))
 
 
-def gauge_changes(
-    registry: WorkerRegistry, loads: dict[tuple[int, int], WorkerLoad]
-) -> list[Change]:
+def gauge_changes(registry: WorkerRegistry, loads: dict[tuple[int, int], RankLoad]) -> list[Change]:
     """Changes that put the load which frontends export on the workers.
 
     Gauges tell sums, not whose blocks they are: a prompt that shares blocks with a running request

@@ -18,14 +18,14 @@ from dynctl.sources.dynamo.followed_workers import FollowedWorkers
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.frontend.source import FrontendSource
 from dynctl.sources.thresholds.replicas import Replica
-from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, WorkerLoad
+from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, RankLoad
 
 #: The colon is needed: without it the request really runs.
 _DRY_RUN: Final = "query_instance_id:"
 #: A dry run may wait in the router's queue; then it tells nothing in time.
 _PROBE_S: Final = 2.0
 _OVERLOADED: Final = "Overloaded"
-_NOTHING: Final = WorkerLoad()
+_NOTHING: Final = RankLoad()
 _NO_PLANES: Final = "reports come over the event plane, and no discovery backend was named"
 
 
@@ -98,7 +98,7 @@ def with_gauges(rows: Sequence[WorkerRow], metrics: FrontendMetrics) -> list[Wor
 
 
 def _loaded(row: WorkerRow, rank: RankRow, metrics: FrontendMetrics) -> RankRow:
-    load = metrics.worker_loads.get((row.worker_id, rank.dp_rank), _NOTHING)
+    load = metrics.rank_loads.get((row.worker_id, rank.dp_rank), _NOTHING)
     return replace(
         rank,
         active_prefill_tokens=load.active_prefill_tokens,

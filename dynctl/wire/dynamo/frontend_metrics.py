@@ -32,7 +32,7 @@ Rank = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLoad:
+class RankLoad:
     """What a router has in flight on one rank, in blocks and prompt tokens."""
 
     active_decode_blocks: int = 0
@@ -79,7 +79,7 @@ class FrontendMetrics:
     ``problems`` names rows that could not be used.
     """
 
-    worker_loads: Mapping[Rank, WorkerLoad] = field(default_factory=dict)
+    rank_loads: Mapping[Rank, RankLoad] = field(default_factory=dict)
     registered: Mapping[Rank, str] = field(default_factory=dict)
     models: Mapping[str, ModelFacts] = field(default_factory=dict)
     queues: tuple[QueuePending, ...] = ()
@@ -96,16 +96,16 @@ class FrontendMetrics:
 
 def add_loads(
     frontends: Iterable[FrontendMetrics], *, mirrored: bool = False
-) -> dict[Rank, WorkerLoad]:
+) -> dict[Rank, RankLoad]:
     """The load of every rank over several frontends.
 
     ``mirrored`` is for frontends with replica sync, each of which counts the load of all: the most
     decode blocks that one counts (another may lag), the least prefill tokens (a gauge keeps what a
     peer has finished). The metrics do not say whether replica sync is on.
     """
-    found: dict[Rank, WorkerLoad] = {}
+    found: dict[Rank, RankLoad] = {}
     for frontend in frontends:
-        for rank, load in frontend.worker_loads.items():
+        for rank, load in frontend.rank_loads.items():
             known = found.get(rank)
             if known is None:
                 found[rank] = load
@@ -231,8 +231,8 @@ class _Reading:
         }
         routing = bool(self.registered) or (False if any(self.ready.values()) else None)
         return FrontendMetrics(
-            worker_loads={
-                rank: WorkerLoad(**row, worker_type=self.types[rank])
+            rank_loads={
+                rank: RankLoad(**row, worker_type=self.types[rank])
                 for rank, row in self.loads.items()
             },
             registered=self.registered,

@@ -11,6 +11,7 @@ from dynctl.manifests.component_role import role_of
 from dynctl.manifests.files import parse_manifests, read_manifests
 from dynctl.manifests.graphs import graphs_of, policy_label_key, topologies_of
 from dynctl.manifests.pod_placement import allowed_values
+from router_core.workers import Role
 
 ZONE = "topology.kubernetes.io/zone"
 
@@ -74,7 +75,7 @@ def test_both_versions_are_the_same_components(data: bytes):
     assert prefill.domains(ZONE) == frozenset({"az-1"})
     assert prefill.domains("other") is None
     assert prefill.pod_labels == {"team": "a"}
-    assert graph.of_role("prefill") == (prefill,)
+    assert graph.of_role(Role.PREFILL) == (prefill,)
     assert policy_label_key(graph, ()) == ZONE
 
 

@@ -17,7 +17,7 @@ import pytest
 from dynctl.base.errors import TimedOut, Unreachable, UsageProblem
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.wire.dynamo.discovery import EndpointId
-from dynctl.wire.dynamo.frontend_metrics import WorkerLoad
+from dynctl.wire.dynamo.frontend_metrics import RankLoad
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 READY = json.loads((CAPTURES / "http-frontend-ready.json").read_text())
@@ -221,7 +221,7 @@ def test_a_dynamo_that_does_not_tell_readiness(frontend, dynamo):
 def test_metrics(frontend):
     metrics = frontend.metrics()
     assert metrics.kv_routing is True
-    assert metrics.worker_loads == {(2324035517153284872, 0): WorkerLoad(0, 0, "decode")}
+    assert metrics.rank_loads == {(2324035517153284872, 0): RankLoad(0, 0, "decode")}
 
 
 def test_metrics_of_something_else(frontend, dynamo):

@@ -15,6 +15,7 @@ from dynctl.verify.join import Custody, VerifiedGraph
 from dynctl.verify.policy import Policy
 from dynctl.verify.result import LINK_NAMES, CellState, CustodyRow, VerifyReport, custody_rows
 from dynctl.wire.kubernetes.objects import Pod
+from router_core.workers import Role
 
 POLICY = Policy("zone", "required", None, "topology.kubernetes.io/zone", "", {})
 UNTOLD = Link(untold="not asked")
@@ -36,7 +37,9 @@ def links(letters: str) -> list[Link]:
 def worker(letters: str = "aaaaaa", name: str = "decode-0") -> WorkerChain:
     chain = DomainChain("zone", dict(zip(LINKS, links(letters), strict=True)))
     pod = Pod("prod", name, "", {}, {}, node="gpu-1")
-    return WorkerChain("prod/llm", "Decode", "decode", "card", POLICY, pod, chains={"zone": chain})
+    return WorkerChain(
+        "prod/llm", "Decode", Role.DECODE, "card", POLICY, pod, chains={"zone": chain}
+    )
 
 
 def custody(*workers: WorkerChain) -> Custody:

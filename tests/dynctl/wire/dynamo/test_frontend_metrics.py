@@ -15,7 +15,7 @@ from dynctl.wire.dynamo.frontend_metrics import (
     FrontendMetrics,
     ModelFacts,
     QueuePending,
-    WorkerLoad,
+    RankLoad,
     add_loads,
     read_frontend_metrics,
     samples,
@@ -30,7 +30,7 @@ def captured(name: str) -> FrontendMetrics:
 
 def test_an_aggregated_fleet():
     read = captured("agg")
-    assert read.worker_loads == {(2324035517153284872, 0): WorkerLoad(0, 0, "decode")}
+    assert read.rank_loads == {(2324035517153284872, 0): RankLoad(0, 0, "decode")}
     # The idle worker has no load row yet; it is registered all the same.
     assert read.registered == {
         (2324035517153284872, 0): "decode",
@@ -45,7 +45,7 @@ def test_an_aggregated_fleet():
 
 def test_a_disaggregated_fleet():
     read = captured("disagg")
-    assert {rank: load.worker_type for rank, load in read.worker_loads.items()} == {
+    assert {rank: load.worker_type for rank, load in read.rank_loads.items()} == {
         (2324035517153284941, 0): "prefill",
         (2324035517153284948, 0): "decode",
         (2324035517153284967, 0): "prefill",
@@ -85,7 +85,7 @@ def test_rows_under_load():
         b'dynamo_frontend_router_queue_pending_isl_tokens{model="tiny",policy_class="default",'
         b'worker_type="decode"} 512\n'
     )
-    assert read.worker_loads == {(2**64 - 1, 1): WorkerLoad(30, 84, "decode")}
+    assert read.rank_loads == {(2**64 - 1, 1): RankLoad(30, 84, "decode")}
     assert read.rejections == {"tiny": 7}
     assert read.queues == (QueuePending("tiny", "default", "decode", 2, 512, 0),)
     assert read.pending_requests == 2
@@ -98,7 +98,7 @@ def test_odd_rows_are_named_and_hide_no_other():
     text = "".join(row.format(*values) for values in rows)
     text += 'dynamo_frontend_worker_active_decode_blocks{worker_id="9"} 1\n'
     read = read_frontend_metrics(text.encode())
-    assert read.worker_loads == {(5, 0): WorkerLoad(7, 0, "")}
+    assert read.rank_loads == {(5, 0): RankLoad(7, 0, "")}
     name = "dynamo_frontend_worker_active_decode_blocks: "
     assert read.problems == (
         f"{name}worker_id: expected an integer up to {2**64 - 1}, got '5a'",
@@ -212,16 +212,16 @@ def test_captures_read_as_another_parser_reads_them(name):
 
 def loads(*rows: tuple[int, int, int]) -> FrontendMetrics:
     return FrontendMetrics(
-        worker_loads={(worker, 0): WorkerLoad(b, t, "decode") for worker, b, t in rows}
+        rank_loads={(worker, 0): RankLoad(b, t, "decode") for worker, b, t in rows}
     )
 
 
 def test_each_frontend_counts_its_own():
     one, two = loads((1, 72, 100), (2, 3, 0)), loads((1, 10, 5), (3, 1, 1))
     assert add_loads([one, two]) == {
-        (1, 0): WorkerLoad(82, 105, "decode"),
-        (2, 0): WorkerLoad(3, 0, "decode"),
-        (3, 0): WorkerLoad(1, 1, "decode"),
+        (1, 0): RankLoad(82, 105, "decode"),
+        (2, 0): RankLoad(3, 0, "decode"),
+        (3, 0): RankLoad(1, 1, "decode"),
     }
     assert one == loads((1, 72, 100), (2, 3, 0))
     assert add_loads([]) == {}
@@ -230,5 +230,5 @@ def test_each_frontend_counts_its_own():
 def test_replicas_that_mirror_each_other_are_not_added_up():
     # As seen with --router-replica-sync: eight requests through the first, all decoding.
     serving, peer = loads((1, 72, 0), (2, 72, 0)), loads((1, 72, 1160), (2, 72, 1176))
-    assert add_loads([serving, peer], mirrored=True) == serving.worker_loads
-    assert add_loads([peer, serving], mirrored=True) == serving.worker_loads
+    assert add_loads([serving, peer], mirrored=True) == serving.rank_loads
+    assert add_loads([peer, serving], mirrored=True) == serving.rank_loads
