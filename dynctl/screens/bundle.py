@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column
+from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import count, plural
 from dynctl.screens.results import BundleMember, BundleReport
-from dynctl.screens.table import table
 
 _COLUMNS: list[Column[BundleMember]] = [
     Column("file", "FILE", lambda one: one.file, lambda one: one.file, name=True),

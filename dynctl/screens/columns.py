@@ -3,11 +3,14 @@
 Tables and the dashboard read the same lists, so a number cannot read differently in two places.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from dynctl.base.errors import UsageProblem
+from dynctl.screens.canvas import Canvas
 from dynctl.screens.numbers import middle
 
 Row = TypeVar("Row")
@@ -129,3 +132,12 @@ def visible(columns: Sequence[Column[Row]], *, wide: bool, width: int | None) ->
     if width is not None and width >= 100:
         return list(columns)
     return [column for column in columns if not column.wide]
+
+
+def table(columns: Sequence[Column[Any]], rows: Sequence[Any], canvas: Canvas) -> str:
+    """Heading and rows."""
+    fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), rows, canvas.width)
+    lines = [fitted.line(row) for row in rows]
+    if canvas.headings:
+        lines.insert(0, canvas.faint(fitted.heading()))
+    return "".join(line + "\n" for line in lines)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column
-from dynctl.screens.context_results import (
+from dynctl.screens.columns import Column, table
+from dynctl.screens.results import (
     ContextChange,
     ContextDetail,
     ContextList,
     ContextRow,
     ContextValue,
 )
-from dynctl.screens.table import table
 
 
 def context_list(result: ContextList, canvas: Canvas) -> str:

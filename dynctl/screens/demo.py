@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.explain import ExplainScreen
 from dynctl.screens.numbers import plural
+from dynctl.screens.route import ExplainScreen
 from dynctl.simulation.demo.story import DemoEnd, DemoStep
 
 _ANSWER_CHARACTERS = 160

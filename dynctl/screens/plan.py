@@ -9,9 +9,8 @@ from dataclasses import replace
 from dynctl.planning.domain_capacity import NO_DOMAIN
 from dynctl.planning.plan_result import DomainPlan, Loss, TopologyPlan
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column
+from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import amount, count, plural
-from dynctl.screens.table import table
 
 _MOST_NOTES = 8
 #: Of one kind of loss so many are shown, the worst first; -o json has all.

@@ -8,15 +8,46 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
 from dynctl.base.errors import ReaderLeft, UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
-from dynctl.screens import registry as screens
+from dynctl.documents.route_result import RouteResult
+from dynctl.findings.report import CodeList, CodePage, Report, State
+from dynctl.planning.domain_capacity import NO_DOMAIN, TopologyShow
+from dynctl.planning.plan_result import TopologyPlan
+from dynctl.screens import (
+    bundle,
+    checks,
+    config,
+    contexts,
+    demo,
+    plan,
+    route,
+    thresholds,
+    topology,
+    verify,
+    workers,
+)
 from dynctl.screens.canvas import Canvas
+from dynctl.screens.results import (
+    BundleReport,
+    ConfigReport,
+    ContextChange,
+    ContextDetail,
+    ContextList,
+    ThresholdChange,
+    ThresholdList,
+    TopologyValue,
+    Versions,
+    WorkerDetail,
+    WorkerList,
+)
+from dynctl.simulation.demo.story import DemoEnd, DemoStep
+from dynctl.verify.result import VerifyReport
 
 #: What could move a cursor, hide text or turn its direction, but for what Canvas itself writes.
 _UNSAFE: Final = re.compile(
@@ -33,16 +64,16 @@ def emit(
     if output is OutputFormat.JSON:
         text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
     elif output is OutputFormat.JSONL:
-        text = "".join(msgspec.json.encode(i).decode() + "\n" for i in screens.items(result))
+        text = "".join(msgspec.json.encode(i).decode() + "\n" for i in items(result))
     elif output is OutputFormat.YAML:
         text = yaml_text(result)
     elif output is OutputFormat.NAME:
-        text = _shown("".join(name + "\n" for name in screens.names(result)))
+        text = _shown("".join(name + "\n" for name in names(result)))
     elif output is OutputFormat.JUNIT:
         text = _junit(result)
     else:
-        draw = screen or screens.draw
-        text = _shown(draw(result, Canvas.of(options)))
+        draw_table = screen or draw
+        text = _shown(draw_table(result, Canvas.of(options)))
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -84,3 +115,95 @@ def yaml_text(result: Any) -> str:
 
     plain = msgspec.to_builtins(result)
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+
+
+_SCREENS: dict[type, Any] = {
+    RouteResult: route.route_short,
+    WorkerList: workers.worker_list,
+    WorkerDetail: workers.worker_detail,
+    TopologyShow: topology.topology_show,
+    TopologyPlan: plan.topology_plan,
+    TopologyValue: topology.topology_value,
+    ThresholdList: thresholds.threshold_list,
+    ThresholdChange: thresholds.threshold_change,
+    ConfigReport: config.config_report,
+    ContextList: contexts.context_list,
+    ContextDetail: contexts.context_detail,
+    ContextChange: contexts.context_change,
+    Versions: config.versions,
+    BundleReport: bundle.bundle_report,
+    Report: checks.check_report,
+    VerifyReport: verify.verify_report,
+    CodePage: checks.code_page,
+    CodeList: checks.code_list,
+    DemoStep: demo.demo_step,
+    DemoEnd: demo.demo_end,
+}
+
+
+def draw(result: Any, canvas: Canvas) -> str:
+    """The table of a result."""
+    return str(_SCREENS[type(result)](result, canvas))
+
+
+def items(result: Any) -> Iterable[Any]:
+    """What a line of jsonl holds: each item of a list, else the whole result."""
+    if isinstance(result, WorkerList):
+        return result.workers
+    if isinstance(result, TopologyShow | TopologyPlan):
+        return result.rows
+    if isinstance(result, ThresholdList):
+        return result.thresholds
+    if isinstance(result, ConfigReport):
+        return result.settings
+    if isinstance(result, ContextList):
+        return result.contexts
+    if isinstance(result, ContextDetail):
+        return result.values
+    if isinstance(result, VerifyReport):
+        return _of_two_kinds(result)
+    if isinstance(result, Report):
+        return result.checks
+    if isinstance(result, CodeList):
+        return result.codes
+    return [result]
+
+
+def _of_two_kinds(result: VerifyReport) -> Iterator[dict[str, Any]]:
+    """The checks, then the workers; each line says which it is."""
+    for check in result.checks:
+        yield {"kind": "Check", **msgspec.to_builtins(check)}
+    for row in result.chain:
+        yield {"kind": "CustodyRow", **msgspec.to_builtins(row)}
+
+
+def names(result: Any) -> list[str]:
+    """What ``-o name`` prints, one a line."""
+    if isinstance(result, RouteResult):
+        refs = (result.winner.prefill, result.winner.decode)
+        return [ref.worker for ref in refs if ref is not None]
+    if isinstance(result, WorkerList):
+        return [worker.name for worker in result.workers]
+    if isinstance(result, WorkerDetail):
+        return [result.worker.name]
+    if isinstance(result, TopologyShow | TopologyPlan):
+        return [NO_DOMAIN if row.value is None else row.value for row in result.rows]
+    if isinstance(result, TopologyValue):
+        return [result.value]
+    if isinstance(result, ThresholdList):
+        return sorted({one.model for one in result.thresholds if one.model is not None})
+    if isinstance(result, ThresholdChange):
+        return [result.after.model]
+    if isinstance(result, ConfigReport):
+        return [setting.name for setting in result.settings]
+    if isinstance(result, ContextList):
+        return [row.name for row in result.contexts]
+    if isinstance(result, ContextDetail | ContextChange):
+        return [] if result.name is None else [result.name]
+    if isinstance(result, BundleReport):
+        return [result.path]
+    if isinstance(result, Report):
+        return [check.code for check in result.checks if check.state in (State.FAIL, State.WARN)]
+    if isinstance(result, CodeList | CodePage):
+        return [page.code for page in getattr(result, "codes", [result])]
+    return [result.client] if isinstance(result, Versions) else []

@@ -1,7 +1,8 @@
-"""stdout for a command that goes on until somebody ends it.
+"""stdout for commands that run until they are stopped: `events tail`, `thresholds watch`.
 
-Writing never blocks the event loop, however slow the terminal is, and a reader that leaves is
-noticed though nothing is written. Beside ``render.emit`` the only writer to stdout.
+Writing never blocks the event loop, however slow the terminal is, and the stream ends when its
+reader leaves, even while there is nothing to write. Besides ``render.emit`` the only writer to
+stdout.
 """
 
 from __future__ import annotations
@@ -11,12 +12,23 @@ import contextlib
 import os
 import stat
 import sys
-from typing import Final, TextIO
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TextIO, TypeVar
 
-from dynctl.base.errors import ReaderLeft
+import msgspec
+
+from dynctl.base.errors import ReaderLeft, UsageProblem
+from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.base.tasks import end_tasks
+from dynctl.documents.thresholds import ThresholdEvent
+from dynctl.screens.thresholds import event_line
+
+Item = TypeVar("Item")
 
 #: A pipe that polls as writable takes this much at once (POSIX: PIPE_BUF on Linux).
 _PIECE: Final = 4096
+_AT_ONCE: Final = 256
+_FORMATS: Final = (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSONL)
 
 
 class LiveOutput:
@@ -97,3 +109,97 @@ class LiveOutput:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+class LineStream:
+    """Lines on stdout as they come. ``limit``: lines to show at most; ``shown`` counts them.
+
+    ``what`` and ``command`` are for the UsageProblem that an unsuitable output format raises.
+    """
+
+    def __init__(
+        self, options: GlobalOptions, *, what: str, command: str, limit: int | None = None
+    ) -> None:
+        if options.output not in _FORMATS:
+            raise UsageProblem(
+                f"-o {options.output}: {what} are a stream; expected table, wide or jsonl",
+                f"{command} -o jsonl",
+            )
+        self.shown = 0
+        self._limit = limit
+
+    async def write(
+        self,
+        take: Callable[[int], Awaitable[Sequence[Item]]],
+        line: Callable[[Item], str],
+        duration: float | None = None,
+        heading: str = "",
+    ) -> None:
+        """Write what ``take`` (at most so many items) returns until the limit is reached or
+        ``duration`` seconds have passed. ``line``: an item with its line end. Raises ReaderLeft
+        when the reader of stdout leaves."""
+        with LiveOutput() as output:
+            writing = asyncio.create_task(self._write(output, take, line, duration, heading))
+            leaving = asyncio.create_task(output.reader_left())
+            try:
+                tasks = {writing, leaving}
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                await end_tasks((writing, leaving))
+
+    async def _write(
+        self,
+        output: LiveOutput,
+        take: Callable[[int], Awaitable[Sequence[Item]]],
+        line: Callable[[Item], str],
+        duration: float | None,
+        heading: str,
+    ) -> None:
+        end = None if duration is None else asyncio.get_running_loop().time() + duration
+        if heading:
+            await output.write(heading)
+        while self._limit is None or self.shown < self._limit:
+            most = _AT_ONCE if self._limit is None else min(_AT_ONCE, self._limit - self.shown)
+            try:
+                async with asyncio.timeout_at(end):
+                    items = await take(most)
+            except TimeoutError:
+                return
+            # Outside of the timeout: a line is written completely or not at all.
+            await output.write("".join(line(item) for item in items))
+            self.shown += len(items)
+
+
+class ThresholdStream(LineStream):
+    """`thresholds watch`: changes of thresholds and busy states.
+
+    :meth:`put` may be called from any thread once :meth:`show` has begun.
+    """
+
+    def __init__(self, options: GlobalOptions, *, limit: int | None = None) -> None:
+        super().__init__(
+            options, what="threshold changes", command="dynctl thresholds watch", limit=limit
+        )
+        self._json = options.output is OutputFormat.JSONL
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[list[ThresholdEvent]] = asyncio.Queue()
+
+    def put(self, events: list[ThresholdEvent]) -> None:
+        """Show these events; without effect once the loop has ended."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, events)
+
+    async def show(self, duration: float | None = None) -> None:
+        """Show events until the limit or for ``duration`` seconds; raises ReaderLeft."""
+
+        async def take(most: int) -> list[ThresholdEvent]:
+            events = await self._queue.get()
+            return events if self._limit is None else events[:most]
+
+        await self.write(take, self._line, duration)
+
+    def _line(self, event: ThresholdEvent) -> str:
+        text = msgspec.json.encode(event).decode() if self._json else event_line(event)
+        return text + "\n"

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dynctl.documents.thresholds import SignalRow, ThresholdEvent
-from dynctl.screens.answers import THRESHOLDS
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column
+from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import age, amount, plural
-from dynctl.screens.results import ReplicaThresholds, ThresholdList
-from dynctl.screens.table import table
+from dynctl.screens.results import (
+    RankEffect,
+    ReplicaChange,
+    ReplicaThresholds,
+    ThresholdChange,
+    ThresholdList,
+    Waited,
+)
+
+THRESHOLDS = (
+    ("active_decode_blocks_threshold", "decode blocks", "of the KV blocks"),
+    ("active_prefill_tokens_threshold", "prefill tokens", "tokens"),
+    ("active_prefill_tokens_threshold_frac", "prefill fraction", "of max_num_batched_tokens"),
+)
 
 #: Before a value that most replicas hold otherwise.
 _DIFFERS = "!="
@@ -105,6 +116,92 @@ _SIGNALS: list[Column[SignalRow]] = [
     ),
     Column("role", "ROLE", lambda r: r.role, lambda r: r.role, rank=5, wide=True),
 ]
+
+
+def threshold_change(result: ThresholdChange, canvas: Canvas) -> str:
+    """Before -> after, then the ranks whose state changes."""
+    tried = all(one.state == "tried" for one in result.replicas)
+    verb = "set" if result.applied else "dry run, nothing is set" if tried else "not set"
+    lines = [f"{result.after.model}: {verb}"]
+    for name, heading, unit in THRESHOLDS:
+        before, after = getattr(result.before, name), getattr(result.after, name)
+        mark = "->" if before != after else "  "
+        shown = f"{_limit(before)} {mark} {_limit(after)}" if before != after else _limit(after)
+        lines.append(f"  {heading:<17} {shown}  {unit}" if after is not None or before != after
+                     else f"  {heading:<17} {shown}")  # fmt: skip
+    if len(result.replicas) > 1 or any(one.problem for one in result.replicas):
+        lines.append("")
+        lines += _replica_lines(result.replicas, canvas)
+    if result.ranks:
+        lines.append("")
+        lines += _effects(result.ranks, canvas)
+    if result.waited is not None:
+        lines.append("")
+        lines += _waited(result.waited, canvas)
+    for note in result.notes:
+        lines += canvas.paragraph(note, first="note: ")
+    return "\n".join(lines) + "\n"
+
+
+def _replica_lines(replicas: Sequence[ReplicaChange], canvas: Canvas) -> Iterator[str]:
+    states = [one.state for one in replicas]
+    if len(set(states)) == 1 and not any(one.problem for one in replicas):
+        yield from canvas.paragraph(
+            f"{states[0]} on {plural(len(replicas), 'replica')}: "
+            + ", ".join(one.replica for one in replicas),
+            first="",
+            rest="  ",
+        )
+        return
+    for one in replicas:
+        told = f"{one.state:<9} {one.replica}" + (f": {one.problem}" if one.problem else "")
+        yield from canvas.paragraph(told, first="  ", rest="    ")
+
+
+def _effects(ranks: Sequence[RankEffect], canvas: Canvas) -> Iterator[str]:
+    becomes = [rank for rank in ranks if rank.after and not rank.before]
+    calms = [rank for rank in ranks if rank.before and not rank.after]
+    stays = [rank for rank in ranks if rank.before and rank.after]
+    many = len({rank.replica for rank in ranks})
+    groups = (("become", " busy", becomes), ("become", " calm", calms), ("stay", " busy", stays))
+    for verb, state, rows in groups:
+        if rows:
+            told = _by_rank(rows)
+            yield f"{plural(len(told), 'rank')} {verb}{'s' if len(told) == 1 else ''}{state}:"
+            for rank, where in told:
+                why = rank.reasons[0] if rank.reasons else "under every threshold"
+                partly = rank.after and not rank.worker_busy
+                tail = " (another rank of the worker is calm: still routed to)" if partly else ""
+                on = f" [{', '.join(where)}]" if many > 1 and len(where) < many else ""
+                text = f"{rank.worker} rank {rank.dp_rank}: {why}{tail}{on}"
+                yield from canvas.paragraph(text, first="  ", rest="    ")
+    if not becomes and not calms:
+        busy, every = len(_by_rank(stays)), len(_by_rank(ranks))
+        yield f"no rank changes its state; {busy} of {plural(every, 'rank')} busy"
+
+
+def _by_rank(ranks: Sequence[RankEffect]) -> list[tuple[RankEffect, list[str]]]:
+    """Each rank once, with the replicas that count so."""
+    found: dict[tuple[int, int], tuple[RankEffect, list[str]]] = {}
+    for rank in ranks:
+        key = (rank.worker_id, rank.dp_rank)
+        found.setdefault(key, (rank, []))[1].append(rank.replica)
+    return list(found.values())
+
+
+def _waited(waited: Waited, canvas: Canvas) -> Iterator[str]:
+    if waited.acts:
+        yield f"acts on every replica after {waited.seconds:.1f} s"
+    else:
+        yield f"stored, and after {waited.seconds:.1f} s it does not act everywhere:"
+        for text in waited.pending:
+            yield from canvas.paragraph(text, first="  ", rest="    ")
+    for text in waited.untold:
+        yield from canvas.paragraph(text, first="not told: ")
+
+
+def _limit(value: float | None) -> str:
+    return "off" if value is None else amount(value)
 
 
 def event_line(event: ThresholdEvent) -> str:

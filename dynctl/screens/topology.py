@@ -13,9 +13,9 @@ from dynctl.planning.domain_capacity import (
     TransferPolicy,
 )
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column
+from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import amount, count, plural
-from dynctl.screens.table import table
+from dynctl.screens.results import TopologyValue
 
 _MOST_NAMED = 5
 _MOST_NOTES = 8
@@ -196,3 +196,8 @@ def topology_notes(result: TopologyShow) -> Iterator[str]:
 def _named(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def topology_value(result: TopologyValue, canvas: Canvas) -> str:
+    """Only the value, so that a script can take it."""
+    return result.value + "\n"

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column
+from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import age, amount, count, plural
 from dynctl.screens.results import WorkerDetail, WorkerList
-from dynctl.screens.table import table
 from router_core.workers import Role
 
 

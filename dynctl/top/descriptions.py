@@ -11,9 +11,9 @@ from dynctl.findings.pages import page as page_of
 from dynctl.planning.domain_capacity import NO_DOMAIN, RoleCapacity
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
+from dynctl.screens.columns import table
 from dynctl.screens.numbers import age, amount, count, plural
 from dynctl.screens.results import WorkerDetail
-from dynctl.screens.table import table
 from dynctl.screens.topology import policy_text, topology_notes
 from dynctl.screens.workers import worker_detail
 from dynctl.sources.domains import DomainRow, DomainView

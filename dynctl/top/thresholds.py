@@ -14,10 +14,10 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from dynctl.base.errors import DynctlError, UsageProblem
-from dynctl.screens.answers import THRESHOLDS, threshold_change
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.numbers import amount
 from dynctl.screens.results import ModelThresholds, ThresholdChange, rank_effects
+from dynctl.screens.thresholds import THRESHOLDS, threshold_change
 from dynctl.sources.following import DashboardSource
 from dynctl.sources.snapshot import Snapshot
 from dynctl.top.details import TextView

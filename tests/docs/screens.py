@@ -22,8 +22,8 @@ from rich.text import Text
 
 from dynctl.base.options import GlobalOptions
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.explain import ExplainScreen
-from dynctl.screens.registry import draw
+from dynctl.screens.render import draw
+from dynctl.screens.route import ExplainScreen
 from dynctl.sources.demo.live import DemoSource
 from dynctl.sources.demo.view import PROMPT, demo_source
 from dynctl.sources.query import RouteQuery

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dynctl.screens.answers import setting_text
+from dynctl.screens.config import setting_text
 from dynctl.settings.router_settings import bounds
 from router_core.config import DEFAULT_PRESET, PRESETS, SETTINGS
 from router_core.setting import Setting

@@ -27,7 +27,7 @@ def test_every_command_and_every_option_is_on_the_page() -> None:
 
 
 def test_recommended_settings_are_settings_with_these_defaults() -> None:
-    from dynctl.screens.answers import setting_text
+    from dynctl.screens.config import setting_text
 
     told = table(DOCS / "operations.md", "recommended", "tuning")
     assert len(told) == 5

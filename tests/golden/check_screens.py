@@ -18,7 +18,7 @@ from dynctl.findings.suppression import Suppressions
 from dynctl.health.checks.run import judge
 from dynctl.health.facts import CheckFacts, PlaneFacts, Unread
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.registry import draw
+from dynctl.screens.render import draw
 from tests.dynctl.health import check_facts as made
 from tests.dynctl.health.check_facts import FIRST, SECOND, healthy
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from dynctl.manifests.files import parse_manifests
 from dynctl.manifests.lint.run import lint
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.registry import draw
+from dynctl.screens.render import draw
 
 HERE = Path(__file__).parent / "lint"
 MANIFESTS = Path(__file__).parents[1] / "fixtures" / "manifests"

@@ -22,7 +22,7 @@ from dynctl.planning.planned_fleet import (
     fleet_of_workers,
 )
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.registry import draw
+from dynctl.screens.render import draw
 from tests.golden.fleets import settings, stranded_zones
 
 HERE = Path(__file__).parent / "plans"

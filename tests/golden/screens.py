@@ -13,10 +13,10 @@ from typing import Any
 
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.event_lines import EventLines
-from dynctl.screens.explain import ExplainScreen
-from dynctl.screens.registry import draw
+from dynctl.screens.events import EventLines
+from dynctl.screens.render import draw
 from dynctl.screens.results import WorkerDetail, WorkerList
+from dynctl.screens.route import ExplainScreen
 from dynctl.sources.dynamo.event_lines import TailKind, event_line, load_line, remark
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view.source import ViewSource

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from dynctl.findings.catalogue import parse
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome, run
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.registry import draw
+from dynctl.screens.render import draw
 from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
 from dynctl.verify.facts import VerifyFacts
 from dynctl.verify.join import Custody, VerifiedGraph

@@ -56,7 +56,7 @@ def tail_events(
     import asyncio
 
     from dynctl.base.errors import ExitCode
-    from dynctl.screens.event_stream import EventStream
+    from dynctl.screens.events import EventStream
     from dynctl.screens.render import talk
     from dynctl.sources.dynamo.event_filter import TailQuery, now_ms, open_tail
     from dynctl.sources.dynamo.event_stream import TailQueue

@@ -82,8 +82,8 @@ def route(
 
     Exit code 0: there are workers for it; 1: refused, and the screen says why.
     """
-    from dynctl.screens.explain import ExplainScreen
     from dynctl.screens.render import emit
+    from dynctl.screens.route import ExplainScreen
     from dynctl.sources import connect
     from dynctl.sources.query import RouteQuery
 

@@ -32,7 +32,7 @@ def watch_thresholds(
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.screens.numbers import plural
     from dynctl.screens.render import doubted, talk
-    from dynctl.screens.threshold_stream import ThresholdStream
+    from dynctl.screens.streaming import ThresholdStream
     from dynctl.sources import connect
     from dynctl.sources.thresholds.watch import Watch
 

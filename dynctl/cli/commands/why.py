@@ -26,8 +26,8 @@ def why(
 ) -> int:
     """Explain a decision that a frontend made. Exit code 1 where it was a refusal."""
     from dynctl.base.errors import ExitCode
-    from dynctl.screens.explain import ExplainScreen
     from dynctl.screens.render import emit
+    from dynctl.screens.route import ExplainScreen
     from dynctl.sources import connect
 
     found, wanted = _from_file(Path(decision)) if Path(decision).is_file() else (None, decision)

@@ -9,9 +9,9 @@ import pytest
 from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.findings.report import Finding
 from dynctl.findings.runner import found, outcome
-from dynctl.screens import registry as screens
+from dynctl.screens import render as screens
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.grouped_findings import alike, fixes
+from dynctl.screens.checks import alike, fixes
 from dynctl.screens.render import emit
 from dynctl.verify.chain import Link, WorkerChain
 from dynctl.verify.result import VerifyReport

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+import msgspec
+
+from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.planning.domain_capacity import primary_domain
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
 from dynctl.screens.numbers import count
+from dynctl.screens.streaming import LineStream
 from dynctl.sources.dynamo.event_lines import TailKind, TailLine
+from dynctl.sources.dynamo.event_stream import TailQueue
 from router_core.workers import Worker
 
 _WIDEST_EVENT = f"! {TailKind.DISCONNECT}"
@@ -112,3 +118,36 @@ def _event(line: TailLine) -> str:
 
 def _hash(text: str | None) -> str:
     return "-" if text is None else text[:_HASH]
+
+
+_AT_ONCE = 256
+_FORMATS = (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSONL)
+
+
+class EventStream(LineStream):
+    """`events tail` on stdout. ``limit``: lines to show at most. Raises UsageProblem."""
+
+    def __init__(
+        self, options: GlobalOptions, *, limit: int | None = None, headings: bool = True
+    ) -> None:
+        super().__init__(options, what="events", command="dynctl events tail", limit=limit)
+        self._options = options
+        self._headings = headings
+
+    async def show(
+        self, queue: TailQueue, workers: Sequence[Worker], duration: float | None = None
+    ) -> None:
+        """Show events until the limit or for ``duration`` seconds; raises ReaderLeft."""
+        if self._options.output is OutputFormat.JSONL:
+            await self.write(queue.take, _json_line, duration)
+            return
+        names = sorted({name for worker in workers for name in worker.domains})
+        transfer = [worker.runtime_config.kv_transfer_domain for worker in workers]
+        domain = primary_domain(names, transfer)
+        lines = EventLines(workers, domain, Canvas.of(self._options))
+        heading = lines.heading() if self._headings else ""
+        await self.write(queue.take, lines.line, duration, heading)
+
+
+def _json_line(line: TailLine) -> str:
+    return msgspec.json.encode(line).decode() + "\n"

@@ -1,18 +1,20 @@
-"""The explain screen: how each hop narrowed, scored and chose, and what would change it.
+"""`route`: the short answer, and the explain screen of `--explain` and `why`.
 
-It draws a RouteResult and nothing else, so a saved decision, a frontend's answer and a dry run
+Both draw a RouteResult and nothing else, so a saved decision, a frontend's answer and a dry run
 on a view look the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dynctl.documents.route_result import DecisionResult, RouteResult
-from dynctl.screens import explain_words as words
+from dynctl.screens import route_sentences as words
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.explain_table import HopTable
-from dynctl.screens.numbers import amount, plural
+from dynctl.screens.columns import Column, table
+from dynctl.screens.numbers import amount, blocks, plural
+from dynctl.screens.route_candidates import HopTable
 
 #: Candidates that a hop shows unless all are asked for.
 TOP = 8
@@ -93,3 +95,80 @@ def _answer(result: RouteResult, canvas: Canvas) -> list[str]:
 def _labelled(canvas: Canvas, label: str, text: str, *, bold: bool = False) -> list[str]:
     lines = canvas.paragraph(text, first=label.ljust(_LABEL), rest=" " * _LABEL)
     return [canvas.bold(line) for line in lines] if bold else lines
+
+
+# -- without --explain -------------------------------------------------------------------------
+
+
+def route_short(result: RouteResult, canvas: Canvas) -> str:
+    """The answer and a line a hop; `--explain` has the rest."""
+    hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
+    chosen = [hop for hop in hops if hop.winner is not None]
+    first, *others = words.answer(result)
+    lines = [first]
+    if result.ok:
+        lines = [table(_hop_columns(result), chosen, canvas).rstrip("\n"), "", f"answer  {first}"]
+    else:
+        lines = [f"answer  {first}"]
+        lines += [
+            line
+            for label, text in words.remedies(result)
+            for line in canvas.paragraph(text, first=label.ljust(8))
+        ]
+    lines += [f"        {text}" for text in others]
+    for assumption in words.assumptions(result):
+        lines += canvas.paragraph(assumption, first="assumed ")
+    return "\n".join(lines) + "\n"
+
+
+def _hop_columns(result: RouteResult) -> list[Column[DecisionResult]]:
+    domain = words.primary_domain(result)
+
+    def won(hop: DecisionResult) -> Any:
+        winner = hop.winner
+        return next(
+            row
+            for row in hop.candidates
+            if winner is not None
+            and (row.worker_id, row.dp_rank) == (winner.worker_id, winner.dp_rank)
+        )
+
+    def cached(hop: DecisionResult) -> str:
+        if hop.stage == "decode":
+            return "-"
+        return f"{won(hop).overlap_blocks:,} of {result.blocks:,}"
+
+    def ahead(hop: DecisionResult) -> str:
+        if len(hop.candidates) == 1:
+            return "the only one"
+        if hop.tied:
+            return f"tie of {len(hop.tied)}"
+        return f"+{blocks(hop.margin)}" if hop.margin is not None and hop.margin >= 0 else "drawn"
+
+    columns: list[Column[DecisionResult]] = [
+        Column("stage", "HOP", lambda hop: hop.stage, lambda hop: hop.stage),
+        Column("worker", "WORKER", lambda h: won(h).worker, lambda h: won(h).worker, name=True),
+    ]
+    if domain is not None:
+        columns.append(
+            Column(
+                "domain",
+                domain.upper(),
+                lambda hop: won(hop).domains.get(domain, "-"),
+                lambda hop: won(hop).domains.get(domain),
+            )
+        )
+    columns += [
+        Column("cached", "CACHED", cached, lambda hop: won(hop).overlap_blocks, right=True),
+        Column("cost", "COST", lambda h: blocks(won(h).cost), lambda h: won(h).cost, right=True),
+        Column("margin", "AHEAD", ahead, lambda hop: hop.margin, right=True),
+        Column(
+            "scored",
+            "OF",
+            lambda hop: plural(len(hop.candidates), "candidate"),
+            lambda hop: len(hop.candidates),
+            right=True,
+            rank=1,
+        ),
+    ]
+    return columns

@@ -17,8 +17,8 @@ from dynctl.documents.route_result import (
 )
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, Fitted, fit
-from dynctl.screens.explain_words import has_ranks, primary_domain, rank_name, short_taints
 from dynctl.screens.numbers import amount, blocks, count, middle, plural
+from dynctl.screens.route_sentences import has_ranks, primary_domain, rank_name, short_taints
 
 #: Filters whose rejections the funnel line says all about: nobody asks why a prefill worker is
 #: no decode worker.

@@ -1,0 +1,49 @@
+"""`config show` and `version`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column, table
+from dynctl.screens.numbers import amount
+from dynctl.screens.results import (
+    ConfigReport,
+    SettingRow,
+    Versions,
+)
+
+
+def config_report(result: ConfigReport, canvas: Canvas) -> str:
+    columns: list[Column[SettingRow]] = [
+        Column("name", "SETTING", lambda s: s.name, lambda s: s.name, name=True),
+        Column("value", "VALUE", lambda s: setting_text(s.value), lambda s: s.value, right=True),
+        Column("source", "SOURCE", lambda s: s.source, lambda s: s.source, name=True),
+        Column("bounds", "BOUNDS", lambda s: s.bounds, lambda s: s.bounds, rank=3, wide=True),
+        Column("flag", "FLAG", lambda s: s.flag, lambda s: s.flag, rank=1, wide=True),
+        Column("env", "ENVIRONMENT", lambda s: s.env, lambda s: s.env, rank=2, wide=True),
+        Column("help", "MEANING", lambda s: s.help, lambda s: s.help, rank=4, wide=True),
+    ]
+    head = f"preset {result.preset or 'unknown'}, from {result.source}\n\n"
+    unbuilt = [setting.name for setting in result.settings if not setting.built]
+    text = head + table(columns, result.settings, canvas)
+    if unbuilt:
+        note = f"not built yet, read and ignored: {', '.join(unbuilt)}"
+        text += "\n" + "\n".join(canvas.paragraph(note, first="")) + "\n"
+    return text
+
+
+def setting_text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return amount(value) if isinstance(value, (int, float)) else str(value)
+
+
+def versions(result: Versions, canvas: Canvas) -> str:
+    lines = [f"dynctl {result.client}  (Python {result.python})"]
+    for peer in result.peers:
+        told = f"dynctl {peer.version}" if peer.version else peer.error or "no version told"
+        lines.append(f"{peer.url}  {told}")
+    return "\n".join(lines) + "\n"
