@@ -1,20 +1,144 @@
-"""Ending background tasks for certain."""
+"""Background tasks: supervised while they run, and ended reliably."""
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
-_AGAIN_S: Final = 0.25
+_CANCEL_AGAIN_S: Final = 0.25
+_PAUSE_S: Final = 0.5
+_MAX_PAUSE_S: Final = 30.0
+#: Longer than two of the longest pauses, so that a task that fails at every start stays failing.
+_SETTLED_S: Final = 75.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Failing:
+    error_type: type[BaseException]
+    settled: asyncio.TimerHandle
+
+
+class Supervisor:
+    """Runs long-lived tasks, and restarts one that fails.
+
+    A failure is logged, counted in ``failures`` by the kind of the task, and passed to
+    ``on_failure(name, message)``. The task starts again after ``pause_s`` seconds; the pause
+    doubles with each further failure, up to ``max_pause_s``. After ``settled_s`` seconds without a
+    failure, or when the task ends, ``on_recovery(name)`` is called and the pause is short again.
+    """
+
+    def __init__(
+        self,
+        on_failure: Callable[[str, str], None] = lambda name, message: None,
+        on_recovery: Callable[[str], None] = lambda name: None,
+        *,
+        pause_s: float = _PAUSE_S,
+        max_pause_s: float = _MAX_PAUSE_S,
+        settled_s: float = _SETTLED_S,
+    ) -> None:
+        #: Kind of task -> failures since the start.
+        self.failures: Counter[str] = Counter()
+        self._on_failure = on_failure
+        self._on_recovery = on_recovery
+        self._pause_s = pause_s
+        self._max_pause_s = max_pause_s
+        self._settled_s = settled_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failing: dict[str, _Failing] = {}
+
+    def start(
+        self,
+        kind: str,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        of: str = "",
+        *,
+        restart: bool = True,
+    ) -> asyncio.Task[None]:
+        """Run ``work`` until it returns or the task is cancelled.
+
+        ``kind`` and ``of`` (a worker, a channel) make the task's name. ``restart`` False: a failure
+        is reported and ends the task; ``on_failure`` decides what that means.
+        """
+        task = asyncio.create_task(self._supervise(kind, of, work, restart), name=_name(kind, of))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def report(self, kind: str, error: BaseException, of: str = "") -> None:
+        """Report a failure of a task that goes on by itself."""
+        name = _name(kind, of)
+        self.failures[kind] += 1
+        before = self._failing.get(name)
+        if before is not None:
+            before.settled.cancel()
+        if before is None or before.error_type is not type(error):
+            _log.error("background task failed: %s", name, exc_info=error)
+        settled = asyncio.get_running_loop().call_later(self._settled_s, self._recover, name)
+        self._failing[name] = _Failing(type(error), settled)
+        self._on_failure(name, _message(error))
+
+    async def close(self) -> None:
+        """End all tasks."""
+        await end_tasks(self._tasks)
+
+    async def _supervise(
+        self, kind: str, of: str, work: Callable[[], Coroutine[Any, Any, None]], restart: bool
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        loop, name, pause = asyncio.get_running_loop(), _name(kind, of), self._pause_s
+        try:
+            while True:
+                started = loop.time()
+                try:
+                    await work()
+                    return
+                except (Exception, asyncio.CancelledError) as error:
+                    # A cancellation that nobody requested is a failure; a failure that replaced
+                    # a requested cancellation is the end.
+                    if task.cancelling():
+                        raise asyncio.CancelledError from error
+                    self.report(kind, error, of)
+                    if not restart:
+                        self._failing[name].settled.cancel()
+                        return
+                    if loop.time() - started >= self._settled_s:
+                        pause = self._pause_s
+                    _log.warning("%s: restarting in %g s (%s)", name, pause, _message(error))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, self._max_pause_s)
+        finally:
+            if restart:
+                self._recover(name)
+
+    def _recover(self, name: str) -> None:
+        failing = self._failing.pop(name, None)
+        if failing is not None:
+            failing.settled.cancel()
+            self._on_recovery(name)
+
+
+def _name(kind: str, of: str) -> str:
+    return f"{kind} of {of}" if of else kind
+
+
+def _message(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel ``tasks`` and return when all have ended, however they do; their errors are dropped.
+    """Cancel ``tasks`` and return when all have ended, in any way; their errors are dropped.
 
     One cancellation may get lost: it can arrive together with a result or a failure that a library
-    prefers, and then a task that loops goes on. So whoever is still there is asked again.
+    prefers, and then a task that loops goes on. So a task that still runs is cancelled again.
     """
     left = set(tasks)
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=_AGAIN_S)
+        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
