@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,9 +132,31 @@ def test_links_lead_somewhere() -> None:
         assert target.startswith("http") or (README.parent / target).exists(), target
 
 
-def test_the_map_names_what_is_there() -> None:
-    block = TEXT.split("## The map of the code")[1].split("```")[1].split("dynctl/\n")[1]
-    rooms = set(re.findall(r"\b([a-z_]+)/", block.split("tests/")[0]))
-    package = README.parent / "dynctl"
-    present = {p.name for p in package.iterdir() if p.is_dir() and not p.name.startswith("_")}
-    assert rooms == present
+def test_the_map_names_the_rooms_in_the_order_of_the_contract() -> None:
+    section = TEXT.split("## The map of the code")[1].split("\nWhere a new thing goes")[0]
+    tiers: dict[str, list[str]] = {}
+    tier = ""
+    for row in re.findall(r"^\| +(\d*) *\| `([a-z_]+)/?` \|", section, flags=re.M):
+        tier = row[0] or tier
+        tiers.setdefault(tier, []).append(row[1])
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = next(
+        one for one in project["tool"]["importlinter"]["contracts"] if one["id"] == "tiers"
+    )
+    layers = [layer.split(" | ") for layer in contract["layers"]]
+    assert list(tiers.values()) == [*layers, ["router_core"]]
+    assert list(tiers) == [str(number) for number in range(len(layers), -1, -1)]
+
+
+def test_the_places_for_new_things_exist() -> None:
+    section = TEXT.split("\nWhere a new thing goes")[1].split("\n## ")[0]
+    rows = re.findall(r"^\|[^|]+\|([^|]+)\|$", section, flags=re.M)[2:]
+    places = {place for row in rows for place in re.findall(r"`([\w/]+(?:/|\.py|\.toml))`", row)}
+    assert len(places) >= 10
+    root = README.parent
+    missing = [
+        place
+        for place in places
+        if not (root / place).exists() and not (root / "dynctl" / place).exists()
+    ]
+    assert missing == []

@@ -70,8 +70,8 @@ def test_help_loads_of_this_program_what_it_shows():
         "print(sorted(m for m in sys.modules if m.startswith(('dynctl.', 'router_core'))),"
         " file=sys.stderr)"
     )
-    names = ["cli", "commands", "commands.global_options", "commands.help"]
-    names += ["commands.quick_values", "errors", "options"]
+    names = ["base", "base.errors", "base.options", "cli", "cli.app", "cli.global_options"]
+    names += ["cli.help", "cli.quick_values"]
     assert in_new_process(code).stderr == f"{[f'dynctl.{name}' for name in names]}\n"
 
 
@@ -82,7 +82,7 @@ def test_a_command_imports_only_itself():
         " file=sys.stderr)"
     )
     done = in_new_process(code)
-    names = ["global_options", "help", "quick_values", "version"]
+    names = ["version"]
     assert done.stderr == f"{[f'dynctl.cli.commands.{name}' for name in names]}\n"
 
 
