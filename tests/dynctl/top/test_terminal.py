@@ -180,7 +180,7 @@ def test_a_defect_restores_the_terminal_and_says_what_it_is(terminal, tmp_path: 
     script = tmp_path / "broken.py"
     script.write_text(
         "import sys\n"
-        "from dynctl import cli\n"
+        "from dynctl.cli import app as cli\n"
         "from dynctl.top import app\n"
         "def broken(self, width): raise ZeroDivisionError('a defect')\n"
         "app.Panel.draw = lambda self: broken(self, 0)\n"
