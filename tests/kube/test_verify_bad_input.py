@@ -89,7 +89,7 @@ def test_a_kubeconfig_that_is_not_there(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"a: [unclosed", "is not YAML (line 1, column 13)"),
+        (b"a: [unclosed", "is not YAML (line 2, column 1)"),
         (b"only words", "is no kubeconfig: expected a mapping with clusters"),
         (b"\xff\xfe\x00", "is not YAML"),
         (b"", "defines no cluster"),
@@ -373,7 +373,7 @@ def test_what_cannot_be_meant(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"a: [unclosed", "manifest.yaml, line 2, column 1: not YAML"),
+        (b"a: [unclosed", "manifest.yaml, line 2, column 1: invalid YAML"),
         (b"a: \xff\x80", "manifest.yaml"),
         (b"just words", "manifest.yaml"),
         (b"", "nothing to check: expected a DynamoGraphDeployment"),

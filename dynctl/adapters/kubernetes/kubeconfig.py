@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.yaml_reader import YamlError, YamlTooLarge, read_yaml_file
 
 VARIABLE: Final = "KUBECONFIG"
 DEFAULT: Final = "~/.kube/config"
@@ -148,22 +149,16 @@ def _merged(files: Sequence[Path]) -> _Merged:
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    import yaml
-
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(_LARGEST_BYTES + 1)
+        document = read_yaml_file(path, most_bytes=_LARGEST_BYTES, strict=False)
     except OSError as error:
         raise UsageProblem(f"kubeconfig {path} cannot be read: {error.strerror}") from error
-    if len(raw) > _LARGEST_BYTES:
-        raise UsageProblem(f"kubeconfig {path} is larger than {_LARGEST_BYTES:,} bytes")
-    try:
-        document = yaml.safe_load(raw)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        # What YAML's own message quotes may be a token.
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise UsageProblem(f"kubeconfig {path} is not YAML{where}") from None
+    except YamlTooLarge as error:
+        raise UsageProblem(f"kubeconfig {path}: {error}") from None
+    except YamlError as error:
+        # The problem is not shown: it may quote a token.
+        place = f" ({error.position})" if error.position else ""
+        raise UsageProblem(f"kubeconfig {path} is not YAML{place}") from None
     if document is None:
         return {}
     if not isinstance(document, Mapping):

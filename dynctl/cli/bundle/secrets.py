@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.base.yaml_reader import YamlError, read_yaml
 from dynctl.settings.contexts.precedence import in_context
 from dynctl.settings.contexts.tokens import read_token
 
@@ -116,11 +117,9 @@ def _leaves(value: Any, key: str = "") -> Iterator[str]:
 
 
 def _yaml(text: str) -> Any:
-    import yaml
-
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return read_yaml(text.encode(), strict=False)
+    except YamlError:
         return None
 
 

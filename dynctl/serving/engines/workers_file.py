@@ -14,8 +14,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-import yaml
-
+from dynctl.base.yaml_reader import YamlError, YamlTooLarge, read_yaml_file
 from dynctl.health import conditions as codes
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError, worker_spec
 from dynctl.serving.fleet import Fleet, FleetFull
@@ -33,16 +32,13 @@ class WorkersFileError(WorkerSpecError):
 def read_workers_file(path: Path) -> list[WorkerSpec]:
     """The specs in a file; raises WorkersFileError."""
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise WorkersFileError(f"{path}: {size} bytes; expected at most {_MAX_BYTES}")
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = read_yaml_file(path, most_bytes=_MAX_BYTES)
     except OSError as error:
         raise WorkersFileError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise WorkersFileError(f"{path}: is not UTF-8 text") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise WorkersFileError(f"{path}: is not YAML: {_one_line(error)}") from None
+    except YamlTooLarge as error:
+        raise WorkersFileError(f"{path}: {error}") from None
+    except YamlError as error:
+        raise WorkersFileError(f"{path}: invalid YAML: {error}") from None
     rows = document.get("workers") if isinstance(document, dict) else document
     if rows is None and document is not None and isinstance(document, dict) and not document:
         rows = []
@@ -114,7 +110,3 @@ class WorkersFile:
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from dynctl.base.yaml_reader import read_yaml_file
 
 _LARGEST_BYTES: Final = 4 << 20
 _MOST_FILES: Final = 32
@@ -27,17 +29,9 @@ def _files(kubeconfig: Path | None) -> list[Path]:
 
 
 def _names(path: Path) -> Iterator[str]:
-    import yaml
-
     try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_BYTES + 1)
-        if len(data) > _LARGEST_BYTES:
-            return
-        # The one written in C is six times as fast, and not everywhere.
-        loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        document = yaml.load(data, loader)  # noqa: S506  both are safe loaders
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        document = read_yaml_file(path, most_bytes=_LARGEST_BYTES, strict=False)
+    except (OSError, ValueError):
         return
     entries = document.get("contexts") if isinstance(document, dict) else None
     for entry in entries if isinstance(entries, list) else ():

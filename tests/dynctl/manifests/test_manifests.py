@@ -150,6 +150,11 @@ spec: {levels: [{domain: zone, key: z}, {domain: rack, labelKey: r}]}
     assert (topology.key_of("rack"), topology.key_of("host")) == ("r", None)
 
 
+def test_dates_are_text_as_in_kubernetes():
+    [manifest] = parse_manifests(b"kind: A\nmetadata: {name: 2026-13-45}", "f")
+    assert manifest.name == "2026-13-45"
+
+
 BOMB = b"kind: A\na: &a [1,1,1,1,1,1,1,1,1]\n" + b"".join(
     b"%c: &%c [%s]\n" % (c, c, b",".join([b"*%c" % (c - 1)] * 9)) for c in range(98, 106)
 )
@@ -159,12 +164,13 @@ BOMB = b"kind: A\na: &a [1,1,1,1,1,1,1,1,1]\n" + b"".join(
     ("data", "says"),
     [
         (b"a: b\nc: [1", "f, line "),
-        (b"kind: {{ .Values.kind }}", "not YAML"),
-        (b"kind: \xff", "not YAML"),
+        (b"kind: {{ .Values.kind }}", "invalid YAML"),
+        (b"kind: \xff", "invalid YAML"),
         (b"just text", "no Kubernetes object"),
         (b"- kind: A", "no Kubernetes object"),
-        (b"kind: A\n1: b", "the key 1 is no text"),
-        (b"kind: A\nd: 2026-99-99", "not YAML"),
+        (b"kind: A\n1: b", "line 2, column 1: invalid YAML: the key 1 is not text"),
+        (b"kind: A\nd: !!int x", "invalid YAML"),
+        (b"kind: A\nd: {e: 1, e: 2}", "line 2, column 11: invalid YAML: the key 'e' occurs twice"),
         (b"kind: A\n" + b"a: {" * 150 + b"}" * 150, "nested more than 100 deep"),
         (b"[" * 20000, "f"),
         (BOMB, "more than 500,000 values"),

@@ -101,8 +101,10 @@ def test_a_workers_file(tmp_path):
         ("workers: [{name: a}]", "workers[0]: url is None"),
         ("workers: [{url: 'http://x:1', role: x}]", "workers[0]: role is 'x'"),
         ("workers: [{url: 'http://x:1', name: a}, {url: 'http://x:2', name: a}]", "used twice"),
-        ("workers: [", "is not YAML"),
-        ("!!python/object/apply:os.system ['true']", "is not YAML"),
+        ("workers: [", "invalid YAML: line"),
+        ("- {url: 'http://x:1', url: 'http://x:2'}", "the key 'url' occurs twice"),
+        ("- {url: 'http://x:1', role: !!bool x}", "invalid YAML"),
+        ("!!python/object/apply:os.system ['true']", "invalid YAML"),
     ],
 )
 def test_a_bad_workers_file_names_the_entry(tmp_path, text, says):
@@ -112,6 +114,12 @@ def test_a_bad_workers_file_names_the_entry(tmp_path, text, says):
         read_workers_file(path)
     assert says in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_a_name_like_a_date_is_text(tmp_path):
+    path = tmp_path / "workers.yaml"
+    path.write_text("- {url: 'http://x:1', name: 2026-13-45}")
+    assert read_workers_file(path)[0].name == "2026-13-45"
 
 
 def test_a_missing_workers_file(tmp_path):
