@@ -37,7 +37,9 @@ def test_errors_have_a_position(text: bytes, position: str, problem: str):
     assert problem in caught.value.problem
 
 
-@pytest.mark.parametrize("text", [b"[" * 20_000 + b"]" * 20_000, b"a: &a [*a]", b"a: " + b"x" * 2000])
+@pytest.mark.parametrize(
+    "text", [b"[" * 20_000 + b"]" * 20_000, b"a: &a [*a]", b"a: " + b"x" * 2000]
+)
 def test_bounds(text: bytes):
     with pytest.raises(YamlTooLarge):
         read_yaml(text, most_bytes=1000 if b"x" in text else 1 << 20)
