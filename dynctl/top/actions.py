@@ -24,9 +24,9 @@ from dynctl.top.descriptions import (
     domain_text,
     worker_text,
 )
-from dynctl.top.details import Draw, TextScreen
-from dynctl.top.help import help_text
+from dynctl.top.keys import help_text
 from dynctl.top.thresholds import ThresholdScreen
+from dynctl.top.widgets import Draw, TextScreen
 
 if TYPE_CHECKING:
     from dynctl.top.app import TopApp

@@ -28,24 +28,15 @@ from dynctl.top.custody import ReadChain, registered_chain
 from dynctl.top.filter import RowFilter
 from dynctl.top.header import State, header
 from dynctl.top.history import History
-from dynctl.top.keys import BINDINGS, KEYS, OWN
-from dynctl.top.layout import heights
-from dynctl.top.lines import (
-    BAD,
-    BOLD,
-    CURSOR,
-    DIM,
-    Line,
-    Lines,
-    plain,
-)
+from dynctl.top.keys import BINDINGS, FOOTER, OWN
+from dynctl.top.layout import CSS, THEME, heights
+from dynctl.top.marks import BAD, BOLD, CURSOR, DIM, Line, plain
 from dynctl.top.panels.alerts import AlertPanel, alert_picture
 from dynctl.top.panels.decisions import DecisionPanel, decision_picture
 from dynctl.top.panels.domains import DomainPanel, domain_picture
 from dynctl.top.panels.panel import AnyPanel, Panel
 from dynctl.top.panels.workers import WorkerPanel, worker_picture
-from dynctl.top.prompt import Prompt
-from dynctl.top.style import CSS, THEME
+from dynctl.top.widgets import Lines, Prompt
 
 RATES: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 #: Screens of this height have a second line for what a row has no room for.
@@ -250,7 +241,7 @@ class TopApp(App[int]):
             self._foot.show([plain(f" {last}", BOLD)])
         else:
             self._hint.show(hint)
-            keys = next((keys for keys in KEYS if len(keys) + 2 <= width), KEYS[-1])
+            keys = next((keys for keys in FOOTER if len(keys) + 2 <= width), FOOTER[-1])
             self._foot.show([plain(f" {keys}", DIM)])
 
     def _hint_lines(self, width: int) -> list[Line]:

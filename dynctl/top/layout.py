@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from textual.theme import Theme
+
 #: A panel without room still shows its title.
 TITLE: Final = 1
 #: The panel in focus gets at least this share of the screen, if it has so much to show.
@@ -53,3 +55,26 @@ def heights(total: int, wishes: Sequence[Wish], focused: int, *, zoomed: bool = 
         give(place, wishes[place].natural)
     given[focused] += left
     return given
+
+
+#: The terminal's own colours, so that it looks right on dark and on light ones, and on 16 colours.
+THEME: Final = Theme(
+    name="terminal",
+    primary="ansi_blue",
+    secondary="ansi_cyan",
+    warning="ansi_yellow",
+    error="ansi_red",
+    success="ansi_green",
+    accent="ansi_cyan",
+    foreground="ansi_default",
+    background="ansi_default",
+    surface="ansi_default",
+    panel="ansi_default",
+    boost="ansi_default",
+)
+
+CSS: Final = """
+Screen { layout: vertical; background: ansi_default; overflow: hidden; }
+#head { height: 2; }
+#prompt { display: none; }
+"""

@@ -1,10 +1,29 @@
-"""Bars and sparklines: how much of something is used, and how it was in the last minutes."""
+"""Styles of text, bars and sparklines. Only rich, so that `top --once` needs no textual."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
+
+from rich.style import Style
+
+PLAIN: Final = Style()
+BOLD: Final = Style(bold=True)
+DIM: Final = Style(dim=True)
+CURSOR: Final = Style(reverse=True)
+GOOD: Final = Style(color="green")
+WARN: Final = Style(color="yellow")
+BAD: Final = Style(color="red", bold=True)
+ACCENT: Final = Style(color="cyan")
+
+Piece: TypeAlias = tuple[str, Style]
+Line: TypeAlias = Sequence[Piece]
+
+
+def plain(text: str, style: Style = PLAIN) -> Line:
+    """A line of one style."""
+    return ((text, style),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +59,4 @@ class Marks:
 
 
 BLOCKS: Final = Marks("█", "░", "▁▂▃▄▅▆▇█")
-PLAIN: Final = Marks("#", "-", "_.-=+*#")
+ASCII: Final = Marks("#", "-", "_.-=+*#")

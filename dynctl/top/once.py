@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.planning.domain_capacity import TopologyShow
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column, Fitted, fit, visible
 from dynctl.screens.render import emit
+from dynctl.screens.topology import topology_notes
 from dynctl.sources.alerts import AlertBoard
-from dynctl.sources.domains import DomainBoard
+from dynctl.sources.domains import DomainBoard, DomainView
 from dynctl.sources.following import DashboardSource
-from dynctl.sources.snapshot import Snapshot
-from dynctl.top.frame import TopFrame, top_frame
+from dynctl.sources.snapshot import Alert, DecisionLine, Snapshot, Told
+from dynctl.top.header import currency, facts, fitting, meter_line, numbers
+from dynctl.top.marks import ASCII
+from dynctl.top.panels.columns import (
+    alert_table,
+    decision_table,
+    domain_table,
+    refusal,
+    worker_table,
+)
 from dynctl.top.run import silent_logs
 
 
@@ -40,3 +56,119 @@ async def _looked(source: DashboardSource) -> Snapshot:
         async with source:
             await source.settle()
             return await source.snapshot()
+
+
+#: Decisions of one frame; all that were read are in -o json.
+DECISIONS: Final = 10
+
+
+class TopFrame(msgspec.Struct, frozen=True):
+    """What `top --once -o json` prints: the snapshot, its domains and all alerts."""
+
+    snapshot: Snapshot
+    domains: DomainView
+    alerts: list[Alert]
+    kind: str = "TopFrame"
+    schema: int = 1
+
+
+def top_frame(frame: TopFrame, canvas: Canvas) -> str:
+    """Header and four tables."""
+    snapshot, view = frame.snapshot, frame.domains
+    width = canvas.screen_width if canvas.width is not None else 10_000
+    lines = [canvas.bold(fitting(facts(snapshot, view), width)), fitting(numbers(snapshot), width)]
+    old = currency(snapshot, snapshot.at)
+    if old:
+        lines += canvas.paragraph(f"NOT CURRENT  {old}", first="")
+    title = "domains" if view.domain is None else f"domains by {view.domain}"
+    lines += _titled(canvas, title)
+    lines += _domains(snapshot, view, canvas)
+    lines += _titled(canvas, f"workers ({len(snapshot.workers):,})")
+    lines += _table(worker_table(snapshot), snapshot.workers, canvas)
+    shown = snapshot.decisions[:DECISIONS]
+    title = f"decisions (the last {len(shown)})" if shown else "decisions"
+    lines += _titled(canvas, title)
+    lines += _decisions(snapshot, shown, view.domain, canvas)
+    lines += _titled(canvas, f"alerts ({len(frame.alerts)})")
+    lines += _alerts(frame.alerts, snapshot.at, canvas)
+    return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def unknown_lines(told: Told, canvas: Canvas) -> list[str]:
+    """Why a part is not known, and how to give it."""
+    lines = canvas.paragraph(f"not known: {told.unknown}", first="", rest="  ")
+    for way in told.provide.splitlines():
+        lines += canvas.paragraph(way, first="  ", rest="    ")
+    return lines
+
+
+def _titled(canvas: Canvas, title: str) -> tuple[str, str, str]:
+    return "", canvas.bold(title), "-" * len(title)
+
+
+def _domains(snapshot: Snapshot, view: DomainView, canvas: Canvas) -> Iterator[str]:
+    if not view.rows:
+        yield f"no workers are registered ({snapshot.source})"
+        return
+    yield from _table(domain_table(view, snapshot, ASCII), view.rows, canvas)
+    for note in topology_notes(_judged(view)):
+        yield from canvas.paragraph(note, first="", rest="  ")
+
+
+def _judged(view: DomainView) -> TopologyShow:
+    return view.shown
+
+
+def _decisions(
+    snapshot: Snapshot, shown: Sequence[DecisionLine], domain: str | None, canvas: Canvas
+) -> Iterator[str]:
+    unknown = snapshot.unknown("decisions")
+    if unknown is not None:
+        yield from unknown_lines(unknown, canvas)
+        return
+    for meter in snapshot.meters:
+        yield from canvas.paragraph(meter_line(meter, ASCII, snapshot.at), first="", rest="  ")
+    if not shown:
+        yield "none yet"
+        return
+    columns = decision_table(domain)
+    fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), shown, canvas.width)
+    yield canvas.faint(fitted.heading())
+    for line in shown:
+        yield decision_text(fitted, line, canvas.width)
+    if any(not line.complete for line in shown):
+        yield "? stands where only the winner is known"
+
+
+def decision_text(fitted: Fitted[DecisionLine], line: DecisionLine, width: int | None) -> str:
+    """A decision in its columns; a refusal takes the place of workers and numbers."""
+    if not line.refused:
+        return fitted.line(line)
+    keys = [column.key for column in fitted.columns]
+    place = keys.index("prefill")
+    cells = [column.text(line) for column in fitted.columns[:place]]
+    text = f"{fitted.texts(cells).ljust(_until(fitted, place))}{refusal(line)}"
+    return text if width is None or len(text) <= width else text[: width - 2] + ".."
+
+
+def _until(fitted: Fitted[Any], place: int) -> int:
+    """Where the column at ``place`` begins."""
+    return sum(width + 2 for width in fitted.widths[:place])
+
+
+def _alerts(alerts: Sequence[Alert], now: float, canvas: Canvas) -> Iterator[str]:
+    if not alerts:
+        yield "none"
+        return
+    columns = alert_table(now)
+    yield from _table(columns, alerts, canvas)
+    codes = [one.code for one in alerts if one.code.startswith("DY")]
+    if codes:
+        yield f"dynctl explain {codes[0]}"
+
+
+def _table(columns: Sequence[Column[Any]], rows: Sequence[Any], canvas: Canvas) -> Iterator[str]:
+    fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), rows, canvas.width)
+    yield canvas.faint(fitted.heading())
+    for row in rows:
+        yield fitted.line(row)

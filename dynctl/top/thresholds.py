@@ -20,9 +20,8 @@ from dynctl.screens.results import ModelThresholds, ThresholdChange, rank_effect
 from dynctl.screens.thresholds import THRESHOLDS, threshold_change
 from dynctl.sources.following import DashboardSource
 from dynctl.sources.snapshot import Snapshot
-from dynctl.top.details import TextView
-from dynctl.top.lines import ACCENT, BAD, BOLD, CURSOR, DIM, Line, Lines, plain
-from dynctl.top.prompt import Prompt
+from dynctl.top.marks import ACCENT, BAD, BOLD, CURSOR, DIM, Line, plain
+from dynctl.top.widgets import Lines, Prompt, TextView
 from router_core.config import SETTINGS
 from router_core.errors import ConfigError
 

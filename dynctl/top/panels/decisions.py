@@ -10,9 +10,8 @@ from rich.style import Style
 
 from dynctl.screens.columns import GAP, Fitted
 from dynctl.sources.snapshot import DecisionLine, Snapshot
-from dynctl.top.headline import meter_line
-from dynctl.top.lines import BAD, PLAIN, WARN, Line, plain
-from dynctl.top.marks import BLOCKS
+from dynctl.top.header import meter_line
+from dynctl.top.marks import BAD, BLOCKS, PLAIN, WARN, Line, plain
 from dynctl.top.panels.columns import decision_table, refusal
 from dynctl.top.panels.panel import Panel, Picture
 

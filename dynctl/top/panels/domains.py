@@ -12,8 +12,7 @@ from dynctl.screens.numbers import age, plural
 from dynctl.sources.domains import DomainRow, DomainView
 from dynctl.sources.snapshot import Snapshot
 from dynctl.top.history import History
-from dynctl.top.lines import BAD, GOOD, PLAIN, WARN
-from dynctl.top.marks import BLOCKS
+from dynctl.top.marks import BAD, BLOCKS, GOOD, PLAIN, WARN
 from dynctl.top.panels.columns import domain_table, generating, kv_share
 from dynctl.top.panels.panel import Panel, Picture
 

@@ -20,17 +20,8 @@ from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
 from dynctl.screens.numbers import middle
 from dynctl.top.filter import RowFilter
 from dynctl.top.layout import Wish
-from dynctl.top.lines import (
-    ACCENT,
-    BOLD,
-    CURSOR,
-    DIM,
-    PLAIN,
-    Line,
-    plain,
-    redraw,
-    strip,
-)
+from dynctl.top.marks import ACCENT, BOLD, CURSOR, DIM, PLAIN, Line, plain
+from dynctl.top.widgets import redraw, strip
 
 Row = TypeVar("Row")
 _UNSORTED: Final = -1

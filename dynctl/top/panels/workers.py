@@ -10,7 +10,7 @@ from rich.style import Style
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.snapshot import Snapshot, stale_reason
 from dynctl.top.filter import worker_says
-from dynctl.top.lines import BAD, DIM, PLAIN, WARN
+from dynctl.top.marks import BAD, DIM, PLAIN, WARN
 from dynctl.top.panels.columns import why, worker_table
 from dynctl.top.panels.panel import Panel, Picture
 

@@ -14,8 +14,7 @@ from dynctl.cli.app import run
 from dynctl.screens.canvas import Canvas
 from dynctl.sources.demo.view import demo_source
 from dynctl.sources.domains import DomainBoard
-from dynctl.top.frame import top_frame
-from dynctl.top.once import framed
+from dynctl.top.once import framed, top_frame
 from tests.dynctl.top.fleet import meter, snapshot
 from tests.golden.fleets import stranded_zones
 

@@ -14,8 +14,8 @@ from dynctl.sources.query import RouteQuery
 from dynctl.sources.snapshot import Told
 from dynctl.sources.view.source import open_view
 from dynctl.top.app import TopApp
-from dynctl.top.details import TextScreen
-from dynctl.top.help import KEYS
+from dynctl.top.keys import KEYS
+from dynctl.top.widgets import TextScreen
 from tests.dynctl.top.conftest import Shown, settled
 from tests.dynctl.top.fleet import NOW, StillSource
 from tests.dynctl.top.golden import screen_text

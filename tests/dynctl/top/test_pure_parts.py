@@ -13,10 +13,10 @@ from dynctl.sources.rows import RowMaker
 from dynctl.sources.snapshot import Snapshot, Told, Transfer, stale_reason
 from dynctl.top.custody import registered_chain
 from dynctl.top.filter import RowFilter, worker_says
-from dynctl.top.headline import meter_line
+from dynctl.top.header import meter_line
 from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
-from dynctl.top.marks import BLOCKS, PLAIN
+from dynctl.top.marks import ASCII, BLOCKS
 from dynctl.verify.result import CellState
 from router_core.changes import LoadReported, WorkerUpserted
 from router_core.router import Router
@@ -260,7 +260,7 @@ def test_a_bar_never_says_all_or_nothing_wrongly():
     assert BLOCKS.bar(0.001, 10) == "█" + "░" * 9
     assert BLOCKS.bar(0.999, 10) == "█" * 9 + "░"
     assert BLOCKS.bar(1.0, 10) == BLOCKS.bar(7.5, 10) == "█" * 10
-    assert PLAIN.bar(0.5, 4) == "##--"
+    assert ASCII.bar(0.5, 4) == "##--"
     assert BLOCKS.bar(None, 3) == "   "
 
 
@@ -272,13 +272,13 @@ def test_a_sparkline_is_one_mark_a_value():
 
 
 def test_the_meter_says_how_near_and_when_it_spills():
-    line = meter_line(meter(1.3), PLAIN, NOW)
+    line = meter_line(meter(1.3), ASCII, NOW)
     assert line == (
         "prefers zone-a 0.85  #######--- local 1.30x the best other, spills at 2.00x (3.0 s ago)"
     )
-    assert "SPILLS 2.10x" in meter_line(meter(2.1), PLAIN, NOW)
-    assert meter_line(meter(None), PLAIN, NOW) == "prefers zone-a 0.85: local wins (3.0 s ago)"
-    assert len(meter_line(meter(1.3), PLAIN, NOW, 50)) <= 50
+    assert "SPILLS 2.10x" in meter_line(meter(2.1), ASCII, NOW)
+    assert meter_line(meter(None), ASCII, NOW) == "prefers zone-a 0.85: local wins (3.0 s ago)"
+    assert len(meter_line(meter(1.3), ASCII, NOW, 50)) <= 50
 
 
 # -- custody -----------------------------------------------------------------------------------

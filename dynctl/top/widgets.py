@@ -1,30 +1,77 @@
-"""A screen of text over the panels: one thing in all its detail, to read and to scroll."""
+"""Widgets that show lines of text and nothing else; only lines that changed are drawn again."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Final
 
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.geometry import Region
+from textual.message import Message
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
 from dynctl.base.errors import DynctlError
 from dynctl.screens.canvas import Canvas
-from dynctl.top.lines import (
-    ACCENT,
-    BOLD,
-    CURSOR,
-    DIM,
-    PLAIN,
-    Line,
-    Lines,
-    plain,
-    redraw,
-    strip,
-)
+from dynctl.top.marks import ACCENT, BOLD, CURSOR, DIM, PLAIN, Line, plain
+
+
+def strip(line: Line, width: int, base: Style = PLAIN) -> Strip:
+    """A line on ``width`` cells; ``base`` lies under all of it."""
+    segments = [Segment(text, base + style if base else style) for text, style in line if text]
+    return Strip(segments).adjust_cell_length(width, base).simplify()
+
+
+class Lines(Widget):
+    """Lines from the top; what does not fit is not shown."""
+
+    DEFAULT_CSS = "Lines { height: 1; }"
+
+    def __init__(self, *, id: str | None = None, base: Style = PLAIN) -> None:
+        super().__init__(id=id)
+        self._base = base
+        self._lines: list[Line] = []
+        self._strips: list[Strip] = []
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """Show these from now on."""
+        self._lines = list(lines)
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def render_line(self, y: int) -> Strip:
+        if y < len(self._strips):
+            return self._strips[y]
+        return Strip.blank(self.size.width, self._base)
+
+    def _draw(self) -> None:
+        width = self.size.width
+        redraw(self, self._strips, [strip(line, width, self._base) for line in self._lines])
+
+
+def redraw(widget: Widget, shown: list[Strip], fresh: list[Strip]) -> None:
+    """Put ``fresh`` into ``shown`` and draw the lines that differ."""
+    width, height = widget.size
+    changed = [
+        y
+        for y in range(min(height, max(len(shown), len(fresh))))
+        if y >= len(shown) or y >= len(fresh) or shown[y] != fresh[y]
+    ]
+    shown[:] = fresh
+    if not changed:
+        return
+    if len(changed) * 2 > height:
+        widget.refresh()
+    else:
+        widget.refresh(*(Region(0, y, width, 1) for y in changed))
+
 
 Draw = Callable[[Canvas], str]
 """Text for a canvas; it may be drawn again for another width."""
@@ -162,3 +209,80 @@ def _line(text: str) -> Line:
         code, _, said = part.partition("m")
         pieces.append((said, _WEIGHTS.get(code, PLAIN)))
     return pieces
+
+
+_LONGEST = 200
+
+
+class Prompt(Widget, can_focus=True):
+    """``label`` stands before what is typed; ``hint`` behind it, ``lasting`` or only while nothing
+    is typed yet."""
+
+    DEFAULT_CSS = "Prompt { height: 1; }"
+
+    class Changed(Message):
+        """Another text is typed."""
+
+        def __init__(self, prompt: Prompt) -> None:
+            super().__init__()
+            self.prompt = prompt
+
+    class Submitted(Changed):
+        """Enter was pressed."""
+
+    def __init__(
+        self, label: str, hint: str = "", *, lasting: bool = False, id: str | None = None
+    ) -> None:
+        super().__init__(id=id)
+        self._lasting = lasting
+        self.label = label
+        self.hint = hint
+        self.value = ""
+
+    def put(self, text: str) -> None:
+        """Begin with ``text``."""
+        self.value = text
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        cursor = CURSOR if self.has_focus else PLAIN
+        told: list[tuple[str, Style]] = [(f" {self.label}", BOLD if self.has_focus else PLAIN)]
+        told += [(self.value, PLAIN), (" ", cursor)]
+        if self.hint and (self._lasting or not self.value):
+            told.append((f" {self.hint}", DIM))
+        return strip(told, self.size.width)
+
+    def on_key(self, event: events.Key) -> None:
+        before = self.value
+        if event.key == "enter":
+            event.stop()
+            self.post_message(self.Submitted(self))
+            return
+        if event.key == "backspace":
+            self.value = before[:-1]
+        elif event.key in ("ctrl+u", "ctrl+w"):
+            self.value = ""
+        elif event.is_printable and event.character is not None:
+            self.value = (before + event.character)[:_LONGEST]
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+        self._changed(before)
+
+    def on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        before = self.value
+        self.value = (before + " ".join(event.text.split()))[:_LONGEST]
+        self._changed(before)
+
+    def on_focus(self) -> None:
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self.refresh()
+
+    def _changed(self, before: str) -> None:
+        if self.value != before:
+            self.refresh()
+            self.post_message(self.Changed(self))
