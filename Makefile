@@ -70,15 +70,16 @@ check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-completions: $(VENV)/.run-stamp  ## completions/ anew, after commands or options have changed
+completions: $(VENV)/.run-stamp  ## generate completions/ from the commands and options
 	$(BIN)/dynctl completion bash > completions/dynctl.bash
 	$(BIN)/dynctl completion zsh > completions/_dynctl
 	$(BIN)/dynctl completion fish > completions/dynctl.fish
 
-docs: $(VENV)/.dev-stamp  ## what of docs/ is made of the code, anew
+docs: $(VENV)/.dev-stamp  ## generate docs/ parts from the code; refresh shown outputs (PAGES=...)
 	$(BIN)/dynctl explain --markdown > docs/checks.md
 	$(BIN)/python -m tests.docs.generated
 	$(BIN)/python -m tests.docs.screens
+	$(BIN)/python -m tests.docs.refresh $(PAGES)
 
 format: $(VENV)/.dev-stamp  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
@@ -94,7 +95,7 @@ bench: $(VENV)/.dev-stamp $(if $(PEERS),$(PEER_NAMES:%=.bench/%/.stamp))  ## ben
 	@.bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(PEER_$*)
 	@touch $@
 
-# Resolves afresh in a throw-away environment; commit the result.
+# Resolves all versions in a throw-away environment; commit the result.
 lock:  ## refresh requirements.lock from pyproject.toml
 	@rm -rf build/lock-venv
 	@$(MAKE) --no-print-directory VENV=build/lock-venv build/lock-venv/bin/python

@@ -1,4 +1,4 @@
-"""One demo fleet for all tests of this room that look at one."""
+"""One demo fleet for all tests of the pages."""
 
 from __future__ import annotations
 

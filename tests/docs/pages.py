@@ -1,14 +1,15 @@
-"""What a page of the documentation holds: its commands, what they show, and where they are run.
+"""Parse a page of the documentation: its commands, their shown output, the worlds they run in.
 
-Two kinds of code blocks are run. ``console`` blocks are sessions: ``$ `` and a command, then what
-it prints; a line of three dots leaves lines out, three dots inside a line leave out a part of it.
-``sh`` blocks are commands alone. Comments of the page, which nobody sees, say the rest:
+Two kinds of code blocks are run. ``console`` blocks are sessions: ``$ `` and a command, then its
+output; a line of three dots leaves lines out, three dots inside a line leave out a part of it.
+``sh`` blocks are commands alone. Comments in the page, which readers do not see, add the rest:
 
-- ``<!-- world: cluster node-relabelled -->``: the blocks from here on are run in a new world;
+- ``<!-- world: cluster node-relabelled -->``: the blocks from here on run in a new world;
+- ``<!-- run: kubectl label ... -->``: a command that runs here and is not shown;
 - ``<!-- exit: 1 -->``: the exit code of the last command of the next block;
 - ``<!-- file: deploy.yaml -->``: the next block is written to a file of that name;
-- ``<!-- either: a/b zone-a/zone-b -->``: the next block may also be with these names exchanged, as
-  where a tie is drawn.
+- ``<!-- either: a/b zone-a/zone-b -->``: the next block may also have these names exchanged, for
+  example where a tie is decided at random.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
-#: Pages that somebody else's test runs, or that hold no commands of their own to run.
+README: Final = ROOT / "README.md"
+#: Pages without commands of their own to run.
 GENERATED: Final = ("checks.md", "cli.md")
 NOWHERE: Final = "none"
 
-_COMMENT = re.compile(r"^<!-- (world|exit|file|either): (.+?) -->$")
+_COMMENT = re.compile(r"^<!-- (world|run|exit|file|either): (.+?) -->$")
 _FENCE = re.compile(r"^(`{3,})(\w*)$")
 
 
@@ -79,7 +81,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page whose commands are run."""
+    """Every page whose commands are all run."""
     found = sorted(path for path in DOCS.rglob("*.md") if "decisions" not in path.parts)
     outside = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md")]
     return [path for path in found if path.name not in GENERATED] + outside
@@ -107,6 +109,15 @@ def blocks(text: str) -> Iterator[Block | tuple[str, str, int]]:
     assert not fence, f"a code block is not closed (line {start})"
 
 
+def all_scenes() -> list[Scene]:
+    """Scenes of every page, and those of the README that run on a cluster.
+
+    The README's other commands have a test of their own (tests/dynctl/test_readme.py).
+    """
+    readme = [scene for scene in scenes(README) if scene.world != NOWHERE]
+    return [*readme, *(scene for path in pages() for scene in scenes(path))]
+
+
 def scenes(path: Path) -> list[Scene]:
     """The scenes of a page that have commands."""
     page = name_of(path)
@@ -117,6 +128,8 @@ def scenes(path: Path) -> list[Scene]:
             kind, value, line = item
             if kind == "world":
                 found.append(Scene(page, value, line))
+            elif kind == "run":
+                found[-1].steps.append(Command(value, line))
             elif kind == "exit":
                 exit_code = int(value)
             elif kind == "either":

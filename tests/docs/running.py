@@ -1,4 +1,4 @@
-"""Runs the commands of a scene as they are written; only ports are replaced."""
+"""Run the commands of a scene as they are written; only ports are replaced."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.cli.app import run
-from tests.docs.pages import ROOT, Command, File
+from tests.docs.comparing import Judge
+from tests.docs.pages import ROOT, Command, File, Scene
 
 FRONTEND_PORT: Final = "8000"
-#: Names the kubeconfig of kubectl, who may do more than who only looks.
+#: Names the kubeconfig of kubectl, which has more rights than the one of dynctl.
 ADMIN_KUBECONFIG: Final = "KUBECTL_KUBECONFIG"
 _READY_S: Final = 30.0
 _QUOTED = re.compile(r"'[^']*'|\"[^\"`$]*\"")
@@ -34,11 +35,11 @@ _PORT = re.compile(r"(?:127\.0\.0\.1:|localhost:|--port |--http-port )(\d{4})\b"
 
 class Session:
     """A shell of one scene. ``environment`` is added to the process's own; ``directory`` is the
-    scene's alone, and where commands are run unless ``place`` says otherwise. Lines that export
-    ``fixed`` variables change nothing: the scene has values of its own for them. ``after`` is
-    called when kubectl has done something.
+    scene's own; commands run there, or in ``place`` if given. Lines that export ``fixed`` variables
+    change nothing: the scene has its own values for them. ``after`` is called after each kubectl
+    command.
 
-    Programs that stay (``serve``, ``demo --keep``) run beside it until :meth:`close`.
+    Programs that do not end (``serve``, ``demo --keep``) run beside it until :meth:`close`.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Session:
         (self._directory / file.name).write_text(text, encoding="utf-8")
 
     def run(self, command: Command) -> tuple[int, str]:
-        """Exit code, and what it wrote on both outputs. A program that stays is started: 0."""
+        """Exit code and output (both streams). A program that does not end is started: 0, ""."""
         text = self._with_ports(command.text)
         if self._exported(text):
             return 0, ""
@@ -148,12 +149,12 @@ class Session:
 
     def _start(self, words: list[str]) -> None:
         if words[:3] != ["dynctl", "serve", "engine"]:
-            told = next((words[i + 1] for i, word in enumerate(words) if word == "--http-port"), "")
-            if not told:
-                told = self._ports.setdefault(FRONTEND_PORT, free_port(self._ports.values()))
-                self.use_frontend(f"http://127.0.0.1:{told}")
-                self._environment["DYN_HTTP_PORT"] = told
-            self._starting.append(f"http://127.0.0.1:{told}")
+            port = next((words[i + 1] for i, word in enumerate(words) if word == "--http-port"), "")
+            if not port:
+                port = self._ports.setdefault(FRONTEND_PORT, free_port(self._ports.values()))
+                self.use_frontend(f"http://127.0.0.1:{port}")
+                self._environment["DYN_HTTP_PORT"] = port
+            self._starting.append(f"http://127.0.0.1:{port}")
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *words],
@@ -177,6 +178,15 @@ class Session:
             time.sleep(0.05)
 
 
+def follow(scene: Scene, shell: Session, judge: Judge) -> None:
+    """Do the steps of a scene in their order; ``judge`` sees what each command did."""
+    for step in scene.steps:
+        if isinstance(step, File):
+            shell.write(step)
+        else:
+            judge(shell.run(step), step, shell.written_ports, scene.page)
+
+
 def free_port(taken: Iterable[str] = ()) -> str:
     """A port of four digits, so that lines are as wide as those of the page."""
     draw = random.Random()
@@ -197,7 +207,7 @@ def _stays(words: list[str]) -> bool:
 
 
 def _ready(url: str) -> bool:
-    """Whether a frontend answers, and all the workers that it was told of do."""
+    """Whether a frontend responds and all its workers are ready."""
     try:
         with urllib.request.urlopen(f"{url}/v1/workers") as answer:
             workers = json.load(answer)["workers"]
@@ -210,7 +220,7 @@ def _programs(directory: Path) -> Path:
     """A directory with the programs that pages name, as this test has them."""
     found = directory / ".programs"
     found.mkdir()
-    # An environment that is older than pyproject.toml is not a test's to install anew.
+    # A test does not update an environment that is older than pyproject.toml.
     kubectl = Path(sysconfig.get_path("scripts"), "kubectl")
     make = f"exec {shutil.which('make')} -o pyproject.toml -o requirements.lock"
     programs = {

@@ -1,4 +1,4 @@
-"""The comparison behind the pages' tests: what may differ, and what is found out."""
+"""The comparison behind the pages' tests, and how shown outputs are refreshed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from tests.docs.comparing import difference, exchange
 from tests.docs.pages import File, pages, scenes
+from tests.docs.refresh import refreshed
 
 PRINTED = "first\n\n  second  line 3.2 s\nthird on 127.0.0.1:40123\nlast\n"
 
@@ -20,7 +21,7 @@ PRINTED = "first\n\n  second  line 3.2 s\nthird on 127.0.0.1:40123\nlast\n"
         ["..."],
     ],
 )
-def test_what_is_printed_may_be_shown_so(shown: list[str]) -> None:
+def test_output_matches_what_is_shown(shown: list[str]) -> None:
     assert difference(shown, PRINTED) is None
 
 
@@ -36,7 +37,7 @@ def test_what_is_printed_may_be_shown_so(shown: list[str]) -> None:
         ["...", "first", "last", "..."],
     ],
 )
-def test_what_is_not_printed_or_not_there_is_found_out(shown: list[str]) -> None:
+def test_what_is_not_printed_or_elsewhere_differs(shown: list[str]) -> None:
     assert difference(shown, PRINTED) is not None
 
 
@@ -53,3 +54,72 @@ def test_the_pages_have_commands_that_show_something() -> None:
     assert len(commands) > 100
     assert sum(command.shown is not None for command in commands) > 80
     assert any(isinstance(step, File) for scene in found for step in scene.steps)
+
+
+REPORT = """\
+pass DYT0101 graph has a policy
+pass DYT0102 policy has a domain
+FAIL DYT0404 copied label matches the node
+     Pod b-0.prod and 2 more: zone is us-east-1b, node gpu-b-0 has us-east-1c
+       fix       kubectl delete pod b-0 -n prod
+       more      dynctl explain DYT0404
+pass DYT0405 label was copied in time
+chain of custody: zone
+WORKER  NODE  LABEL
+b-0     ok    ok
+
+3 passed, 0 warnings, 1 failed in 0.9 s
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        # The same output: times as the page has them.
+        (
+            ["...", "b-0     ok    ok", "", "3 passed, 0 warnings, 1 failed in 0.2 s"],
+            ["...", "b-0     ok    ok", "", "3 passed, 0 warnings, 1 failed in 0.2 s"],
+        ),
+        # Changed words, a line more inside a part, a changed end.
+        (
+            [
+                "...",
+                "FAIL DYT0404 the copied label is what the node says now",
+                "     Pod b-0.prod and 2 more: zone is us-east-1b, node gpu-b-0 says us-east-1c",
+                "       more      dynctl explain DYT0404",
+                "...",
+                "chain of custody: zone",
+                "...",
+                "2 passed, 0 warnings, 1 failed, 7 odd in 0.2 s",
+            ],
+            [
+                "...",
+                *REPORT.splitlines()[2:6],
+                "...",
+                "chain of custody: zone",
+                "...",
+                "3 passed, 0 warnings, 1 failed in 0.9 s",
+            ],
+        ),
+        # Elisions inside a line stay.
+        (
+            ["pass DYT0101 the graph has some policy", "pass ... domain", "..."],
+            ["pass DYT0101 graph has a policy", "pass ... domain", "..."],
+        ),
+        # Too little in common: for a person.
+        (["...", "WARN something else entirely", "..."], None),
+    ],
+)
+def test_shown_outputs_are_refreshed(shown: list[str], expected: list[str] | None) -> None:
+    assert refreshed(shown, REPORT.splitlines()) == expected
+
+
+def test_an_output_without_elisions_is_replaced_as_a_whole() -> None:
+    assert refreshed(["old in 0.2 s"], ["old in 0.9 s", "new"]) == ["old in 0.2 s", "new"]
+
+
+def test_a_refreshed_part_ends_with_the_whole_sentence() -> None:
+    full = "     the first line of a sentence that goes on until it is wrapped at eighty"
+    printed = [full, "     columns of the terminal", "next"]
+    shown = ["     the first line of a sentence that goes on until it is wrapped here", "..."]
+    assert refreshed(shown, printed) == [full, "     columns of the terminal", "..."]
