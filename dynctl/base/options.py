@@ -23,7 +23,7 @@ class GlobalOptions:
 
     Of ``frontend``, ``view``, ``demo`` and the planes (``discovery`` and what belongs to it) at
     most one is a source; frontends beside planes add load and settings. ``namespace`` is one of
-    Kubernetes (``dyn_namespace`` is Dynamo's own); see dynctl.sources.kubernetes.cluster for what
+    Kubernetes (``dyn_namespace`` is Dynamo's own); see dynctl.sources.kubernetes for what
     it and ``all_namespaces`` mean together.
 
     ``context`` was named by option. ``given``: the fields that stood on the command line, which

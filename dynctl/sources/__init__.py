@@ -84,11 +84,11 @@ def connect(options: GlobalOptions) -> Source:
     if len(given) > 1:
         raise UsageProblem(f"{' and '.join(given)}: two sources were given, expected one", WAYS)
     if options.demo:
-        from dynctl.sources.demo.view import demo_source
+        from dynctl.sources.demo.fleet import demo_source
 
         return demo_source()
     if options.view is not None:
-        from dynctl.sources.view.source import open_view
+        from dynctl.sources.view import open_view
 
         return open_view(options.view)
     options = in_context(options)
@@ -104,14 +104,14 @@ def names_source(options: GlobalOptions) -> bool:
 
 def peer_versions(options: GlobalOptions) -> list[tuple[str, str | None, str | None]]:
     """``(url, version, why not)`` of the named frontends, or of the default one if it is there."""
-    from dynctl.sources.frontend.source import FrontendSource
+    from dynctl.sources.frontend.client import FrontendClient
 
     options = in_context(options)
     named = frontends(options)
     timeout = options.timeout if named else min(options.timeout, GUESS_TIMEOUT)
     answers: list[tuple[str, str | None, str | None]] = []
     for url in named or (DEFAULT_FRONTEND,):
-        source = FrontendSource(url, token(options), timeout)
+        source = FrontendClient(url, token(options), timeout)
         try:
             answers.append((source.url, source.version(), None))
         except DynctlError as error:
@@ -165,22 +165,22 @@ def _planes_by_environment(options: GlobalOptions) -> bool:
 
 
 def _planes(options: GlobalOptions) -> Source:
-    from dynctl.sources.dynamo.source import PlanesSource
+    from dynctl.sources.dynamo.source import DynamoSource
 
-    return PlanesSource(options, frontends(options))
+    return DynamoSource(options, frontends(options))
 
 
 def _frontend(options: GlobalOptions) -> Source:
-    from dynctl.sources.frontend.replicas import Replicas
+    from dynctl.sources.frontend.client import FrontendClient
     from dynctl.sources.frontend.source import FrontendSource
 
     urls = frontends(options)
     if not urls:
-        source = FrontendSource(DEFAULT_FRONTEND, token(options), options.timeout)
+        source = FrontendClient(DEFAULT_FRONTEND, token(options), options.timeout)
         if not source.answers_as_ours(min(options.timeout, GUESS_TIMEOUT)):
             raise Unreachable(
                 f"no source was named, and no dynctl frontend answers at {DEFAULT_FRONTEND}", WAYS
             )
         return source
-    sources = [FrontendSource(url, token(options), options.timeout) for url in urls]
-    return sources[0] if len(sources) == 1 else Replicas(sources)
+    sources = [FrontendClient(url, token(options), options.timeout) for url in urls]
+    return sources[0] if len(sources) == 1 else FrontendSource(sources)

@@ -1,10 +1,13 @@
 """What a dry run asks, independent of who answers it."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dynctl.base.errors import UsageProblem
+from dynctl.documents.workers import WorkerRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +45,38 @@ def choose_model(wanted: str | None, models: Sequence[str]) -> str:
             "" if models else "register one: dynctl serve frontend --worker URL",
         )
     return models[0]
+
+
+_FIELDS = ("name", "role", "model", "status")
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """``(key, value, wanted)``: every one must hold; a missing domain equals no value."""
+
+    terms: tuple[tuple[str, str, bool], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Selector:
+        """Raises UsageProblem naming the term."""
+        terms = []
+        for term in filter(None, (part.strip() for part in text.split(","))):
+            key, separator, value = term.partition("=")
+            excluded = key.endswith("!")
+            key = key.rstrip("!").strip()
+            if not separator or not key or not value.strip("= "):
+                raise UsageProblem(
+                    f"--selector {term}: expected KEY=VALUE or KEY!=VALUE",
+                    "for example: -l zone=zone-a,role=decode",
+                )
+            terms.append((key, value.strip("= "), not excluded))
+        return cls(tuple(terms))
+
+    def matches(self, row: WorkerRow) -> bool:
+        return all((_value(row, key) == value) is wanted for key, value, wanted in self.terms)
+
+
+def _value(row: WorkerRow, key: str) -> str | None:
+    if key in row.domains:
+        return row.domains[key]
+    return str(getattr(row, key)) if key in _FIELDS else None

@@ -21,8 +21,8 @@ from textual.message import Message
 from dynctl.base.errors import ExitCode
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard, DomainView
-from dynctl.sources.following import DashboardSource
 from dynctl.sources.snapshot import Alert, Snapshot
+from dynctl.sources.source import LiveSource
 from dynctl.top.actions import Opening
 from dynctl.top.custody import ReadChain, registered_chain
 from dynctl.top.filter import RowFilter
@@ -69,7 +69,7 @@ class TopApp(App[int]):
 
     def __init__(
         self,
-        source: DashboardSource,
+        source: LiveSource,
         *,
         rate: float = 1.0,
         domain: str | None = None,

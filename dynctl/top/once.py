@@ -17,8 +17,8 @@ from dynctl.screens.render import emit
 from dynctl.screens.topology import topology_notes
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard, DomainView
-from dynctl.sources.following import DashboardSource
 from dynctl.sources.snapshot import Alert, DecisionLine, Snapshot, Told
+from dynctl.sources.source import LiveSource
 from dynctl.top.header import currency, facts, fitting, meter_line, numbers
 from dynctl.top.marks import ASCII
 from dynctl.top.panels.columns import (
@@ -31,7 +31,7 @@ from dynctl.top.panels.columns import (
 from dynctl.top.run import silent_logs
 
 
-def print_frame(source: DashboardSource, options: GlobalOptions, domain: str | None) -> None:
+def print_frame(source: LiveSource, options: GlobalOptions, domain: str | None) -> None:
     """One frame of ``source`` on stdout. Raises as the source, and UsageProblem for a domain that
     no worker publishes."""
     frame = framed(asyncio.run(_looked(source)), domain)
@@ -51,7 +51,7 @@ def framed(snapshot: Snapshot, domain: str | None = None) -> TopFrame:
     return TopFrame(snapshot, view, list(AlertBoard().alerts(snapshot, board.capacity(snapshot))))
 
 
-async def _looked(source: DashboardSource) -> Snapshot:
+async def _looked(source: LiveSource) -> Snapshot:
     with silent_logs():
         async with source:
             await source.settle()

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.sources.following import DashboardSource
+from dynctl.sources.source import LiveSource
 from dynctl.top.custody import ReadChain, chain_reader
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def run_dashboard(
-    source: DashboardSource,
+    source: LiveSource,
     options: GlobalOptions,
     *,
     rate: float = 1.0,
@@ -46,7 +46,7 @@ def run_dashboard(
 
 
 async def _run(
-    source: DashboardSource,
+    source: LiveSource,
     *,
     rate: float,
     domain: str | None,

@@ -18,8 +18,8 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.numbers import amount
 from dynctl.screens.results import ModelThresholds, ThresholdChange, rank_effects
 from dynctl.screens.thresholds import THRESHOLDS, threshold_change
-from dynctl.sources.following import DashboardSource
 from dynctl.sources.snapshot import Snapshot
+from dynctl.sources.source import LiveSource
 from dynctl.top.marks import ACCENT, BAD, BOLD, CURSOR, DIM, Line, plain
 from dynctl.top.widgets import Lines, Prompt, TextView
 from router_core.config import SETTINGS
@@ -54,7 +54,7 @@ class ThresholdScreen(Screen[bool]):
     ThresholdScreen > #explained { height: 2; }
     """
 
-    def __init__(self, source: DashboardSource, snapshot: Snapshot, *, readonly: bool) -> None:
+    def __init__(self, source: LiveSource, snapshot: Snapshot, *, readonly: bool) -> None:
         super().__init__()
         self._source = source
         self._snapshot = snapshot

@@ -26,8 +26,7 @@ from dynctl.manifests.graphs import GRAPH
 from dynctl.settings.contexts.precedence import in_context
 from dynctl.sources import frontends
 from dynctl.sources.dynamo.planes import backend, namespace, open_planes
-from dynctl.sources.kubernetes.cluster import namespaces_of, open_cluster
-from dynctl.sources.kubernetes.frontends import reach_of
+from dynctl.sources.kubernetes import namespaces_of, open_cluster, reach_of
 from dynctl.verify.checks.pipeline import verify
 from dynctl.verify.facts import Registry, VerifyFacts
 from dynctl.verify.gather.cluster import Wanted, gather

@@ -24,8 +24,8 @@ from dynctl.base.options import GlobalOptions
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.render import draw
 from dynctl.screens.route import ExplainScreen
-from dynctl.sources.demo.live import DemoSource
-from dynctl.sources.demo.view import PROMPT, demo_source
+from dynctl.sources.demo.fleet import PROMPT, demo_source
+from dynctl.sources.demo.live import LiveDemo
 from dynctl.sources.query import RouteQuery
 from dynctl.top.app import TopApp
 from dynctl.verify.run import VerifyOptions, verified
@@ -73,7 +73,7 @@ def top() -> str:
     """The dashboard over the embedded fleet."""
 
     async def run() -> str:
-        source = DemoSource(clock=lambda: 0.0, wall=lambda: _NOW)
+        source = LiveDemo(clock=lambda: 0.0, wall=lambda: _NOW)
         async with source:
             app = TopApp(source, wall=lambda: _NOW, rate=1.0)
             async with app.run_test(size=_TOP_SIZE) as pilot:

@@ -14,7 +14,7 @@ from dynctl.documents.view import SavedView
 from dynctl.sources.dynamo.observer import Observer, live_router
 from dynctl.sources.dynamo.planes import open_planes
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.view.source import ViewSource
+from dynctl.sources.view import ViewSource
 from router_core.router import Router
 from tests.dynamo.fleet import DynamoFleet
 

@@ -17,7 +17,7 @@ import pytest
 from dynctl.adapters.ports import DiscoveryEntry, Listed
 from dynctl.documents.route_result import RouteResult
 from dynctl.health.deployment import Deployment, Registrations
-from dynctl.sources.kubernetes.frontends import OUT_OF_REACH
+from dynctl.sources.kubernetes import OUT_OF_REACH
 from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.worker_metadata import worker_metadata
 from tests.dynamo.fleet import TINY_MODEL

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 
 from dynctl.base.options import GlobalOptions
-from dynctl.sources.dynamo.source import PlanesSource
+from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.query import RouteQuery
 from tests.dynamo.fleet import DynamoFleet, aggregated
 from tests.dynamo.observed import observing
@@ -39,7 +39,7 @@ def test_probabilities_are_told_and_hold() -> None:
                     drawn[answer.placement.decode] += 1
             options = GlobalOptions(discovery="file", file_kv=fleet.file_kv)
             untold = await asyncio.to_thread(
-                PlanesSource(options).route, RouteQuery(token_ids=prompt)
+                DynamoSource(options).route, RouteQuery(token_ids=prompt)
             )
         return expected, drawn, untold.assumptions
 
@@ -59,7 +59,7 @@ def test_settings_in_a_card_are_followed() -> None:
     args = ("--router-mode", "kv", "--router-prefill-load-scale", "3.0")
     with DynamoFleet(aggregated(2, args=args), router_mode="round-robin") as fleet:
         options = GlobalOptions(discovery="file", file_kv=fleet.file_kv)
-        told = PlanesSource(options).route(RouteQuery(token_ids=list(range(3, 43))))
+        told = DynamoSource(options).route(RouteQuery(token_ids=list(range(3, 43))))
         assert told.decode is not None
         assert told.decode.parameters["prefill_load_scale"] == 3.0
         assert any("cards advertise" in text for text in told.assumptions)

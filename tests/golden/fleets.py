@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dynctl.documents.view import SavedView
-from dynctl.sources.view.source import ViewSource
+from dynctl.sources.view import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core.changes import Booked, Change, KvEvent, LoadReported, WorkerUpserted
 from router_core.config import RouterConfig

@@ -19,7 +19,7 @@ from dynctl.screens.results import WorkerDetail, WorkerList
 from dynctl.screens.route import ExplainScreen
 from dynctl.sources.dynamo.event_lines import TailKind, event_line, load_line, remark
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.view.source import ViewSource
+from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.events import KvMetrics, RouterEvent
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
 from tests.golden.fleets import (

@@ -20,9 +20,8 @@ from dynctl.settings.contexts.precedence import in_context, settled
 from dynctl.sources import DEFAULT_FRONTEND, GUESS_TIMEOUT, connect, frontends
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.planes import backend
-from dynctl.sources.frontend.source import FrontendSource
-from dynctl.sources.kubernetes.cluster import open_cluster
-from dynctl.sources.kubernetes.frontends import cluster_ways
+from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.kubernetes import cluster_ways, open_cluster
 
 #: Libraries whose versions explain what a client does on the wire.
 _LIBRARIES: Final = tuple(
@@ -134,7 +133,7 @@ def _peer(name: str, url: str, options: GlobalOptions) -> dict[str, Any]:
         dynamo = DynamoFrontend(url, timeout)
         peer["kind"] = dynamo.identify()
         if peer["kind"] == "dynctl":
-            peer["version"] = FrontendSource(url, token(options), timeout).version()
+            peer["version"] = FrontendClient(url, token(options), timeout).version()
         else:
             peer["version"] = dynamo.openapi_version()
     except DynctlError as error:

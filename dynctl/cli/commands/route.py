@@ -108,7 +108,7 @@ def route(
 def _saved(source: Any, path: Path) -> Any:
     """Write the source's view and answer from what was written, so that --view repeats it."""
     from dynctl.screens.render import talk
-    from dynctl.sources.view.source import open_view_bytes
+    from dynctl.sources.view import open_view_bytes
 
     data = source.save()
     path.write_bytes(data)

@@ -44,7 +44,7 @@ def show_topology(
     from dynctl.screens.render import doubted, emit
     from dynctl.screens.topology import domain_columns, topology_rows_only
     from dynctl.sources import connect
-    from dynctl.sources.selector import Selector
+    from dynctl.sources.query import Selector
 
     wanted = Selector.parse(selector or "")
     source = connect(options)

@@ -38,7 +38,7 @@ def list_workers(
     from dynctl.screens.results import WorkerList
     from dynctl.screens.workers import worker_columns, worker_rows_only
     from dynctl.sources import connect
-    from dynctl.sources.selector import Selector
+    from dynctl.sources.query import Selector
     from router_core.workers import Role
 
     roles = [one.value for one in Role]

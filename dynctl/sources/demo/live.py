@@ -27,11 +27,10 @@ from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.sources.demo.traffic import MODEL, DemoTraffic, demo_workers
-from dynctl.sources.following import Values
-from dynctl.sources.frontend.feed import FollowedFrontend
-from dynctl.sources.frontend.snapshot import frontend_snapshot
+from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
 from dynctl.sources.snapshot import DecisionLine, Snapshot
-from dynctl.sources.view.source import ViewSource
+from dynctl.sources.source import Values
+from dynctl.sources.view import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core.changes import ThresholdsSet
 from router_core.config import preset
@@ -48,7 +47,7 @@ _THRESHOLDS: Final = {
 }
 
 
-class DemoSource:
+class LiveDemo:
     """The embedded fleet. ``clock``: monotonic seconds; ``wall``: seconds since the epoch.
 
     Also a :class:`FrontendReader` of the router inside it.
@@ -87,9 +86,9 @@ class DemoSource:
             waiting=self._traffic.waiting,
             in_flight=lambda: self._traffic.in_flight,
         )
-        self._followed = FollowedFrontend(self, wall)
+        self._followed = FrontendReadings(self, wall)
 
-    async def __aenter__(self) -> DemoSource:
+    async def __aenter__(self) -> LiveDemo:
         self._traffic.start(0.0)
         await asyncio.to_thread(self._traffic.advance, self._lived_s)
         self._looked_at = self._clock()

@@ -44,8 +44,8 @@ from dynctl.sources import (
 from dynctl.sources.dynamo.frontend import DynamoFrontend, ModelReadiness
 from dynctl.sources.dynamo.observer import Observer, live_router
 from dynctl.sources.dynamo.planes import Planes, backend, namespace, open_planes
-from dynctl.sources.frontend.source import FrontendSource
-from dynctl.sources.kubernetes.frontends import OUT_OF_REACH, cluster_ways
+from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.kubernetes import OUT_OF_REACH, cluster_ways
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, ZmqTransport
 from dynctl.wire.dynamo.recovery import Events, TooNew, TreeDump, parse_recovery, recovery_query
 
@@ -362,7 +362,7 @@ def _readiness(told: ModelReadiness) -> ModelReady:
 
 
 def _dynctl_facts(url: str, options: GlobalOptions) -> FrontendFacts:
-    source = FrontendSource(url, token(options), min(options.timeout, _FRONTEND_S))
+    source = FrontendClient(url, token(options), min(options.timeout, _FRONTEND_S))
     thresholds = _told(source.thresholds)
     if isinstance(thresholds, Unread):
         models: tuple[str, ...] | Unread = thresholds
@@ -378,7 +378,7 @@ def _dynctl_facts(url: str, options: GlobalOptions) -> FrontendFacts:
     )
 
 
-def _mode(source: FrontendSource) -> str | None:
+def _mode(source: FrontendClient) -> str | None:
     document = _told(source.config)
     if isinstance(document, Unread):
         return None

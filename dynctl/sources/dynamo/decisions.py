@@ -23,7 +23,7 @@ EVENTS: Final = "replica-sync events"
 LOG: Final = "frontend log"
 
 
-class Winners:
+class DecisionJoin:
     """The last decisions. ``worker_of`` knows who is registered; ``wall``: seconds since the
     epoch, for what comes without a time."""
 

@@ -15,7 +15,7 @@ from dynctl.health.deployment import Deployment
 from dynctl.sources.dynamo.event_lines import LOAD_KINDS, TailKind, TailLine
 from dynctl.sources.dynamo.event_stream import EventTail, Wanted, everyone
 from dynctl.sources.dynamo.planes import backend, namespace, open_planes
-from dynctl.sources.selector import Selector
+from dynctl.sources.query import Selector
 from router_core.workers import Worker
 
 WAYS = """name where the workers are registered:

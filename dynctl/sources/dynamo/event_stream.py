@@ -25,7 +25,6 @@ from dynctl.adapters.ports import (
 from dynctl.base.decode_errors import WireError
 from dynctl.base.tasks import end_tasks
 from dynctl.health.deployment import Deployment, Registrations
-from dynctl.sources.dynamo.discovery_watch import watch_discovery
 from dynctl.sources.dynamo.event_lines import (
     TailKind,
     TailLine,
@@ -35,6 +34,7 @@ from dynctl.sources.dynamo.event_lines import (
     remark,
     sequence_line,
 )
+from dynctl.sources.dynamo.planes import watch_discovery
 from dynctl.wire.dynamo.active_sequences import decode_sequences
 from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES, EventChannel
 from dynctl.wire.dynamo.events import RouterEvent, decode_kv_metrics, decode_router_events

@@ -13,7 +13,7 @@ import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import TimedOut, Unreachable, UsageProblem
-from dynctl.sources.frontend.source import _checked as checked_url
+from dynctl.sources.frontend.client import _checked as checked_url
 from dynctl.wire.dynamo.discovery import INSTANCES, Instance, Malformed, parse_entry
 from dynctl.wire.dynamo.frontend_metrics import MAX_BYTES, FrontendMetrics, read_frontend_metrics
 from router_core.busy import THRESHOLD_SETTINGS

@@ -25,21 +25,19 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
-from dynctl.sources.dynamo.alerts import planes_alerts
-from dynctl.sources.dynamo.availability import Known, told_parts
-from dynctl.sources.dynamo.decisions import Winners
+from dynctl.sources.dynamo.decisions import DecisionJoin
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.dynamo.frontend_polling import DynamoFrontends
-from dynctl.sources.dynamo.live_state import replicas_mirror, take_load, take_settings
-from dynctl.sources.dynamo.log_tail import LogFollower
+from dynctl.sources.dynamo.frontends import PolledFrontends
+from dynctl.sources.dynamo.log_tail import LogTail
 from dynctl.sources.dynamo.observer import PRESET, Observer, live_router
 from dynctl.sources.dynamo.planes import Planes, backend, namespace, open_planes
-from dynctl.sources.following import Values
-from dynctl.sources.frontend.replicas import set_on_all
-from dynctl.sources.kubernetes.frontends import OUT_OF_REACH, cluster_ways
-from dynctl.sources.rows import RowMaker
+from dynctl.sources.dynamo.router_state import replicas_mirror, take_load, take_settings
+from dynctl.sources.dynamo.snapshot import Known, RowCache, dynamo_alerts, part_origins
+from dynctl.sources.frontend.source import set_on_all
+from dynctl.sources.kubernetes import OUT_OF_REACH, cluster_ways
 from dynctl.sources.snapshot import DecisionLine, Header, Snapshot
-from dynctl.sources.view.source import ViewSource
+from dynctl.sources.source import Values
+from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.forward_pass import decode_forward_pass
 from dynctl.wire.dynamo.frontend_log import read_line
 from router_core.config import SETTINGS
@@ -52,7 +50,7 @@ _WHY_NOT: Final = "a live Dynamo keeps no decisions and tells only the winner"
 _ASK: Final = 'ask before the request: dynctl route --explain "PROMPT" with the same options'
 
 
-class PlanesDashboard:
+class LiveDynamo:
     """``urls``: Dynamo frontends that add load, the queue and thresholds; in Kubernetes those of
     the cluster, unless some were named. ``frontend_log``: a path or ``-``."""
 
@@ -67,9 +65,9 @@ class PlanesDashboard:
         self._urls = list(urls)
         self._wall = wall
         self.title = "live Dynamo"
-        self._winners = Winners(self._worker, wall)
-        self._log = None if frontend_log is None else LogFollower(frontend_log, self._take_line)
-        self._rows = RowMaker()
+        self._winners = DecisionJoin(self._worker, wall)
+        self._log = None if frontend_log is None else LogTail(frontend_log, self._take_line)
+        self._rows = RowCache()
         self._waiting: dict[int, dict[int, int]] = defaultdict(dict)
         self._told = asyncio.Event()
         self._ways = ExitStack()
@@ -77,7 +75,7 @@ class PlanesDashboard:
         self._frontends_refused = ""
         self._planes: Planes | None = None
         self._observer: Observer | None = None
-        self._frontends: DynamoFrontends | None = None
+        self._frontends: PolledFrontends | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._read_all = False
         self._read: set[int] = set()
@@ -89,7 +87,7 @@ class PlanesDashboard:
 
     # -- life ------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> PlanesDashboard:
+    async def __aenter__(self) -> LiveDynamo:
         try:
             await self._open()
         except BaseException:
@@ -113,7 +111,7 @@ class PlanesDashboard:
             self._frontends_refused = ways.refused
         planes = self._planes = open_planes(options)
         self.title = planes.title
-        self._frontends = DynamoFrontends(self._urls, options.timeout, self._wall)
+        self._frontends = PolledFrontends(self._urls, options.timeout, self._wall)
         observer = self._observer = Observer(
             live_router(),
             planes.discovery,
@@ -191,7 +189,7 @@ class PlanesDashboard:
             transfers=self._winners.transfers(),
             thresholds=dict(frontends.thresholds),
             settings={name: getattr(router.config, name) for name in SETTINGS},
-            told=told_parts(known, workers),
+            told=part_origins(known, workers),
             problem="" if observer.interrupted is None else f"discovery: {observer.interrupted}",
         )
 
@@ -263,12 +261,12 @@ class PlanesDashboard:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _opened(self) -> tuple[Observer, DynamoFrontends]:
+    def _opened(self) -> tuple[Observer, PolledFrontends]:
         if self._observer is None or self._frontends is None:
             raise RuntimeError("the source was not entered")
         return self._observer, self._frontends
 
-    def _take_settings(self, observer: Observer, frontends: DynamoFrontends) -> None:
+    def _take_settings(self, observer: Observer, frontends: PolledFrontends) -> None:
         """Only when a card or a threshold changed: it is work for every worker."""
         present = (observer.deployment.workers, frontends.thresholds)
         if present != self._settings_of:
@@ -278,12 +276,12 @@ class PlanesDashboard:
             for worker_id in gone:
                 del self._waiting[worker_id]
 
-    def _judged(self, observer: Observer, frontends: DynamoFrontends) -> tuple[Any, ...]:
+    def _judged(self, observer: Observer, frontends: PolledFrontends) -> tuple[Any, ...]:
         now, deployment = time.monotonic(), observer.deployment
         if deployment is not self._alerts_of or now - self._alerts_at >= _ALERTS_S:
             self._alerts_of, self._alerts_at = deployment, now
             self._alerts = tuple(
-                planes_alerts(self.title, namespace(self._options), deployment, frontends.facts())
+                dynamo_alerts(self.title, namespace(self._options), deployment, frontends.facts())
             )
         return self._alerts
 

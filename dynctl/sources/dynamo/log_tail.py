@@ -24,7 +24,7 @@ _TAIL: Final = 256 * 1024
 _LONGEST: Final = 64 * 1024
 
 
-class LogFollower:
+class LogTail:
     """``name``: a path, or ``-``. ``take`` gets each line without its end.
 
     Raises UsageProblem for a file that cannot be read, or a standard input that is a terminal.

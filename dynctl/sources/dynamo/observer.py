@@ -27,8 +27,8 @@ from dynctl.adapters.ports import (
 from dynctl.base.tasks import end_tasks
 from dynctl.health.deployment import Deployment, ObservedWorker, Registrations
 from dynctl.serving.index_runtime import IndexRuntime
-from dynctl.sources.dynamo.discovery_watch import watch_discovery
 from dynctl.sources.dynamo.load_mirror import LoadMirror
+from dynctl.sources.dynamo.planes import watch_discovery
 from dynctl.sources.dynamo.rank_index import RankIndex
 from dynctl.wire.dynamo.active_sequences import SequenceEvent
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, Instance

@@ -6,13 +6,17 @@ variable does, else the context, else Dynamo's default.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dynctl.base.errors import UsageProblem
+from dynctl.adapters.ports import Discovery, DiscoveryChange, Interrupted
+from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 
@@ -143,7 +147,7 @@ def _etcd(options: GlobalOptions) -> Discovery:
 
 def _kubernetes(options: GlobalOptions) -> Discovery:
     from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
-    from dynctl.sources.kubernetes.cluster import namespaces_of, open_cluster
+    from dynctl.sources.kubernetes import namespaces_of, open_cluster
 
     cluster = open_cluster(options)
     return KubernetesDiscovery(cluster, namespaces_of(options, cluster))
@@ -179,3 +183,22 @@ class _EventPlanes:
         plane = NatsEventPlane([part.strip() for part in told.split(",") if part.strip()])
         self.opened.append(plane)
         return plane
+
+
+_RETRY_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+async def watch_discovery(discovery: Discovery, take: Callable[[DiscoveryChange], None]) -> None:
+    """Give every change to ``take`` until cancelled, also over failures of the plane."""
+    while True:
+        try:
+            async with aclosing(discovery.watch()) as changes:
+                async for change in changes:
+                    take(change)
+        except Unreachable as error:
+            take(Interrupted(error.message))
+        except Exception:
+            _log.exception("following %s failed; following again", discovery.title)
+        await asyncio.sleep(_RETRY_S)

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.documents.workers import RankRow, WorkerRow
-from dynctl.sources.dynamo.followed_workers import FollowedWorkers
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.frontend.source import FrontendSource
+from dynctl.sources.dynamo.worker_reports import WorkerReports
+from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.thresholds.replicas import Replica
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, RankLoad
 
@@ -33,7 +33,7 @@ class DryRuns:
     """Asks one frontend whether it would use a worker now. ``followed``: where its workers' reports
     are heard. Raises nothing."""
 
-    def __init__(self, frontend: DynamoFrontend, followed: FollowedWorkers | None = None) -> None:
+    def __init__(self, frontend: DynamoFrontend, followed: WorkerReports | None = None) -> None:
         self._frontend = DynamoFrontend(frontend.url, _PROBE_S)
         self._followed = followed
         self._by_kv: bool | None = None
@@ -65,7 +65,7 @@ class DryRuns:
 
 
 def dynamo_replica(
-    name: str, frontend: DynamoFrontend, followed: FollowedWorkers | None = None, group: str = ""
+    name: str, frontend: DynamoFrontend, followed: WorkerReports | None = None, group: str = ""
 ) -> Replica:
     """A frontend with the load that it counts. ``followed``: the workers where planes are named;
     otherwise they are what its metrics tell of them. ``group``: see Replica."""
@@ -79,7 +79,7 @@ def dynamo_replica(
     return Replica(name, frontend, rows, DryRuns(frontend, followed), group)
 
 
-def replica_at(source: FrontendSource) -> Replica:
+def replica_at(source: FrontendClient) -> Replica:
     """The frontend at an address, whoever's it is. Where nobody answers it is taken for ours, and
     says so when it is asked."""
     frontend = DynamoFrontend(source.url, source.timeout)

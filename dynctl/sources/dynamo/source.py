@@ -24,24 +24,24 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment, ProblemCode
-from dynctl.sources.dynamo.followed_workers import FollowedWorkers
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.dynamo.frontend_reports import ask_frontends
-from dynctl.sources.dynamo.live_state import (
+from dynctl.sources.dynamo.frontends import read_frontends
+from dynctl.sources.dynamo.observer import PRESET, Observer, live_router
+from dynctl.sources.dynamo.planes import Planes, backend, namespace, open_planes
+from dynctl.sources.dynamo.replicas import dynamo_replica
+from dynctl.sources.dynamo.router_state import (
     MOST_NAMED,
     Thresholds,
     index_doubts,
     take_load,
     take_settings,
 )
-from dynctl.sources.dynamo.observer import PRESET, Observer, live_router
-from dynctl.sources.dynamo.planes import Planes, backend, namespace, open_planes
-from dynctl.sources.dynamo.replicas import dynamo_replica
-from dynctl.sources.frontend.replicas import set_on_all
-from dynctl.sources.kubernetes.frontends import OUT_OF_REACH, Reached, cluster_ways
+from dynctl.sources.dynamo.worker_reports import WorkerReports
+from dynctl.sources.frontend.source import set_on_all
+from dynctl.sources.kubernetes import OUT_OF_REACH, Reached, cluster_ways
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.thresholds.replicas import Replica
-from dynctl.sources.view.source import ViewSource
+from dynctl.sources.view import ViewSource
 from router_core.hashing import hash_prompt
 
 #: Contradictions that make an answer doubtful, so they stand beside it.
@@ -57,7 +57,7 @@ Wanted = Literal["none", "asked", "all"]
 """Whose tokenizers are fetched: nobody's, that of the model asked about, every model's."""
 
 
-class PlanesSource:
+class DynamoSource:
     """A live deployment. ``frontends``: URLs that add load, thresholds and what is set there."""
 
     def __init__(self, options: GlobalOptions, frontends: tuple[str, ...] = ()) -> None:
@@ -96,7 +96,7 @@ class PlanesSource:
         """The frontends that were named, or the cluster's, and what the cards advertise where there
         is none; each with the workers as it counts their load."""
         with self._reached() as found:
-            followed = FollowedWorkers(
+            followed = WorkerReports(
                 lambda: open_planes(self._options),
                 namespace=namespace(self._options),
                 follow=found.workers,
@@ -110,9 +110,7 @@ class PlanesSource:
                     cards = _Advertised(self, followed)
                     yield [Replica("no frontend was named", cards, followed.rows, cards)]
 
-    def _replicas_of(
-        self, found: _Reached, followed: FollowedWorkers | None = None
-    ) -> list[Replica]:
+    def _replicas_of(self, found: _Reached, followed: WorkerReports | None = None) -> list[Replica]:
         urls = tuple(one.url for one in found.frontends)
         names, graphs = urls, ("",) * len(urls)
         if found.ways is not None:
@@ -208,7 +206,7 @@ class PlanesSource:
     ) -> SavedView:
         problems = observer.deployment.problems
         assumptions = [p.message for p in problems if p.code in _DOUBTFUL] + doubts
-        told = await asyncio.to_thread(ask_frontends, found.frontends, found.ways)
+        told = await asyncio.to_thread(read_frontends, found.frontends, found.ways)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
@@ -290,7 +288,7 @@ class _Reached:
 class _Advertised:
     """Thresholds as the workers' cards advertise them, where no frontend was named: to be read."""
 
-    def __init__(self, source: PlanesSource, followed: FollowedWorkers) -> None:
+    def __init__(self, source: DynamoSource, followed: WorkerReports) -> None:
         self._source = source
         self._followed = followed
 

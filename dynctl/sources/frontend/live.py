@@ -1,7 +1,7 @@
 """Frontends of ours over HTTP: load polled, decisions as they are made, one client for all.
 
 What is asked seldom (explaining a decision, thresholds, the whole view) goes through the same
-:class:`FrontendSource` that the commands use, beside the event loop.
+:class:`FrontendClient` that the commands use, beside the event loop.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from dynctl.documents.decisions import ConfigDocument, DecisionList, decode_deci
 from dynctl.documents.fleet_load import FleetLoad, decode_fleet_load
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.following import Values
-from dynctl.sources.frontend.feed import FollowedFrontend
-from dynctl.sources.frontend.replicas import Replicas
-from dynctl.sources.frontend.snapshot import frontend_snapshot
-from dynctl.sources.frontend.source import MAX_ANSWER_BYTES, FrontendSource
+from dynctl.sources.frontend.client import MAX_ANSWER_BYTES, FrontendClient
+from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
+from dynctl.sources.frontend.source import FrontendSource
 from dynctl.sources.snapshot import DecisionLine, Snapshot
+from dynctl.sources.source import Values
 
 #: A reading takes at most this long, whatever --timeout says: the screen must go on.
 READ_S: Final = 5.0
@@ -38,7 +37,7 @@ PAUSE_S: Final = 0.5
 RETRY_S: Final = 2.0
 
 
-class HttpReader:
+class AsyncFrontendClient:
     """One frontend. ``timeout``: seconds of each answer, the time that it waits not counted."""
 
     def __init__(self, client: httpx.AsyncClient, url: str, timeout: float) -> None:
@@ -88,7 +87,7 @@ class HttpReader:
         return b"".join(parts)
 
 
-class FrontendsSource:
+class LiveFrontends:
     """Frontends of one service. Every one that answers counts; one that answers is enough."""
 
     def __init__(
@@ -98,20 +97,21 @@ class FrontendsSource:
         timeout: float = 10.0,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._asked = [FrontendSource(url, token, timeout) for url in urls]
+        self._asked = [FrontendClient(url, token, timeout) for url in urls]
         self.title = ", ".join(one.url for one in self._asked)
-        self._seldom = self._asked[0] if len(self._asked) == 1 else Replicas(self._asked)
+        self._seldom = self._asked[0] if len(self._asked) == 1 else FrontendSource(self._asked)
         self._wall = wall
         headers = {"authorization": f"Bearer {token}"} if token else {}
         # trust_env: a proxy of the machine must not see control calls to a local frontend.
         self._client = httpx.AsyncClient(headers=headers, trust_env=False, timeout=None)  # noqa: S113
         limit = min(timeout, READ_S)
         self._followed = [
-            FollowedFrontend(HttpReader(self._client, one.url, limit), wall) for one in self._asked
+            FrontendReadings(AsyncFrontendClient(self._client, one.url, limit), wall)
+            for one in self._asked
         ]
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> FrontendsSource:
+    async def __aenter__(self) -> LiveFrontends:
         try:
             await self._read()
             self._refuse_silence()
@@ -168,7 +168,7 @@ class FrontendsSource:
     async def _read(self) -> None:
         await asyncio.gather(*(self._read_one(one) for one in self._followed))
 
-    async def _read_one(self, one: FollowedFrontend) -> None:
+    async def _read_one(self, one: FrontendReadings) -> None:
         try:
             await one.read()
         except DynctlError as error:
@@ -187,7 +187,7 @@ class FrontendsSource:
             "for a live Dynamo name its discovery backend: --discovery etcd --etcd-endpoints ..",
         )
 
-    async def _first_decisions(self, one: FollowedFrontend) -> None:
+    async def _first_decisions(self, one: FrontendReadings) -> None:
         try:
             await one.read_decisions()
         except UsageProblem as error:
@@ -195,7 +195,7 @@ class FrontendsSource:
         except (DynctlError, WireError):
             pass  # told by the reading of the fleet
 
-    async def _follow_decisions(self, one: FollowedFrontend) -> None:
+    async def _follow_decisions(self, one: FrontendReadings) -> None:
         while True:
             try:
                 await one.read_decisions(WAIT_S)

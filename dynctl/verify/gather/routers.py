@@ -16,7 +16,7 @@ from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import DynctlError
 from dynctl.health.facts import Unread
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.kubernetes.frontends import MOST_FRONTENDS, Reach, Reached, reached
+from dynctl.sources.kubernetes import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.verify.facts import ProbeAnswer, RouterView
 from dynctl.verify.join import Custody
 from dynctl.verify.refusals import unread

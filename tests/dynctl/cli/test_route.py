@@ -255,7 +255,7 @@ def test_a_view_from_elsewhere_needs_a_tokenizer_or_tokens(dynctl, tmp_path, tok
     view = two_zones().view
     view.model_paths["tiny"] = "/nowhere/model"
     path = tmp_path / "view.json"
-    from dynctl.sources.view.source import ViewSource
+    from dynctl.sources.view import ViewSource
 
     path.write_bytes(ViewSource(view, "x").save())
     ran = dynctl("route", "hi", "--view", path)

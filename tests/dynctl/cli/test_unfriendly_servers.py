@@ -106,7 +106,7 @@ def test_another_server_on_the_default_port_is_not_ours(dynctl, server, monkeypa
 
 
 def test_an_answer_without_end_is_cut(dynctl, server, monkeypatch):
-    monkeypatch.setattr("dynctl.sources.frontend.source.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("dynctl.sources.frontend.client.MAX_ANSWER_BYTES", 1000)
     server.body = b"[" + b" " * 10_000
     ran = dynctl("workers", "list", "--frontend", server.url)
     assert (ran.code, "answer over 1,000 bytes" in ran.err) == (3, True)

@@ -21,7 +21,7 @@ from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DEFAULT_BYTES, DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.serving.telemetry.observers import RequestRecord
-from dynctl.sources.frontend.source import FrontendSource
+from dynctl.sources.frontend.client import FrontendClient
 from router_core.changes import LoadReported
 from router_core.config import RouterConfig
 from router_core.taints import constraints
@@ -389,7 +389,7 @@ async def test_the_command_lines_client_reads_all_of_it():
         service,
     ):
         decide(service)
-        source = FrontendSource(str(client.make_url("/")), "t0ken")
+        source = FrontendClient(str(client.make_url("/")), "t0ken")
 
         def ask() -> None:
             assert source.answers_as_ours(5.0)
@@ -406,6 +406,6 @@ async def test_the_command_lines_client_reads_all_of_it():
             with pytest.raises(UsageProblem, match=r"must be between 0\.0 and 1\.0, got 2"):
                 source.set_thresholds("tiny", {"active_decode_blocks_threshold": 2})
             with pytest.raises(UsageProblem, match="wants a token"):
-                FrontendSource(source.url).save()
+                FrontendClient(source.url).save()
 
         await asyncio.to_thread(ask)

@@ -18,7 +18,7 @@ from dynctl.settings.contexts.keys import (
 )
 from dynctl.sources import FRONTEND_VARIABLE
 from dynctl.sources.dynamo.planes import BACKENDS, DISCOVERY_VARIABLE, NAMESPACE_VARIABLE
-from dynctl.sources.kubernetes.frontends import REACHES
+from dynctl.sources.kubernetes import REACHES
 
 
 def test_every_key_is_a_global_option():

@@ -10,14 +10,14 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.sources import connect
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.dynamo.source import PlanesSource
-from dynctl.sources.frontend.source import FrontendSource
+from dynctl.sources.dynamo.source import DynamoSource
+from dynctl.sources.frontend.client import FrontendClient
 
 URL = "http://127.0.0.1:9"
 
 
 @pytest.mark.parametrize("by_option", [True, False])
-@pytest.mark.parametrize(("kind", "source"), [("dynctl", FrontendSource), ("dynamo", PlanesSource)])
+@pytest.mark.parametrize(("kind", "source"), [("dynctl", FrontendClient), ("dynamo", DynamoSource)])
 def test_whose_frontend_it_is_decides(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_option: bool, kind: str, source: type
 ) -> None:
@@ -30,7 +30,7 @@ def test_whose_frontend_it_is_decides(
 
 
 def test_planes_by_option_take_any_frontend_as_their_own(tmp_path: Path) -> None:
-    assert isinstance(connect(GlobalOptions(file_kv=tmp_path, frontend=(URL,))), PlanesSource)
+    assert isinstance(connect(GlobalOptions(file_kv=tmp_path, frontend=(URL,))), DynamoSource)
 
 
 def test_a_view_and_planes_are_two_sources(tmp_path: Path) -> None:

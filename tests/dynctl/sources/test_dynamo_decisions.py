@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dynctl.base.errors import UsageProblem
-from dynctl.sources.dynamo.decisions import EVENTS, KEPT, LOG, Winners
-from dynctl.sources.dynamo.log_tail import LogFollower
+from dynctl.sources.dynamo.decisions import EVENTS, KEPT, LOG, DecisionJoin
+from dynctl.sources.dynamo.log_tail import LogTail
 from dynctl.sources.snapshot import Transfer
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed
 from dynctl.wire.dynamo.frontend_log import read_line
@@ -23,8 +23,8 @@ ALONE = worker("agg-0", "aggregated", 4)
 KNOWN = {one.worker_id: one for one in (PREFILL, DECODE_A, DECODE_B, ALONE)}
 
 
-def winners() -> Winners:
-    return Winners(KNOWN.get, lambda: 1000.0)
+def winners() -> DecisionJoin:
+    return DecisionJoin(KNOWN.get, lambda: 1000.0)
 
 
 def line(to: Worker, kind: str, request: str = "4aec", **more: str) -> str:
@@ -36,7 +36,7 @@ def line(to: Worker, kind: str, request: str = "4aec", **more: str) -> str:
     )
 
 
-def take(into: Winners, *lines: str) -> None:
+def take(into: DecisionJoin, *lines: str) -> None:
     for text in lines:
         read = read_line(text)
         assert read is not None, text
@@ -134,7 +134,7 @@ def test_a_log_is_read_from_near_its_end_and_as_it_grows(tmp_path: Path):
     log = tmp_path / "frontend.log"
     told: list[str] = []
     log.write_text("x" * 300_000 + "\nfirst\nsec")
-    follower = LogFollower(str(log), told.append)
+    follower = LogTail(str(log), told.append)
     follower.read()
     assert told[-1:] == ["first"]
     with log.open("a") as file:
@@ -150,7 +150,7 @@ def test_a_rotated_log_goes_on(tmp_path: Path, how: str):
     log = tmp_path / "frontend.log"
     told: list[str] = []
     log.write_text("one\n")
-    follower = LogFollower(str(log), told.append)
+    follower = LogTail(str(log), told.append)
     follower.read()
     if how == "moved":
         log.rename(tmp_path / "frontend.log.1")
@@ -172,7 +172,7 @@ def test_standard_input_ends_when_its_writer_does(monkeypatch: pytest.MonkeyPatc
     told: list[str] = []
     os.dup2(reading, 0)
     try:
-        follower = LogFollower("-", told.append)
+        follower = LogTail("-", told.append)
     finally:
         os.dup2(kept, 0)
         os.close(kept)
@@ -191,6 +191,6 @@ def test_standard_input_ends_when_its_writer_does(monkeypatch: pytest.MonkeyPatc
 
 def test_logs_that_cannot_be_read_are_usage_problems(tmp_path: Path):
     with pytest.raises(UsageProblem, match=r"nowhere\.log: No such file"):
-        LogFollower(str(tmp_path / "nowhere.log"), print)
+        LogTail(str(tmp_path / "nowhere.log"), print)
     with pytest.raises(UsageProblem, match="a directory; expected a log file"):
-        LogFollower(str(tmp_path), print)
+        LogTail(str(tmp_path), print)

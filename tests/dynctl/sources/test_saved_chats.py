@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dynctl.documents.view import SavedView
-from dynctl.sources.demo.view import MODEL, demo_source
+from dynctl.sources.demo.fleet import MODEL, demo_source
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.view.source import ViewSource, open_view_bytes
+from dynctl.sources.view import ViewSource, open_view_bytes
 from dynctl.tokenization import DEMO_MODEL_DIR, as_dynamo_reads, load_tokenizer
 
 # Dynamo drops a reasoning that the template does not read, and folds it into the text instead.

@@ -20,7 +20,7 @@ from dynctl.sources.snapshot import (
     Told,
     Transfer,
 )
-from dynctl.sources.view.source import ViewSource
+from dynctl.sources.view import ViewSource
 from tests.golden.fleets import TOKENS, settings, two_zones
 
 #: 21 November 2026, 12:04:31 UTC.

@@ -12,7 +12,7 @@ import yaml
 
 from dynctl.cli.app import run
 from dynctl.screens.canvas import Canvas
-from dynctl.sources.demo.view import demo_source
+from dynctl.sources.demo.fleet import demo_source
 from dynctl.sources.domains import DomainBoard
 from dynctl.top.once import framed, top_frame
 from tests.dynctl.top.fleet import meter, snapshot

@@ -8,12 +8,12 @@ import pytest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.route_result import encode_route_result
-from dynctl.sources.demo.live import DemoSource
+from dynctl.sources.demo.live import LiveDemo
 from dynctl.sources.demo.traffic import CRASH, CRASHING, CYCLE_S, RUSH
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.snapshot import Snapshot
-from dynctl.sources.view.source import open_view_bytes
+from dynctl.sources.view import open_view_bytes
 
 
 class Demo:
@@ -22,7 +22,7 @@ class Demo:
     def __init__(self) -> None:
         self.time = 1_000.0
         self.lived = 20.0
-        self.source = DemoSource(lambda: self.time, lambda: 2e9 + self.time, self.lived)
+        self.source = LiveDemo(lambda: self.time, lambda: 2e9 + self.time, self.lived)
         self._passed = self.lived
 
     async def look(self, seconds: float = 0.0) -> Snapshot:

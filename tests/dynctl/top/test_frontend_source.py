@@ -11,8 +11,8 @@ import pytest
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.frontend import live as frontend_module
-from dynctl.sources.frontend.live import FrontendsSource
-from dynctl.sources.frontend.source import FrontendSource
+from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.frontend.live import LiveFrontends
 from dynctl.sources.snapshot import Snapshot
 from tests.dynctl.serving.fleets import WORDS, site, until, zone
 
@@ -28,7 +28,7 @@ PREFERRED: list[dict[str, Any]] = [
 
 
 async def seen(
-    source: FrontendsSource, wanted: Callable[[Snapshot], Any], seconds: float = 10.0
+    source: LiveFrontends, wanted: Callable[[Snapshot], Any], seconds: float = 10.0
 ) -> Snapshot:
     """The first snapshot in which something is true."""
     async with asyncio.timeout(seconds):
@@ -44,11 +44,11 @@ async def in_thread(ask: Callable[[], Any]) -> Any:
 
 
 async def test_workers_are_those_of_workers_list():
-    async with site(ENGINES) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+    async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         assert (await fleet.chat(WORDS * 8))[0] == 200
         await fleet.idle()
         shown = await seen(source, lambda s: any(r.ranks[0].cached_blocks for r in s.workers))
-        listed = await in_thread(FrontendSource(fleet.frontend.url).workers)
+        listed = await in_thread(FrontendClient(fleet.frontend.url).workers)
         assert [(row.name, row.domains, row.runtime_config) for row in shown.workers] == [
             (row.name, row.domains, row.runtime_config) for row in listed
         ]
@@ -62,7 +62,7 @@ async def test_workers_are_those_of_workers_list():
 
 
 async def test_decisions_come_by_themselves_and_are_explained():
-    async with site(ENGINES) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+    async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         assert (await source.snapshot()).decisions == ()
         _, _, headers = await fleet.chat(WORDS * 8)
         shown = await seen(source, lambda s: s.decisions)
@@ -77,7 +77,7 @@ async def test_decisions_come_by_themselves_and_are_explained():
 
 
 async def test_a_killed_engine_changes_its_domain_and_refuses_what_is_bound_to_it():
-    async with site(ENGINES) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+    async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         board = DomainBoard()
         first = board.view(await source.snapshot()).rows[0].capacity
         assert (first.value, first.state) == ("zone-a", "ok")
@@ -99,7 +99,7 @@ async def test_a_killed_engine_changes_its_domain_and_refuses_what_is_bound_to_i
 
 
 async def test_a_threshold_set_here_acts_at_once():
-    async with site(ENGINES) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+    async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         name = "active_prefill_tokens_threshold"
         await source.snapshot()
         judged = await source.judged("demo", {name: 1})
@@ -114,7 +114,7 @@ async def test_a_threshold_set_here_acts_at_once():
 
 
 async def test_the_preference_meter_is_of_the_last_decision():
-    async with site(PREFERRED) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+    async with site(PREFERRED) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         assert (await fleet.chat(WORDS))[0] == 200
         shown = await seen(source, lambda s: s.meters)
         (meter,) = shown.meters
@@ -127,7 +127,7 @@ async def test_a_frontend_that_goes_leaves_its_last_picture_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(frontend_module, "RETRY_S", 0.05)
-    async with site(ENGINES) as fleet, FrontendsSource([fleet.frontend.url]) as source:
+    async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         before = await source.snapshot()
         await fleet.frontend.close()
         shown = await seen(source, lambda s: s.problem)
@@ -140,7 +140,7 @@ async def test_a_frontend_that_goes_leaves_its_last_picture_and_says_so(
 async def test_two_frontends_add_up():
     async with site(ENGINES[:2]) as one, site(ENGINES[:2]) as other:
         urls = [one.frontend.url, other.frontend.url]
-        async with FrontendsSource(urls) as source:
+        async with LiveFrontends(urls) as source:
             for fleet in (one, other):
                 assert (await fleet.chat(WORDS))[0] == 200
             shown = await seen(source, lambda s: len(s.decisions) == 2)
@@ -160,20 +160,20 @@ async def test_two_frontends_add_up():
 
 async def test_without_the_token_all_but_decisions_is_shown():
     async with site(ENGINES[:2], api_token="secret") as fleet:
-        async with FrontendsSource([fleet.frontend.url]) as source:
+        async with LiveFrontends([fleet.frontend.url]) as source:
             shown = await source.snapshot()
             assert len(shown.workers) == 2
             unknown = shown.unknown("decisions")
             assert unknown is not None
             assert "DYNCTL_TOKEN" in unknown.provide
-        async with FrontendsSource([fleet.frontend.url], "secret") as source:
+        async with LiveFrontends([fleet.frontend.url], "secret") as source:
             assert (await source.snapshot()).unknown("decisions") is None
 
 
 async def test_a_frontend_that_keeps_no_decisions_says_how_to_keep_some():
     async with (
         site(ENGINES[:2], decision_memory_bytes=0) as fleet,
-        FrontendsSource([fleet.frontend.url]) as source,
+        LiveFrontends([fleet.frontend.url]) as source,
     ):
         unknown = (await source.snapshot()).unknown("decisions")
         assert unknown is not None
@@ -182,7 +182,7 @@ async def test_a_frontend_that_keeps_no_decisions_says_how_to_keep_some():
 
 async def test_nobody_there_is_an_error_at_the_start():
     with pytest.raises(Unreachable, match=r"no frontend tells its fleet: http://127\.0\.0\.1:1"):
-        async with FrontendsSource(["http://127.0.0.1:1"]):
+        async with LiveFrontends(["http://127.0.0.1:1"]):
             pass
 
 
@@ -200,13 +200,13 @@ async def test_another_server_is_an_error_at_the_start(body: bytes):
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(Unreachable, match="not as a dynctl frontend of this version"):
-            async with FrontendsSource([url]):
+            async with LiveFrontends([url]):
                 pass
 
 
 async def test_nothing_is_left_behind():
     async with site(ENGINES[:2]) as fleet:
         before = asyncio.all_tasks()
-        async with FrontendsSource([fleet.frontend.url]) as source:
+        async with LiveFrontends([fleet.frontend.url]) as source:
             await source.snapshot()
         await until(lambda: not (asyncio.all_tasks() - before - {asyncio.current_task()}))

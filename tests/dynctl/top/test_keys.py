@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from dynctl.base.errors import ExitCode, Unreachable, UsageProblem
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.snapshot import Told
-from dynctl.sources.view.source import open_view
+from dynctl.sources.view import open_view
 from dynctl.top.app import TopApp
 from dynctl.top.keys import KEYS
 from dynctl.top.widgets import TextScreen

@@ -18,13 +18,13 @@ from dynctl.adapters.ports import Listed
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.sources.domains import DomainBoard
-from dynctl.sources.dynamo import frontend_polling as dynamo_frontends
+from dynctl.sources.dynamo import frontends as dynamo_frontends
 from dynctl.sources.dynamo import live as planes_module
-from dynctl.sources.dynamo.live import PlanesDashboard
+from dynctl.sources.dynamo.live import LiveDynamo
 from dynctl.sources.dynamo.planes import Planes
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.snapshot import Snapshot
-from dynctl.sources.view.source import open_view_bytes
+from dynctl.sources.view import open_view_bytes
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed, encode_sequences
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from router_core.workers import Role
@@ -113,7 +113,7 @@ async def frontend() -> AsyncIterator[tuple[Frontend, str]]:
         yield made, str(server.make_url("")).rstrip("/")
 
 
-async def seen(source: PlanesDashboard, wanted: Callable[[Snapshot], Any]) -> Snapshot:
+async def seen(source: LiveDynamo, wanted: Callable[[Snapshot], Any]) -> Snapshot:
     async with asyncio.timeout(5):
         while True:
             shown = await source.snapshot()
@@ -122,7 +122,7 @@ async def seen(source: PlanesDashboard, wanted: Callable[[Snapshot], Any]) -> Sn
             await asyncio.sleep(0.01)
 
 
-def worker_id(source: PlanesDashboard, role: Role, zone: str) -> int:
+def worker_id(source: LiveDynamo, role: Role, zone: str) -> int:
     observer, _ = source._opened()
     return next(
         worker.worker_id
@@ -131,7 +131,7 @@ def worker_id(source: PlanesDashboard, role: Role, zone: str) -> int:
     )
 
 
-def channel(source: PlanesDashboard, kind: str) -> Any:
+def channel(source: LiveDynamo, kind: str) -> Any:
     observer, _ = source._opened()
     return getattr(observer.deployment, kind)[0]
 
@@ -142,7 +142,7 @@ async def following() -> None:
 
 
 async def test_nothing_is_known_that_nobody_told(live: Live):
-    async with PlanesDashboard(OPTIONS) as source:
+    async with LiveDynamo(OPTIONS) as source:
         shown = await source.snapshot()
         assert [row.role for row in shown.workers].count("prefill") == 2
         assert live.requests.asked == [], "no cache is read unasked"
@@ -161,7 +161,7 @@ async def test_nothing_is_known_that_nobody_told(live: Live):
 
 
 async def test_engines_tell_their_queues_and_blocks(live: Live):
-    async with PlanesDashboard(OPTIONS) as source:
+    async with LiveDynamo(OPTIONS) as source:
         await following()
         decode = worker_id(source, Role.DECODE, "zone-a")
         told = {
@@ -184,7 +184,7 @@ async def test_engines_tell_their_queues_and_blocks(live: Live):
 
 
 async def test_winners_are_joined_from_what_routers_tell_each_other(live: Live):
-    async with PlanesDashboard(OPTIONS) as source:
+    async with LiveDynamo(OPTIONS) as source:
         await following()
         prefill = worker_id(source, Role.PREFILL, "zone-a")
         decode = worker_id(source, Role.DECODE, "zone-b")
@@ -213,7 +213,7 @@ async def test_winners_are_joined_from_what_routers_tell_each_other(live: Live):
 async def test_winners_are_read_from_a_frontends_log(live: Live, tmp_path: Path):
     log = tmp_path / "frontend.log"
     log.write_text("starting\n")
-    async with PlanesDashboard(OPTIONS, frontend_log=str(log)) as source:
+    async with LiveDynamo(OPTIONS, frontend_log=str(log)) as source:
         told = (await source.snapshot()).told["decisions"]
         assert (told.unknown, "no `Selected worker` line yet" in told.source) == ("", True)
         prefill = worker_id(source, Role.PREFILL, "zone-a")
@@ -230,11 +230,11 @@ async def test_winners_are_read_from_a_frontends_log(live: Live, tmp_path: Path)
 
 async def test_a_log_that_is_not_there_is_an_error_before_anything_is_opened():
     with pytest.raises(UsageProblem, match=r"--frontend-log nowhere\.log"):
-        PlanesDashboard(OPTIONS, frontend_log="nowhere.log")
+        LiveDynamo(OPTIONS, frontend_log="nowhere.log")
 
 
 async def test_frontends_add_load_queue_and_thresholds(live: Live):
-    async with frontend() as (made, url), PlanesDashboard(OPTIONS, [url]) as source:
+    async with frontend() as (made, url), LiveDynamo(OPTIONS, [url]) as source:
         decode = worker_id(source, Role.DECODE, "zone-a")
         prefill = worker_id(source, Role.PREFILL, "zone-a")
         made.loads = {decode: (7, 0), prefill: (0, 1_500)}
@@ -266,7 +266,7 @@ async def test_frontends_add_load_queue_and_thresholds(live: Live):
 
 async def test_thresholds_are_set_on_the_frontends(live: Live):
     name = "active_prefill_tokens_threshold"
-    async with frontend() as (made, url), PlanesDashboard(OPTIONS, [url]) as source:
+    async with frontend() as (made, url), LiveDynamo(OPTIONS, [url]) as source:
         made.loads = {worker_id(source, Role.PREFILL, "zone-a"): (0, 1_500)}
         assert (await source.snapshot()).thresholds["tiny"][name] == 1_000
         judged = await source.judged("tiny", {name: 2_000})
@@ -279,13 +279,13 @@ async def test_thresholds_are_set_on_the_frontends(live: Live):
 
 
 async def test_without_frontends_thresholds_cannot_be_set(live: Live):
-    async with PlanesDashboard(OPTIONS) as source:
+    async with LiveDynamo(OPTIONS) as source:
         with pytest.raises(UsageProblem, match="live in the frontends"):
             await source.set_thresholds("tiny", {"active_prefill_tokens_threshold": 1})
 
 
 async def test_caches_are_read_when_asked_for(live: Live):
-    async with PlanesDashboard(OPTIONS) as source:
+    async with LiveDynamo(OPTIONS) as source:
         shown = await source.snapshot()
         prefill = [row for row in shown.workers if row.role == "prefill"]
         assert await source.read_index(prefill[0]) == f"reading what {prefill[0].name} caches"
@@ -300,7 +300,7 @@ async def test_caches_are_read_when_asked_for(live: Live):
 
 
 async def test_a_worker_that_leaves_strands_its_domain(live: Live):
-    async with PlanesDashboard(OPTIONS) as source:
+    async with LiveDynamo(OPTIONS) as source:
         decode = worker_id(source, Role.DECODE, "zone-a")
         await source.snapshot()
         live.discovery.delete(f"v1/mdc/dynamo/backend/generate/{decode:x}")
@@ -312,7 +312,7 @@ async def test_a_worker_that_leaves_strands_its_domain(live: Live):
 
 
 async def test_discovery_that_falls_silent_is_said(live: Live):
-    async with PlanesDashboard(OPTIONS) as source:
+    async with LiveDynamo(OPTIONS) as source:
         await source.snapshot()
         observer, _ = source._opened()
         observer._registrations.interrupted = "connection refused"
@@ -322,14 +322,14 @@ async def test_discovery_that_falls_silent_is_said(live: Live):
 
 
 async def test_its_view_can_be_asked_offline(live: Live):
-    async with PlanesDashboard(OPTIONS) as source:
+    async with LiveDynamo(OPTIONS) as source:
         await source.snapshot()
         view = open_view_bytes(await source.save(), "x", "x")
         assert view.route(RouteQuery(token_ids=list(range(64)))).ok
 
 
 async def test_one_frame_waits_a_moment_for_what_comes_by_itself(live: Live):
-    async with PlanesDashboard(OPTIONS) as source:
+    async with LiveDynamo(OPTIONS) as source:
         async with asyncio.timeout(5):
             await source.settle()
 
@@ -343,6 +343,6 @@ async def test_discovery_that_does_not_answer_is_an_error_at_the_start(
     monkeypatch.setattr(live.discovery, "list", refuse)
     before = asyncio.all_tasks()
     with pytest.raises(Unreachable, match="etcd does not answer"):
-        async with PlanesDashboard(OPTIONS):
+        async with LiveDynamo(OPTIONS):
             pass
     assert asyncio.all_tasks() == before

@@ -9,7 +9,7 @@ from dynctl.documents.workers import RankRow, Reported, WorkerRow, worker_rows
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.sources.alerts import AlertBoard, capacity_alerts
 from dynctl.sources.domains import DomainBoard
-from dynctl.sources.rows import RowMaker
+from dynctl.sources.dynamo.snapshot import RowCache
 from dynctl.sources.snapshot import Snapshot, Told, Transfer, stale_reason
 from dynctl.top.custody import registered_chain
 from dynctl.top.filter import RowFilter, worker_says
@@ -119,7 +119,7 @@ def test_capacity_is_worked_out_again_when_somebody_turns_busy_but_not_for_every
 
 
 def test_rows_of_a_router_keep_the_card_and_renew_the_load():
-    router, maker = Router(), RowMaker()
+    router, maker = Router(), RowCache()
     router.apply(WorkerUpserted(worker("decode-a0", "decode", 1, zone="zone-a")), 0.0)
     router.apply(WorkerUpserted(worker("decode-b0", "decode", 2, zone="zone-b")), 0.0)
     first = maker.rows(router, 1.0)

@@ -14,7 +14,7 @@ Values = Mapping[str, float | int | None]
 """Threshold -> value; None switches it off."""
 
 
-class DashboardSource(Protocol):
+class LiveSource(Protocol):
     """A fleet that is followed from ``__aenter__`` to ``__aexit__``, on one event loop.
 
     Entering raises Unreachable or UsageProblem. Afterwards :meth:`snapshot` never raises: what
@@ -24,7 +24,7 @@ class DashboardSource(Protocol):
 
     title: str
 
-    async def __aenter__(self) -> DashboardSource: ...
+    async def __aenter__(self) -> LiveSource: ...
 
     async def __aexit__(
         self,

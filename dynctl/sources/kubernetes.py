@@ -7,6 +7,7 @@ port-forward works from anywhere.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Final, Literal
 from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.settings.contexts.precedence import in_context
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.wire.kubernetes.fields import mapping, sequence
 from dynctl.wire.kubernetes.forbidden import lacking
@@ -90,7 +92,6 @@ def cluster_ways(options: GlobalOptions) -> Iterator[Reached]:
     Raises UsageProblem, or Unreachable where the API server does not answer.
     """
     from dynctl.sources.dynamo.planes import namespace
-    from dynctl.sources.kubernetes.cluster import namespaces_of, open_cluster
 
     way = reach_of(options.reach)
     cluster = open_cluster(options)
@@ -150,3 +151,37 @@ def _answers(pod: Pod) -> bool:
         return DynamoFrontend(_address(pod), _DIRECT_S).identify() == "dynamo"
     except DynctlError:
         return False
+
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def open_cluster(options: GlobalOptions) -> Cluster:
+    """Raises UsageProblem, or Unreachable where a credential plugin fails; nothing else is asked
+    yet."""
+    from dynctl.adapters.kubernetes import cluster as kubernetes_cluster
+
+    options = in_context(options)
+    return kubernetes_cluster.open_cluster(
+        kubeconfig=options.kubeconfig, context=options.kube_context, timeout=options.timeout
+    )
+
+
+def namespaces_of(options: GlobalOptions, cluster: Cluster) -> str | None:
+    """The namespace to look at: the one that was named, else the context's; None is all of them.
+
+    Raises UsageProblem.
+    """
+    options = in_context(options)
+    if options.namespace is None:
+        return None if options.all_namespaces else cluster.namespace
+    if options.all_namespaces:
+        raise UsageProblem(
+            f"-n {options.namespace} and -A: one namespace and all of them were asked for",
+            "give one of the two",
+        )
+    if not _NAMESPACE.fullmatch(options.namespace):
+        raise UsageProblem(
+            f"-n {options.namespace}: no name of a namespace, expected 1 to 63 of a-z, 0-9 and -"
+        )
+    return options.namespace

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
 
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
@@ -16,13 +18,14 @@ from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.sources.query import RouteQuery, choose_model
+from dynctl.sources.snapshot import DecisionLine, Header, Snapshot, Told
+from dynctl.sources.source import Values
 from dynctl.sources.thresholds.replicas import Replica
-from dynctl.sources.what_if import what_if
 from router_core.changes import ThresholdsSet
-from router_core.config import SETTINGS
+from router_core.config import SETTINGS, RouterConfig, parse_assignments
 from router_core.hashing import hash_prompt
 from router_core.router import Router
-from router_core.selection import Pin, RoutingRequest
+from router_core.selection import Pin, RoutingRequest, WhatIf
 from router_core.taints import constraints
 
 if TYPE_CHECKING:
@@ -231,3 +234,120 @@ def _samples(tokens: list[int]) -> tuple[float, float]:
     data = array("q", tokens).tobytes()
     first, second = (xxh3_64_intdigest(data, seed) for seed in (1, 2))
     return (first >> 11) / 2**53, (second >> 11) / 2**53
+
+
+LOADS = ("prefill_tokens", "decode_blocks")
+_PREFIX = "load."
+_MOST = 1 << 40
+
+
+def what_if(
+    router: Router, assignments: Iterable[str]
+) -> tuple[RouterConfig | None, WhatIf | None, dict[str, Any]]:
+    """The settings and the load that ``assignments`` describe; None where nothing changes.
+
+    The third value is what was set, for people. Raises UsageProblem or ConfigError.
+    """
+    texts = list(assignments)
+    settings = [text for text in texts if not text.strip().startswith(_PREFIX)]
+    config, shown = parse_assignments(router.config, settings)
+    shifts: dict[str, dict[int, int]] = {name: {} for name in LOADS}
+    for text in texts:
+        if text.strip().startswith(_PREFIX):
+            _shift(router, text.strip(), shifts)
+            key, _, value = text.strip().partition("=")
+            shown[key] = value
+    changed = any(shifts.values())
+    load = WhatIf(shifts["prefill_tokens"], shifts["decode_blocks"]) if changed else None
+    return config if settings else None, load, shown
+
+
+def _shift(router: Router, text: str, shifts: dict[str, dict[int, int]]) -> None:
+    key, separator, raw = text.partition("=")
+    # Worker names may hold dots: the load's name is what stands behind the last one.
+    worker_text, _, load = key.removeprefix(_PREFIX).rpartition(".")
+    if not separator or not worker_text or load not in LOADS:
+        raise UsageProblem(
+            f"--set {text}: expected load.WORKER.prefill_tokens=+N or load.WORKER.decode_blocks=+N",
+            "for example: --set load.prefill-a0.prefill_tokens=+500",
+        )
+    try:
+        number = int(raw.replace("_", ""))
+    except ValueError:
+        raise UsageProblem(
+            f"--set {text}: expected a whole number, +N or -N, got {raw!r}"
+        ) from None
+    if abs(number) > _MOST:
+        raise UsageProblem(f"--set {text}: expected at most {_MOST:,}, got {raw}")
+    workers = [(worker.worker_id, worker.name) for worker in router.registry]
+    for slot in router.registry.slots(resolve_worker(worker_text, workers)):
+        column = router.load.prefill_tokens if load == LOADS[0] else router.load.decode_blocks
+        relative = raw.strip()[0] in "+-"
+        shifts[load][slot] = number if relative else number - column[slot]
+
+
+_NOT_KEPT: Final = "a saved view keeps no decisions"
+_NOT_LIVE: Final = "a saved view is one moment"
+_LIVE: Final = "dynctl top --frontend URL shows a running service"
+_ASK: Final = 'ask it where a request would go: dynctl --view FILE route --explain "PROMPT"'
+
+
+class StillView:
+    """Shows the view that ``source`` holds."""
+
+    def __init__(self, source: ViewSource, wall: Callable[[], float] = time.time) -> None:
+        self.title = source.title
+        self._source = source
+        self._at = wall()
+        self._rows = tuple(source.workers())
+
+    async def __aenter__(self) -> StillView:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing is open."""
+
+    async def snapshot(self) -> Snapshot:
+        source, title = self._source, self.title
+        settings = {name: row["value"] for name, row in source.config()["settings"].items()}
+        here = Told(title, self._at)
+        told = dict.fromkeys(("workers", "load", "index", "thresholds", "settings"), here)
+        told["decisions"] = Told(title, unknown=_NOT_KEPT, provide=_ASK)
+        for part in ("waiting", "transfers", "queue"):
+            told[part] = Told(title, unknown=_NOT_LIVE, provide=_LIVE)
+        return Snapshot(
+            at=self._at,
+            source=title,
+            header=Header(
+                models=tuple(sorted({row.model for row in self._rows})),
+                mode=settings["router_mode"],
+                preset=source.view.preset,
+            ),
+            workers=self._rows,
+            thresholds=source.thresholds(),
+            settings=settings,
+            told=told,
+        )
+
+    async def settle(self) -> None:
+        """Nothing comes any more."""
+
+    async def decision(self, line: DecisionLine) -> RouteResult:
+        raise UsageProblem(_NOT_KEPT, _ASK)
+
+    async def judged(self, model: str, values: Values) -> list[WorkerRow]:
+        return self._source.judged(model, values)
+
+    async def set_thresholds(self, model: str, values: Values) -> dict[str, float | int | None]:
+        return self._source.set_thresholds(model, values)
+
+    async def save(self) -> bytes:
+        return self._source.save()
+
+    async def read_index(self, worker: WorkerRow | None) -> str:
+        raise UsageProblem(f"{_NOT_LIVE}: what is not in it cannot be read any more", _LIVE)

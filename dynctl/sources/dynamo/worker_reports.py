@@ -22,7 +22,7 @@ from dynctl.sources.dynamo.planes import Planes
 LISTEN_S: Final = 1.0
 
 
-class FollowedWorkers:
+class WorkerReports:
     """``planes`` are opened when somebody asks first. A context manager.
 
     ``namespace``: Dynamo's, None for all. ``follow``: whether the workers' reports can be heard
@@ -48,7 +48,7 @@ class FollowedWorkers:
         self._ending: asyncio.Event | None = None
         self._observer: Observer | None = None
 
-    def __enter__(self) -> FollowedWorkers:
+    def __enter__(self) -> WorkerReports:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,7 +7,7 @@ learns here holds for `dynctl demo` and for a fleet of their own.
 from __future__ import annotations
 
 from dynctl.documents.view import SavedView
-from dynctl.sources.view.source import ViewSource
+from dynctl.sources.view import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from router_core.changes import Booked, Change, KvEvent, LoadReported, Stage, WorkerUpserted
 from router_core.config import RouterConfig

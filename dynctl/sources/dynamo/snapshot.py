@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from dynctl.documents.route_result import UNKNOWN_LOAD
-from dynctl.documents.workers import WorkerRow
+from dynctl.documents.workers import NOBODY_WAITS, WorkerRow, rank_rows, worker_row
+from dynctl.findings.catalogue import catalogue
+from dynctl.findings.runner import run
+from dynctl.health.checks.frontends import FRONTEND_CHECKS
+from dynctl.health.checks.planes import PLANE_CHECKS, WORKER_CHECKS
+from dynctl.health.deployment import Deployment
+from dynctl.health.facts import CheckFacts, FrontendFacts, PlaneFacts
 from dynctl.sources.dynamo.decisions import EVENTS, LOG
-from dynctl.sources.kubernetes.frontends import OUT_OF_REACH
-from dynctl.sources.snapshot import Told
+from dynctl.sources.kubernetes import OUT_OF_REACH
+from dynctl.sources.snapshot import Alert, Told
+from router_core.router import Router
+from router_core.workers import Worker
 
 _NAME_FRONTENDS: Final = "name the frontends, every replica: --frontend http://HOST:8000"
 _DECISIONS: Final = """\
@@ -44,7 +54,7 @@ class Known:
     reached: bool = True
 
 
-def told_parts(known: Known, workers: Sequence[WorkerRow]) -> dict[str, Told]:
+def part_origins(known: Known, workers: Sequence[WorkerRow]) -> dict[str, Told]:
     """Every part of a snapshot of a live Dynamo."""
     planes, now = known.title, known.now
     frontends = ", ".join(known.urls)
@@ -123,3 +133,64 @@ def _transfers(known: Known) -> Told:
     if told.unknown:
         return Told(known.title, unknown="hand-offs are counted from decisions, which nobody tells")
     return told
+
+
+#: Who is stranded is told by DYT0901, for every source alike.
+_TOLD_OTHERWISE: Final = ("DYR0210",)
+_MOST: Final = 200
+
+
+def dynamo_alerts(
+    title: str,
+    namespace: str | None,
+    deployment: Deployment,
+    frontends: tuple[FrontendFacts, ...],
+) -> Iterator[Alert]:
+    """The findings, at most a few hundred of them."""
+    facts = CheckFacts(PlaneFacts(title, namespace, deployment=deployment), frontends)
+    sections = [
+        ("planes", PLANE_CHECKS),
+        ("workers", WORKER_CHECKS),
+        ("frontends", FRONTEND_CHECKS),
+    ]
+    report = run(sections, facts, catalogue())
+    left = _MOST
+    for check in report.checks:
+        if check.code in _TOLD_OTHERWISE:
+            continue
+        for one in check.findings[:left]:
+            left -= 1
+            yield Alert(check.code, str(check.state), one.subject, one.value, one.fix)
+
+
+class RowCache:
+    """Remembers the row of every card, so that a card that did not change is the same object."""
+
+    def __init__(self) -> None:
+        self._cards: dict[int, tuple[Worker, WorkerRow]] = {}
+
+    def rows(
+        self, router: Router, now: float, waiting: Mapping[int, Mapping[int, int]] | None = None
+    ) -> tuple[WorkerRow, ...]:
+        """One row a worker. ``waiting``: worker id -> rank -> requests that wait in its engine."""
+        waiting = waiting or {}
+        cards: dict[int, tuple[Worker, WorkerRow]] = {}
+        found = []
+        for worker in router.registry:
+            known = self._cards.get(worker.worker_id)
+            if known is None or known[0] is not worker:
+                known = (worker, worker_row(worker, []))
+            cards[worker.worker_id] = known
+            ranks = rank_rows(router, worker, now, waiting.get(worker.worker_id, NOBODY_WAITS))
+            reason = router.registry.unavailable_reason(worker.worker_id)
+            found.append(
+                msgspec.structs.replace(
+                    known[1],
+                    ranks=ranks,
+                    status="ready" if reason is None else "unavailable",
+                    reason=reason,
+                    busy=bool(ranks) and all(rank.busy for rank in ranks),
+                )
+            )
+        self._cards = cards
+        return tuple(found)

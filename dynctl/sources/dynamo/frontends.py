@@ -11,9 +11,11 @@ from typing import Final
 import httpx
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import DynctlError
+from dynctl.base.errors import DynctlError, TimedOut, Unreachable
 from dynctl.health.facts import FrontendFacts, Unread
 from dynctl.sources.dynamo.frontend import MAX_ANSWER_BYTES, DynamoFrontend
+from dynctl.sources.dynamo.router_state import Thresholds
+from dynctl.sources.kubernetes import Reached
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, read_frontend_metrics
 
 #: Metrics are not read more often than this, nor waited for longer.
@@ -21,8 +23,6 @@ METRICS_S: Final = 1.0
 READ_S: Final = 3.0
 #: Thresholds and who is there change seldom.
 SELDOM_S: Final = 10.0
-
-Thresholds = dict[str, dict[str, float | int | None]]
 
 
 @dataclass(slots=True)
@@ -32,10 +32,12 @@ class _Frontend:
     url: str
     metrics: FrontendMetrics | None = None
     problem: str = ""
-    thresholds: Thresholds | Unread = field(default_factory=lambda: Unread("not asked yet"))
+    thresholds: dict[str, Thresholds] | Unread = field(
+        default_factory=lambda: Unread("not read yet")
+    )
 
 
-class DynamoFrontends:
+class PolledFrontends:
     """``timeout``: seconds of a seldom question. One client reads the metrics of all."""
 
     def __init__(
@@ -48,7 +50,7 @@ class DynamoFrontends:
         self._client = httpx.AsyncClient(trust_env=False, timeout=None)  # noqa: S113
         self._read_at = 0.0
         self._seldom_at = 0.0
-        self.thresholds: Thresholds = {}
+        self.thresholds: dict[str, Thresholds] = {}
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -125,6 +127,43 @@ class DynamoFrontends:
             one.thresholds = Unread(error.message, error.hint)
 
 
-def _thresholds(frontend: DynamoFrontend) -> Thresholds:
+def _thresholds(frontend: DynamoFrontend) -> dict[str, Thresholds]:
     told: Mapping[str, dict[str, float | int | None]] = frontend.thresholds()
     return dict(told)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendReports:
+    """``thresholds``: model -> its busy thresholds. ``doubts``: what is not known, for people."""
+
+    metrics: list[FrontendMetrics]
+    thresholds: Mapping[str, Thresholds]
+    doubts: tuple[str, ...] = ()
+
+
+def read_frontends(frontends: Sequence[DynamoFrontend], ways: Reached | None) -> FrontendReports:
+    """Settings come from the first that answers, load from every one.
+
+    ``ways``: how they were found in a cluster; None: they were named. Raises Unreachable or
+    TimedOut where a named one does not answer.
+    """
+    metrics: list[FrontendMetrics] = []
+    doubts: list[str] = []
+    answering: list[DynamoFrontend] = []
+    for place, frontend in enumerate(frontends):
+        try:
+            metrics.append(frontend.metrics())
+            answering.append(frontend)
+        except (Unreachable, TimedOut) as error:
+            if ways is None:
+                raise
+            name = ways.names[place]
+            said = error.message.replace(frontend.url, name).rstrip(".")
+            doubts.append(f"{said}; its load is not known")
+    thresholds: Mapping[str, Thresholds] = {}
+    try:
+        thresholds = answering[0].thresholds() if answering else {}
+    except Unreachable as error:
+        # Dynamo before 1.0 has no such address, and a gateway may keep it to itself.
+        doubts.append(f"busy thresholds are not known: {error.message}")
+    return FrontendReports(metrics, thresholds, tuple(doubts))
