@@ -1,0 +1,134 @@
+"""Route LLM requests to the workers that have the prompt cached, are not loaded and are near.
+
+A pure library: no IO, no clock, no randomness. Callers pass times and samples, and put every
+change of the fleet into :meth:`Router.apply`; :meth:`Router.plan` chooses the workers of a request.
+``README.md`` in this folder has an example, ``docs/router-api.md`` describes every public name.
+
+Import public names from here; each is loaded from its module at its first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# fmt: off
+# isort: off
+if TYPE_CHECKING:
+    from router_core.router import Captured, Freshness, Router
+    from router_core.changes import (
+        OK, STAGES, Applied, Booked, Change, ConfigSet, Expired, Freed, IndexMarked, KvEvent,
+        LoadReported, OutputBlock, PrefillDone, Progressed, Stage, ThresholdsSet,
+        WorkerAvailability, WorkerLost, WorkerUpserted,
+    )
+    from router_core.events import DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared
+    from router_core.workers import (
+        MAX_RANKS, UNKNOWN_BATCHED_TOKENS, ModelRuntimeConfig, Role, Worker, WorkerWithDpRank,
+    )
+    from router_core.registry import CandidateSet, WorkerRegistry
+    from router_core.selection import (
+        Filter, Pin, Profile, RoutingRequest, RoutingView, Scorer, SelectionContext, WhatIf,
+    )
+    from router_core.policies import FILTERS, PROFILES
+    from router_core.decision import (
+        AllWorkersBusy, Candidate, Decision, FunnelStep, NoEligibleWorker, Outcome, Reason,
+        Rejection, RoutingPlan, RoutingRefused,
+    )
+    from router_core.counterfactual import Flip, Preference, flip, flips, preference
+    from router_core.cost import CostInputs, CostParameters, TermColumn, kv_terms
+    from router_core.taints import (
+        NO_CONSTRAINTS, TOPOLOGY_PREFIX, RoutingConstraints, TaintConstraint, canonical_taint,
+        constraints, topology_of,
+    )
+    from router_core.topology import (
+        UNCONSTRAINED, ImpliedConstraints, RouterPolicy, implied_constraints, policy_conflict,
+    )
+    from router_core.busy import REPORTED_TOKENS, THRESHOLD_SETTINGS, SignalStanding, Thresholds
+    from router_core.config import (
+        DEFAULT_PRESET, PRESETS, SETTINGS, RouterConfig, Setting, legacy_overlap_weight, preset,
+    )
+    from router_core.hashing import (
+        BlockHashes, hash_prompt, local_block_hashes, sequence_hashes, to_signed, to_unsigned,
+    )
+    from router_core.prompt_hasher import PromptHasher
+    from router_core.index import PrefixIndex
+    from router_core.worker_sets import Overlaps
+    from router_core.errors import (
+        ConfigError, ConstraintError, HashingError, PolicyUnderivable, RouterCoreError,
+        SnapshotError, WorkerError,
+    )
+
+__all__ = [  # noqa: RUF022 - grouped by module
+    "Captured", "Freshness", "Router",
+    "OK", "STAGES", "Applied", "Booked", "Change", "ConfigSet", "Expired", "Freed", "IndexMarked",
+    "KvEvent", "LoadReported", "OutputBlock", "PrefillDone", "Progressed", "Stage", "ThresholdsSet",
+    "WorkerAvailability", "WorkerLost", "WorkerUpserted",
+    "DEVICE", "BlocksRemoved", "BlocksStored", "CacheEvent", "Cleared",
+    "MAX_RANKS", "UNKNOWN_BATCHED_TOKENS", "ModelRuntimeConfig", "Role", "Worker",
+    "WorkerWithDpRank",
+    "CandidateSet", "WorkerRegistry",
+    "Filter", "Pin", "Profile", "RoutingRequest", "RoutingView", "Scorer", "SelectionContext",
+    "WhatIf",
+    "FILTERS", "PROFILES",
+    "AllWorkersBusy", "Candidate", "Decision", "FunnelStep", "NoEligibleWorker", "Outcome",
+    "Reason", "Rejection", "RoutingPlan", "RoutingRefused",
+    "Flip", "Preference", "flip", "flips", "preference",
+    "CostInputs", "CostParameters", "TermColumn", "kv_terms",
+    "NO_CONSTRAINTS", "TOPOLOGY_PREFIX", "RoutingConstraints", "TaintConstraint", "canonical_taint",
+    "constraints", "topology_of",
+    "UNCONSTRAINED", "ImpliedConstraints", "RouterPolicy", "implied_constraints", "policy_conflict",
+    "REPORTED_TOKENS", "THRESHOLD_SETTINGS", "SignalStanding", "Thresholds",
+    "DEFAULT_PRESET", "PRESETS", "SETTINGS", "RouterConfig", "Setting", "legacy_overlap_weight",
+    "preset",
+    "BlockHashes", "hash_prompt", "local_block_hashes", "sequence_hashes", "to_signed",
+    "to_unsigned",
+    "PromptHasher",
+    "PrefixIndex",
+    "Overlaps",
+    "ConfigError", "ConstraintError", "HashingError", "PolicyUnderivable", "RouterCoreError",
+    "SnapshotError", "WorkerError",
+]
+
+_MODULES = {
+    "router": "Captured Freshness Router",
+    "changes":
+        "OK STAGES Applied Booked Change ConfigSet Expired Freed IndexMarked KvEvent LoadReported "
+        "OutputBlock PrefillDone Progressed Stage ThresholdsSet WorkerAvailability WorkerLost "
+        "WorkerUpserted",
+    "events": "DEVICE BlocksRemoved BlocksStored CacheEvent Cleared",
+    "workers": "MAX_RANKS UNKNOWN_BATCHED_TOKENS ModelRuntimeConfig Role Worker WorkerWithDpRank",
+    "registry": "CandidateSet WorkerRegistry",
+    "selection": "Filter Pin Profile RoutingRequest RoutingView Scorer SelectionContext WhatIf",
+    "policies": "FILTERS PROFILES",
+    "decision":
+        "AllWorkersBusy Candidate Decision FunnelStep NoEligibleWorker Outcome Reason Rejection "
+        "RoutingPlan RoutingRefused",
+    "counterfactual": "Flip Preference flip flips preference",
+    "cost": "CostInputs CostParameters TermColumn kv_terms",
+    "taints":
+        "NO_CONSTRAINTS TOPOLOGY_PREFIX RoutingConstraints TaintConstraint canonical_taint "
+        "constraints topology_of",
+    "topology": "UNCONSTRAINED ImpliedConstraints RouterPolicy implied_constraints policy_conflict",
+    "busy": "REPORTED_TOKENS THRESHOLD_SETTINGS SignalStanding Thresholds",
+    "config": "DEFAULT_PRESET PRESETS SETTINGS RouterConfig Setting legacy_overlap_weight preset",
+    "hashing": "BlockHashes hash_prompt local_block_hashes sequence_hashes to_signed to_unsigned",
+    "prompt_hasher": "PromptHasher",
+    "index": "PrefixIndex",
+    "worker_sets": "Overlaps",
+    "errors":
+        "ConfigError ConstraintError HashingError PolicyUnderivable RouterCoreError SnapshotError "
+        "WorkerError",
+}
+# fmt: on
+# isort: on
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"router_core.{module}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,7 +20,7 @@ from router_core.cost import (
     probabilities,
     total_costs,
 )
-from router_core.errors import AllWorkersBusy, NoEligibleWorker
+from router_core.errors import RouterCoreError
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
 from router_core.workers import Worker, WorkerWithDpRank
 
@@ -388,3 +388,19 @@ class RoutingPlan:
         if decision is None:
             raise ValueError(f"plan {self.id} has no decision at all")
         return decision
+
+
+class RoutingRefused(RouterCoreError):
+    """No worker was selected; ``decision`` says which filter emptied the candidates and why."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision.summary())
+        self.decision = decision
+
+
+class NoEligibleWorker(RoutingRefused):
+    """No registered worker satisfies the request (role, model, constraints, availability)."""
+
+
+class AllWorkersBusy(RoutingRefused):
+    """Workers satisfy the request, and every one of them is over a busy threshold."""

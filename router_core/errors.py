@@ -1,4 +1,4 @@
-"""Everything that router_core raises.
+"""The errors that router_core raises.
 
 ::
 
@@ -9,20 +9,14 @@
     ├── ConstraintError       a taint or weight that cannot be used              (also ValueError)
     ├── PolicyUnderivable     the decode constraint cannot be derived from the prefill worker
     ├── SnapshotError         a snapshot that cannot be restored                 (also ValueError)
-    └── RoutingRefused        a Decision without a winner, raised by Decision.require()
+    └── RoutingRefused        a Decision without a winner, raised by Decision.require();
+        │                     in decision.py, because these three carry the Decision
         ├── NoEligibleWorker  a filter emptied the candidate set
         └── AllWorkersBusy    only the busy filter stands between the request and a worker
 
 A refused *event* (a block whose parent is unknown, a removal of something that was never stored) is
 not an error: the stream goes on and the reason is part of the returned result.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from router_core.decision import Decision
 
 
 class RouterCoreError(Exception):
@@ -51,19 +45,3 @@ class PolicyUnderivable(RouterCoreError):
 
 class SnapshotError(RouterCoreError, ValueError):
     """A snapshot of another schema, or one whose parts contradict each other."""
-
-
-class RoutingRefused(RouterCoreError):
-    """No worker was selected; ``decision`` says which filter emptied the candidates and why."""
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__(decision.summary())
-        self.decision = decision
-
-
-class NoEligibleWorker(RoutingRefused):
-    """No registered worker satisfies the request (role, model, constraints, availability)."""
-
-
-class AllWorkersBusy(RoutingRefused):
-    """Workers satisfy the request, and every one of them is over a busy threshold."""

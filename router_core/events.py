@@ -46,7 +46,7 @@ class Cleared:
     """The whole cache of the rank was emptied."""
 
 
-KvEvent = BlocksStored | BlocksRemoved | Cleared
+CacheEvent = BlocksStored | BlocksRemoved | Cleared
 
 
 class Fault(StrEnum):

@@ -22,7 +22,7 @@ from router_core.selection import (
     select,
 )
 from router_core.taints import RoutingConstraints
-from router_core.topology import Derived, TransferGroups, derive
+from router_core.topology import ImpliedConstraints, TransferGroups, implied_constraints
 from router_core.workers import Role, Worker
 
 
@@ -216,9 +216,9 @@ def _groups(view: RoutingView) -> TransferGroups:
     return view.groups.of(view.registry, view.policy)
 
 
-def _derive(view: RoutingView, model: str, worker: Worker | None) -> Derived:
+def _derive(view: RoutingView, model: str, worker: Worker | None) -> ImpliedConstraints:
     siblings = (w for w in view.registry if w.model == model and w.role is Role.PREFILL)
-    return derive(worker, siblings, view.policy)
+    return implied_constraints(worker, siblings, view.policy)
 
 
 def _explained(view: RoutingView, decision: Decision) -> Decision:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from router_core import changes as c
-from router_core import planning
+import router_core.changes as c
+import router_core.planning as planning
 from router_core.busy import BusyTracker, Thresholds
 from router_core.changes import OK, Applied, Booked, Change, Stage
 from router_core.config import RouterConfig

@@ -49,19 +49,19 @@ class RouterPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class ImpliedConstraints:
     """What a prefill worker implies for decode. ``relaxable``: dropped when nobody satisfies it."""
 
     constraints: tuple[TaintConstraint, ...] = ()
     relaxable: bool = False
 
 
-UNCONSTRAINED = Derived()
+UNCONSTRAINED = ImpliedConstraints()
 
 
-def derive(
+def implied_constraints(
     worker: Worker | None, siblings: Iterable[Worker], policy: RouterPolicy | None
-) -> Derived:
+) -> ImpliedConstraints:
     """The decode constraint that the chosen prefill ``worker`` implies.
 
     ``siblings`` are the prefill workers of the model. Raises PolicyUnderivable, whose message
@@ -96,17 +96,17 @@ def derive(
         )
     taint = canonical_taint(domain, value)
     if enforcement == "required":
-        return Derived((TaintConstraint(taint, "required", None, origin),))
+        return ImpliedConstraints((TaintConstraint(taint, "required", None, origin),))
     if config.kv_transfer_preferred_weight is None:
         raise PolicyUnderivable(
             f"prefill worker {worker.name} configured preferred KV transfer enforcement for domain "
             f"{domain!r}, but kv_transfer_preferred_weight is missing"
         )
     weight = config.kv_transfer_preferred_weight
-    return Derived((TaintConstraint(taint, "preferred", weight, origin),))
+    return ImpliedConstraints((TaintConstraint(taint, "preferred", weight, origin),))
 
 
-def _from_router(worker: Worker, policy: RouterPolicy | None) -> Derived:
+def _from_router(worker: Worker, policy: RouterPolicy | None) -> ImpliedConstraints:
     if policy is None:
         return UNCONSTRAINED
     value = worker.domains.get(policy.domain)
@@ -120,9 +120,9 @@ def _from_router(worker: Worker, policy: RouterPolicy | None) -> Derived:
     taint = canonical_taint(policy.domain, value)
     if policy.enforcement == "preferred":
         constraint = TaintConstraint(taint, "preferred", policy.weight, "router policy")
-        return Derived((constraint,))
+        return ImpliedConstraints((constraint,))
     constraint = TaintConstraint(taint, "required", None, "router policy")
-    return Derived((constraint,), relaxable=policy.enforcement == "fallback")
+    return ImpliedConstraints((constraint,), relaxable=policy.enforcement == "fallback")
 
 
 def policy_conflict(worker: Worker, policy: RouterPolicy | None) -> str | None:
@@ -153,7 +153,7 @@ def _say(domain: str, enforcement: str | None, weight: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TransferGroup:
-    """Prefill ranks that imply the same hard decode constraint. ``relaxable`` as in Derived."""
+    """Prefill ranks that imply the same hard decode constraint. ``relaxable`` as above."""
 
     taint: str
     mask: int
@@ -181,7 +181,7 @@ class TransferGroups:
                 continue
             mask = registry.mask_of((worker.worker_id,))
             try:
-                derived = derive(worker, (), policy)
+                derived = implied_constraints(worker, (), policy)
             except PolicyUnderivable:
                 underivable |= mask
                 continue

@@ -12,8 +12,7 @@ from typing import Any, Literal, Protocol
 
 from dynctl.wire.dynamo.discovery import EventChannel, Instance
 from dynctl.wire.dynamo.request_plane import RawItem
-from router_core.changes import Change, IndexMarked, KvEvent
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core import BlocksRemoved, BlocksStored, Change, Cleared, IndexMarked, KvEvent
 
 
 class StreamCode(StrEnum):

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from router_core.errors import WorkerError
-from router_core.workers import ModelRuntimeConfig
+from router_core import ModelRuntimeConfig, WorkerError
 
 DEFAULT_MOUNT_PATH = "/etc/dynamo/topology"
 POLL_INTERVAL_S = 1.0

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dynctl.settings.router_settings import MISMATCH_FLAG, PRESET_FLAG, bounds, spellings
-from router_core.config import PRESETS, SETTINGS
-from router_core.setting import Setting
+from router_core import PRESETS, SETTINGS, Setting
 
 PANEL = "Router settings"
 POLICY_PANEL = "KV-transfer policy (for workers that publish none)"

@@ -17,8 +17,7 @@ from dynctl.documents.route_result import (
     decision_result,
     preference_row,
 )
-from router_core.config import SETTINGS, RouterConfig
-from router_core.decision import Decision, RoutingPlan
+from router_core import SETTINGS, Decision, RouterConfig, RoutingPlan
 
 SCHEMA = 1
 #: Preferred taints of one list whose preference is worked out.

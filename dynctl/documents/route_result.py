@@ -14,10 +14,16 @@ from typing import Any
 import msgspec
 
 from dynctl.base.decode_errors import WireError
-from router_core.counterfactual import flip, preference
-from router_core.decision import Decision, RoutingPlan
-from router_core.router import Freshness, Router
-from router_core.selection import RoutingRequest, RoutingView
+from router_core import (
+    Decision,
+    Freshness,
+    Router,
+    RoutingPlan,
+    RoutingRequest,
+    RoutingView,
+    flip,
+    preference,
+)
 
 SCHEMA = 1
 #: A load source that says that nobody tells.

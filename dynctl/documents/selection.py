@@ -27,9 +27,14 @@ from dynctl.base.json_fields import (
 )
 from dynctl.documents.route_result import Constraint
 from dynctl.wire.nvext import MAX_TOKENS_IN_REQUEST
-from router_core.decision import Decision, RoutingPlan
-from router_core.hashing import to_unsigned
-from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, constraints
+from router_core import (
+    NO_CONSTRAINTS,
+    Decision,
+    RoutingConstraints,
+    RoutingPlan,
+    constraints,
+    to_unsigned,
+)
 
 SCHEMA = 1
 MAX_ID: Final = 256

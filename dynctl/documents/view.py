@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from dynctl.base.decode_errors import WireError
-from router_core.errors import SnapshotError
-from router_core.router import Captured, Router
+from router_core import Captured, Router, SnapshotError
 
 SCHEMA = 1
 #: A view of a thousand workers with a million blocks is about 60 MB.

@@ -8,8 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from dynctl.base.decode_errors import WireError
-from router_core.router import Router
-from router_core.workers import Worker
+from router_core import Router, Worker
 
 NOBODY_WAITS: Final[Mapping[int, int]] = {}
 

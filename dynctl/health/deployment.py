@@ -27,8 +27,7 @@ from dynctl.wire.dynamo.discovery import (
     parse_entry,
 )
 from dynctl.wire.dynamo.forward_pass import PASS_TOPIC
-from router_core.errors import WorkerError
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core import ModelRuntimeConfig, Role, Worker, WorkerError
 
 SERVED: Final = "generate"
 """The endpoint by which a worker serves; its other endpoints belong to it."""

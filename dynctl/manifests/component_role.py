@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from router_core.workers import Role
+from router_core import Role
 
 RoleSource = Literal["type", "sub-type", "arguments", "name", "nothing"]
 

@@ -14,7 +14,7 @@ from dynctl.manifests.component_role import RoleSource, role_of
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.pod_placement import allowed_values
 from dynctl.wire.kubernetes.fields import mapping, sequence, text
-from router_core.workers import Role
+from router_core import Role
 
 GRAPH: Final = "DynamoGraphDeployment"
 GRAPH_GROUP: Final = "nvidia.com"

@@ -1,7 +1,7 @@
 """What every topology domain can serve, and whether a required policy strands its prefill.
 
 A value in (the workers of any source), rows out: nothing is asked here. Which decode workers a
-prefill worker may hand over to is said by the router's own :func:`router_core.topology.derive`.
+prefill worker may hand over to follows from :func:`router_core.implied_constraints`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ import msgspec
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.workers import WorkerRow
-from router_core.errors import PolicyUnderivable, WorkerError
-from router_core.topology import UNCONSTRAINED, Derived, RouterPolicy, derive
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core import (
+    UNCONSTRAINED,
+    ImpliedConstraints,
+    ModelRuntimeConfig,
+    PolicyUnderivable,
+    Role,
+    RouterPolicy,
+    Worker,
+    WorkerError,
+    implied_constraints,
+)
 
 SCHEMA = 1
 NO_DOMAIN = "(none)"
@@ -182,12 +190,12 @@ class _Fleet:
             if row.role == Role.PREFILL and _available(row) and self._problem(row) is None
         }
 
-    def derived(self, row: WorkerRow) -> Derived | str:
+    def derived(self, row: WorkerRow) -> ImpliedConstraints | str:
         """What a prefill worker implies for decode; a text says why that cannot be told."""
         try:
             config = ModelRuntimeConfig.from_dict(row.runtime_config, validate=False)
             worker = Worker(row.worker_id, row.name, row.model, Role.PREFILL, runtime_config=config)
-            return derive(worker, (), self.policy)
+            return implied_constraints(worker, (), self.policy)
         except (PolicyUnderivable, WorkerError) as error:
             return str(error)
 

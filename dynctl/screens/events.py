@@ -15,7 +15,7 @@ from dynctl.screens.numbers import count
 from dynctl.screens.streaming import LineStream
 from dynctl.sources.dynamo.event_lines import TailKind, TailLine
 from dynctl.sources.dynamo.event_stream import TailQueue
-from router_core.workers import Worker
+from router_core import Worker
 
 _WIDEST_EVENT = f"! {TailKind.DISCONNECT}"
 #: Characters of a hash that a line shows; all of it is in -o jsonl.

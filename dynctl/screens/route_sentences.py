@@ -15,7 +15,7 @@ from dynctl.documents.route_result import (
     RouteResult,
 )
 from dynctl.screens.numbers import age, amount, blocks, plural
-from router_core.taints import TOPOLOGY_PREFIX, topology_of
+from router_core import TOPOLOGY_PREFIX, topology_of
 
 #: What is left after a filter, as the funnel says it.
 _STEPS = {

@@ -10,7 +10,7 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import age, amount, count, plural
 from dynctl.screens.results import WorkerDetail, WorkerList
-from router_core.workers import Role
+from router_core import Role
 
 
 def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:

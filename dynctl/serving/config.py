@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from router_core.config import RouterConfig
+from router_core import RouterConfig
 
 #: Ranks up to which every decision spells out its rejections and is remembered whole: in a fleet
 #: of this size that costs next to nothing.

@@ -27,9 +27,7 @@ from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.serving.service import RoutingService
-from router_core.changes import KvEvent
-from router_core.events import Cleared
-from router_core.workers import Worker
+from router_core import Cleared, KvEvent, Worker
 
 _log = logging.getLogger(__name__)
 

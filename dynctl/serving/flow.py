@@ -24,10 +24,7 @@ from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.service import RoutingService, excluding
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core.changes import Stage
-from router_core.decision import Decision, RoutingPlan
-from router_core.selection import RoutingRequest
-from router_core.workers import Role, Worker
+from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Worker
 
 RANK_HEADER: Final = "x-data-parallel-rank"
 #: How the event of an engine begins that failed before its first token.

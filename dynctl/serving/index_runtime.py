@@ -17,8 +17,7 @@ from dynctl.adapters.zmq.context import close_context, new_context
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.base.tasks import end_tasks
-from router_core.changes import Applied, Change, KvEvent
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core import Applied, BlocksRemoved, BlocksStored, Change, Cleared, KvEvent
 
 SLICE_S: Final = 0.002
 #: Blocks of one event that are applied before the clock is looked at again.

@@ -7,10 +7,16 @@ from typing import Any
 
 import msgspec
 
-from router_core.config import RouterConfig
-from router_core.decision import Decision, FunnelStep, Rejection, RoutingPlan
-from router_core.registry import WorkerRegistry
-from router_core.selection import Pin, RoutingRequest
+from router_core import (
+    Decision,
+    FunnelStep,
+    Pin,
+    Rejection,
+    RouterConfig,
+    RoutingPlan,
+    RoutingRequest,
+    WorkerRegistry,
+)
 
 #: Rejected ranks that a refusal lists; the counts tell of the rest.
 MAX_REJECTIONS = 16

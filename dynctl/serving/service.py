@@ -27,31 +27,36 @@ from dynctl.serving.prompts import (
     estimate_tokens,
 )
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
-from router_core.changes import (
+from router_core import (
+    NO_CONSTRAINTS,
     Applied,
     Booked,
     Change,
+    ConfigError,
     ConfigSet,
+    Decision,
     Expired,
     Freed,
     KvEvent,
     OutputBlock,
+    Pin,
     PrefillDone,
     Progressed,
+    PromptHasher,
+    Router,
+    RouterConfig,
+    RouterPolicy,
+    RoutingConstraints,
+    RoutingPlan,
+    RoutingRequest,
+    RoutingView,
     Stage,
+    Worker,
     WorkerAvailability,
     WorkerLost,
     WorkerUpserted,
+    policy_conflict,
 )
-from router_core.config import RouterConfig
-from router_core.decision import Decision, RoutingPlan
-from router_core.errors import ConfigError
-from router_core.prompt_hasher import PromptHasher
-from router_core.router import Router
-from router_core.selection import Pin, RoutingRequest, RoutingView
-from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
-from router_core.topology import RouterPolicy, policy_conflict
-from router_core.workers import Worker
 
 Clock = Callable[[], float]
 

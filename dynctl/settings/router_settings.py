@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynctl.base.errors import UsageProblem
-from router_core.config import (
+from router_core import (
     DEFAULT_PRESET,
     PRESETS,
     SETTINGS,
+    ConfigError,
     RouterConfig,
+    Setting,
     legacy_overlap_weight,
     preset,
 )
-from router_core.errors import ConfigError
-from router_core.setting import Setting
 
 PRESET_FLAG = "--preset"
 PRESET_VARIABLE = "DYNCTL_PRESET"

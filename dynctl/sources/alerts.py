@@ -14,7 +14,7 @@ import msgspec
 from dynctl.findings.catalogue import catalogue
 from dynctl.planning.domain_capacity import DomainCapacity, TopologyShow
 from dynctl.sources.snapshot import Alert, Snapshot
-from router_core.taints import topology_of
+from router_core import topology_of
 
 #: Condition -> (level, what to do). A code that is not here is a warning.
 _CONDITIONS: Final = {

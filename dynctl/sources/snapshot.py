@@ -12,7 +12,7 @@ import msgspec
 
 from dynctl.documents.route_result import PreferenceRow, Ref
 from dynctl.documents.workers import WorkerRow
-from router_core.taints import topology_of
+from router_core import topology_of
 
 SCHEMA: Final = 1
 

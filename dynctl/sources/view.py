@@ -21,12 +21,8 @@ from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.snapshot import DecisionLine, Header, Snapshot, Told
 from dynctl.sources.source import Values
 from dynctl.sources.thresholds.replicas import Replica
-from router_core.changes import ThresholdsSet
+from router_core import Pin, Router, RoutingRequest, ThresholdsSet, WhatIf, constraints, hash_prompt
 from router_core.config import SETTINGS, RouterConfig, parse_assignments
-from router_core.hashing import hash_prompt
-from router_core.router import Router
-from router_core.selection import Pin, RoutingRequest, WhatIf
-from router_core.taints import constraints
 
 if TYPE_CHECKING:
     from dynctl.tokenization import ModelTokenizer

@@ -12,7 +12,7 @@ from typing import Final
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.workers import WorkerRow
 from dynctl.verify.result import LINK_NAMES, Cell, CellState, CustodyRow
-from router_core.taints import TOPOLOGY_PREFIX
+from router_core import TOPOLOGY_PREFIX
 
 NO_CLUSTER: Final = "no cluster was named"
 NOT_IN_CLUSTER: Final = "the cluster has no pod of that name"

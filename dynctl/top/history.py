@@ -11,7 +11,7 @@ from typing import Final
 
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.snapshot import Snapshot
-from router_core.workers import Role
+from router_core import Role
 
 #: Seconds of one bucket, and buckets kept: five minutes.
 BUCKET_S: Final = 5.0

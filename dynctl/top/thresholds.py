@@ -22,8 +22,7 @@ from dynctl.sources.snapshot import Snapshot
 from dynctl.sources.source import LiveSource
 from dynctl.top.marks import ACCENT, BAD, BOLD, CURSOR, DIM, Line, plain
 from dynctl.top.widgets import Lines, Prompt, TextView
-from router_core.config import SETTINGS
-from router_core.errors import ConfigError
+from router_core import SETTINGS, ConfigError
 
 Values = dict[str, float | int | None]
 

@@ -16,7 +16,7 @@ from dynctl.health.facts import Unread
 from dynctl.verify.policy import Policy
 from dynctl.wire.kubernetes.objects import Endpoint, Node, Pod
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
-from router_core.workers import Role
+from router_core import Role
 
 
 class LinkName(StrEnum):

@@ -37,7 +37,7 @@ from dynctl.wire.kubernetes.names import (
 )
 from dynctl.wire.kubernetes.objects import Endpoint, Node, Pod
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
-from router_core.workers import Role
+from router_core import Role
 
 _TAINT: Final = "dynamo.topology/"
 NOT_SAMPLED: Final = "not read, --exec all reads every one"

@@ -20,7 +20,7 @@ from dynctl.manifests.lint.facts import LintFacts, spec_of
 from dynctl.verify.join import Custody, VerifiedGraph
 from dynctl.verify.root_causes import NO_CLUSTER
 from dynctl.wire.kubernetes.fields import mapping, text
-from router_core.workers import Role
+from router_core import Role
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _FIRST_HAND: Final = ("card", "label", "sub-label")

@@ -21,8 +21,7 @@ from dynctl.verify.policy import Policy
 from dynctl.verify.registration import cards_of, in_kubernetes, not_listed
 from dynctl.verify.root_causes import live, short, some
 from dynctl.wire.kubernetes.fields import mapping, sequence
-from router_core.taints import topology_of
-from router_core.workers import Role
+from router_core import Role, topology_of
 
 _READY: Final = " ready"
 _BOTH: Final = {"prefill", "decode"}

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from dynctl.wire.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from router_core.events import DEVICE, BlocksRemoved, BlocksStored, Cleared, KvEvent
-from router_core.hashing import local_block_hashes
+from router_core import DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared, local_block_hashes
 
 TIERS: Final[Mapping[str, str]] = MappingProxyType(
     {"GPU": DEVICE, "CPU": "host_pinned", "DISK": "disk", "EXTERNAL": "external"}
@@ -71,7 +70,7 @@ class Drop:
 class Converted:
     """What of a batch the index can apply, in order, and what was dropped."""
 
-    events: tuple[KvEvent, ...]
+    events: tuple[CacheEvent, ...]
     drops: tuple[Drop, ...]
 
 
@@ -89,7 +88,7 @@ def to_index_events(
     publish only the number. ``cache_namespace`` and ``is_eagle`` are those of the worker; see
     `router_core.hashing.local_block_hashes`.
     """
-    events: list[KvEvent] = []
+    events: list[CacheEvent] = []
     drops: list[Drop] = []
     for event in batch.events:
         if isinstance(event, AllBlocksCleared):

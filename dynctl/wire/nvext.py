@@ -21,7 +21,7 @@ from dynctl.base.json_fields import (
     read_tokens,
     refuse_unknown,
 )
-from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, constraints
+from router_core import NO_CONSTRAINTS, RoutingConstraints, constraints
 
 QUERY_INSTANCE_ID: Final = "query_instance_id:"
 """The annotation that asks for the routing only. The colon is part of it: without the colon Dynamo

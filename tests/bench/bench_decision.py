@@ -19,15 +19,20 @@ from functools import partial
 import msgspec
 import zmq
 
-from router_core.changes import KvEvent, WorkerUpserted
-from router_core.config import RouterConfig
-from router_core.events import BlocksStored
-from router_core.hashing import BlockHashes, hash_prompt
-from router_core.hashing import local_block_hashes as local_hashes
-from router_core.prompt_hasher import PromptHasher
-from router_core.router import Router
-from router_core.selection import RoutingRequest
-from router_core.workers import ModelRuntimeConfig, Worker
+from router_core import (
+    BlockHashes,
+    BlocksStored,
+    KvEvent,
+    ModelRuntimeConfig,
+    PromptHasher,
+    Router,
+    RouterConfig,
+    RoutingRequest,
+    Worker,
+    WorkerUpserted,
+    hash_prompt,
+)
+from router_core import local_block_hashes as local_hashes
 from tests.bench import decision_workload as workload
 from tests.bench.harness import (
     Peer,

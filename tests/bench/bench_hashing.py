@@ -11,8 +11,7 @@ from array import array
 from collections.abc import Callable
 from functools import partial
 
-from router_core.hashing import hash_prompt, local_block_hashes, sequence_hashes
-from router_core.prompt_hasher import PromptHasher
+from router_core import PromptHasher, hash_prompt, local_block_hashes, sequence_hashes
 from tests.bench.harness import (
     Peer,
     Row,

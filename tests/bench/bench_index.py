@@ -18,8 +18,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from router_core.hashing import sequence_hashes
-from router_core.index import PrefixIndex
+from router_core import PrefixIndex, sequence_hashes
 from tests.bench import prefix_workload as workload
 from tests.bench.harness import (
     Peer,

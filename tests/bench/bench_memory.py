@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 
-from router_core.index import PrefixIndex
+from router_core import PrefixIndex
 from tests.bench import prefix_workload as workload
 from tests.bench.harness import Row, bench_parser, peer_or_none, print_table, resident_bytes, row
 

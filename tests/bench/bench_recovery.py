@@ -24,8 +24,7 @@ from dynctl.adapters.ports import IndexUpdate, StreamCondition
 from dynctl.serving.http.server import settle_garbage_collector
 from dynctl.serving.index_runtime import MAX_WAITING, IndexRuntime
 from dynctl.serving.service import RoutingService
-from router_core.events import BlocksStored
-from router_core.workers import Worker
+from router_core import BlocksStored, Worker
 from tests.bench import prefix_workload as workload
 from tests.bench.harness import Row, bench_parser, print_table, row
 

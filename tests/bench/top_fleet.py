@@ -22,8 +22,7 @@ from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.sources.demo.traffic import DemoTraffic, demo_worker
-from router_core.config import RouterConfig
-from router_core.workers import Worker
+from router_core import RouterConfig, Worker
 
 ZONES = "abcde"
 

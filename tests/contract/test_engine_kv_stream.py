@@ -16,8 +16,7 @@ from dynctl.simulation.engine.config import EngineConfig, Faults
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.kv_publisher import bind_publishers, serve_replays
 from dynctl.simulation.engine.prefix_cache import Removed, Stored
-from router_core.events import BlocksRemoved, BlocksStored
-from router_core.hashing import local_block_hashes
+from router_core import BlocksRemoved, BlocksStored, local_block_hashes
 from tests.contract.zmq_publisher import Recorder, running
 
 TOKENS = tuple(range(8))

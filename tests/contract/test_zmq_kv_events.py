@@ -17,9 +17,7 @@ from dynctl.adapters.zmq.kv_event_source import (
 )
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.wire.vllm_events import Limits, decode_message, encode_batch, encode_seq
-from router_core.changes import IndexMarked, KvEvent
-from router_core.events import BlocksStored, Cleared
-from router_core.hashing import local_block_hashes
+from router_core import BlocksStored, Cleared, IndexMarked, KvEvent, local_block_hashes
 from tests.contract.zmq_publisher import (
     CLEARED,
     Recorder,

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from dynctl.screens.config import setting_text
 from dynctl.settings.router_settings import bounds
-from router_core.config import DEFAULT_PRESET, PRESETS, SETTINGS
-from router_core.setting import Setting
+from router_core import DEFAULT_PRESET, PRESETS, SETTINGS, Setting
 
 
 def settings_tables() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.cli.app import COMMANDS
-from router_core.config import SETTINGS
+from router_core import SETTINGS
 from tests.docs.generated import FILES
 from tests.docs.pages import DOCS, name_of
 from tests.docs.tables import table

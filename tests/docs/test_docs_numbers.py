@@ -7,12 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-from router_core.changes import LoadReported, PrefillDone, Stage, ThresholdsSet, WorkerLost
-from router_core.config import preset
+from router_core import (
+    LoadReported,
+    Pin,
+    PrefillDone,
+    Router,
+    Stage,
+    ThresholdsSet,
+    WorkerLost,
+    preference,
+    preset,
+)
 from router_core.cost import CostInputs, CostParameters, kv_terms, probabilities, total_costs
-from router_core.counterfactual import preference
-from router_core.router import Router
-from router_core.selection import Pin
 from router_core.taints import canonical_taint, constraints, preference_multiplier
 from tests.docs.pages import DOCS
 from tests.docs.tables import table, tables

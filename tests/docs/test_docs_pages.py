@@ -11,7 +11,7 @@ import typer
 
 from dynctl.cli.app import COMMANDS, build_app
 from dynctl.findings.catalogue import catalogue
-from router_core.config import SETTINGS
+from router_core import SETTINGS
 from tests.docs.pages import DOCS, ROOT, Block, blocks, name_of, pages
 from tests.docs.tables import table, tables
 from tests.docs.worlds import WORLDS

@@ -15,7 +15,7 @@ from dynctl.sources.dynamo.observer import Observer, live_router
 from dynctl.sources.dynamo.planes import open_planes
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
-from router_core.router import Router
+from router_core import Router
 from tests.dynamo.fleet import DynamoFleet
 
 QUIET_SECONDS = 0.06

@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 
-from router_core.changes import Booked, Freed, PrefillDone, WorkerUpserted
-from router_core.config import preset
-from router_core.hashing import hash_prompt
-from router_core.router import Router
-from router_core.selection import RoutingRequest
-from router_core.workers import ModelRuntimeConfig, Worker
+from router_core import (
+    Booked,
+    Freed,
+    ModelRuntimeConfig,
+    PrefillDone,
+    Router,
+    RoutingRequest,
+    Worker,
+    WorkerUpserted,
+    hash_prompt,
+    preset,
+)
 from tests.dynamo.fleet import DYNAMO_PYTHON
 from tests.dynamo.test_prediction import prompts
 

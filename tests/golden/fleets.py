@@ -7,12 +7,20 @@ from collections.abc import Mapping, Sequence
 from dynctl.documents.view import SavedView
 from dynctl.sources.view import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR
-from router_core.changes import Booked, Change, KvEvent, LoadReported, WorkerUpserted
-from router_core.config import RouterConfig
-from router_core.events import BlocksStored
-from router_core.hashing import hash_prompt
-from router_core.router import Router
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core import (
+    BlocksStored,
+    Booked,
+    Change,
+    KvEvent,
+    LoadReported,
+    ModelRuntimeConfig,
+    Role,
+    Router,
+    RouterConfig,
+    Worker,
+    WorkerUpserted,
+    hash_prompt,
+)
 
 NOW = 100.0
 MODEL = "tiny"

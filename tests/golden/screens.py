@@ -21,7 +21,7 @@ from dynctl.sources.dynamo.event_lines import TailKind, event_line, load_line, r
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.events import KvMetrics, RouterEvent
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core import BlocksRemoved, BlocksStored, Cleared
 from tests.golden.fleets import (
     TOKENS,
     load,

@@ -21,7 +21,7 @@ from dynctl.verify.join import Custody, VerifiedGraph
 from dynctl.verify.policy import Policy
 from dynctl.verify.result import VerifyReport, custody_rows
 from dynctl.wire.kubernetes.objects import Pod
-from router_core.workers import Role
+from router_core import Role
 
 HERE = Path(__file__).parent / "verify"
 WIDTHS = (80, 200)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core import changes as c
+import router_core.changes as c
 from router_core.config import PRESETS, preset
 from router_core.errors import ConfigError, SnapshotError
 from router_core.events import BlocksRemoved, BlocksStored, Cleared

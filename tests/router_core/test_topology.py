@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_core.changes import LoadReported, ThresholdsSet, WorkerAvailability, WorkerLost
-from router_core.errors import AllWorkersBusy, NoEligibleWorker, PolicyUnderivable, WorkerError
+from router_core.decision import AllWorkersBusy, NoEligibleWorker
+from router_core.errors import PolicyUnderivable, WorkerError
 from router_core.selection import Pin
 from router_core.taints import canonical_taint, constraints
-from router_core.topology import RouterPolicy, derive, policy_conflict
+from router_core.topology import RouterPolicy, implied_constraints, policy_conflict
 from router_core.workers import ModelRuntimeConfig, Role, Worker
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
 
@@ -35,14 +36,16 @@ def unchecked(worker_id: int, **runtime: Any) -> Worker:
 def test_unknown_worker_is_unconstrained_unless_a_sibling_requires() -> None:
     relaxed = worker(1, role="prefill", zone="a")
     strict = worker(2, "strict", role="prefill", zone="a", policy="required")
-    assert derive(None, [relaxed], None).constraints == ()
+    assert implied_constraints(None, [relaxed], None).constraints == ()
     with pytest.raises(PolicyUnderivable, match="strict"):
-        derive(None, [relaxed, strict], None)
+        implied_constraints(None, [relaxed, strict], None)
 
 
 def test_worker_without_policy_is_unconstrained_even_if_siblings_require() -> None:
     strict = worker(2, role="prefill", zone="a", policy="required")
-    assert derive(worker(1, role="prefill", zone="a"), [strict], None).constraints == ()
+    assert (
+        implied_constraints(worker(1, role="prefill", zone="a"), [strict], None).constraints == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,19 +65,19 @@ def test_worker_without_policy_is_unconstrained_even_if_siblings_require() -> No
 )
 def test_underivable_policies_name_worker_and_domain(runtime: dict[str, Any], said: str) -> None:
     with pytest.raises(PolicyUnderivable) as error:
-        derive(unchecked(1, **runtime), [], None)
+        implied_constraints(unchecked(1, **runtime), [], None)
     assert said in str(error.value)
     assert "x1" in str(error.value)
     assert "'zone'" in str(error.value)
 
 
 def test_required_and_preferred_carry_taint_weight_and_origin() -> None:
-    (required,) = derive(
+    (required,) = implied_constraints(
         worker(1, role="prefill", zone="a", policy="required"), [], None
     ).constraints
     assert (required.taint, required.kind, required.weight) == (ZONE_A, "required", None)
     assert required.origin == "kv-transfer policy of worker w1"
-    (preferred,) = derive(
+    (preferred,) = implied_constraints(
         worker(1, role="prefill", zone="a", policy="preferred", weight=0.85), [], None
     ).constraints
     assert (preferred.taint, preferred.kind, preferred.weight) == (ZONE_A, "preferred", 0.85)
@@ -82,7 +85,9 @@ def test_required_and_preferred_carry_taint_weight_and_origin() -> None:
 
 def test_merge_keeps_the_request_and_overwrites_its_weight_for_the_policys_taint() -> None:
     own = constraints(["gold"], {ZONE_A: -5.0, "rack": 0.5})
-    derived = derive(worker(1, role="prefill", zone="a", policy="preferred", weight=0.85), [], None)
+    derived = implied_constraints(
+        worker(1, role="prefill", zone="a", policy="preferred", weight=0.85), [], None
+    )
     merged = own.merged(derived.constraints)
     assert [item.taint for item in merged.required] == ["gold"]
     assert {item.taint: item.weight for item in merged.preferred} == {ZONE_A: 0.85, "rack": 0.5}
@@ -240,7 +245,7 @@ def test_row_4_prefill_prefers_domains_with_decode(enforcement: str) -> None:
 def test_a_workers_own_policy_wins_and_the_conflict_is_named() -> None:
     own = worker(1, "pA", "prefill", zone="a", policy="preferred", weight=0.3)
     policy = RouterPolicy("zone", "required")
-    (item,) = derive(own, [], policy).constraints
+    (item,) = implied_constraints(own, [], policy).constraints
     assert (item.kind, item.weight) == ("preferred", 0.3)
     assert "preferred 0.3 zone" in (policy_conflict(own, policy) or "")
     assert policy_conflict(own, RouterPolicy("zone", "preferred", 0.3)) is None

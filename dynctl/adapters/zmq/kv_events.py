@@ -38,7 +38,7 @@ from dynctl.wire.vllm_events import (
     decode_batch,
     decode_message,
 )
-from router_core.events import Cleared
+from router_core import Cleared
 
 # ZMQ drops the connection at its own limit, so a batch that is merely too big must stay below it to
 # be reported as one.

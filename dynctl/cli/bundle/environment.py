@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dynctl.cli.bundle.redaction import MASK
-from router_core.config import SETTINGS
+from router_core import SETTINGS
 
 PREFIXES: Final = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "KUBE", "OTEL_")
 _ALONE: Final = frozenset({"COLUMNS", "LANG", "LC_ALL", "NO_COLOR", "TERM", "TZ", "HF_HUB_OFFLINE"})

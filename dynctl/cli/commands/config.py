@@ -68,7 +68,7 @@ def remote_report(title: str, document: Mapping[str, Any]) -> Any:
 def _rows(values: Mapping[str, Any], sources: Mapping[str, str], preset: str | None) -> list[Any]:
     from dynctl.screens.results import SettingRow
     from dynctl.settings.router_settings import bounds
-    from router_core.config import PRESETS, SETTINGS
+    from router_core import PRESETS, SETTINGS
 
     defaults = PRESETS.get(preset or "", {})
     return [

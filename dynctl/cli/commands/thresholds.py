@@ -220,8 +220,7 @@ def set_thresholds(
 def _values(given: Mapping[str, tuple[str, str | None]]) -> dict[str, float | int | None]:
     """The thresholds that were given, checked. Raises UsageProblem."""
     from dynctl.base.errors import UsageProblem
-    from router_core.config import SETTINGS
-    from router_core.errors import ConfigError
+    from router_core import SETTINGS, ConfigError
 
     values: dict[str, float | int | None] = {}
     for name, (flag, text) in given.items():

@@ -39,7 +39,7 @@ def list_workers(
     from dynctl.screens.workers import worker_columns, worker_rows_only
     from dynctl.sources import connect
     from dynctl.sources.query import Selector
-    from router_core.workers import Role
+    from router_core import Role
 
     roles = [one.value for one in Role]
     if role is not None and role not in roles:

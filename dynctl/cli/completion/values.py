@@ -91,8 +91,7 @@ def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
     from dynctl.planning.capacity import ENFORCEMENTS
     from dynctl.settings.contexts.keys import KEYS
     from dynctl.sources.dynamo.event_lines import TailKind
-    from router_core.config import PRESETS
-    from router_core.workers import Role
+    from router_core import PRESETS, Role
 
     codes = tuple(entry.code for entry in catalogue().values() if not entry.retired)
     return {

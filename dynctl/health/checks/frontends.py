@@ -9,7 +9,7 @@ from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found
 from dynctl.health.checks.planes import count, deployed, discovered, populated
 from dynctl.health.facts import CheckFacts, FrontendFacts, Thresholds, Unread
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
-from router_core.workers import Role
+from router_core import Role
 
 NO_FRONTENDS: Final = "no frontend was named: --frontend http://HOST:8000, once for every replica"
 KNOWN_VERSIONS: Final = ("1.6",)

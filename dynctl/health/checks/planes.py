@@ -9,9 +9,7 @@ from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found
 from dynctl.health.deployment import Deployment, ObservedWorker, ProblemCode
 from dynctl.health.facts import CheckFacts, PlaneFacts
 from dynctl.wire.dynamo.discovery import CARDS, EVENT_CHANNELS, EVENT_SOURCES, INSTANCES
-from router_core.errors import PolicyUnderivable
-from router_core.topology import derive
-from router_core.workers import Role
+from router_core import PolicyUnderivable, Role, implied_constraints
 
 NO_PLANES: Final = (
     "no discovery backend was named: --discovery etcd --etcd-endpoints HOST:2379, or "
@@ -207,7 +205,7 @@ def _stranded(facts: CheckFacts) -> Outcome:
 
 def _required(item: ObservedWorker) -> Iterator[str]:
     try:
-        derived = derive(item.worker, (), None)
+        derived = implied_constraints(item.worker, (), None)
     except PolicyUnderivable:
         return  # DYR0205 names it
     for constraint in derived.constraints:

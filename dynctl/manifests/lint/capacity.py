@@ -19,7 +19,7 @@ from dynctl.manifests.domain_split import (
 )
 from dynctl.manifests.graphs import Graph
 from dynctl.manifests.lint.facts import LintFacts, has_policy, short_name, subject_of
-from router_core.workers import Role
+from router_core import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,7 @@ from typing import Any
 
 from dynctl.adapters.zmq.kv_event_source import EndpointError, KvEventSource, dialable_endpoint
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
-from router_core.changes import LoadReported
-from router_core.errors import WorkerError
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core import LoadReported, ModelRuntimeConfig, Role, Worker, WorkerError
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 _WILDCARD = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - recognised, never bound

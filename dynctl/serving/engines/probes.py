@@ -23,8 +23,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.wire.engine_metrics import EngineGauges, read_engine_metrics
-from router_core.changes import LoadReported
-from router_core.workers import Worker
+from router_core import LoadReported, Worker
 
 
 @dataclass(frozen=True, slots=True)

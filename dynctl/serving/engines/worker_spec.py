@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from xxhash import xxh3_64_intdigest
 
-from router_core.workers import MAX_RANKS, Role
+from router_core import MAX_RANKS, Role
 
 _ROLES: Final = tuple(role.value for role in Role)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")

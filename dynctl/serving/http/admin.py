@@ -26,7 +26,7 @@ from dynctl.serving.http.json_answers import bad_request, json_answer, not_found
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from router_core.decision import Outcome
+from router_core import Outcome
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1_000

@@ -17,8 +17,7 @@ from aiohttp import web
 
 from dynctl.serving.http.json_answers import json_answer
 from dynctl.serving.service import RoutingService
-from router_core.busy import THRESHOLD_SETTINGS
-from router_core.changes import ThresholdsSet
+from router_core import THRESHOLD_SETTINGS, ThresholdsSet
 
 PATH = "/busy_threshold"
 #: Names of fields that a body had and nobody reads: Dynamo ignores them without a word.

@@ -18,7 +18,7 @@ from dynctl.serving.http.json_answers import (
 )
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
-from router_core.workers import Role
+from router_core import Role
 
 
 class ControlApi:

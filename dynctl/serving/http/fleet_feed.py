@@ -16,7 +16,7 @@ from dynctl.documents.workers import NOBODY_WAITS, WorkerRow, rank_rows, worker_
 from dynctl.serving.http.json_answers import json_answer
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from router_core.workers import Worker
+from router_core import Worker
 
 PATH = "/v1/fleet"
 

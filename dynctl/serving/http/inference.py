@@ -36,7 +36,7 @@ from dynctl.wire.openai import (
     parse_chat_request,
     parse_completion_request,
 )
-from router_core.errors import HashingError
+from router_core import HashingError
 
 DECISION_HEADER: Final = "x-dynctl-decision"
 #: Headers of the client that engines get too.

@@ -13,8 +13,7 @@ from dynctl.serving.flow import Answer
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.nvext import NvExt
-from router_core.decision import Decision, RoutingPlan
-from router_core.selection import RoutingRequest
+from router_core import Decision, RoutingPlan, RoutingRequest
 
 _BETWEEN_EVENTS = re.compile(rb"\r?\n\r?\n")
 _EVENT_BYTES = 16 * 1024 * 1024

@@ -11,7 +11,7 @@ from dynctl.wire.openai import (
     parse_chat_request,
     parse_completion_request,
 )
-from router_core.selection import Pin
+from router_core import Pin
 
 _OWN_HEADERS = (WORKER_HEADER, PREFILL_HEADER, REQUEST_ID_HEADER)
 

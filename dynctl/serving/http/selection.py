@@ -21,9 +21,7 @@ from dynctl.serving.http.selection_request import SelectionReader, naming_fields
 from dynctl.serving.refusal import HttpError, refusal
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core.changes import STAGES, Stage
-from router_core.decision import Decision
-from router_core.selection import RoutingRequest
+from router_core import STAGES, Decision, RoutingRequest, Stage
 
 #: Requests that may be booked at a time; what comes on top is refused.
 MAX_BOOKINGS = 65_536

@@ -13,9 +13,7 @@ from dynctl.documents.selection import PinRef, SelectRequest, parse_select
 from dynctl.serving.http.json_answers import bad_request, read_json_object
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
-from router_core.errors import HashingError
-from router_core.hashing import hash_prompt, sequence_hashes
-from router_core.selection import Pin, RoutingRequest
+from router_core import HashingError, Pin, RoutingRequest, hash_prompt, sequence_hashes
 
 #: Prompts longer than this many tokens are hashed beside the event loop.
 LONG_PROMPT = 65_536

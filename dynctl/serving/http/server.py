@@ -39,7 +39,7 @@ from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.tokenization import load_tokenizer
-from router_core.workers import WorkerWithDpRank
+from router_core import WorkerWithDpRank
 
 _log = logging.getLogger(__name__)
 

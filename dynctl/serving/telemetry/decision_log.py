@@ -13,9 +13,7 @@ import logging
 from collections.abc import Callable
 
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
-from router_core.decision import Decision, RoutingPlan
-from router_core.selection import RoutingRequest
-from router_core.workers import WorkerWithDpRank
+from router_core import Decision, RoutingPlan, RoutingRequest, WorkerWithDpRank
 
 LEVELS = ("off", "winner", "all")
 #: Refusals written in one second; the others are counted in one line.

@@ -24,10 +24,7 @@ from dynctl.serving.telemetry.kept_hops import (
     packed_size,
 )
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
-from router_core.decision import RoutingPlan
-from router_core.selection import RoutingRequest
-from router_core.taints import topology_of
-from router_core.workers import Worker
+from router_core import RoutingPlan, RoutingRequest, Worker, topology_of
 
 DEFAULT_BYTES = 64 * 1024 * 1024
 #: One in this many uneventful plans is kept whole.

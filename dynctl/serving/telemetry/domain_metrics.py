@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from dynctl.serving.telemetry.exposition import Counter, LabelValues
-from router_core.decision import Decision, RoutingPlan
-from router_core.router import Router
+from router_core import Decision, Router, RoutingPlan
 
 #: Values of domains counted apart; what comes later counts under OTHER. Gauges have no such bound:
 #: they show the workers that are there now.

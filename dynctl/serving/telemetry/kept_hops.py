@@ -14,11 +14,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from router_core.changes import Stage
-from router_core.cost import CostInputs, CostParameters, TermColumn
-from router_core.decision import Decision, FunnelStep
-from router_core.taints import RoutingConstraints
-from router_core.workers import Worker
+from router_core import (
+    CostInputs,
+    CostParameters,
+    Decision,
+    FunnelStep,
+    RoutingConstraints,
+    Stage,
+    TermColumn,
+    Worker,
+)
 
 # Sizes in bytes of what CPython 3.11 allocates, measured with sys.getsizeof and rounded up; they
 # are estimates that err on the large side. A test holds them against tracemalloc.

@@ -26,9 +26,7 @@ from dynctl.serving.telemetry.exposition import (
 )
 from dynctl.serving.telemetry.metric_families import families
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
-from router_core.decision import Decision, RoutingPlan
-from router_core.selection import RoutingRequest
-from router_core.workers import Role, Worker, WorkerWithDpRank
+from router_core import Decision, Role, RoutingPlan, RoutingRequest, Worker, WorkerWithDpRank
 
 UNKNOWN_MODEL = "unknown_model"
 #: Result code of an applied KV event -> what Dynamo calls it.

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from dynctl.health.conditions import Condition
-from router_core.decision import Decision, RoutingPlan
-from router_core.selection import RoutingRequest
+from router_core import Decision, RoutingPlan, RoutingRequest
 
 
 @dataclass(slots=True)

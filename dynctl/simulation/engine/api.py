@@ -23,7 +23,7 @@ from dynctl.simulation.engine.openai_request import (
 )
 from dynctl.simulation.engine.pull import serve_pull
 from dynctl.tokenization import PromptError
-from router_core.taints import TOPOLOGY_PREFIX
+from router_core import TOPOLOGY_PREFIX
 
 MAX_TAINTS = 256
 

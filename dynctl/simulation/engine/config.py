@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_type_hints
 
-from router_core.workers import Role
+from router_core import Role
 
 KvLoadFailurePolicy = Literal["recompute", "fail"]
 

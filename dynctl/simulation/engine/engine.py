@@ -19,7 +19,7 @@ from dynctl.simulation.engine.prefix_cache import CacheEvent, root_hash
 from dynctl.simulation.engine.scheduler import EngineRequest, RankScheduler
 from dynctl.simulation.engine.timing import StepTimer
 from dynctl.tokenization import ModelTokenizer
-from router_core.workers import ModelRuntimeConfig
+from router_core import ModelRuntimeConfig
 
 
 class EngineRestarted(Exception):

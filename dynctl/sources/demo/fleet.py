@@ -9,12 +9,21 @@ from __future__ import annotations
 from dynctl.documents.view import SavedView
 from dynctl.sources.view import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
-from router_core.changes import Booked, Change, KvEvent, LoadReported, Stage, WorkerUpserted
-from router_core.config import RouterConfig
-from router_core.events import BlocksStored
-from router_core.hashing import hash_prompt
-from router_core.router import Router
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core import (
+    BlocksStored,
+    Booked,
+    Change,
+    KvEvent,
+    LoadReported,
+    ModelRuntimeConfig,
+    Role,
+    Router,
+    RouterConfig,
+    Stage,
+    Worker,
+    WorkerUpserted,
+    hash_prompt,
+)
 
 MODEL = "demo"
 PROMPT = "Explain KV cache reuse in distributed serving."

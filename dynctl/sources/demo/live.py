@@ -32,8 +32,7 @@ from dynctl.sources.snapshot import DecisionLine, Snapshot
 from dynctl.sources.source import Values
 from dynctl.sources.view import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR
-from router_core.changes import ThresholdsSet
-from router_core.config import preset
+from router_core import ThresholdsSet, preset
 
 PRESET: Final = "dynamo-1.6"
 #: The fleet has lived this long when somebody first looks.

@@ -17,13 +17,21 @@ from typing import Final
 from dynctl.health import conditions as codes
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core.changes import KvEvent, LoadReported
-from router_core.decision import RoutingPlan
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
-from router_core.hashing import BlockHashes, hash_prompt
-from router_core.selection import RoutingRequest
-from router_core.taints import constraints
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core import (
+    BlockHashes,
+    BlocksRemoved,
+    BlocksStored,
+    Cleared,
+    KvEvent,
+    LoadReported,
+    ModelRuntimeConfig,
+    Role,
+    RoutingPlan,
+    RoutingRequest,
+    Worker,
+    constraints,
+    hash_prompt,
+)
 
 MODEL: Final = "demo"
 BLOCK: Final = 16

@@ -16,7 +16,7 @@ from dynctl.documents.route_result import Ref
 from dynctl.sources.snapshot import DecisionLine, Transfer
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceEvent
 from dynctl.wire.dynamo.frontend_log import RefusedLine, SelectedLine
-from router_core.workers import Role, Worker
+from router_core import Role, Worker
 
 KEPT: Final = 500
 EVENTS: Final = "replica-sync events"

@@ -16,7 +16,7 @@ from dynctl.sources.dynamo.event_lines import LOAD_KINDS, TailKind, TailLine
 from dynctl.sources.dynamo.event_stream import EventTail, Wanted, everyone
 from dynctl.sources.dynamo.planes import backend, namespace, open_planes
 from dynctl.sources.query import Selector
-from router_core.workers import Worker
+from router_core import Worker
 
 WAYS = """name where the workers are registered:
 --discovery file --file-kv DIR                (or DYN_FILE_KV)

@@ -20,8 +20,7 @@ from dynctl.wire.dynamo.active_sequences import (
     SequencePrefillDone,
 )
 from dynctl.wire.dynamo.events import KvMetrics, RouterEvent, UnknownEvent
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
-from router_core.workers import Worker
+from router_core import BlocksRemoved, BlocksStored, Cleared, Worker
 
 
 class TailKind(StrEnum):

@@ -38,7 +38,7 @@ from dynctl.sources.dynamo.planes import watch_discovery
 from dynctl.wire.dynamo.active_sequences import decode_sequences
 from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES, EventChannel
 from dynctl.wire.dynamo.events import RouterEvent, decode_kv_metrics, decode_router_events
-from router_core.workers import Worker
+from router_core import Worker
 
 MAX_QUEUED: Final = 10_000
 

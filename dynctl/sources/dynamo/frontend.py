@@ -16,7 +16,7 @@ from dynctl.base.errors import TimedOut, Unreachable, UsageProblem
 from dynctl.sources.frontend.client import _checked as checked_url
 from dynctl.wire.dynamo.discovery import INSTANCES, Instance, Malformed, parse_entry
 from dynctl.wire.dynamo.frontend_metrics import MAX_BYTES, FrontendMetrics, read_frontend_metrics
-from router_core.busy import THRESHOLD_SETTINGS
+from router_core import THRESHOLD_SETTINGS
 
 MAX_ANSWER_BYTES: Final = MAX_BYTES
 _CONNECT_TIMEOUT: Final = 5.0

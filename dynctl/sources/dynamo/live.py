@@ -40,7 +40,7 @@ from dynctl.sources.source import Values
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.forward_pass import decode_forward_pass
 from dynctl.wire.dynamo.frontend_log import read_line
-from router_core.config import SETTINGS
+from router_core import SETTINGS
 
 #: Findings are worked out anew this often, and when somebody comes or goes.
 _ALERTS_S: Final = 5.0

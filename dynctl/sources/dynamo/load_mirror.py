@@ -20,9 +20,7 @@ from dynctl.wire.dynamo.active_sequences import (
 )
 from dynctl.wire.dynamo.events import decode_kv_metrics
 from dynctl.wire.dynamo.frontend_metrics import RankLoad
-from router_core.changes import Applied, Booked, Change, Freed, PrefillDone, Stage
-from router_core.registry import WorkerRegistry
-from router_core.workers import Role
+from router_core import Applied, Booked, Change, Freed, PrefillDone, Role, Stage, WorkerRegistry
 
 _STAGES: Final[dict[Role, Stage]] = {
     Role.AGGREGATED: "aggregated",

@@ -40,20 +40,20 @@ from dynctl.wire.dynamo.recovery import (
     parse_scores,
     recovery_query,
 )
-from router_core.changes import (
+from router_core import (
     Applied,
+    BlockHashes,
+    BlocksStored,
     Change,
     Expired,
     IndexMarked,
     KvEvent,
+    Router,
+    Worker,
     WorkerLost,
     WorkerUpserted,
+    preset,
 )
-from router_core.config import preset
-from router_core.events import BlocksStored
-from router_core.hashing import BlockHashes
-from router_core.router import Router
-from router_core.workers import Worker
 
 PRESET: Final = "dynamo-1.6"
 """Whose settings hold where nobody tells others."""

@@ -14,7 +14,7 @@ from dynctl.sources.dynamo.load_mirror import gauge_changes
 from dynctl.sources.dynamo.observer import PRESET, Observer
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
 from dynctl.wire.dynamo.router_settings import read_router_config
-from router_core.changes import ConfigSet, ThresholdsSet
+from router_core import ConfigSet, ThresholdsSet
 
 Thresholds = dict[str, float | int | None]
 MOST_NAMED: Final = 3

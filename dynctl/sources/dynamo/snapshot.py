@@ -19,8 +19,7 @@ from dynctl.health.facts import CheckFacts, FrontendFacts, PlaneFacts
 from dynctl.sources.dynamo.decisions import EVENTS, LOG
 from dynctl.sources.kubernetes import OUT_OF_REACH
 from dynctl.sources.snapshot import Alert, Told
-from router_core.router import Router
-from router_core.workers import Worker
+from router_core import Router, Worker
 
 _NAME_FRONTENDS: Final = "name the frontends, every replica: --frontend http://HOST:8000"
 _DECISIONS: Final = """\

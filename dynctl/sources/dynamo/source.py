@@ -42,7 +42,7 @@ from dynctl.sources.kubernetes import OUT_OF_REACH, Reached, cluster_ways
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.thresholds.replicas import Replica
 from dynctl.sources.view import ViewSource
-from router_core.hashing import hash_prompt
+from router_core import hash_prompt
 
 #: Contradictions that make an answer doubtful, so they stand beside it.
 _DOUBTFUL: Final = (

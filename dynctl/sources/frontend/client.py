@@ -258,7 +258,7 @@ def _checked(url: str) -> str:
 
 
 def _thresholds(row: Mapping[str, Any]) -> dict[str, float | int | None]:
-    from router_core.busy import THRESHOLD_SETTINGS
+    from router_core import THRESHOLD_SETTINGS
 
     return {name: row.get(name) for name in THRESHOLD_SETTINGS}
 

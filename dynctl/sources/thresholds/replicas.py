@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.documents.workers import WorkerRow
-from router_core.busy import THRESHOLD_SETTINGS
+from router_core import THRESHOLD_SETTINGS
 
 Values = Mapping[str, float | int | None]
 """Threshold -> value; None is off."""

@@ -9,8 +9,7 @@ from dynctl.documents.thresholds import Latch, SignalRow
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.thresholds.replicas import Values
 from dynctl.sources.thresholds.trial import RankStanding, standings
-from router_core.busy import REPORTED_TOKENS, SignalStanding
-from router_core.workers import UNKNOWN_BATCHED_TOKENS
+from router_core import REPORTED_TOKENS, UNKNOWN_BATCHED_TOKENS, SignalStanding
 
 _NEXT_REPORT = "a Dynamo frontend judges again when load is reported next"
 _CALM_RANK = "another rank of the worker is calm: still routed to"

@@ -7,10 +7,17 @@ from dataclasses import dataclass, replace
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.workers import RankRow, WorkerRow, worker_rows
-from router_core.busy import SignalStanding
-from router_core.changes import Booked, LoadReported, ThresholdsSet, WorkerUpserted
-from router_core.router import Router
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core import (
+    Booked,
+    LoadReported,
+    ModelRuntimeConfig,
+    Role,
+    Router,
+    SignalStanding,
+    ThresholdsSet,
+    Worker,
+    WorkerUpserted,
+)
 
 
 @dataclass(frozen=True, slots=True)

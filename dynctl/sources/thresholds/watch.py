@@ -16,7 +16,7 @@ from dynctl.base.errors import DynctlError, Unreachable
 from dynctl.documents.thresholds import ThresholdEvent
 from dynctl.sources.thresholds.replicas import Reading, Replica, Values, at_once, differing
 from dynctl.sources.thresholds.trial import standings
-from router_core.busy import THRESHOLD_SETTINGS
+from router_core import THRESHOLD_SETTINGS
 
 RankKey = tuple[str, int, int]
 """``(model, worker id, rank)``."""

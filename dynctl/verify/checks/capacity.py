@@ -40,7 +40,7 @@ from dynctl.verify.root_causes import (
     some,
     tally,
 )
-from router_core.taints import TOPOLOGY_PREFIX
+from router_core import TOPOLOGY_PREFIX
 
 NO_ROUTER: Final = (
     "no router was asked: name one with --frontend URL, or ask for the permission to create "

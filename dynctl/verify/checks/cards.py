@@ -35,7 +35,7 @@ from dynctl.verify.root_causes import (
     unsourced,
 )
 from dynctl.wire.kubernetes.fields import mapping, sequence
-from router_core.taints import canonical_taint
+from router_core import canonical_taint
 
 _LONGEST: Final = 80
 

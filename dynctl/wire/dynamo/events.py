@@ -23,8 +23,7 @@ from dynctl.wire.dynamo.payload import (
     kind_name,
     reading,
 )
-from router_core.changes import LoadReported
-from router_core.events import DEVICE, BlocksRemoved, BlocksStored, Cleared, KvEvent
+from router_core import DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared, LoadReported
 
 FRAME_VERSION: Final = 1
 """The version byte in front of an envelope in a ZMQ message."""
@@ -66,7 +65,7 @@ class RouterEvent(Struct, frozen=True):
     worker_id: int
     dp_rank: int
     event_id: int
-    event: "KvEvent | UnknownEvent"
+    event: "CacheEvent | UnknownEvent"
     storage_tier: str = DEVICE
     residency_domain: str = "worker"
 
@@ -260,7 +259,7 @@ def encode_router_events(events: Sequence[RouterEvent]) -> bytes:
     return _encoder.encode([_event_map(event) for event in events])
 
 
-def _router_event(told: _RouterEvent, event: KvEvent | UnknownEvent) -> RouterEvent:
+def _router_event(told: _RouterEvent, event: CacheEvent | UnknownEvent) -> RouterEvent:
     return RouterEvent(
         told.worker_id,
         told.event.dp_rank,
@@ -271,7 +270,7 @@ def _router_event(told: _RouterEvent, event: KvEvent | UnknownEvent) -> RouterEv
     )
 
 
-def _to_event(told: _RouterEvent) -> KvEvent | None:
+def _to_event(told: _RouterEvent) -> CacheEvent | None:
     """None for a kind that is not known."""
     data = told.event.data
     if isinstance(data, str):
@@ -310,7 +309,7 @@ def _event_map(event: RouterEvent) -> dict[str, Any]:
     }
 
 
-def _data(event: KvEvent | UnknownEvent) -> dict[str, Any] | str:
+def _data(event: CacheEvent | UnknownEvent) -> dict[str, Any] | str:
     match event:
         case BlocksStored():
             blocks = [

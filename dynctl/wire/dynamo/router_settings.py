@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dynctl.base.json_fields import describe
-from router_core.busy import THRESHOLD_SETTINGS
-from router_core.config import SETTINGS, legacy_overlap_weight
-from router_core.errors import ConfigError
+from router_core import SETTINGS, THRESHOLD_SETTINGS, ConfigError, legacy_overlap_weight
 
 MAX_NAMED: Final = 40
 """Settings that :class:`CardSettings` names one by one."""

@@ -11,7 +11,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.cli.bundle.environment import environment
 from dynctl.cli.bundle.redaction import MASK, Redactor, hashed
 from dynctl.cli.bundle.secrets import known_secrets
-from router_core.config import SETTINGS
+from router_core import SETTINGS
 
 SECRET = 'p4ss/"word'
 

@@ -24,7 +24,7 @@ from dynctl.wire.dynamo.events import (
     encode_router_events,
     encode_zmq_frames,
 )
-from router_core.events import BlocksStored
+from router_core import BlocksStored
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
 ENTRIES: dict[str, Any] = {

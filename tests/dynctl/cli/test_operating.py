@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router_core.config import SETTINGS
+from router_core import SETTINGS
 from tests.golden.fleets import load, two_zones, view, worker
 
 

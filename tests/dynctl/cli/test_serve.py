@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynctl.simulation.engine.config import OPTIONS
-from router_core.config import SETTINGS
+from router_core import SETTINGS
 
 
 @pytest.fixture

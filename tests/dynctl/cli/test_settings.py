@@ -6,7 +6,7 @@ import pytest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.settings.router_settings import Resolved, bounds, resolve
-from router_core.config import SETTINGS
+from router_core import SETTINGS
 
 
 def test_flag_wins_over_environment_and_environment_over_preset():

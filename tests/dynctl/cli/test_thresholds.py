@@ -49,7 +49,7 @@ def named(*replicas: Replica | DynamoStandIn | str) -> list[str]:
 
 
 def set_directly(replica: Replica, **values: float | None) -> None:
-    from router_core.changes import ThresholdsSet
+    from router_core import ThresholdsSet
 
     replica.apply(ThresholdsSet("tiny", values))
 
@@ -135,7 +135,7 @@ def test_workers_shows_each_signal_with_limit_latch_and_effect(dynctl, two):
 
 
 def test_a_card_without_a_total_says_why_nothing_happens(dynctl, fleet):
-    from router_core.workers import Worker
+    from router_core import Worker
 
     one = fleet.add(workers=(Worker(5, "bare", "tiny"),))
     set_directly(one, **{DECODE: 0.1, "active_prefill_tokens_threshold_frac": 0.5})

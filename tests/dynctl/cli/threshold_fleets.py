@@ -18,9 +18,7 @@ from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.server import answer_errors
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from router_core.busy import THRESHOLD_SETTINGS
-from router_core.changes import Change, LoadReported
-from router_core.workers import Worker
+from router_core import THRESHOLD_SETTINGS, Change, LoadReported, Worker
 from tests.golden.fleets import worker
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

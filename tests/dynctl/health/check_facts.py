@@ -20,7 +20,7 @@ from dynctl.health.facts import (
     Unread,
 )
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, ModelFacts
-from router_core.busy import THRESHOLD_SETTINGS
+from router_core import THRESHOLD_SETTINGS
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
 FIRST, SECOND = "http://frontend-0:8000", "http://frontend-1:8000"

@@ -11,7 +11,7 @@ import pytest
 
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.health.deployment import ProblemCode, Registrations
-from router_core.workers import Role
+from router_core import Role
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
 

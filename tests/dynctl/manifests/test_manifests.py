@@ -11,7 +11,7 @@ from dynctl.manifests.component_role import role_of
 from dynctl.manifests.files import parse_manifests, read_manifests
 from dynctl.manifests.graphs import graphs_of, policy_label_key, topologies_of
 from dynctl.manifests.pod_placement import allowed_values
-from router_core.workers import Role
+from router_core import Role
 
 ZONE = "topology.kubernetes.io/zone"
 

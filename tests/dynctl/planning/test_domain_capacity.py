@@ -6,8 +6,7 @@ import pytest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.planning.domain_capacity import DomainCapacity, TopologyShow, topology_show
-from router_core.changes import WorkerAvailability
-from router_core.workers import Worker
+from router_core import Worker, WorkerAvailability
 from tests.golden.fleets import load, settings, stranded_zones, two_zones, view, worker
 
 

@@ -3,13 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router_core.changes import KvEvent, WorkerUpserted
-from router_core.config import RouterConfig
-from router_core.events import BlocksStored
-from router_core.hashing import hash_prompt
-from router_core.router import Router
-from router_core.selection import RoutingRequest
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core import (
+    BlocksStored,
+    KvEvent,
+    ModelRuntimeConfig,
+    Role,
+    Router,
+    RouterConfig,
+    RoutingRequest,
+    Worker,
+    WorkerUpserted,
+    hash_prompt,
+)
 
 MODEL = "tiny"
 

@@ -22,9 +22,7 @@ from dynctl.serving.telemetry.decision_memory import DEFAULT_BYTES, DecisionMemo
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.sources.frontend.client import FrontendClient
-from router_core.changes import LoadReported
-from router_core.config import RouterConfig
-from router_core.taints import constraints
+from router_core import LoadReported, RouterConfig, constraints
 from tests.dynctl.serving.routed import request, store, worker
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "http-busy-threshold.txt"

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router_core.config import RouterConfig
+from router_core import RouterConfig
 from tests.dynctl.serving.fleets import WORDS, chat_body, events_of, site, zone
 
 IDS = {"extra_fields": ["worker_id", "timing"]}

@@ -8,9 +8,7 @@ import pytest
 
 from dynctl.serving.telemetry.decision_log import REFUSALS_A_SECOND, DecisionLog, lines
 from dynctl.serving.telemetry.log_format import LOGGERS, TextFormatter, configure_logging
-from router_core.decision import Decision
-from router_core.taints import constraints
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core import Decision, ModelRuntimeConfig, Role, Worker, constraints
 from tests.dynctl.serving.routed import request, router, store, worker
 
 A, B = 7587893399646425890, 7587893399646425892

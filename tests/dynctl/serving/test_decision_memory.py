@@ -10,9 +10,7 @@ from dynctl.serving.prompts import NOT_MODELLED
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.kept_hops import BriefHop, brief, pack
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core.changes import WorkerUpserted
-from router_core.counterfactual import flip
-from router_core.taints import constraints
+from router_core import WorkerUpserted, constraints, flip
 from tests.dynctl.serving.routed import request, router, store, worker
 
 ZONES = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "required"}

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from dynctl.documents.fleet_load import joined_rows
 from dynctl.serving.config import HealthConfig
 from dynctl.serving.http.server import Frontend
-from router_core.changes import ThresholdsSet
+from router_core import ThresholdsSet
 from tests.dynctl.serving.fleets import site, until
 
 QUICK = HealthConfig(interval_s=0.05, timeout_s=1.0)

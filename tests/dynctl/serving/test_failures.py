@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
-from router_core.changes import Booked
+from router_core import Booked
 from tests.dynctl.serving.fleets import (
     QUICK_ENGINE,
     SLOW_HEALTH,

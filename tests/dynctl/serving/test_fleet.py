@@ -10,8 +10,7 @@ from dynctl.serving.http.server import Frontend, StartError
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR
-from router_core.config import RouterConfig
-from router_core.topology import RouterPolicy
+from router_core import RouterConfig, RouterPolicy
 from tests.dynctl.serving.fleets import (
     QUICK_ENGINE,
     TOKENIZER,

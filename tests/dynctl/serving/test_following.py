@@ -12,7 +12,7 @@ from dynctl.serving.http.fleet_feed import FleetFeed
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import MAX_WAITING, DecisionMemory
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core.changes import LoadReported
+from router_core import LoadReported
 from tests.dynctl.serving.fleets import site, until, zone
 from tests.dynctl.serving.routed import request, worker
 from tests.dynctl.serving.test_admin import decide, serving

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.selection import _ALIASES, _KNOWN, SelectRequest, parse_select
 from dynctl.serving.http.busy_threshold import BadBody, read_body
-from router_core.busy import THRESHOLD_SETTINGS, Thresholds
-from router_core.errors import ConfigError
+from router_core import THRESHOLD_SETTINGS, ConfigError, Thresholds
 
 plain = st.recursive(
     st.none()

@@ -4,11 +4,19 @@ import asyncio
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
 from dynctl.serving.index_runtime import MAX_WAITING, PIECE_BLOCKS, IndexRuntime
-from router_core.changes import OK, IndexMarked, KvEvent, WorkerLost, WorkerUpserted
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
-from router_core.hashing import sequence_hashes
-from router_core.router import Router
-from router_core.workers import Worker
+from router_core import (
+    OK,
+    BlocksRemoved,
+    BlocksStored,
+    Cleared,
+    IndexMarked,
+    KvEvent,
+    Router,
+    Worker,
+    WorkerLost,
+    WorkerUpserted,
+    sequence_hashes,
+)
 
 
 class Ticking:

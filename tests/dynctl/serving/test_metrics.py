@@ -17,11 +17,17 @@ from dynctl.serving.telemetry.exposition import Counter, Family, Histogram, numb
 from dynctl.serving.telemetry.metric_families import families
 from dynctl.serving.telemetry.metrics import Metrics, error_type
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core.changes import KvEvent, LoadReported
-from router_core.events import BlocksStored, Cleared
-from router_core.hashing import hash_prompt
-from router_core.taints import constraints
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core import (
+    BlocksStored,
+    Cleared,
+    KvEvent,
+    LoadReported,
+    ModelRuntimeConfig,
+    Role,
+    Worker,
+    constraints,
+    hash_prompt,
+)
 from tests.dynctl.serving.routed import request, worker
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -82,7 +88,7 @@ def test_ids_are_written_as_dynamo_writes_them():
 
 
 def service(*workers, **settings):
-    from router_core.config import RouterConfig
+    from router_core import RouterConfig
 
     made = RoutingService(
         RouterConfig().with_values(settings), clock=lambda: 100.0, wall=lambda: 1_000.0,
@@ -243,7 +249,7 @@ def test_domains_show_load_capacity_and_decisions():
     made.set_available(2, "refused connection")
     serve_one(made, metrics, record("a"))
     # b's prefill worker is gone, so a decode pinned to b crosses from a.
-    from router_core.selection import Pin
+    from router_core import Pin
 
     serve_one(made, metrics, record("b"), pin_decode=Pin(4))
     got = scraped(metrics)

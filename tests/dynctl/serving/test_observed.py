@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynctl.serving.telemetry.log_format import JsonFormatter, TextFormatter
-from router_core.config import preset
+from router_core import preset
 from tests.dynctl.serving.fleets import WORDS, site, zone
 
 SECRET = "mellifluous"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router_core.config import RouterConfig
+from router_core import RouterConfig
 from tests.dynctl.serving.fleets import WORDS, site
 
 IDS = {"extra_fields": ["worker_id"]}

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from dynctl.serving.config import Limits
-from router_core.changes import Booked
-from router_core.config import RouterConfig, preset
+from router_core import Booked, RouterConfig, preset
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, until
 
 ONE = [{"name": "a0"}]

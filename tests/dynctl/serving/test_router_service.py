@@ -22,9 +22,7 @@ from dynctl.serving.http.server import answer_errors
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
-from router_core.changes import LoadReported
-from router_core.config import RouterConfig
-from router_core.hashing import hash_prompt, to_signed
+from router_core import LoadReported, RouterConfig, hash_prompt, to_signed
 from tests.dynctl.serving.routed import store, worker
 
 TOKENS = list(range(34))

@@ -4,7 +4,7 @@ import pytest
 
 from dynctl.serving.engines.worker_spec import WorkerSpecError, parse_worker_spec, worker_spec
 from dynctl.serving.engines.workers_file import WorkersFileError, read_workers_file
-from router_core.workers import Role
+from router_core import Role
 
 
 def test_everything_that_a_spec_can_say():

@@ -13,7 +13,7 @@ from dynctl.sources.dynamo.log_tail import LogTail
 from dynctl.sources.snapshot import Transfer
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed
 from dynctl.wire.dynamo.frontend_log import read_line
-from router_core.workers import Worker
+from router_core import Worker
 from tests.golden.fleets import worker
 
 PREFILL = worker("prefill-a0", "prefill", 1, zone="zone-a")

@@ -32,7 +32,7 @@ from dynctl.wire.dynamo.events import (
     encode_kv_metrics,
     encode_router_events,
 )
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core import BlocksRemoved, BlocksStored, Cleared
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
 NOW_MS = 1_795_000_000_000

@@ -29,8 +29,7 @@ from dynctl.wire.dynamo.events import (
     encode_router_events,
 )
 from dynctl.wire.dynamo.request_plane import RawItem
-from router_core.events import BlocksStored
-from router_core.router import Router
+from router_core import BlocksStored, Router
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
 PREFILL_HASH = 0x1234

@@ -28,7 +28,7 @@ from dynctl.sources.dynamo.rank_index import RankIndex
 from dynctl.wire.dynamo.discovery import EndpointId, EventSource
 from dynctl.wire.dynamo.events import RouterEvent, UnknownEvent, encode_router_events
 from dynctl.wire.dynamo.recovery import Events, RecoveryAnswer, RecoveryError, TooNew, TreeDump
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core import BlocksRemoved, BlocksStored, Cleared
 
 WORKER = 0xABC
 SOURCE = EventSource(EndpointId("dynamo", "backend", "generate"), "kv-events", 7, WORKER, 0)

@@ -27,7 +27,7 @@ from dynctl.sources.snapshot import Snapshot
 from dynctl.sources.view import open_view_bytes
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed, encode_sequences
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
-from router_core.workers import Role
+from router_core import Role
 from tests.dynctl.sources.test_observer import CAPTURE, Requests
 
 OPTIONS = GlobalOptions(discovery="file", file_kv=Path("unused"))

@@ -18,8 +18,7 @@ from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
 from dynctl.top.marks import ASCII, BLOCKS
 from dynctl.verify.result import CellState
-from router_core.changes import LoadReported, WorkerUpserted
-from router_core.router import Router
+from router_core import LoadReported, Router, WorkerUpserted
 from tests.dynctl.top.fleet import NOW, meter, snapshot
 from tests.golden.fleets import settings, stranded_zones, two_zones, worker
 

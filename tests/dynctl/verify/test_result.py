@@ -15,7 +15,7 @@ from dynctl.verify.join import Custody, VerifiedGraph
 from dynctl.verify.policy import Policy
 from dynctl.verify.result import LINK_NAMES, CellState, CustodyRow, VerifyReport, custody_rows
 from dynctl.wire.kubernetes.objects import Pod
-from router_core.workers import Role
+from router_core import Role
 
 POLICY = Policy("zone", "required", None, "topology.kubernetes.io/zone", "", {})
 UNTOLD = Link(untold="not asked")

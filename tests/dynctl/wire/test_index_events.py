@@ -6,8 +6,7 @@ import pytest
 
 from dynctl.wire.index_events import Drop, DropCode, to_index_events
 from dynctl.wire.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
-from router_core.hashing import local_block_hashes
+from router_core import BlocksRemoved, BlocksStored, Cleared, local_block_hashes
 
 TOKENS = tuple(range(100, 108))
 

@@ -12,7 +12,7 @@ from dynctl.wire.nvext import (
     request_id_of,
     strip_for_engine,
 )
-from router_core.taints import constraints
+from router_core import constraints
 
 # What a Dynamo 1.6.1 frontend listed when it refused the key `bogus`.
 DYNAMO_KEYS = (

@@ -27,9 +27,7 @@ from dynctl.wire.dynamo.events import (
     router_event_from,
 )
 from dynctl.wire.dynamo.payload import Limits
-from router_core.changes import LoadReported
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
-from router_core.hashing import sequence_hashes
+from router_core import BlocksRemoved, BlocksStored, Cleared, LoadReported, sequence_hashes
 
 CAPTURES = Path(__file__).parents[3] / "captures"
 ZMQ, NATS = (

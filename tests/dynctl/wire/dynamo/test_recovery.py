@@ -28,7 +28,7 @@ from dynctl.wire.dynamo.recovery import (
 )
 from dynctl.wire.dynamo.request_plane import AnswerDecoder, RawItem
 from dynctl.wire.dynamo.two_part import FrameDecoder
-from router_core.events import BlocksRemoved, BlocksStored
+from router_core import BlocksRemoved, BlocksStored
 from tests.dynctl.wire.dynamo.request_plane_captures import CAPTURES, exchanges
 
 WORKER = 2324035517153285056

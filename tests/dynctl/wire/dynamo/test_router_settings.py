@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynctl.wire.dynamo.router_settings import MAX_NAMED, CardSettings, read_router_config
-from router_core.config import SETTINGS, RouterConfig
+from router_core import SETTINGS, RouterConfig
 
 CARDS = json.loads((Path(__file__).parents[3] / "captures" / "card-router-config.json").read_text())
 
