@@ -1,8 +1,7 @@
-"""Change the file of the contexts.
+"""Change the contexts file.
 
-A change is written whole or not at all, for the owner alone (mode 0600), one program at a time.
-Comments stay; a text that cannot be changed line by line is written anew, after a copy was put
-aside.
+A change is written completely or not at all, readable by the owner only (mode 0600), by one process
+at a time. Comments, order and all other lines of the file stay.
 """
 
 from __future__ import annotations
@@ -10,22 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
-from dynctl.settings.contexts import toml_edit
 from dynctl.settings.contexts.file import MOST_CONTEXTS, Contexts, config_path, parse, read_text
-from dynctl.settings.contexts.path import LARGEST_BYTES, VARIABLE
+from dynctl.settings.contexts.keys import Value
+from dynctl.settings.contexts.path import CURRENT, LARGEST_BYTES, TABLE, VARIABLE
 
 _BEGINNING: Final = (
     "# Contexts of dynctl: where it looks, by name. Yours to edit: `dynctl context` changes lines\n"
     "# and keeps comments.\n"
-)
-_ANEW: Final = (
-    "# Contexts of dynctl. This text was written by `dynctl context`, which could not change the\n"
-    "# earlier one line by line; that one, with its comments, is in {copy}.\n"
 )
 
 
@@ -44,7 +39,7 @@ def change(edit: Callable[[Contexts], Contexts]) -> Contexts:
             before = parse(path, text)
             after = edit(before)
             if after != before:
-                text = _changed(path, text or "", before, after)
+                text = _edited(path, _BEGINNING if text is None else text, before, after)
                 _bounded(path, after, text)
                 _write(path, text)
             return after
@@ -64,28 +59,66 @@ def _bounded(path: Path, after: Contexts, text: str) -> None:
         )
 
 
-def _changed(path: Path, text: str, before: Contexts, after: Contexts) -> str:
-    """The new text: the old one with the lines changed that must be, where that works out."""
-    edited = text or _BEGINNING + "\n"
-    for name in before.contexts:
-        if name not in after.contexts:
-            edited = toml_edit.without_context(edited, name)
-    for name, values in after.contexts.items():
-        if before.contexts.get(name) != values:
-            edited = toml_edit.with_context(edited, name, values)
-    if after.current != before.current:
-        edited = toml_edit.with_current(edited, after.current)
-    with contextlib.suppress(UsageProblem):
+def _edited(path: Path, text: str, before: Contexts, after: Contexts) -> str:
+    """``text`` with the differences between ``before`` and ``after``; all other lines stay."""
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        document = tomlkit.parse(text)
+        tables: Any = document.setdefault(TABLE, tomlkit.table(is_super_table=True))
+        for name in before.contexts:
+            if name not in after.contexts:
+                _remove(tables, name)
+        for name, values in after.contexts.items():
+            if before.contexts.get(name) != values:
+                _set(tables, name, before.contexts.get(name), values)
+        if after.current is None:
+            document.pop(CURRENT, None)
+        elif after.current != before.current:
+            document[CURRENT] = after.current
+        edited = document.as_string()
         if parse(path, edited) == after:
             return edited
-    copy = path.with_name(path.name + ".bak")
-    _write(copy, text)
-    lines = [_ANEW.format(copy=copy.name), "\n"]
-    if after.current is not None:
-        lines += [toml_edit.with_current("", after.current), "\n"]
-    for name, values in after.contexts.items():
-        lines += [*toml_edit.table_lines(name, values), "\n"]
-    return "".join(lines)
+    except (TOMLKitError, RecursionError):
+        pass
+    raise UsageProblem(
+        f"{path}: cannot be changed without losing parts of it", "change it in an editor"
+    )
+
+
+def _set(
+    tables: Any, name: str, before: Mapping[str, Value] | None, values: Mapping[str, Value]
+) -> None:
+    """Set the keys of one context. A key whose value stays keeps its line and its comment."""
+    import tomlkit
+
+    if before is None:
+        inline = isinstance(tables, tomlkit.items.InlineTable)
+        tables[name] = tomlkit.inline_table() if inline else tomlkit.table()
+    table = tables[name]
+    for key in before or {}:
+        if key not in values:
+            del table[key]
+    for key, value in values.items():
+        if before is None or before.get(key) != value:
+            whole = isinstance(value, float) and value.is_integer()
+            table[key] = int(value) if whole else value  # type: ignore[arg-type]
+
+
+def _remove(tables: Any, name: str) -> None:
+    """Remove one context. Comments below its last key stay: they may belong to the next one."""
+    import tomlkit
+
+    if not all(isinstance(one, tomlkit.items.Table) for one in (tables, tables[name])):
+        del tables[name]  # inline tables and dotted keys have no comments below their keys
+        return
+    body = tables[name].value.body
+    last = max((at for at, (key, _) in enumerate(body) if key is not None), default=-1)
+    below = "".join(item.as_string() for _, item in body[last + 1 :])
+    place = next(at for at, (key, _) in enumerate(tables.value.body) if key and key.key == name)
+    del tables[name]  # leaves an empty item in its place
+    tables.value.body[place] = (None, tomlkit.ws(below if below.strip() else ""))
 
 
 @contextlib.contextmanager
