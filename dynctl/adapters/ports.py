@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
+from dynctl.documents.workers import StreamState
 from dynctl.wire.dynamo.discovery import EventChannel, Instance
 from dynctl.wire.dynamo.request_plane import RawItem
 from router_core import BlocksRemoved, BlocksStored, Change, Cleared, IndexMarked, KvEvent
@@ -83,33 +84,6 @@ class StreamCondition:
 
 
 StreamValue = IndexUpdate | StreamCondition
-
-
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """How far a worker's event stream can be believed, for freshness and metrics.
-
-    ``last_seq`` is None before the first batch. ``last_batch_at`` is a reading of the caller's
-    monotonic clock in seconds. ``gaps`` counts holes seen, ``healed`` and ``lost`` the batches
-    that the replay socket brought back or that stay missing; ``missing`` is what the index lacks
-    now, which a restart or a cleared cache resets. ``dropped`` counts blocks by code.
-    """
-
-    connected: bool = False
-    last_seq: int | None = None
-    last_batch_at: float | None = None
-    batches: int = 0
-    gaps: int = 0
-    healed: int = 0
-    lost: int = 0
-    missing: int = 0
-    duplicates: int = 0
-    late: int = 0
-    restarts: int = 0
-    malformed: int = 0
-    unknown_events: int = 0
-    unknown_fields: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 class KvEventStream(Protocol):

@@ -26,8 +26,11 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     busy: bool = False
 
 
-class TransferCount(msgspec.Struct, frozen=True):
-    """Hand-offs of KV cache that began in one value of a domain, since the router started."""
+class Transfer(msgspec.Struct, frozen=True):
+    """KV cache hand-offs from one value of a domain, counted since the source started.
+
+    ``local`` stayed in the value, ``crossing`` went to another value.
+    """
 
     domain: str
     value: str
@@ -35,8 +38,12 @@ class TransferCount(msgspec.Struct, frozen=True):
     crossing: int = 0
 
 
-class ConditionRow(msgspec.Struct, frozen=True):
-    """A named condition in force. Times are wall-clock seconds."""
+class Condition(msgspec.Struct, frozen=True):
+    """One named condition in force. ``subject`` is a worker's name, a model or a file.
+
+    ``since`` and ``seen`` are wall-clock seconds of the first and the last report; ``count`` is
+    the number of reports.
+    """
 
     code: str
     subject: str
@@ -60,8 +67,8 @@ class FleetLoad(msgspec.Struct, frozen=True):
     cards: str
     loads: list[WorkerLoad]
     workers: list[WorkerRow] | None = None
-    conditions: list[ConditionRow] = []
-    transfers: list[TransferCount] = []
+    conditions: list[Condition] = []
+    transfers: list[Transfer] = []
     thresholds: dict[str, dict[str, float | int | None]] = {}
     probe_s: float = 1.0
     in_flight: int = 0

@@ -7,7 +7,7 @@ or, as Dynamo's JSON writes them, signed 64-bit numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from dynctl.base.json_fields import (
     refuse_unknown,
 )
 from dynctl.documents.route_result import Constraint
+from dynctl.documents.workers import Reported, WorkerRow
 from dynctl.wire.nvext import MAX_TOKENS_IN_REQUEST
 from router_core import (
     NO_CONSTRAINTS,
@@ -129,6 +130,63 @@ class SelectionResult(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
+class ActiveHop(msgspec.Struct, frozen=True):
+    """One hop of a booking that counts as load now."""
+
+    stage: str
+    prefill_tokens: int
+    output_blocks: int
+
+
+class BookingState(msgspec.Struct, frozen=True):
+    """What a booking still counts as load; ``active`` is empty after its end."""
+
+    id: str
+    active: list[ActiveHop]
+
+
+class OverlapRow(msgspec.Struct, frozen=True):
+    """How many leading blocks of a prompt one rank has cached. ``index``: the index's state."""
+
+    worker: str
+    worker_id: int
+    dp_rank: int
+    device_blocks: int
+    index: str
+
+
+class OverlapScores(msgspec.Struct, frozen=True):
+    """The answer of ``POST /v1/overlap_scores``. ``num_blocks``: blocks of the prompt."""
+
+    model: str
+    block_size: int
+    num_blocks: int
+    workers: list[OverlapRow]
+
+
+class RankLoadRow(msgspec.Struct, frozen=True):
+    """The load of one rank, counted by the router and ``reported`` by the rank itself."""
+
+    worker: str
+    worker_id: int
+    dp_rank: int
+    model: str
+    role: str
+    status: str
+    active_requests: int
+    active_prefill_tokens: int
+    active_decode_blocks: float
+    reported: Reported
+    busy: bool
+
+
+class PotentialLoads(msgspec.Struct, frozen=True):
+    """The answer of ``GET /v1/loads``. ``bookings``: how many are open."""
+
+    loads: list[RankLoadRow]
+    bookings: int
+
+
 def parse_select(body: Mapping[str, Any]) -> SelectRequest:
     """Read the body of ``/v1/select``; raises RequestError naming the field."""
     found = _renamed(body)
@@ -197,6 +255,28 @@ def selection_result(plan: RoutingPlan, booked: Sequence[str]) -> SelectionResul
         relaxed=plan.relaxed,
         notes=list(dict.fromkeys(note for hop in hops for note in hop.notes)),
     )
+
+
+def potential_loads(workers: Iterable[WorkerRow], *, bookings: int) -> PotentialLoads:
+    """The load of every rank of these workers."""
+    loads = [
+        RankLoadRow(
+            row.name,
+            row.worker_id,
+            rank.dp_rank,
+            row.model,
+            row.role,
+            row.status,
+            rank.active_requests,
+            rank.active_prefill_tokens,
+            rank.active_decode_blocks,
+            rank.reported,
+            rank.busy,
+        )
+        for row in workers
+        for rank in row.ranks
+    ]
+    return PotentialLoads(loads, bookings)
 
 
 def _hop(decision: Decision | None) -> SelectedHop | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +42,32 @@ class RankRow(msgspec.Struct, frozen=True):
     gaps: int = 0
 
 
+class StreamState(msgspec.Struct, frozen=True):
+    """The state of one rank's KV event stream, for freshness and metrics.
+
+    ``last_seq`` is None before the first batch. ``last_batch_at`` is a reading of the caller's
+    monotonic clock in seconds. ``gaps`` counts holes seen, ``healed`` and ``lost`` the batches
+    that the replay socket brought back or that stay missing; ``missing`` is what the index lacks
+    now, which a restart or a cleared cache resets. ``dropped`` counts blocks by code.
+    """
+
+    connected: bool = False
+    last_seq: int | None = None
+    last_batch_at: float | None = None
+    batches: int = 0
+    gaps: int = 0
+    healed: int = 0
+    lost: int = 0
+    missing: int = 0
+    duplicates: int = 0
+    late: int = 0
+    restarts: int = 0
+    malformed: int = 0
+    unknown_events: int = 0
+    unknown_fields: int = 0
+    dropped: dict[str, int] = {}
+
+
 class WorkerRow(msgspec.Struct, frozen=True):
     """One worker with its ranks. ``status``: ready or unavailable, and ``reason`` why."""
 
@@ -59,11 +85,43 @@ class WorkerRow(msgspec.Struct, frozen=True):
     busy: bool = False
     domains: dict[str, str] = {}
     routed_by: str = "cache and load"
-    ranks: list[RankRow] = []
+    ranks: Sequence[RankRow] = []
 
     @property
     def taints(self) -> list[str]:
         return list(self.runtime_config.get("taints", ()))
+
+
+class EngineRank(RankRow, frozen=True):
+    """A rank whose engine the frontend probes. ``events`` is None without an event stream."""
+
+    events: StreamState | None = None
+
+
+class EngineRow(WorkerRow, frozen=True, kw_only=True):
+    """A registered worker with its engine. ``source``: who added it; ``id``: the id as text."""
+
+    ranks: Sequence[EngineRank] = []
+    id: str
+    source: str
+
+
+class UnregisteredEngine(msgspec.Struct, frozen=True):
+    """An engine that is not registered: its model is unknown, or it cannot serve requests.
+
+    ``reason``: why. ``model`` and ``role`` are empty where unknown.
+    """
+
+    name: str
+    worker_id: int
+    model: str
+    role: str
+    reason: str | None
+    id: str
+    source: str
+    endpoint: str
+    status: str = "unknown"
+    ranks: list[EngineRank] = []
 
 
 def worker_rows(router: Router, now: float) -> list[WorkerRow]:
@@ -75,6 +133,15 @@ def worker_rows(router: Router, now: float) -> list[WorkerRow]:
         )
         for worker in registry
     ]
+
+
+def engine_row(
+    row: WorkerRow, *, source: str, endpoint: str, events: Mapping[int, StreamState]
+) -> EngineRow:
+    """The row of a registered worker with its engine's facts. ``events``: by rank."""
+    ranks = [EngineRank(**_fields(rank), events=events.get(rank.dp_rank)) for rank in row.ranks]
+    values = {**_fields(row), "endpoint": endpoint, "ranks": ranks}
+    return EngineRow(**values, id=str(row.worker_id), source=source)
 
 
 def decode_worker_rows(data: bytes) -> list[WorkerRow]:
@@ -147,6 +214,10 @@ def _routed_by(worker: Worker, ranks: list[RankRow]) -> str:
         return "load only"
     unknown = bool(ranks) and all(rank.index == "absent" for rank in ranks)
     return "load only, its cache is not known" if unknown else "cache and load"
+
+
+def _fields(struct: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
 def _age(now: float, at: float | None) -> float | None:

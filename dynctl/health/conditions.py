@@ -1,8 +1,10 @@
-"""Named conditions: what is wrong with the fleet now, each with a stable code and since when."""
+"""The named conditions of a fleet: problems in force, each with a stable code."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+
+from msgspec.structs import replace
+
+from dynctl.documents.fleet_load import Condition
 
 MAX_CONDITIONS = 512
 
@@ -18,27 +20,8 @@ TRANSFER_CROSSED = "TRANSFER_CROSSED"
 WORKERS_FILE_INVALID = "WORKERS_FILE_INVALID"
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One thing an operator should know. ``subject`` is a worker's name, a model or a file.
-
-    ``since`` and ``seen`` are wall-clock seconds of the first and the last report; ``count`` is
-    how often it was reported.
-    """
-
-    code: str
-    subject: str
-    message: str
-    since: float
-    seen: float
-    count: int = 1
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-
 class Conditions:
-    """The conditions in force, one a (code, subject); the oldest leave when there are too many."""
+    """The conditions in force, one per (code, subject); above ``limit`` the oldest are dropped."""
 
     def __init__(self, wall: Callable[[], float], limit: int = MAX_CONDITIONS) -> None:
         self._wall = wall
@@ -55,7 +38,7 @@ class Conditions:
         return self._held.get((code, subject))
 
     def set(self, code: str, subject: str, message: str) -> Condition | None:
-        """Report a condition; returns it when it is new or says something else than before."""
+        """Report a condition; returns it if it is new or its message changed."""
         now = self._wall()
         known = self._held.get((code, subject))
         if known is not None:
@@ -68,10 +51,10 @@ class Conditions:
         return fresh
 
     def clear(self, code: str, subject: str) -> Condition | None:
-        """It is over; returns what was in force."""
+        """End a condition; returns it, None if it was not in force."""
         return self._held.pop((code, subject), None)
 
     def forget(self, subject: str) -> None:
-        """Drop everything about a subject that is gone."""
+        """Drop every condition of a removed subject."""
         for key in [key for key in self._held if key[1] == subject]:
             del self._held[key]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from dynctl.adapters.ports import StreamState
+from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import Deployment
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
 

@@ -12,7 +12,14 @@ import msgspec
 from dynctl.adapters.ports import StreamCode, StreamCondition
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.base.tasks import end_tasks
-from dynctl.documents.workers import WorkerRow
+from dynctl.documents.workers import (
+    EngineRow,
+    UnregisteredEngine,
+    WorkerRow,
+    engine_row,
+    rank_rows,
+    worker_row,
+)
 from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.facts import (
@@ -109,13 +116,33 @@ class Fleet:
     def by_id(self, worker_id: int) -> Member | None:
         return self._by_id.get(worker_id)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Plain rows for ``GET /v1/workers``: every engine, registered or not."""
-        known = {row["worker_id"]: row for row in self._service.workers()}
-        return [self._row(member, known.get(member.spec.worker_id)) for member in self]
+    def rows(self) -> list[EngineRow | UnregisteredEngine]:
+        """The rows of ``GET /v1/workers``: every engine, registered or not."""
+        return [self.row(member) for member in self]
 
-    def row(self, member: Member) -> dict[str, Any]:
-        return next(row for row in self.rows() if row["name"] == member.spec.name)
+    def row(self, member: Member) -> EngineRow | UnregisteredEngine:
+        """The row of one engine."""
+        spec, router = member.spec, self._service.router
+        worker = router.registry.get(spec.worker_id)
+        if worker is None:
+            return UnregisteredEngine(
+                name=spec.name,
+                worker_id=spec.worker_id,
+                model=spec.model or "",
+                role=spec.role.value if spec.role else "",
+                reason=member.problem,
+                id=str(spec.worker_id),
+                source=member.source,
+                endpoint=spec.url,
+            )
+        ranks = rank_rows(router, worker, self._service.clock(), member.waiting)
+        reason = router.registry.unavailable_reason(spec.worker_id)
+        return engine_row(
+            worker_row(worker, ranks, reason),
+            source=member.source,
+            endpoint=spec.url,
+            events=self.index.states(spec.worker_id),
+        )
 
     def unregistered(self) -> list[WorkerRow]:
         """Engines whose model is not known yet, or that cannot be routed to."""
@@ -136,27 +163,6 @@ class Fleet:
         """Seconds between two readings of an engine's load, the longest in the fleet."""
         plain = any(m.facts.engine_id is None for m in self._members.values())
         return max(self.probe_interval, len(self) / _METRICS_A_SECOND if plain else 0.0)
-
-    def _row(self, member: Member, known: dict[str, Any] | None) -> dict[str, Any]:
-        spec = member.spec
-        common = {"id": str(spec.worker_id), "source": member.source, "endpoint": spec.url}
-        if known is None:
-            return {
-                "name": spec.name,
-                "worker_id": spec.worker_id,
-                "model": spec.model or "",
-                "role": spec.role.value if spec.role else "",
-                "status": "unknown",
-                "reason": member.problem,
-                "ranks": [],
-                **common,
-            }
-        states = self.index.states(spec.worker_id)
-        for rank in known["ranks"]:
-            state = states.get(rank["dp_rank"])
-            rank["events"] = None if state is None else msgspec.to_builtins(state)
-            rank["reported"]["waiting_requests"] = member.waiting.get(rank["dp_rank"])
-        return {**known, **common}
 
     # -- joining and leaving ---------------------------------------------------------------
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamState, StreamValue
+from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
 from dynctl.adapters.zmq.context import close_context, new_context
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.base.tasks import end_tasks
+from dynctl.documents.workers import StreamState
 from router_core import Applied, BlocksRemoved, BlocksStored, Change, Cleared, KvEvent
 
 SLICE_S: Final = 0.002

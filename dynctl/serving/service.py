@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
-from dynctl.documents.workers import worker_rows
+from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import Conditions
 from dynctl.serving.config import SMALL_FLEET
@@ -320,14 +318,9 @@ class RoutingService:
                 return worker
         return None
 
-    def workers(self) -> list[dict[str, Any]]:
-        """One plain row a worker, with its ranks' load, cache and freshness."""
-        plain: list[dict[str, Any]] = msgspec.to_builtins(worker_rows(self.router, self.clock()))
-        return plain
-
-    def worker_row(self, worker: Worker) -> dict[str, Any]:
-        """The row of one worker (:mod:`dynctl.documents.workers`)."""
-        return next(row for row in self.workers() if row["worker_id"] == worker.worker_id)
+    def workers(self) -> list[WorkerRow]:
+        """One row per worker, with its ranks' load, cache and freshness."""
+        return worker_rows(self.router, self.clock())
 
     def configure(self, values: Mapping[str, Any]) -> Applied:
         return self.apply(ConfigSet(values))

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from dynctl.documents.fleet_load import Transfer
 from dynctl.documents.route_result import PreferenceRow, Ref
 from dynctl.documents.workers import WorkerRow
 from router_core import topology_of
@@ -99,15 +100,6 @@ class Alert(msgspec.Struct, frozen=True):
     message: str
     fix: str = ""
     since: float | None = None
-
-
-class Transfer(msgspec.Struct, frozen=True):
-    """Hand-offs that began in one value of a domain, counted since ``top`` or its source began."""
-
-    domain: str
-    value: str
-    local: int = 0
-    crossing: int = 0
 
 
 class Header(msgspec.Struct, frozen=True):

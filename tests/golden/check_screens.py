@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dynctl.adapters.ports import StreamState
+from dynctl.documents.workers import StreamState
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.pages import code_list, page
 from dynctl.findings.suppression import Suppressions

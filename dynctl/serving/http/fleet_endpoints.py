@@ -7,7 +7,7 @@ from aiohttp import web
 
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.worker_spec import WorkerSpecError, worker_spec
-from dynctl.serving.fleet import Fleet, FleetFull
+from dynctl.serving.fleet import Fleet, FleetFull, Member
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.inference import DECISION_HEADER, Inference
 from dynctl.serving.http.json_answers import (
@@ -138,7 +138,7 @@ class ControlApi:
             {
                 "status": "healthy" if healthy else "draining",
                 "instances": instances,
-                "conditions": [c.to_dict() for c in self._service.conditions],
+                "conditions": list(self._service.conditions),
             },
             200 if healthy else 503,
         )
@@ -158,8 +158,7 @@ class ControlApi:
         return json_answer({"workers": self._fleet.rows()})
 
     async def worker(self, http: web.Request) -> web.Response:
-        name = self._member_name(http)
-        return json_answer(next(row for row in self._fleet.rows() if row["name"] == name))
+        return json_answer(self._fleet.row(self._member(http)))
 
     async def add_worker(self, http: web.Request) -> web.Response:
         self._writable()
@@ -175,19 +174,21 @@ class ControlApi:
 
     async def remove_worker(self, http: web.Request) -> web.Response:
         self._writable()
-        name = self._member_name(http)
+        name = self._member(http).spec.name
         await self._fleet.remove(name)
         return json_answer({"removed": name})
 
-    def _member_name(self, http: web.Request) -> str:
+    def _member(self, http: web.Request) -> Member:
+        """The engine that the path names, by name or id; raises HttpError 404."""
         text = http.match_info["worker"]
-        if self._fleet.get(text) is not None:
-            return text
         worker = self._service.find_worker(text)
-        if worker is None:
+        member = self._fleet.get(text)
+        if member is None and worker is not None:
+            member = self._fleet.get(worker.name)
+        if member is None:
             known = ", ".join(m.spec.name for m in list(self._fleet)[:16]) or "none"
             raise not_found(f"no worker {text[:200]!r}; workers: {known}")
-        return worker.name
+        return member
 
     def _writable(self) -> None:
         if not self._config.admin_api:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from aiohttp import web
 
 from dynctl import version
-from dynctl.documents.fleet_load import ConditionRow, FleetLoad, TransferCount, WorkerLoad
+from dynctl.documents.fleet_load import FleetLoad, Transfer, WorkerLoad
 from dynctl.documents.workers import NOBODY_WAITS, WorkerRow, rank_rows, worker_row
 from dynctl.serving.http.json_answers import json_answer
 from dynctl.serving.service import RoutingService
@@ -80,9 +80,9 @@ class FleetFeed:
             workers=None
             if known == cards
             else [*(worker_row(worker, []) for worker in workers), *others],
-            conditions=[ConditionRow(**one.to_dict()) for one in service.conditions],
+            conditions=list(service.conditions),
             transfers=[
-                TransferCount(*key, *counts) for key, counts in sorted(self._transfers().items())
+                Transfer(*key, *counts) for key, counts in sorted(self._transfers().items())
             ],
             thresholds={
                 model: router.busy.thresholds(model).to_dict() for model in service.models()

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 
 from dynctl.base.json_fields import read_number, refuse_unknown
-from dynctl.documents.selection import selection_result
+from dynctl.documents.selection import (
+    ActiveHop,
+    BookingState,
+    OverlapRow,
+    OverlapScores,
+    potential_loads,
+    selection_result,
+)
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.json_answers import bad_request, json_answer, not_found, read_json_object
 from dynctl.serving.http.selection_request import SelectionReader, naming_fields
@@ -119,24 +125,19 @@ class SelectionApi:
         held = dict(router.index.find_matches(request.sequence_hashes, mask).items())
         candidates = router.registry.candidates(mask)
         rows = [
-            {
-                "worker": worker.name,
-                "worker_id": ref.worker_id,
-                "dp_rank": ref.dp_rank,
-                "device_blocks": held.get(slot, 0),
-                "index": router.freshness[slot].index_state,
-            }
+            OverlapRow(
+                worker.name,
+                ref.worker_id,
+                ref.dp_rank,
+                held.get(slot, 0),
+                router.freshness[slot].index_state,
+            )
             for slot, worker, ref in zip(
                 candidates.slots, candidates.workers, candidates.refs, strict=True
             )
         ]
         return json_answer(
-            {
-                "model": request.model,
-                "block_size": request.block_size,
-                "num_blocks": request.prompt_blocks,
-                "workers": rows,
-            }
+            OverlapScores(request.model, request.block_size, request.prompt_blocks, rows)
         )
 
     # -- bookings --------------------------------------------------------------------------
@@ -236,28 +237,9 @@ class SelectionApi:
 
     async def loads(self, http: web.Request) -> web.StreamResponse:
         """What this router put on each rank, and what the rank itself reported."""
-        wanted = http.query.get("model")
-        rows = []
-        for row in self._service.workers():
-            if wanted is not None and row["model"] != wanted:
-                continue
-            for rank in row["ranks"]:
-                rows.append(
-                    {
-                        "worker": row["name"],
-                        "worker_id": row["worker_id"],
-                        "dp_rank": rank["dp_rank"],
-                        "model": row["model"],
-                        "role": row["role"],
-                        "status": row["status"],
-                        "active_requests": rank["active_requests"],
-                        "active_prefill_tokens": rank["active_prefill_tokens"],
-                        "active_decode_blocks": rank["active_decode_blocks"],
-                        "reported": rank["reported"],
-                        "busy": rank["busy"],
-                    }
-                )
-        return json_answer({"loads": rows, "bookings": len(self._bookings)})
+        model = http.query.get("model")
+        rows = [row for row in self._service.workers() if model in (None, row.model)]
+        return json_answer(potential_loads(rows, bookings=len(self._bookings)))
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -288,16 +270,12 @@ class SelectionApi:
         booking.seen_at = self._service.clock()
         return booking
 
-    def _state(self, booking: Booking) -> dict[str, Any]:
+    def _state(self, booking: Booking) -> BookingState:
         active = self._service.router.load.bookings(booking.request.id)
-        return {
-            "id": booking.request.id,
-            "active": [
-                {"stage": one.stage, "prefill_tokens": one.prefill_tokens,
-                 "output_blocks": one.output_blocks}
-                for one in active
-            ],
-        }  # fmt: skip
+        return BookingState(
+            booking.request.id,
+            [ActiveHop(one.stage, one.prefill_tokens, one.output_blocks) for one in active],
+        )
 
     def _finished(self, record: RequestRecord) -> None:
         for observer in self._service.observers:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from dynctl.health.conditions import Condition
+from dynctl.documents.fleet_load import Condition
 from router_core import Decision, RoutingPlan, RoutingRequest
 
 

@@ -20,11 +20,11 @@ from dynctl.adapters.ports import (
     RequestPlaneError,
     StreamCode,
     StreamCondition,
-    StreamState,
 )
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import ObservedWorker
 from dynctl.health.facts import (
     CheckFacts,

@@ -22,9 +22,9 @@ from dynctl.adapters.ports import (
     RequestPlane,
     RequestPlaneError,
     StreamCondition,
-    StreamState,
 )
 from dynctl.base.tasks import end_tasks
+from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import Deployment, ObservedWorker, Registrations
 from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.sources.dynamo.load_mirror import LoadMirror

@@ -22,10 +22,10 @@ from dynctl.adapters.ports import (
     RequestPlaneError,
     StreamCode,
     StreamCondition,
-    StreamState,
     StreamValue,
 )
 from dynctl.base.decode_errors import WireError
+from dynctl.documents.workers import StreamState
 from dynctl.wire.dynamo.discovery import EventSource
 from dynctl.wire.dynamo.events import (
     RouterEvent,

@@ -12,10 +12,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from dynctl.documents.decisions import ConfigDocument, DecisionList, DecisionRow
-from dynctl.documents.fleet_load import FleetLoad, joined_rows
+from dynctl.documents.fleet_load import FleetLoad, Transfer, joined_rows
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.sources.alerts import condition_alert
-from dynctl.sources.snapshot import DecisionLine, Header, Meter, Snapshot, Told, Transfer, meter_of
+from dynctl.sources.snapshot import DecisionLine, Header, Meter, Snapshot, Told, meter_of
 
 _NO_QUEUE: Final = "this router has no queue: a request that nobody can take is refused"
 _NO_MEMORY: Final = "the frontend keeps no decisions"

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dynctl.adapters.ports import DiscoveryEntry, Listed, StreamState
+from dynctl.adapters.ports import DiscoveryEntry, Listed
+from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import Registrations
 from dynctl.health.facts import (
     CheckFacts,
@@ -169,7 +170,7 @@ def _ranks(**changed: Any) -> Callable[[CheckFacts], CheckFacts]:
 
 
 def _state(**changed: Any) -> StreamState:
-    return replace(StreamState(connected=True, last_seq=7, batches=2), **changed)
+    return StreamState(**{"connected": True, "last_seq": 7, "batches": 2, **changed})
 
 
 def _second(**changed: Any) -> Callable[[CheckFacts], CheckFacts]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynctl.adapters.ports import StreamState
+from dynctl.documents.workers import StreamState
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.report import CheckResult, Report, State
 from dynctl.findings.suppression import Suppressions

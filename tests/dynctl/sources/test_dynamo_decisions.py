@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dynctl.base.errors import UsageProblem
+from dynctl.documents.fleet_load import Transfer
 from dynctl.sources.dynamo.decisions import EVENTS, KEPT, LOG, DecisionJoin
 from dynctl.sources.dynamo.log_tail import LogTail
-from dynctl.sources.snapshot import Transfer
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed
 from dynctl.wire.dynamo.frontend_log import read_line
 from router_core import Worker

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dynctl.base.errors import UsageProblem
+from dynctl.documents.fleet_load import Transfer
 from dynctl.documents.route_result import PreferenceRow, Ref, RouteResult
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.alerts import condition_alert
@@ -18,7 +19,6 @@ from dynctl.sources.snapshot import (
     Meter,
     Snapshot,
     Told,
-    Transfer,
 )
 from dynctl.sources.view import ViewSource
 from tests.golden.fleets import TOKENS, settings, two_zones

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from dynctl.documents.fleet_load import Transfer
 from dynctl.documents.workers import RankRow, Reported, WorkerRow, worker_rows
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.sources.alerts import AlertBoard, capacity_alerts
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo.snapshot import RowCache
-from dynctl.sources.snapshot import Snapshot, Told, Transfer, stale_reason
+from dynctl.sources.snapshot import Snapshot, Told, stale_reason
 from dynctl.top.custody import registered_chain
 from dynctl.top.filter import RowFilter, worker_says
 from dynctl.top.header import meter_line
