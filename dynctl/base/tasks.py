@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Failing:
     error_type: type[BaseException]
+    message: str
     settled: asyncio.TimerHandle
 
 
@@ -50,6 +51,11 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failing: dict[str, _Failing] = {}
 
+    @property
+    def failing(self) -> dict[str, str]:
+        """Name -> message of the tasks that failed and have not recovered yet."""
+        return {name: failing.message for name, failing in self._failing.items()}
+
     def start(
         self,
         kind: str,
@@ -78,7 +84,7 @@ class Supervisor:
         if before is None or before.error_type is not type(error):
             _log.error("background task failed: %s", name, exc_info=error)
         settled = asyncio.get_running_loop().call_later(self._settled_s, self._recover, name)
-        self._failing[name] = _Failing(type(error), settled)
+        self._failing[name] = _Failing(type(error), _message(error), settled)
         self._on_failure(name, _message(error))
 
     async def close(self) -> None:

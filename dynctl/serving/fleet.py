@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -98,7 +99,11 @@ class Fleet:
         self._turn = 0
         self._engines = EngineQuestions(upstream, config.health.timeout_s)
         self.index = IndexRuntime(
-            service.apply, service.router.sweep, self._on_stream_condition, service.clock
+            service.apply,
+            service.router.sweep,
+            self._on_stream_condition,
+            service.clock,
+            service.tasks,
         )
         service.tokenizers.engine = self.tokenize
 
@@ -185,7 +190,9 @@ class Fleet:
             self._by_id[spec.worker_id] = member
         await self._probe(member)
         if self._members.get(spec.name) is member:
-            member.task = asyncio.create_task(self._watch(member), name=f"health {spec.name}")
+            member.task = self._service.tasks.start(
+                "health probe", partial(self._watch, member), spec.name
+            )
         return member
 
     async def remove(self, name: str) -> bool:
@@ -227,12 +234,7 @@ class Fleet:
                 async with asyncio.timeout(self.probe_interval):
                     await member.probe_now.wait()
             member.probe_now.clear()
-            try:
-                await self._probe(member)
-            except asyncio.CancelledError:
-                raise
-            except Exception:
-                _log.exception("probing %s failed; probing again", member.spec.name)
+            await self._probe(member)
 
     async def _probe(self, member: Member) -> None:
         health = self._config.health
@@ -324,7 +326,7 @@ class Fleet:
         self.index.unfollow(member.spec.worker_id)
         self._clear_index(member)
         for source in sources:
-            self.index.follow(source)
+            self.index.follow(source, member.spec.name)
 
     def _restarts(self, member: Member) -> int:
         states = self.index.states(member.spec.worker_id).values()

@@ -6,8 +6,7 @@ two milliseconds, with a turn of the loop between them.
 
 import asyncio
 import contextlib
-import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +15,7 @@ from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
 from dynctl.adapters.zmq.context import close_context, new_context
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
-from dynctl.base.tasks import end_tasks
+from dynctl.base.tasks import Supervisor, end_tasks
 from dynctl.documents.workers import StreamState
 from router_core import Applied, BlocksRemoved, BlocksStored, Change, Cleared, KvEvent
 
@@ -28,7 +27,14 @@ MAX_WAITING: Final = 8192
 _SWEEP_BLOCKS: Final = 500
 _IDLE_SWEEP_S: Final = 0.05
 
-_log = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """A value's changes that wait to be applied."""
+
+    worker_id: int
+    generation: int
+    changes: Iterator[Change]
 
 
 @dataclass(slots=True)
@@ -41,7 +47,8 @@ class IndexRuntime:
     """Follows engines' KV events and applies them in slices.
 
     ``apply`` takes one change. ``sweep(max_blocks)`` forgets some of what lost workers had, True
-    while there is more. ``on_condition`` hears what streams report. ``clock``: monotonic seconds.
+    while there is more. ``on_condition`` gets what streams report. ``clock``: monotonic seconds.
+    ``tasks`` runs the streams and the applying task.
     """
 
     def __init__(
@@ -50,45 +57,49 @@ class IndexRuntime:
         sweep: Callable[[int], bool],
         on_condition: Callable[[StreamCondition], None],
         clock: Callable[[], float],
+        tasks: Supervisor,
     ) -> None:
         self._apply = apply
         self._sweep = sweep
         self._on_condition = on_condition
         self._clock = clock
+        self._tasks = tasks
         self._streams: dict[tuple[int, int], _Stream] = {}
-        self._waiting: deque[Iterator[Change]] = deque()
+        self._waiting: deque[_Queued] = deque()
         self._wake = asyncio.Event()
         self._context: Any = None  # of ZMQ, which only the planes touch
         self._worker: asyncio.Task[None] | None = None
-        self._generation: dict[int, int] = {}
+        #: Worker id -> how often it was unfollowed; values queued before that are stale.
+        self._generation: Counter[int] = Counter()
 
     # -- streams ---------------------------------------------------------------------------
 
-    def follow(self, source: KvEventSource) -> None:
-        """Start following a rank's events; what it knew before is void and must be cleared first.
+    def follow(self, source: KvEventSource, name: str = "") -> None:
+        """Start following a rank's events; the caller has cleared the rank's index.
 
-        Raises EndpointError. A stream that is followed already is replaced.
+        ``name``: the worker's. Raises EndpointError. A stream that is followed already is replaced.
         """
         key = (source.worker_id, source.dp_rank)
         if self._context is None:
             self._context = new_context()
-        generation = self._generation.get(source.worker_id, 0)
+        generation = self._generation[source.worker_id]
 
         def emit(value: StreamValue) -> None:
-            # A stream that was replaced may still have something to say: nobody wants it.
-            if self._generation.get(source.worker_id, 0) == generation:
+            # A stream that was replaced may still emit while it ends.
+            if self._generation[source.worker_id] == generation:
                 self.take(value)
 
         stream = ZmqKvEvents(source, emit, self._clock, context=self._context)
         old = self._streams.pop(key, None)
         if old is not None:
             old.task.cancel()
-        task = asyncio.create_task(self._run(stream), name=f"kv-events {source.worker_id}")
+        of = f"{name or source.worker_id} rank {source.dp_rank}"
+        task = self._tasks.start("KV event stream", stream.run, of)
         self._streams[key] = _Stream(stream, task)
 
     def unfollow(self, worker_id: int) -> None:
-        """Stop all streams of a worker; nothing of theirs is applied any more."""
-        self._generation[worker_id] = self._generation.get(worker_id, 0) + 1
+        """Stop all streams of a worker and drop their values that are not applied yet."""
+        self._generation[worker_id] += 1
         for key in [key for key in self._streams if key[0] == worker_id]:
             self._streams.pop(key).task.cancel()
 
@@ -111,7 +122,7 @@ class IndexRuntime:
     # -- life ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._worker = asyncio.create_task(self._work(), name="index")
+        self._worker = self._tasks.start("index update", self._work)
 
     async def close(self) -> None:
         """Stop everything; leaves no task and no socket behind."""
@@ -135,28 +146,23 @@ class IndexRuntime:
 
     # -- inside ----------------------------------------------------------------------------
 
-    async def _run(self, stream: ZmqKvEvents) -> None:
-        while True:
-            try:
-                await stream.run()
-            except asyncio.CancelledError:
-                raise
-            except Exception:
-                _log.exception("KV events of %s stopped; following again", stream.endpoint)
-            await asyncio.sleep(1.0)
-
     def take(self, value: StreamValue) -> None:
         """Queue what a stream reported; beyond MAX_WAITING the oldest is applied at once."""
         if isinstance(value, StreamCondition):
             self._on_condition(value)
         while len(self._waiting) >= MAX_WAITING:
             self._finish(self._waiting.popleft())
-        self._waiting.append(_pieces(value))
+        generation = self._generation[value.worker_id]
+        self._waiting.append(_Queued(value.worker_id, generation, _pieces(value)))
         self._wake.set()
 
-    def _finish(self, changes: Iterator[Change]) -> None:
-        for change in changes:
-            self._apply(change)
+    def _stale(self, queued: _Queued) -> bool:
+        return queued.generation != self._generation[queued.worker_id]
+
+    def _finish(self, queued: _Queued) -> None:
+        if not self._stale(queued):
+            for change in queued.changes:
+                self._apply(change)
 
     async def _work(self) -> None:
         while True:
@@ -167,8 +173,8 @@ class IndexRuntime:
             self._wake.clear()
             try:
                 more = self._slice()
-            except Exception:
-                _log.exception("a change of the index failed; going on with the next")
+            except Exception as error:
+                self._tasks.report("index update", error)
                 more = True
             if more:
                 self._wake.set()
@@ -179,11 +185,13 @@ class IndexRuntime:
         end = self._clock() + SLICE_S
         waiting = self._waiting
         while waiting:
-            changes = waiting.popleft()
-            for change in changes:
+            queued = waiting.popleft()
+            if self._stale(queued):
+                continue
+            for change in queued.changes:
                 self._apply(change)
                 if self._clock() >= end:
-                    waiting.appendleft(changes)
+                    waiting.appendleft(queued)
                     return True
         while self._sweep(_SWEEP_BLOCKS):
             if self._clock() >= end:

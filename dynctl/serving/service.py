@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dynctl.base.tasks import Supervisor
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import Conditions
@@ -95,6 +96,7 @@ class RoutingService:
         self.sample = sample
         self.conditions = Conditions(wall)
         self.observers: list[ServiceObserver] = []
+        self.tasks = Supervisor(self._task_failed, self._task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
         self.kv_events: Counter[tuple[str, str]] = Counter()
         #: Requests whose streams this process holds: their bookings do not expire.
@@ -326,6 +328,13 @@ class RoutingService:
         return self.apply(ConfigSet(values))
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _task_failed(self, name: str, message: str) -> None:
+        message = f"internal error, the task restarts by itself; see the log: {message}"
+        self.set_condition(codes.BACKGROUND_TASK_FAILED, name, message)
+
+    def _task_recovered(self, name: str) -> None:
+        self.clear_condition(codes.BACKGROUND_TASK_FAILED, name)
 
     def _fleet_changed(self) -> None:
         """Block sizes by model, and the conditions that follow from who is there."""

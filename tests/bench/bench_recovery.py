@@ -109,7 +109,9 @@ async def run(entries_scale: float, quiet_s: float) -> list[Row]:
         service.upsert_worker(Worker(number + 1, f"w{number}", "m"))
     waiting = updates(documents)
     conditions: list[StreamCondition] = []
-    index = IndexRuntime(service.apply, service.router.sweep, conditions.append, service.clock)
+    index = IndexRuntime(
+        service.apply, service.router.sweep, conditions.append, service.clock, service.tasks
+    )
     settle_garbage_collector()
 
     async def recover() -> None:

@@ -83,7 +83,6 @@ class WorkersFile:
             stamp = self._stamp()
             if stamp == self._seen:
                 continue
-            self._seen = stamp
             subject = str(self._path)
             try:
                 await self._take(read_workers_file(self._path))
@@ -92,6 +91,8 @@ class WorkersFile:
                 self._service.set_condition(codes.WORKERS_FILE_INVALID, subject, message)
             else:
                 self._service.clear_condition(codes.WORKERS_FILE_INVALID, subject)
+            # Only now: after an unexpected error the restarted task reads this file again.
+            self._seen = stamp
 
     async def _take(self, specs: list[WorkerSpec]) -> None:
         wanted = {spec.name for spec in specs}

@@ -8,15 +8,13 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 import uvloop
 from aiohttp import web
 
 from dynctl.base.errors import UsageProblem
-from dynctl.base.tasks import end_tasks
 from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
@@ -114,7 +112,6 @@ class Frontend:
         ]
         self._serves_inference = inference
         self._extra_routes = tuple(extra_routes)
-        self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[web.AppRunner] = []
         self.port = config.port
         self.system_port = config.system_port
@@ -144,9 +141,10 @@ class Frontend:
             listener.close()
             await self.close()
             raise
-        self._spawn(self._expire_often(), "expiry")
-        self._spawn(self._check_tokenizers(), "tokenizer check")
-        self._spawn(self.metrics.watch_event_loop(), "event loop canary")
+        start = self.service.tasks.start
+        start("booking expiry", self._expire_often)
+        start("tokenizer check", self._check_tokenizers)
+        start("event loop canary", self.metrics.watch_event_loop)
 
     async def drain(self) -> None:
         """Refuse new requests and wait until the running ones end, or the drain timeout."""
@@ -158,8 +156,7 @@ class Frontend:
 
     async def close(self) -> None:
         """Stop everything; running requests are cut."""
-        await end_tasks(self._tasks)
-        self._tasks.clear()
+        await self.service.tasks.close()
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
@@ -196,7 +193,7 @@ class Frontend:
                 config.workers_file, self.fleet, self.service, config.workers_file_poll_s
             )
             await file.load()
-            self._spawn(file.run(), "workers file")
+            self.service.tasks.start("workers file reload", file.run)
 
     async def _serve(self, app: web.Application, listener: socket.socket) -> None:
         runner = web.AppRunner(
@@ -224,9 +221,6 @@ class Frontend:
     def _cached_blocks(self, ref: WorkerWithDpRank) -> int:
         slot = self.service.router.registry.slot(*ref)
         return 0 if slot is None else self.service.router.index.block_count(slot)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._tasks.append(asyncio.create_task(work, name=name))
 
     async def _expire_often(self) -> None:
         while True:

@@ -117,6 +117,8 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
     ("worker_index_missing", "gauge", "1 = KV events of the rank were lost and not healed",
      ("worker", "dp_rank", "role")),
     ("conditions", "gauge", "Named conditions in force, by code", ("code",)),
+    ("background_task_failures_total", "counter", "Failures of background tasks, which restart by "
+     "themselves", ("task",)),
     ("decision_memory_bytes", "gauge", "Estimated bytes of the decisions kept", ()),
     ("decision_memory_plans", "gauge", "Plans kept in the decision memory", ()),
     ("domain_workers", "gauge", "Workers that publish the domain value", _DOMAIN),

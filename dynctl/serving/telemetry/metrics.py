@@ -38,6 +38,10 @@ EVENT_STATUS = {
     "columns_differ": "invalid_block",
     "not_a_hash": "invalid_block",
 }
+#: Counters that other parts keep; they are read on a scrape.
+COUNTED_ELSEWHERE = frozenset(
+    {"dynamo_component_kv_cache_events_applied", "dynctl_background_task_failures_total"}
+)
 #: The scrape gives the event loop back after this many seconds of writing.
 SLICE_S = 0.002
 #: Longest drift of the canary that is not a stall.
@@ -69,7 +73,7 @@ class Metrics(ServiceObserver):
         for name, family in self.families.items():
             if family.kind == "histogram":
                 self._histograms[name] = Histogram(family)
-            elif family.kind == "counter" and name != "dynamo_component_kv_cache_events_applied":
+            elif family.kind == "counter" and name not in COUNTED_ELSEWHERE:
                 self._counters[name] = Counter(family)
         self._open: dict[str, RequestRecord] = {}
         self._disconnected = 0
@@ -246,6 +250,8 @@ class Metrics(ServiceObserver):
         for (kind, code), count in self._service.kv_events.items():
             events[kind, EVENT_STATUS.get(code, "block_not_found")] += count
         yield self._text("dynamo_component_kv_cache_events_applied", events.items())
+        failures = {(task,): n for task, n in self._service.tasks.failures.items()}
+        yield self._text("dynctl_background_task_failures_total", failures.items())
         by_code = Tally((condition.code,) for condition in self._service.conditions)
         yield self._text("dynctl_conditions", by_code.items())
         if self._memory is not None:

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from dynctl.adapters.ports import (
@@ -23,7 +24,7 @@ from dynctl.adapters.ports import (
     Interrupted,
 )
 from dynctl.base.decode_errors import WireError
-from dynctl.base.tasks import end_tasks
+from dynctl.base.tasks import Supervisor
 from dynctl.health.deployment import Deployment, Registrations
 from dynctl.sources.dynamo.event_lines import (
     TailKind,
@@ -224,8 +225,7 @@ class EventTail:
         self._registrations = Registrations()
         self._workers: dict[int, Worker] = {}
         self._followed: dict[EventChannel, _Followed] = {}
-        self._ended: list[asyncio.Task[None]] = []
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks = Supervisor(lambda name, text: say(f"internal error in {name}: {text}"))
 
     async def __aenter__(self) -> EventTail:
         try:
@@ -242,14 +242,11 @@ class EventTail:
     def follow(self) -> None:
         """Begin: lines come from now on."""
         self._follow_channels()
-        watching = watch_discovery(self._discovery, self._take)
-        self._watching = asyncio.create_task(watching, name="discovery")
+        self._tasks.start("discovery", partial(watch_discovery, self._discovery, self._take))
 
     async def close(self) -> None:
         """Leaves no task, and closes discovery; the planes are the caller's."""
-        watching = [] if self._watching is None else [self._watching]
-        followers = [followed.task for followed in self._followed.values()]
-        await end_tasks([*watching, *followers, *self._ended])
+        await self._tasks.close()
         self._followed.clear()
         await self._discovery.close()
 
@@ -305,7 +302,6 @@ class EventTail:
         for channel, followed in list(self._followed.items()):
             if channel not in wanted or wanted[channel] != followed.of:
                 followed.task.cancel()
-                self._ended = [t for t in self._ended if not t.done()] + [followed.task]
                 del self._followed[channel]
         for channel, of in wanted.items():
             if channel not in self._followed:
@@ -317,8 +313,8 @@ class EventTail:
         else:
             take = PublisherTail(of.worker, of.dp_rank, self._emit, self._now_ms).take
         follower = self._plane_of(channel).follow(channel, take)
-        name = f"{channel.topic} {channel.publisher_id:x}"
-        return asyncio.create_task(follower.run(), name=name)
+        publisher = f"publisher {channel.publisher_id:x}"
+        return self._tasks.start(f"{channel.topic} stream", follower.run, publisher)
 
     # -- load ------------------------------------------------------------------------------
 

@@ -20,11 +20,12 @@ from dynctl.adapters.ports import ChannelMessage, ChannelValue
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.base.tasks import end_tasks
+from dynctl.base.tasks import Supervisor
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
+from dynctl.sources.alerts import condition_alert
 from dynctl.sources.dynamo.decisions import DecisionJoin
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.frontends import PolledFrontends
@@ -76,7 +77,7 @@ class LiveDynamo:
         self._planes: Planes | None = None
         self._observer: Observer | None = None
         self._frontends: PolledFrontends | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Supervisor()
         self._read_all = False
         self._read: set[int] = set()
         self._alerts: tuple[Any, ...] = ()
@@ -130,11 +131,10 @@ class LiveDynamo:
         await self._frontends.read()
         if self._log is not None:
             self._log.read()
-            self._tasks.append(asyncio.create_task(self._log.run(), name="frontend log"))
+            self._tasks.start("frontend log", self._log.run)
 
     async def _close(self) -> None:
-        await end_tasks(self._tasks)
-        self._tasks.clear()
+        await self._tasks.close()
         if self._log is not None:
             self._log.close()
         if self._observer is not None:
@@ -283,7 +283,10 @@ class LiveDynamo:
             self._alerts = tuple(
                 dynamo_alerts(self.title, namespace(self._options), deployment, frontends.facts())
             )
-        return self._alerts
+        failing = self._tasks.failing | observer.tasks.failing
+        code = "BACKGROUND_TASK_FAILED"
+        failed = tuple(condition_alert(code, name, text) for name, text in failing.items())
+        return failed + self._alerts
 
     def _view(self) -> ViewSource:
         observer, _ = self._opened()

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from dynctl.adapters.ports import (
@@ -23,7 +24,7 @@ from dynctl.adapters.ports import (
     RequestPlaneError,
     StreamCondition,
 )
-from dynctl.base.tasks import end_tasks
+from dynctl.base.tasks import Supervisor
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import Deployment, ObservedWorker, Registrations
 from dynctl.serving.index_runtime import IndexRuntime
@@ -151,12 +152,11 @@ class Observer:
         self._asking = asyncio.Semaphore(bounds.recoveries)
         self._ranks: dict[Rank, _FollowedRank] = {}
         self._channels: dict[tuple[str, int], _Follower] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._ended: list[asyncio.Task[None]] = []
+        self.tasks = Supervisor()
         self.load = LoadMirror(
             router.registry, self.apply, clock, books=books, on_sequence=on_sequence
         )
-        self.applier = IndexRuntime(self.apply, router.sweep, on_condition, clock)
+        self.applier = IndexRuntime(self.apply, router.sweep, on_condition, clock, self.tasks)
 
     async def __aenter__(self) -> Observer:
         await self.start()
@@ -173,16 +173,12 @@ class Observer:
             await self.close()
             raise
         self.applier.start()
-        self._tasks = [
-            asyncio.create_task(watch_discovery(self.discovery, self._take), name="discovery"),
-            asyncio.create_task(self._expire(), name="expiry"),
-        ]
+        self.tasks.start("discovery", partial(watch_discovery, self.discovery, self._take))
+        self.tasks.start("booking expiry", self._expire)
 
     async def close(self) -> None:
         """Leaves no task, socket or thread."""
-        held = [task for rank in self._ranks.values() for task in rank.tasks]
-        held += [follower.task for follower in self._channels.values()]
-        await end_tasks([*self._tasks, *held, *self._ended])
+        await self.tasks.close()
         self._ranks.clear()
         self._channels.clear()
         await self.applier.close()
@@ -320,24 +316,24 @@ class Observer:
 
     def _followed(self, source: EventSource, channel: EventChannel | None) -> _FollowedRank:
         index = RankIndex(source, self._recover, self.applier.take, self._clock)
-        name = f"index {source.worker_id:x}.{source.dp_rank}"
-        tasks = [asyncio.create_task(index.run(), name=name)]
+        of = f"{source.worker_id:x} rank {source.dp_rank}"
+        tasks = [self.tasks.start("index recovery", index.run, of)]
         if channel is None:
             index.ask()
         else:
             follower = self._plane_of(channel).follow(channel, index.take)
-            tasks.append(asyncio.create_task(follower.run(), name=f"kv events of {name}"))
+            tasks.append(self.tasks.start("KV event stream", follower.run, of))
         return _FollowedRank(index, source, channel, tasks)
 
     def _unfollow(self, worker_id: int) -> None:
         for key in [key for key in self._ranks if key[0] == worker_id]:
             self._end(self._ranks.pop(key).tasks)
+        self.applier.unfollow(worker_id)
 
     def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Let tasks end by themselves; close() waits for those that have not."""
+        """Cancel tasks; close() waits for those that have not ended."""
         for task in tasks:
             task.cancel()
-        self._ended = [task for task in self._ended if not task.done()] + tasks
 
     async def _recover(self, source: EventSource, start: int | None) -> RecoveryAnswer:
         if source.recovery is None:
@@ -377,8 +373,8 @@ class Observer:
         takes = {"sequences": self.load.take_sequences, "loads": self.load.take_metrics}
         take = self._on_pass if kind == "passes" and self._on_pass is not None else takes[kind]
         follower = self._plane_of(channel).follow(channel, take)
-        task = asyncio.create_task(follower.run(), name=f"{kind} {channel.publisher_id:x}")
-        return _Follower(channel, task)
+        of = f"publisher {channel.publisher_id:x}"
+        return _Follower(channel, self.tasks.start(f"{kind} stream", follower.run, of))
 
     async def _expire(self) -> None:
         while True:

@@ -7,7 +7,6 @@ variable does, else the context, else Dynamo's default.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable
 from contextlib import aclosing
@@ -187,11 +186,9 @@ class _EventPlanes:
 
 _RETRY_S: Final = 1.0
 
-_log = logging.getLogger(__name__)
-
 
 async def watch_discovery(discovery: Discovery, take: Callable[[DiscoveryChange], None]) -> None:
-    """Give every change to ``take`` until cancelled, also over failures of the plane."""
+    """Give every change to ``take`` until cancelled, also while the plane is not reachable."""
     while True:
         try:
             async with aclosing(discovery.watch()) as changes:
@@ -199,6 +196,4 @@ async def watch_discovery(discovery: Discovery, take: Callable[[DiscoveryChange]
                     take(change)
         except Unreachable as error:
             take(Interrupted(error.message))
-        except Exception:
-            _log.exception("following %s failed; following again", discovery.title)
         await asyncio.sleep(_RETRY_S)

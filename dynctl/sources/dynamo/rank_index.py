@@ -230,6 +230,9 @@ class RankIndex:
             except (RequestPlaneError, WireError) as error:
                 self._failures += 1
                 self._give_up(str(error))
+            except Exception:
+                self._due.set()  # so that the restarted task recovers first
+                raise
             self._settled.set()
             if self._failures:
                 pause = _RETRY_S[min(self._failures, len(_RETRY_S)) - 1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Final
 
@@ -17,7 +18,7 @@ import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
-from dynctl.base.tasks import end_tasks
+from dynctl.base.tasks import Supervisor
 from dynctl.documents.decisions import ConfigDocument, DecisionList, decode_decision_list
 from dynctl.documents.fleet_load import FleetLoad, decode_fleet_load
 from dynctl.documents.route_result import RouteResult
@@ -109,7 +110,7 @@ class LiveFrontends:
             FrontendReadings(AsyncFrontendClient(self._client, one.url, limit), wall)
             for one in self._asked
         ]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Supervisor()
 
     async def __aenter__(self) -> LiveFrontends:
         try:
@@ -119,10 +120,9 @@ class LiveFrontends:
         except BaseException:
             await self._client.aclose()
             raise
-        self._tasks = [
-            asyncio.create_task(self._follow_decisions(one), name=f"decisions {one.reader.name}")
-            for one in self._followed
-        ]
+        for one in self._followed:
+            work = partial(self._follow_decisions, one)
+            self._tasks.start("decision feed", work, one.reader.name)
         return self
 
     async def __aexit__(
@@ -131,7 +131,7 @@ class LiveFrontends:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await end_tasks(self._tasks)
+        await self._tasks.close()
         await self._client.aclose()
 
     async def snapshot(self) -> Snapshot:
@@ -206,3 +206,6 @@ class LiveFrontends:
                 await asyncio.sleep(WAIT_S)
             except (DynctlError, WireError):
                 await asyncio.sleep(RETRY_S)
+            except Exception as error:
+                one.decisions_refused = f"internal error: {error!r}"
+                raise

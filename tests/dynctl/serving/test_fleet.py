@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines import workers_file
 from dynctl.serving.engines.worker_spec import WorkerSpecError
 from dynctl.serving.http.server import Frontend, StartError
 from dynctl.simulation.engine.config import EngineConfig
@@ -93,6 +94,45 @@ async def test_the_workers_file_is_read_again_and_a_bad_one_keeps_the_fleet(tmp_
             await until(lambda: condition(fleet, "WORKERS_FILE_INVALID", str(path)) is None)
             worker = fleet.service.router.registry.by_name("f1")
             assert worker.domains == {"zone": "c"}
+
+
+async def test_a_value_that_yaml_cannot_convert_keeps_the_fleet_until_the_file_is_mended(tmp_path):
+    async with site([{"name": "a0"}]) as engines:
+        url, path = engines.engines["a0"].url, tmp_path / "workers.yaml"
+        path.write_text(f"workers: [{{url: '{url}', name: f0}}]")
+        async with site([], workers_file=path, workers_file_poll_s=0.02) as fleet:
+            path.write_text(f"workers: [{{url: '{url}', name: f1, block_size: !!int x}}]")
+            await until(lambda: condition(fleet, "WORKERS_FILE_INVALID", str(path)) is not None)
+            assert [m.spec.name for m in fleet.frontend.fleet] == ["f0"]
+            path.write_text(f"workers: [{{url: '{url}', name: f1}}]")
+            await until(lambda: condition(fleet, "WORKERS_FILE_INVALID", str(path)) is None)
+            assert [m.spec.name for m in fleet.frontend.fleet] == ["f1"]
+
+
+async def test_a_reload_that_fails_is_reported_counted_and_tried_again(tmp_path, monkeypatch):
+    read, failures = workers_file.read_workers_file, 2
+
+    def fails_twice(path):
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise KeyError("a defect")
+        return read(path)
+
+    async with site([{"name": "a0"}]) as engines:
+        url, path = engines.engines["a0"].url, tmp_path / "workers.yaml"
+        path.write_text(f"workers: [{{url: '{url}', name: f0}}]")
+        async with site([], workers_file=path, workers_file_poll_s=0.02) as fleet:
+            monkeypatch.setattr(workers_file, "read_workers_file", fails_twice)
+            path.write_text(f"workers: [{{url: '{url}', name: f1}}]")
+            failed = "workers file reload"
+            await until(lambda: condition(fleet, "BACKGROUND_TASK_FAILED", failed) is not None)
+            assert "a defect" in condition(fleet, "BACKGROUND_TASK_FAILED", failed).message
+            await until(lambda: [m.spec.name for m in fleet.frontend.fleet] == ["f1"])
+            line = 'dynctl_background_task_failures_total{task="workers file reload"} 2'
+            assert line in (await fleet.get("/metrics"))[1].decode()
+            await fleet.service.tasks.close()
+            assert condition(fleet, "BACKGROUND_TASK_FAILED", failed) is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
+from dynctl.base.tasks import Supervisor
 from dynctl.serving.index_runtime import MAX_WAITING, PIECE_BLOCKS, IndexRuntime
 from router_core import (
     OK,
@@ -36,6 +37,7 @@ def runtime(router: Router, step: float = 0.0, heard: list | None = None) -> Ind
         router.sweep,
         (heard if heard is not None else []).append,
         Ticking(step),
+        Supervisor(),
     )
 
 
@@ -146,11 +148,40 @@ async def test_a_change_that_raises_does_not_stop_the_rest():
             raise RuntimeError("a defect")
         return router.apply(change, 0.0)
 
-    work = IndexRuntime(apply, router.sweep, print, Ticking(0.0))
+    tasks = Supervisor()
+    work = IndexRuntime(apply, router.sweep, print, Ticking(0.0), tasks)
     work.start()
     work.take(stored(1, 3))
     work.take(stored(1, 4, first=50))
     await work.drained()
     await asyncio.sleep(0)
     assert router.index.block_count(0) == 4
+    assert tasks.failures == {"index update": 1}
     await work.close()
+
+
+async def test_nothing_that_was_queued_before_unfollow_is_applied_after_it():
+    router = router_of("a", "b")
+    work = runtime(router, step=0.0005)  # the first batch is applied in several slices
+    work.start()
+    work.take(stored(1, 4 * PIECE_BLOCKS))
+    work.take(stored(1, 7, first=100_000))
+    work.take(stored(2, 5))
+    while not router.index.block_count(0):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    work.unfollow(1)
+    router.apply(KvEvent(1, 0, Cleared()), 0.0)
+    work.take(stored(1, 2, first=200_000))
+    await work.drained()
+    assert [router.index.block_count(slot) for slot in (0, 1)] == [2, 5]
+    await work.close()
+
+
+def test_stale_values_are_dropped_when_the_queue_overflows_too():
+    router = router_of("a", "b")
+    work = runtime(router)
+    work.take(stored(1, 1))
+    work.unfollow(1)
+    for i in range(MAX_WAITING):
+        work.take(stored(2, 1, first=1 + i))
+    assert router.index.block_count(0) == 0
