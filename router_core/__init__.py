@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     )
     from router_core.busy import REPORTED_TOKENS, THRESHOLD_SETTINGS, SignalStanding, Thresholds
     from router_core.config import (
-        DEFAULT_PRESET, PRESETS, SETTINGS, RouterConfig, Setting, legacy_overlap_weight, preset,
+        DEFAULT_PRESET, PRESETS, SETTINGS, RouterConfig, Setting, find_setting,
+        legacy_overlap_weight, preset,
     )
     from router_core.hashing import (
         BlockHashes, hash_prompt, local_block_hashes, sequence_hashes, to_signed, to_unsigned,
@@ -76,8 +77,8 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "constraints", "topology_of",
     "UNCONSTRAINED", "ImpliedConstraints", "RouterPolicy", "implied_constraints", "policy_conflict",
     "REPORTED_TOKENS", "THRESHOLD_SETTINGS", "SignalStanding", "Thresholds",
-    "DEFAULT_PRESET", "PRESETS", "SETTINGS", "RouterConfig", "Setting", "legacy_overlap_weight",
-    "preset",
+    "DEFAULT_PRESET", "PRESETS", "SETTINGS", "RouterConfig", "Setting", "find_setting",
+    "legacy_overlap_weight", "preset",
     "BlockHashes", "hash_prompt", "local_block_hashes", "sequence_hashes", "to_signed",
     "to_unsigned",
     "PromptHasher",
@@ -108,7 +109,9 @@ _MODULES = {
         "constraints topology_of",
     "topology": "UNCONSTRAINED ImpliedConstraints RouterPolicy implied_constraints policy_conflict",
     "busy": "REPORTED_TOKENS THRESHOLD_SETTINGS SignalStanding Thresholds",
-    "config": "DEFAULT_PRESET PRESETS SETTINGS RouterConfig Setting legacy_overlap_weight preset",
+    "config":
+        "DEFAULT_PRESET PRESETS SETTINGS RouterConfig Setting find_setting legacy_overlap_weight "
+        "preset",
     "hashing": "BlockHashes hash_prompt local_block_hashes sequence_hashes to_signed to_unsigned",
     "prompt_hasher": "PromptHasher",
     "index": "PrefixIndex",

@@ -1,41 +1,35 @@
-"""The router's settings: each with its default, bounds, flags, environment variables and help.
+"""The router's settings: names, types, defaults, bounds, presets and meaning.
 
-One table serves the command line, the environment, ``config show`` and validation, so a setting
-cannot be called one thing here and another there. Presets change defaults only: what a person
-sets explicitly always wins. Names and meanings follow the Dynamo 1.6 frontend; deprecated 0.9
-spellings are kept as aliases that warn.
+Names and meanings follow the Dynamo 1.6 frontend. A preset changes defaults only: a value that is
+set wins over it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 from router_core.errors import ConfigError
 
-#: Modes that other routers know and this one does not have yet: named, so that asking for one is
-#: answered with "not built yet" and not with "unknown".
+#: Modes of other routers that this one does not have yet: errors call them "not built yet".
 PLANNED_MODES = ("power-of-two", "device-aware-weighted", "direct")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known of one field of :class:`RouterConfig` beside its value.
+    """One field of :class:`RouterConfig`: its type, default and bounds.
 
-    ``flags`` and ``env`` list the current name first; the rest are deprecated spellings that still
-    work and warn. ``needs`` names the feature that the setting belongs to where that is not built
-    yet (for ``unbuilt_values`` only, where there are some): such a setting is read, validated and
-    answered with a warning. ``without`` says what happens instead.
+    ``needs`` names the feature that a setting belongs to where that feature is not built yet (for
+    ``unbuilt_values`` only, where there are some): such a setting is checked and has no effect.
+    ``without`` says what happens instead.
     """
 
     name: str
     type: type
     default: Any
-    help: str
-    flags: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
@@ -56,7 +50,7 @@ class Setting:
         return not self.needs
 
     def parse(self, text: str) -> Any:
-        """The value that a flag or an environment variable spells.
+        """The value that ``text`` spells.
 
         ``none``, ``null`` and the empty string unset an optional setting. Raises ConfigError.
         """
@@ -109,322 +103,114 @@ ROUTER_MODES = ("kv", "round-robin", "random", "least-loaded")
 ENFORCEMENTS = ("required", "preferred", "fallback")
 
 
-def _setting(default: Any, help: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help, **metadata})
+def _setting(default: Any, **metadata: Any) -> Any:
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """How a router decides. Every field is described by :func:`settings`.
+    """How a router decides; raises ConfigError for a value out of bounds.
 
-    Blocks are KV-cache blocks, tokens are prompt tokens, fractions are of 1.
+    Blocks are KV-cache blocks, tokens are prompt tokens, fractions are of 1. ``SETTINGS`` has the
+    type, default and bounds of every field.
     """
 
-    router_mode: str = _setting(
-        "kv",
-        "how a worker is chosen",
-        flags=("--router-mode",),
-        env=("DYN_ROUTER_MODE",),
-        choices=ROUTER_MODES,
-    )
-    overlap_score_credit: float = _setting(
-        1.0,
-        "blocks of prefill credited per cached block",
-        flags=("--router-kv-overlap-score-credit",),
-        env=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",),
-        low=0.0,
-    )
-    overlap_score_credit_decay: float = _setting(
-        0.0,
-        "how fast the credit fades on workers with more active prefill than the least loaded",
-        flags=("--router-kv-overlap-score-credit-decay",),
-        env=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
-        low=0.0,
-    )
-    prefill_load_scale: float = _setting(
-        1.0,
-        "weight of prefill blocks in the cost (0.9: the overlap score weight)",
-        flags=(
-            "--router-prefill-load-scale",
-            "--router-kv-overlap-score-weight",
-            "--kv-overlap-score-weight",
-        ),
-        env=(
-            "DYN_ROUTER_PREFILL_LOAD_SCALE",
-            "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
-            "DYN_KV_OVERLAP_SCORE_WEIGHT",
-        ),
-        low=0.0,
-    )
-    decode_active_request_weight: float = _setting(
-        0.0,
-        "cost of each request that is active on a worker",
-        flags=("--router-decode-active-request-weight",),
-        env=("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",),
-        low=0.0,
-    )
-    router_temperature: float = _setting(
-        0.0,
-        "0 picks the lowest cost; above 0 samples, more evenly the higher it is",
-        flags=("--router-temperature",),
-        env=("DYN_ROUTER_TEMPERATURE",),
-        low=0.0,
-    )
-    router_track_active_blocks: bool = _setting(
-        True,
-        "count the blocks of running requests as decode load",
-        flags=("--router-track-active-blocks", "--track-active-blocks"),
-        env=("DYN_ROUTER_TRACK_ACTIVE_BLOCKS",),
-    )
-    router_track_output_blocks: bool = _setting(
-        False,
-        "also count blocks that generation adds",
-        flags=("--router-track-output-blocks", "--track-output-blocks"),
-        env=("DYN_ROUTER_TRACK_OUTPUT_BLOCKS",),
-    )
-    router_assume_kv_reuse: bool = _setting(
-        True,
-        "count a prompt block that running requests share once a worker",
-        flags=("--router-assume-kv-reuse", "--assume-kv-reuse"),
-        env=("DYN_ROUTER_ASSUME_KV_REUSE",),
-    )
-    router_track_prefill_tokens: bool = _setting(
-        True,
-        "count prompt tokens that wait for their first output token as prefill load",
-        flags=("--router-track-prefill-tokens",),
-        env=("DYN_ROUTER_TRACK_PREFILL_TOKENS",),
-    )
-    active_decode_blocks_threshold: float | None = _setting(
-        None,
-        "a rank is busy above this fraction of its KV blocks",
-        flags=("--active-decode-blocks-threshold",),
-        env=("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",),
-        low=0.0,
-        high=1.0,
-    )
-    active_prefill_tokens_threshold: int | None = _setting(
-        None,
-        "a rank is busy above this many active prefill tokens",
-        flags=("--active-prefill-tokens-threshold",),
-        env=("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",),
-        low=0,
-    )
-    active_prefill_tokens_threshold_frac: float | None = _setting(
-        None,
-        "a rank is busy above this multiple of its max_num_batched_tokens (may exceed 1)",
-        flags=("--active-prefill-tokens-threshold-frac",),
-        env=("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",),
-        low=0.0,
-    )
-    kv_transfer_domain: str | None = _setting(
-        None,
-        "the router's own transfer domain, for workers that publish no policy",
-        flags=("--router-kv-transfer-topology-level",),
-        env=("DYN_ROUTER_KV_TRANSFER_TOPOLOGY_LEVEL",),
-    )
-    kv_transfer_enforcement: str = _setting(
-        "required",
-        "what the router's own domain means: required never crosses it, preferred costs, "
-        "fallback crosses only when the domain has no decode worker",
-        flags=("--kv-transfer-enforcement",),
-        env=("DYN_ROUTER_KV_TRANSFER_ENFORCEMENT",),
-        choices=ENFORCEMENTS,
-    )
-    kv_transfer_preferred_weight: float | None = _setting(
-        None,
-        "strength of preferred, 0 to 1",
-        flags=("--kv-transfer-preferred-weight",),
-        env=("DYN_ROUTER_KV_TRANSFER_PREFERRED_WEIGHT",),
-        low=0.0,
-        high=1.0,
-    )
-    decode_capacity_guard: bool = _setting(
-        True,
-        "choose prefill workers whose domain has an eligible decode worker first",
-        flags=("--router-decode-capacity-guard",),
-        env=("DYN_ROUTER_DECODE_CAPACITY_GUARD",),
-    )
-    active_request_expiry_secs: float = _setting(
-        300.0,
-        "a booking that shows no progress for this long is forgotten",
-        flags=("--router-active-request-expiry-secs",),
-        env=("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",),
-        low=1.0,
-    )
-    overload_status_code: int = _setting(
-        529,
-        "HTTP status when every eligible worker is busy",
-        flags=("--http-overload-status-code",),
-        env=("DYN_HTTP_OVERLOAD_STATUS_CODE",),
-        low=400,
-        high=599,
-    )
+    router_mode: str = _setting("kv", choices=ROUTER_MODES)
+    """Rule that chooses the worker."""
+    overlap_score_credit: float = _setting(1.0, low=0.0)
+    """Blocks of prefill credited per cached block."""
+    overlap_score_credit_decay: float = _setting(0.0, low=0.0)
+    """How fast the credit falls on workers with more active prefill than the least loaded."""
+    prefill_load_scale: float = _setting(1.0, low=0.0)
+    """Weight of prefill blocks in the cost (0.9: the overlap score weight)."""
+    decode_active_request_weight: float = _setting(0.0, low=0.0)
+    """Cost in blocks of each active request of a worker."""
+    router_temperature: float = _setting(0.0, low=0.0)
+    """0 picks the lowest cost; above 0 samples, the higher the more evenly."""
+    router_track_active_blocks: bool = True
+    """Count the blocks of running requests as decode load."""
+    router_track_output_blocks: bool = False
+    """Also count the blocks that generation adds."""
+    router_assume_kv_reuse: bool = True
+    """Count a prompt block that running requests share once per worker."""
+    router_track_prefill_tokens: bool = True
+    """Count prompt tokens that wait for their first output token as prefill load."""
+    active_decode_blocks_threshold: float | None = _setting(None, low=0.0, high=1.0)
+    """A rank is busy above this fraction of its KV blocks."""
+    active_prefill_tokens_threshold: int | None = _setting(None, low=0)
+    """A rank is busy above this many active prefill tokens."""
+    active_prefill_tokens_threshold_frac: float | None = _setting(None, low=0.0)
+    """A rank is busy above this multiple of its max_num_batched_tokens (may exceed 1)."""
+    kv_transfer_domain: str | None = None
+    """Topology domain of the router's own KV-transfer policy, for workers that publish none."""
+    kv_transfer_enforcement: str = _setting("required", choices=ENFORCEMENTS)
+    """``required`` never crosses the domain, ``preferred`` makes crossing cost more, ``fallback``
+    crosses only when the domain has no decode worker."""
+    kv_transfer_preferred_weight: float | None = _setting(None, low=0.0, high=1.0)
+    """Weight of the preference, 0 to 1."""
+    decode_capacity_guard: bool = True
+    """Choose only prefill workers whose domain has an eligible decode worker."""
+    active_request_expiry_secs: float = _setting(300.0, low=1.0)
+    """Seconds without progress after which a booking expires."""
+    overload_status_code: int = _setting(529, low=400, high=599)
+    """HTTP status when every eligible worker is busy."""
     use_kv_events: bool = _setting(
         True,
-        "learn what workers cache from their KV events (off: approximate mode)",
-        flags=("--router-kv-events", "--kv-events"),
-        env=("DYN_ROUTER_USE_KV_EVENTS", "DYN_KV_EVENTS"),
         needs="approximate mode",
         unbuilt_values=(False,),
         without="workers are routed by load only",
     )
-    router_ttl_secs: float = _setting(
-        120.0,
-        "approximate mode: how long a routed prefix is believed to be cached",
-        flags=("--router-ttl-secs", "--router-ttl"),
-        env=("DYN_ROUTER_TTL_SECS", "DYN_ROUTER_TTL"),
-        low=0.0,
-        needs="approximate mode",
-    )
-    router_max_tree_size: int | None = _setting(
-        None,
-        "approximate mode (0.9): blocks kept before pruning",
-        flags=("--router-max-tree-size",),
-        env=("DYN_ROUTER_MAX_TREE_SIZE",),
-        low=1,
-        needs="approximate mode",
-    )
-    router_prune_target_ratio: float = _setting(
-        0.8,
-        "approximate mode (0.9): fraction kept by a pruning",
-        flags=("--router-prune-target-ratio",),
-        env=("DYN_ROUTER_PRUNE_TARGET_RATIO",),
-        low=0.0,
-        high=1.0,
-        needs="approximate mode",
-    )
-    router_queue_threshold: float | None = _setting(
-        None,
-        "queue when every worker holds more than this multiple of max_num_batched_tokens",
-        flags=("--router-queue-threshold",),
-        env=("DYN_ROUTER_QUEUE_THRESHOLD",),
-        low=0.0,
-        needs="the router queue",
-    )
+    """Index what workers cache from their KV events (off: approximate mode)."""
+    router_ttl_secs: float = _setting(120.0, low=0.0, needs="approximate mode")
+    """Approximate mode: seconds for which a routed prefix counts as cached."""
+    router_max_tree_size: int | None = _setting(None, low=1, needs="approximate mode")
+    """Approximate mode (0.9): blocks kept before pruning."""
+    router_prune_target_ratio: float = _setting(0.8, low=0.0, high=1.0, needs="approximate mode")
+    """Approximate mode (0.9): fraction of the blocks kept by pruning."""
+    router_queue_threshold: float | None = _setting(None, low=0.0, needs="the router queue")
+    """Queue when every worker holds more than this multiple of max_num_batched_tokens."""
     router_queue_policy: str = _setting(
-        "fcfs",
-        "order of the router queue",
-        flags=("--router-queue-policy",),
-        env=("DYN_ROUTER_QUEUE_POLICY",),
-        choices=("fcfs", "wspt", "lcfs"),
-        needs="the router queue",
+        "fcfs", choices=("fcfs", "wspt", "lcfs"), needs="the router queue"
     )
-    host_cache_hit_weight: float = _setting(
-        0.75,
-        "credit of a block cached in host memory",
-        flags=("--router-host-cache-hit-weight",),
-        env=("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",),
-        low=0.0,
-        high=1.0,
-        needs="cache tiers",
-    )
-    disk_cache_hit_weight: float = _setting(
-        0.25,
-        "credit of a block cached on disk",
-        flags=("--router-disk-cache-hit-weight",),
-        env=("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",),
-        low=0.0,
-        high=1.0,
-        needs="cache tiers",
-    )
-    router_replica_sync: bool = _setting(
-        False,
-        "share active-request state between router replicas",
-        flags=("--router-replica-sync",),
-        env=("DYN_ROUTER_REPLICA_SYNC",),
-        needs="replica sync",
-    )
-
-    router_predicted_ttl_secs: float | None = _setting(
-        None,
-        "how long a routed prefix is believed to be cached before its events come",
-        flags=("--router-predicted-ttl-secs",),
-        env=("DYN_ROUTER_PREDICTED_TTL_SECS",),
-        low=0.0,
-        needs="predict-on-route",
-    )
+    """Order of the router queue."""
+    host_cache_hit_weight: float = _setting(0.75, low=0.0, high=1.0, needs="cache tiers")
+    """Credit of a block cached in host memory."""
+    disk_cache_hit_weight: float = _setting(0.25, low=0.0, high=1.0, needs="cache tiers")
+    """Credit of a block cached on disk."""
+    router_replica_sync: bool = _setting(False, needs="replica sync")
+    """Share active-request state between router replicas."""
+    router_predicted_ttl_secs: float | None = _setting(None, low=0.0, needs="predict-on-route")
+    """Seconds for which a routed prefix counts as cached before its events arrive."""
     router_prefill_load_model: str = _setting(
         "none",
-        "how active prefill tokens decay with time",
-        flags=("--router-prefill-load-model",),
-        env=("DYN_ROUTER_PREFILL_LOAD_MODEL",),
         choices=("none", "ais", "aic"),
         needs="the prefill load model",
         unbuilt_values=("ais", "aic"),
         without="prefill load stays static",
     )
-    ais_backend: str | None = _setting(
-        None,
-        "prefill load model: the backend",
-        flags=("--ais-backend", "--aic-backend"),
-        env=("DYN_AIS_BACKEND", "DYN_AIC_BACKEND"),
-        needs="the prefill load model",
-    )
-    ais_backend_version: str | None = _setting(
-        None,
-        "prefill load model: the backend's version",
-        flags=("--ais-backend-version", "--aic-backend-version"),
-        env=("DYN_AIS_BACKEND_VERSION", "DYN_AIC_BACKEND_VERSION"),
-        needs="the prefill load model",
-    )
-    ais_system: str | None = _setting(
-        None,
-        "prefill load model: the accelerator",
-        flags=("--ais-system", "--aic-system"),
-        env=("DYN_AIS_SYSTEM", "DYN_AIC_SYSTEM"),
-        needs="the prefill load model",
-    )
-    ais_model_path: str | None = _setting(
-        None,
-        "prefill load model: the model",
-        flags=("--ais-model-path", "--aic-model-path"),
-        env=("DYN_AIS_MODEL_PATH", "DYN_AIC_MODEL_PATH"),
-        needs="the prefill load model",
-    )
-    ais_tp_size: int | None = _setting(
-        None,
-        "prefill load model: tensor-parallel size",
-        flags=("--ais-tp-size", "--aic-tp-size"),
-        env=("DYN_AIS_TP_SIZE", "DYN_AIC_TP_SIZE"),
-        low=1,
-        needs="the prefill load model",
-    )
+    """Model of how active prefill tokens decay with time."""
+    ais_backend: str | None = _setting(None, needs="the prefill load model")
+    """Prefill load model: the backend."""
+    ais_backend_version: str | None = _setting(None, needs="the prefill load model")
+    """Prefill load model: the backend's version."""
+    ais_system: str | None = _setting(None, needs="the prefill load model")
+    """Prefill load model: the accelerator."""
+    ais_model_path: str | None = _setting(None, needs="the prefill load model")
+    """Prefill load model: the model."""
+    ais_tp_size: int | None = _setting(None, low=1, needs="the prefill load model")
+    """Prefill load model: tensor-parallel size."""
     encoder_cuda_to_cpu_ratio: float = _setting(
-        8.0,
-        "throughput of a non-CPU worker relative to a CPU worker",
-        flags=("--encoder-cuda-to-cpu-ratio",),
-        env=("DYN_ENCODER_CUDA_TO_CPU_RATIO",),
-        low=1.0,
-        needs="the mode device-aware-weighted",
+        8.0, low=1.0, needs="the mode device-aware-weighted"
     )
-    serve_indexer: bool = _setting(
-        False,
-        "answer other routers from this router's index",
-        flags=("--serve-indexer",),
-        env=("DYN_SERVE_INDEXER",),
-        needs="the served indexer",
-    )
-    use_remote_indexer: bool = _setting(
-        False,
-        "ask a served indexer instead of keeping an index",
-        flags=("--use-remote-indexer",),
-        env=("DYN_USE_REMOTE_INDEXER",),
-        needs="the served indexer",
-    )
-    router_durable_kv_events: bool = _setting(
-        False,
-        "read KV events from JetStream (deprecated in Dynamo)",
-        flags=("--router-durable-kv-events",),
-        env=("DYN_ROUTER_DURABLE_KV_EVENTS",),
-        needs="the JetStream event plane",
-    )
-    router_reset_states: bool = _setting(
-        False,
-        "drop the router state kept in JetStream at start (0.9)",
-        flags=("--router-reset-states",),
-        env=("DYN_ROUTER_RESET_STATES",),
-        needs="the JetStream event plane",
-    )
+    """Throughput of a non-CPU worker relative to a CPU worker."""
+    serve_indexer: bool = _setting(False, needs="the served indexer")
+    """Serve this router's index to other routers."""
+    use_remote_indexer: bool = _setting(False, needs="the served indexer")
+    """Query a served indexer instead of keeping an index."""
+    router_durable_kv_events: bool = _setting(False, needs="the JetStream event plane")
+    """Read KV events from JetStream (deprecated in Dynamo)."""
+    router_reset_states: bool = _setting(False, needs="the JetStream event plane")
+    """Drop the router state kept in JetStream at start (0.9)."""
 
     def __post_init__(self) -> None:
         for setting in SETTINGS.values() if _SETTINGS_READY else ():
@@ -435,14 +221,13 @@ class RouterConfig:
         if preferred and self.kv_transfer_preferred_weight is None:
             raise ConfigError(
                 "kv_transfer_preferred_weight: required when kv_transfer_enforcement is "
-                "preferred; give --kv-transfer-preferred-weight 0..1"
+                "preferred, expected 0 to 1, got none"
             )
 
     def with_values(self, values: Mapping[str, Any]) -> RouterConfig:
         """A copy with ``values`` (by field name) checked and set; raises ConfigError."""
-        unknown = sorted(set(values) - set(SETTINGS))
-        if unknown:
-            raise ConfigError(_unknown_setting(unknown[0]))
+        for name in sorted(set(values) - set(SETTINGS)):
+            find_setting(name)
         return replace(self, **values)
 
 
@@ -469,7 +254,7 @@ def _describe() -> dict[str, Setting]:
     return table
 
 
-#: Field name -> its description, in declaration order.
+#: Field name -> its Setting, in declaration order.
 SETTINGS: dict[str, Setting] = _describe()
 _SETTINGS_READY = True
 
@@ -487,6 +272,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 DEFAULT_PRESET = "dynamo-1.6"
 
 
+def find_setting(name: str) -> Setting:
+    """The setting called ``name``; raises ConfigError naming similar ones."""
+    if name in SETTINGS:
+        return SETTINGS[name]
+    near = get_close_matches(name, SETTINGS, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigError(f"{name}: no such setting{hint}")
+
+
 def preset(name: str) -> RouterConfig:
     """The defaults called ``name``; raises ConfigError listing the presets."""
     if name not in PRESETS:
@@ -494,42 +288,8 @@ def preset(name: str) -> RouterConfig:
     return RouterConfig(**PRESETS[name])
 
 
-def parse_assignments(
-    config: RouterConfig, assignments: Iterable[str]
-) -> tuple[RouterConfig, dict[str, Any]]:
-    """``key=value`` texts applied to ``config``: the new config and what was set.
-
-    Keys are field names, with ``-`` or ``_``, with or without the ``router_`` prefix. The 0.9
-    ``overlap_score_weight`` sets prefill_load_scale, and the credit too when it is 0.
-    """
-    values: dict[str, Any] = {}
-    for text in assignments:
-        key, separator, raw = text.partition("=")
-        if not separator:
-            raise ConfigError(f"{text!r}: expected key=value, for example prefill_load_scale=1.5")
-        name = key.strip().lower().lstrip("-").replace("-", "_")
-        if name in ("overlap_score_weight", "kv_overlap_score_weight"):
-            weight = SETTINGS["prefill_load_scale"].parse(raw)
-            values |= legacy_overlap_weight(weight)
-            continue
-        candidates = (name, f"router_{name}", name.removeprefix("router_"))
-        found = next((candidate for candidate in candidates if candidate in SETTINGS), None)
-        if found is None:
-            raise ConfigError(_unknown_setting(name))
-        values[found] = SETTINGS[found].parse(raw)
-    return config.with_values(values), values
-
-
 def legacy_overlap_weight(weight: float) -> dict[str, float]:
     """What the 0.9 overlap score weight means today: 0 turns the cache term off altogether."""
     if weight == 0:
         return {"prefill_load_scale": 0.0, "overlap_score_credit": 0.0}
     return {"prefill_load_scale": weight}
-
-
-def _unknown_setting(name: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, SETTINGS, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    return f"{name}: no such setting{hint} (`dynctl config show` lists them)"

@@ -1,4 +1,4 @@
-"""The router's flags, made from ``router_core.config.SETTINGS``: one table, one spelling."""
+"""The router's flags, made from ``ROUTER_OPTIONS`` and ``router_core.SETTINGS``."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import MISMATCH_FLAG, PRESET_FLAG, bounds, spellings
 from router_core import PRESETS, SETTINGS, Setting
 
@@ -66,7 +67,7 @@ def _flags() -> Iterator[tuple[str, Any]]:
         ],
     )
     for setting in SETTINGS.values():
-        for spelling in spellings(setting):
+        for spelling in spellings(setting.name):
             if spelling.kind == "flag":
                 yield spelling.text, _annotation(setting, spelling.text, spelling.deprecated)
         if setting.name == "kv_transfer_enforcement":
@@ -90,6 +91,7 @@ def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
         panel = POLICY_PANEL
     if setting.name.endswith(("_threshold", "_threshold_frac")) and setting.built:
         panel = BUSY_PANEL
+    option = ROUTER_OPTIONS[setting.name]
     names = [flag]
     kind: Any = str
     metavar: str | None = "|".join(setting.choices) or setting.type.__name__.upper()
@@ -99,16 +101,16 @@ def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
     default = setting.default
     shown = "none" if default is None else str(default).lower() if kind is bool else default
     limits = "" if setting.choices or kind is bool or not _bounded(setting) else bounds(setting)
-    extra = "; ".join(text for text in (limits, f"default: {shown}", setting.env[0]) if text)
-    option = typer.Option(
+    extra = "; ".join(text for text in (limits, f"default: {shown}", option.env[0]) if text)
+    annotation = typer.Option(
         *names,
         metavar=metavar,
         hidden=deprecated,
-        help=f"{setting.help[0].upper()}{setting.help[1:]}. [{extra}]",
+        help=f"{option.help[0].upper()}{option.help[1:]}. [{extra}]",
         rich_help_panel=panel,
         show_default=False,
     )
-    return Annotated[kind | None, option]
+    return Annotated[kind | None, annotation]
 
 
 def _bounded(setting: Setting) -> bool:

@@ -17,6 +17,7 @@ from dynctl.documents.route_result import (
     decision_result,
     preference_row,
 )
+from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import SETTINGS, Decision, RouterConfig, RoutingPlan
 
 SCHEMA = 1
@@ -203,7 +204,7 @@ def config_document(
         source = sources.get(name, "default")
         if started is not None and value != getattr(started, name):
             source = "set while running"
-        rows.append(ConfigValue(name, value, source, setting.help, setting.built))
+        rows.append(ConfigValue(name, value, source, ROUTER_OPTIONS[name].help, setting.built))
     own = {model: dict(values) for model, values in (thresholds or {}).items()}
     return ConfigDocument(version, preset, rows, own)
 

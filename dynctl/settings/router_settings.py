@@ -7,11 +7,12 @@ reported as ignored. Nothing is dropped in silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dynctl.base.errors import UsageProblem
+from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import (
     DEFAULT_PRESET,
     PRESETS,
@@ -19,6 +20,7 @@ from router_core import (
     ConfigError,
     RouterConfig,
     Setting,
+    find_setting,
     legacy_overlap_weight,
     preset,
 )
@@ -64,11 +66,12 @@ class Resolved:
     warnings: tuple[str, ...] = ()
 
 
-def spellings(setting: Setting) -> Iterator[Spelling]:
+def spellings(name: str) -> Iterator[Spelling]:
     """Every flag and variable of a setting, current names first."""
-    for names in (setting.flags, setting.env):
+    option = ROUTER_OPTIONS[name]
+    for names in (option.flags, option.env):
         for index, text in enumerate(names):
-            yield Spelling(setting.name, text, index > 0)
+            yield Spelling(name, text, index > 0)
 
 
 def resolve(
@@ -100,9 +103,39 @@ def resolve(
     try:
         config = config.with_values(values)
     except ConfigError as error:
-        raise UsageProblem(str(error)) from None
+        option = ROUTER_OPTIONS.get(str(error).partition(":")[0])
+        hint = "" if option is None else f"set {option.flags[0]} or {option.env[0]}"
+        raise UsageProblem(str(error), hint) from None
     warnings += _pointless(config, sources)
     return Resolved(config, name, sources, tuple(dict.fromkeys(warnings)))
+
+
+def parse_assignments(
+    config: RouterConfig, assignments: Iterable[str]
+) -> tuple[RouterConfig, dict[str, Any]]:
+    """``key=value`` texts applied to ``config``: the new config and what was set.
+
+    Keys are field names, with ``-`` or ``_``, with or without the ``router_`` prefix. The 0.9
+    ``overlap_score_weight`` sets prefill_load_scale, and the credit too when it is 0. Raises
+    UsageProblem for an unknown key, ConfigError for a value out of bounds.
+    """
+    values: dict[str, Any] = {}
+    for text in assignments:
+        key, separator, raw = text.partition("=")
+        if not separator:
+            raise ConfigError(f"{text!r}: expected key=value, for example prefill_load_scale=1.5")
+        name = key.strip().lower().lstrip("-").replace("-", "_")
+        if name in ("overlap_score_weight", "kv_overlap_score_weight"):
+            weight = SETTINGS["prefill_load_scale"].parse(raw)
+            values |= legacy_overlap_weight(weight)
+            continue
+        candidates = (name, f"router_{name}", name.removeprefix("router_"))
+        try:
+            setting = find_setting(next((one for one in candidates if one in SETTINGS), name))
+        except ConfigError as error:
+            raise UsageProblem(str(error), "dynctl config show lists the settings") from None
+        values[setting.name] = setting.parse(raw)
+    return config.with_values(values), values
 
 
 def bounds(setting: Setting) -> str:
@@ -133,12 +166,12 @@ def _given(
     setting: Setting, kind: str, texts: Mapping[str, str | bool], warnings: list[str]
 ) -> Iterator[tuple[dict[str, Any], Spelling]]:
     """What the given spellings of one setting say; the current name has the last word."""
-    found = [s for s in spellings(setting) if s.kind == kind and s.text in texts]
+    found = [s for s in spellings(setting.name) if s.kind == kind and s.text in texts]
     read: list[tuple[Any, Spelling]] = []
     for spelling in reversed(found):
         value = _parse(setting, spelling, texts[spelling.text])
         if spelling.deprecated:
-            current = (setting.flags if kind == "flag" else setting.env)[0]
+            current = _current(setting.name, kind)
             warnings.append(f"{spelling.text} is deprecated: use {current}")
         if read and read[0][0] != value and spelling.deprecated:
             warnings.append(f"{read[0][1].text} and {spelling.text} differ")
@@ -149,6 +182,12 @@ def _given(
             yield legacy_overlap_weight(value), spelling
         else:
             yield {setting.name: value}, spelling
+
+
+def _current(name: str, kind: str) -> str:
+    """The current flag or variable of a setting."""
+    option = ROUTER_OPTIONS[name]
+    return (option.flags if kind == "flag" else option.env)[0]
 
 
 def _parse(setting: Setting, spelling: Spelling, text: str | bool) -> Any:
@@ -174,8 +213,7 @@ def _mismatch(kind: str, texts: Mapping[str, str | bool]) -> str | None:
             "fail never crosses the domain; fallback crosses when it has no decode worker",
         )
     enforcement = MISMATCH_POLICIES[policy]
-    setting = SETTINGS["kv_transfer_enforcement"]
-    other = (setting.flags if kind == "flag" else setting.env)[0]
+    other = _current("kv_transfer_enforcement", kind)
     said = texts.get(other)
     if said is not None and str(said).strip().lower().replace("_", "-") != enforcement:
         raise UsageProblem(
@@ -190,5 +228,5 @@ def _pointless(config: RouterConfig, sources: Mapping[str, str]) -> Iterator[str
     if config.kv_transfer_domain is None:
         for name in ("kv_transfer_enforcement", "kv_transfer_preferred_weight"):
             if not sources[name].startswith("preset"):
-                flag = SETTINGS["kv_transfer_domain"].flags[0]
+                flag = ROUTER_OPTIONS["kv_transfer_domain"].flags[0]
                 yield f"{sources[name].partition(' ')[2]} has no effect without {flag}"

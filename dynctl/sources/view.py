@@ -17,12 +17,22 @@ from dynctl.base.naming import resolve_worker
 from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
 from dynctl.documents.workers import WorkerRow, worker_rows
+from dynctl.settings.router_settings import parse_assignments
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.snapshot import DecisionLine, Header, Snapshot, Told
 from dynctl.sources.source import Values
 from dynctl.sources.thresholds.replicas import Replica
-from router_core import Pin, Router, RoutingRequest, ThresholdsSet, WhatIf, constraints, hash_prompt
-from router_core.config import SETTINGS, RouterConfig, parse_assignments
+from router_core import (
+    SETTINGS,
+    Pin,
+    Router,
+    RouterConfig,
+    RoutingRequest,
+    ThresholdsSet,
+    WhatIf,
+    constraints,
+    hash_prompt,
+)
 
 if TYPE_CHECKING:
     from dynctl.tokenization import ModelTokenizer

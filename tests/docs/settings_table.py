@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dynctl.screens.config import setting_text
+from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import bounds
 from router_core import DEFAULT_PRESET, PRESETS, SETTINGS, Setting
 
@@ -32,9 +33,9 @@ def _table(settings: list[Setting], belongs: str = "") -> Iterator[str]:
             f"`{setting.name}`",
             _defaults(setting),
             _flag(setting),
-            f"`{setting.env[0]}`",
+            f"`{ROUTER_OPTIONS[setting.name].env[0]}`",
             setting.needs if belongs else bounds(setting),
-            setting.help,
+            ROUTER_OPTIONS[setting.name].help,
         ]
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
@@ -50,5 +51,5 @@ def _defaults(setting: Setting) -> str:
 
 
 def _flag(setting: Setting) -> str:
-    flag = setting.flags[0]
+    flag = ROUTER_OPTIONS[setting.name].flags[0]
     return f"`{flag}`, `--no-{flag.removeprefix('--')}`" if setting.type is bool else f"`{flag}`"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.cli.app import COMMANDS
+from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import SETTINGS
 from tests.docs.generated import FILES
 from tests.docs.pages import DOCS, name_of
@@ -22,8 +23,8 @@ def test_every_command_and_every_option_is_on_the_page() -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
     for command, _, _ in COMMANDS:
         assert f"\n## dynctl {command}\n" in page
-    for setting in SETTINGS.values():
-        assert f"`{setting.flags[0]}" in page
+    for option in ROUTER_OPTIONS.values():
+        assert f"`{option.flags[0]}" in page
 
 
 def test_recommended_settings_are_settings_with_these_defaults() -> None:

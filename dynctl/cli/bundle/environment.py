@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dynctl.cli.bundle.redaction import MASK
-from router_core import SETTINGS
+from dynctl.settings.router_options import ROUTER_OPTIONS
 
 PREFIXES: Final = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "KUBE", "OTEL_")
 _ALONE: Final = frozenset({"COLUMNS", "LANG", "LC_ALL", "NO_COLOR", "TERM", "TZ", "HF_HUB_OFFLINE"})
@@ -54,7 +54,7 @@ SHOWN: Final = frozenset(
         "KUBERNETES_SERVICE_PORT",
         "NATS_SERVER",
     }
-    | {name for setting in SETTINGS.values() for name in setting.env}
+    | {name for option in ROUTER_OPTIONS.values() for name in option.env}
 )
 
 

@@ -67,6 +67,7 @@ def remote_report(title: str, document: Mapping[str, Any]) -> Any:
 
 def _rows(values: Mapping[str, Any], sources: Mapping[str, str], preset: str | None) -> list[Any]:
     from dynctl.screens.results import SettingRow
+    from dynctl.settings.router_options import ROUTER_OPTIONS
     from dynctl.settings.router_settings import bounds
     from router_core import PRESETS, SETTINGS
 
@@ -78,9 +79,9 @@ def _rows(values: Mapping[str, Any], sources: Mapping[str, str], preset: str | N
             source=sources[name],
             default=defaults.get(name, setting.default),
             bounds=bounds(setting),
-            flag=setting.flags[0],
-            env=setting.env[0],
-            help=setting.help,
+            flag=ROUTER_OPTIONS[name].flags[0],
+            env=ROUTER_OPTIONS[name].env[0],
+            help=ROUTER_OPTIONS[name].help,
             built=setting.built,
         )
         for name, setting in SETTINGS.items()

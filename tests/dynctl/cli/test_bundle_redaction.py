@@ -11,7 +11,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.cli.bundle.environment import environment
 from dynctl.cli.bundle.redaction import MASK, Redactor, hashed
 from dynctl.cli.bundle.secrets import known_secrets
-from router_core import SETTINGS
+from dynctl.settings.router_options import ROUTER_OPTIONS
 
 SECRET = 'p4ss/"word'
 
@@ -105,7 +105,7 @@ def test_variables_show_values_only_where_they_are_listed():
         "ETCD_ENDPOINTS": "http://u:p@etcd:2379",
         "NATS_AUTH_PASSWORD": MASK,
     }
-    settings = {name: "1" for one in SETTINGS.values() for name in one.env}
+    settings = {name: "1" for one in ROUTER_OPTIONS.values() for name in one.env}
     assert MASK not in environment(settings).values()
 
 

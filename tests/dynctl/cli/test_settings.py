@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynctl.base.errors import UsageProblem
+from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import Resolved, bounds, resolve
 from router_core import SETTINGS
 
@@ -25,6 +26,16 @@ def test_every_setting_has_a_source():
     assert set(resolve({}, {}).sources) == set(SETTINGS)
 
 
+def test_every_setting_has_its_names_and_help():
+    assert list(ROUTER_OPTIONS) == list(SETTINGS)
+    for name, option in ROUTER_OPTIONS.items():
+        assert option.help, name
+        assert option.flags[0].startswith("--"), name
+        assert option.env[0].startswith("DYN_"), name
+    names = [one for option in ROUTER_OPTIONS.values() for one in (*option.flags, *option.env)]
+    assert len(names) == len(set(names))
+
+
 def test_preset_from_the_environment_and_unknown_presets():
     assert resolve({}, {"DYNCTL_PRESET": "dynamo-0.9"}).preset == "dynamo-0.9"
     assert resolve({}, {}).preset == "dynamo-1.6"
@@ -34,7 +45,7 @@ def test_preset_from_the_environment_and_unknown_presets():
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_every_spelling_of_every_setting_is_read(name: str):
-    setting = SETTINGS[name]
+    setting, option = SETTINGS[name], ROUTER_OPTIONS[name]
     value = setting.default
     if setting.type is bool:
         text, value = ("false", False) if setting.default else ("true", True)
@@ -46,13 +57,13 @@ def test_every_spelling_of_every_setting_is_read(name: str):
         value = setting.type(500 if name == "overload_status_code" else 1)
         text = str(value)
     extra = {"--kv-transfer-preferred-weight": "1"} if text == "preferred" else {}
-    for index, spelling in enumerate((*setting.flags, *setting.env)):
+    for index, spelling in enumerate((*option.flags, *option.env)):
         flags = {spelling: text} if spelling.startswith("--") else {}
         env = {} if flags else {spelling: text}
         found = resolve({**flags, **extra}, env)
         assert getattr(found.config, name) == value
         assert found.sources[name].endswith(f" {spelling}")
-        old = index not in (0, len(setting.flags))
+        old = index not in (0, len(option.flags))
         assert any("deprecated" in warning for warning in found.warnings) is old
         assert any("not built yet: ignored" in w for w in found.warnings) is not setting.built
 

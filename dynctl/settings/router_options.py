@@ -1,0 +1,242 @@
+"""How the command line and the environment name each router setting, and its help text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOption:
+    """The help text, flags and environment variables of one router setting.
+
+    ``flags`` and ``env`` list the current name first; the others are deprecated names that still
+    work and warn.
+    """
+
+    help: str
+    flags: tuple[str, ...]
+    env: tuple[str, ...]
+
+
+def _option(help: str, *names: str) -> RouterOption:
+    flags = tuple(name for name in names if name.startswith("--"))
+    return RouterOption(help, flags, tuple(name for name in names if name not in flags))
+
+
+#: Setting -> its option; the same names and order as ``router_core.SETTINGS``.
+ROUTER_OPTIONS: dict[str, RouterOption] = {
+    "router_mode": _option("rule that chooses the worker", "--router-mode", "DYN_ROUTER_MODE"),
+    "overlap_score_credit": _option(
+        "blocks of prefill credited per cached block",
+        "--router-kv-overlap-score-credit",
+        "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
+    ),
+    "overlap_score_credit_decay": _option(
+        "how fast the credit falls on workers with more active prefill than the least loaded",
+        "--router-kv-overlap-score-credit-decay",
+        "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
+    ),
+    "prefill_load_scale": _option(
+        "weight of prefill blocks in the cost (0.9: the overlap score weight)",
+        "--router-prefill-load-scale",
+        "--router-kv-overlap-score-weight",
+        "--kv-overlap-score-weight",
+        "DYN_ROUTER_PREFILL_LOAD_SCALE",
+        "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
+        "DYN_KV_OVERLAP_SCORE_WEIGHT",
+    ),
+    "decode_active_request_weight": _option(
+        "cost in blocks of each active request of a worker",
+        "--router-decode-active-request-weight",
+        "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
+    ),
+    "router_temperature": _option(
+        "0 picks the lowest cost; above 0 samples, the higher the more evenly",
+        "--router-temperature",
+        "DYN_ROUTER_TEMPERATURE",
+    ),
+    "router_track_active_blocks": _option(
+        "count the blocks of running requests as decode load",
+        "--router-track-active-blocks",
+        "--track-active-blocks",
+        "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",
+    ),
+    "router_track_output_blocks": _option(
+        "also count the blocks that generation adds",
+        "--router-track-output-blocks",
+        "--track-output-blocks",
+        "DYN_ROUTER_TRACK_OUTPUT_BLOCKS",
+    ),
+    "router_assume_kv_reuse": _option(
+        "count a prompt block that running requests share once per worker",
+        "--router-assume-kv-reuse",
+        "--assume-kv-reuse",
+        "DYN_ROUTER_ASSUME_KV_REUSE",
+    ),
+    "router_track_prefill_tokens": _option(
+        "count prompt tokens that wait for their first output token as prefill load",
+        "--router-track-prefill-tokens",
+        "DYN_ROUTER_TRACK_PREFILL_TOKENS",
+    ),
+    "active_decode_blocks_threshold": _option(
+        "a rank is busy above this fraction of its KV blocks",
+        "--active-decode-blocks-threshold",
+        "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+    ),
+    "active_prefill_tokens_threshold": _option(
+        "a rank is busy above this many active prefill tokens",
+        "--active-prefill-tokens-threshold",
+        "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+    ),
+    "active_prefill_tokens_threshold_frac": _option(
+        "a rank is busy above this multiple of its max_num_batched_tokens (may exceed 1)",
+        "--active-prefill-tokens-threshold-frac",
+        "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+    ),
+    "kv_transfer_domain": _option(
+        "topology domain of the router's own KV-transfer policy (for workers that publish none)",
+        "--router-kv-transfer-topology-level",
+        "DYN_ROUTER_KV_TRANSFER_TOPOLOGY_LEVEL",
+    ),
+    "kv_transfer_enforcement": _option(
+        "required never crosses the domain, preferred makes crossing cost more, "
+        "fallback crosses only when the domain has no decode worker",
+        "--kv-transfer-enforcement",
+        "DYN_ROUTER_KV_TRANSFER_ENFORCEMENT",
+    ),
+    "kv_transfer_preferred_weight": _option(
+        "weight of the preference, 0 to 1",
+        "--kv-transfer-preferred-weight",
+        "DYN_ROUTER_KV_TRANSFER_PREFERRED_WEIGHT",
+    ),
+    "decode_capacity_guard": _option(
+        "choose only prefill workers whose domain has an eligible decode worker",
+        "--router-decode-capacity-guard",
+        "DYN_ROUTER_DECODE_CAPACITY_GUARD",
+    ),
+    "active_request_expiry_secs": _option(
+        "seconds without progress after which a booking expires",
+        "--router-active-request-expiry-secs",
+        "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",
+    ),
+    "overload_status_code": _option(
+        "HTTP status when every eligible worker is busy",
+        "--http-overload-status-code",
+        "DYN_HTTP_OVERLOAD_STATUS_CODE",
+    ),
+    "use_kv_events": _option(
+        "index what workers cache from their KV events (off: approximate mode)",
+        "--router-kv-events",
+        "--kv-events",
+        "DYN_ROUTER_USE_KV_EVENTS",
+        "DYN_KV_EVENTS",
+    ),
+    "router_ttl_secs": _option(
+        "approximate mode: seconds for which a routed prefix counts as cached",
+        "--router-ttl-secs",
+        "--router-ttl",
+        "DYN_ROUTER_TTL_SECS",
+        "DYN_ROUTER_TTL",
+    ),
+    "router_max_tree_size": _option(
+        "approximate mode (0.9): blocks kept before pruning",
+        "--router-max-tree-size",
+        "DYN_ROUTER_MAX_TREE_SIZE",
+    ),
+    "router_prune_target_ratio": _option(
+        "approximate mode (0.9): fraction of the blocks kept by pruning",
+        "--router-prune-target-ratio",
+        "DYN_ROUTER_PRUNE_TARGET_RATIO",
+    ),
+    "router_queue_threshold": _option(
+        "queue when every worker holds more than this multiple of max_num_batched_tokens",
+        "--router-queue-threshold",
+        "DYN_ROUTER_QUEUE_THRESHOLD",
+    ),
+    "router_queue_policy": _option(
+        "order of the router queue", "--router-queue-policy", "DYN_ROUTER_QUEUE_POLICY"
+    ),
+    "host_cache_hit_weight": _option(
+        "credit of a block cached in host memory",
+        "--router-host-cache-hit-weight",
+        "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
+    ),
+    "disk_cache_hit_weight": _option(
+        "credit of a block cached on disk",
+        "--router-disk-cache-hit-weight",
+        "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
+    ),
+    "router_replica_sync": _option(
+        "share active-request state between router replicas",
+        "--router-replica-sync",
+        "DYN_ROUTER_REPLICA_SYNC",
+    ),
+    "router_predicted_ttl_secs": _option(
+        "seconds for which a routed prefix counts as cached before its events arrive",
+        "--router-predicted-ttl-secs",
+        "DYN_ROUTER_PREDICTED_TTL_SECS",
+    ),
+    "router_prefill_load_model": _option(
+        "model of how active prefill tokens decay with time",
+        "--router-prefill-load-model",
+        "DYN_ROUTER_PREFILL_LOAD_MODEL",
+    ),
+    "ais_backend": _option(
+        "prefill load model: the backend",
+        "--ais-backend",
+        "--aic-backend",
+        "DYN_AIS_BACKEND",
+        "DYN_AIC_BACKEND",
+    ),
+    "ais_backend_version": _option(
+        "prefill load model: the backend's version",
+        "--ais-backend-version",
+        "--aic-backend-version",
+        "DYN_AIS_BACKEND_VERSION",
+        "DYN_AIC_BACKEND_VERSION",
+    ),
+    "ais_system": _option(
+        "prefill load model: the accelerator",
+        "--ais-system",
+        "--aic-system",
+        "DYN_AIS_SYSTEM",
+        "DYN_AIC_SYSTEM",
+    ),
+    "ais_model_path": _option(
+        "prefill load model: the model",
+        "--ais-model-path",
+        "--aic-model-path",
+        "DYN_AIS_MODEL_PATH",
+        "DYN_AIC_MODEL_PATH",
+    ),
+    "ais_tp_size": _option(
+        "prefill load model: tensor-parallel size",
+        "--ais-tp-size",
+        "--aic-tp-size",
+        "DYN_AIS_TP_SIZE",
+        "DYN_AIC_TP_SIZE",
+    ),
+    "encoder_cuda_to_cpu_ratio": _option(
+        "throughput of a non-CPU worker relative to a CPU worker",
+        "--encoder-cuda-to-cpu-ratio",
+        "DYN_ENCODER_CUDA_TO_CPU_RATIO",
+    ),
+    "serve_indexer": _option(
+        "serve this router's index to other routers", "--serve-indexer", "DYN_SERVE_INDEXER"
+    ),
+    "use_remote_indexer": _option(
+        "query a served indexer instead of keeping an index",
+        "--use-remote-indexer",
+        "DYN_USE_REMOTE_INDEXER",
+    ),
+    "router_durable_kv_events": _option(
+        "read KV events from JetStream (deprecated in Dynamo)",
+        "--router-durable-kv-events",
+        "DYN_ROUTER_DURABLE_KV_EVENTS",
+    ),
+    "router_reset_states": _option(
+        "drop the router state kept in JetStream at start (0.9)",
+        "--router-reset-states",
+        "DYN_ROUTER_RESET_STATES",
+    ),
+}
