@@ -17,6 +17,7 @@ from typing import ClassVar, Final
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
+from textual.widgets import Input
 
 from dynctl.base.errors import ExitCode
 from dynctl.sources.alerts import AlertBoard
@@ -272,7 +273,7 @@ class TopApp(App[int]):
             return True
         if action not in OWN or len(self.screen_stack) > 1:
             return action not in OWN
-        return action == "back" or not isinstance(self.focused, Prompt)
+        return action == "back" or not isinstance(self.focused, Input)
 
     def action_panel(self, number: int) -> None:
         panel = self.panels[number - 1]
@@ -288,14 +289,15 @@ class TopApp(App[int]):
     def action_filter(self, begin: str) -> None:
         self._prompt.put(begin or self.focused_panel.filter.text)
         self._prompt.display = True
-        self.screen.set_focus(self._prompt)
+        self.screen.set_focus(self._prompt.input)
         self._arrange()
 
-    def on_prompt_changed(self, event: Prompt.Changed) -> None:
-        self._last_panel.set_filter(RowFilter.parse(event.prompt.value))
-        self._arrange()
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self._prompt.display:
+            self._last_panel.set_filter(RowFilter.parse(event.value))
+            self._arrange()
 
-    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+    def on_input_submitted(self, event: Input.Submitted) -> None:
         self._end_prompt()
 
     def _end_prompt(self) -> None:

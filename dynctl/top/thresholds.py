@@ -12,6 +12,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.widgets import Input
 
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.screens.canvas import Canvas
@@ -32,9 +33,10 @@ _BOUNDS: Final = {
     "active_prefill_tokens_threshold": "active prefill tokens",
     "active_prefill_tokens_threshold_frac": "of max_num_batched_tokens",
 }
-_TRY: Final = " ↑↓ field  ←→ model  Enter tries the values  Esc back"
-_SET: Final = " y sets them on {title}  Esc changes them  ↑↓ scroll"
-_READ: Final = " readonly: they can be tried and not set  Esc changes them"
+_KEYS: Final = " ↑↓ field  {model}Enter shows the effect  Esc back"
+_MODEL: Final = "PgUp PgDn model  "
+_SET: Final = " y sets these values on {title}  Esc edits them  ↑↓ scroll"
+_READ: Final = " readonly: values can be tried, not set  Esc edits them"
 
 
 class ThresholdScreen(Screen[bool]):
@@ -44,8 +46,8 @@ class ThresholdScreen(Screen[bool]):
         Binding("escape", "back", show=False),
         Binding("down,tab", "field(1)", show=False, priority=True),
         Binding("up,shift+tab", "field(-1)", show=False, priority=True),
-        Binding("left", "model(-1)", show=False),
-        Binding("right", "model(1)", show=False),
+        Binding("pageup", "model(-1)", show=False),
+        Binding("pagedown", "model(1)", show=False),
     ]
     DEFAULT_CSS = """
     ThresholdScreen { layout: vertical; background: ansi_default; }
@@ -64,7 +66,7 @@ class ThresholdScreen(Screen[bool]):
         self._head = Lines()
         self._explained = Lines(id="explained")
         self._fields = [
-            Prompt(f"{label:<17} ", _BOUNDS[name], lasting=True, id=name)
+            Prompt(f"{label:<17} ", _BOUNDS[name], field=True, id=name)
             for name, label, _ in THRESHOLDS
         ]
         self.effect = TextView()
@@ -78,7 +80,7 @@ class ThresholdScreen(Screen[bool]):
         yield self._foot
 
     def on_mount(self) -> None:
-        self.set_focus(self._fields[0])
+        self.set_focus(self._fields[0].input)
         self._begin()
 
     def on_resize(self) -> None:
@@ -97,18 +99,18 @@ class ThresholdScreen(Screen[bool]):
             try:
                 value = None if text in ("", _OFF, "none") else SETTINGS[name].parse(text)
             except ConfigError as error:
-                raise UsageProblem(f"{field.label.strip()}: {error}") from None
+                raise UsageProblem(f"{field.label}: {error}") from None
             if value != present.get(name):
                 found[name] = value
         return found
 
     # -- keys ------------------------------------------------------------------------------
 
-    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+    def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
         self.run_worker(self._try(), exclusive=True)
 
-    def on_prompt_changed(self, event: Prompt.Changed) -> None:
+    def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
         self._tried = None
         self._draw()
@@ -122,8 +124,8 @@ class ThresholdScreen(Screen[bool]):
         if self.effect.has_focus:
             self.effect.action_scroll(by)
             return
-        place = next((i for i, field in enumerate(self._fields) if field.has_focus), 0)
-        self.set_focus(self._fields[(place + by) % len(self._fields)])
+        place = next((i for i, field in enumerate(self._fields) if field.input.has_focus), 0)
+        self.set_focus(self._fields[(place + by) % len(self._fields)].input)
 
     def action_model(self, by: int) -> None:
         self._model = (self._model + by) % len(self._models)
@@ -131,7 +133,7 @@ class ThresholdScreen(Screen[bool]):
 
     def action_back(self) -> None:
         if self.effect.has_focus:
-            self.set_focus(self._fields[0])
+            self.set_focus(self._fields[0].input)
             self._tried = None
             self._draw()
         else:
@@ -205,7 +207,7 @@ class ThresholdScreen(Screen[bool]):
                 plain(" request. off switches one off.", DIM),
             ]
         )
-        keys: Line = plain(_TRY)
+        keys: Line = plain(_KEYS.format(model=_MODEL if len(self._models) > 1 else ""))
         if self._tried is not None:
             keys = plain(_READ, BAD) if self._readonly else plain(self._question(), BOLD)
         self._foot.show([keys])

@@ -7,14 +7,14 @@ from typing import ClassVar, Final
 
 from rich.segment import Segment
 from rich.style import Style
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
 from textual.geometry import Region
-from textual.message import Message
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
+from textual.widgets import Input, Label
 
 from dynctl.base.errors import DynctlError
 from dynctl.screens.canvas import Canvas
@@ -211,78 +211,46 @@ def _line(text: str) -> Line:
     return pieces
 
 
-_LONGEST = 200
+_LONGEST: Final = 200
 
 
-class Prompt(Widget, can_focus=True):
-    """``label`` stands before what is typed; ``hint`` behind it, ``lasting`` or only while nothing
-    is typed yet."""
+class Prompt(Horizontal):
+    """An input line behind a label. ``field``: the input is a field of a form, and ``hint`` stays
+    behind it; otherwise the hint shows only while the input is empty. Messages are the input's."""
 
-    DEFAULT_CSS = "Prompt { height: 1; }"
+    DEFAULT_CSS = """
+    Prompt { height: 1; padding-left: 1; }
+    Prompt Label { width: auto; }
+    Prompt .hint { text-style: dim; }
+    Prompt:focus-within .label { text-style: bold; }
+    Prompt Input, Prompt Input:focus {
+        width: 1fr; height: 1; border: none; padding: 0; background: ansi_default;
+        & > .input--cursor { color: ansi_default; background: ansi_default; text-style: reverse; }
+        & > .input--placeholder { color: ansi_default; text-style: dim; }
+    }
+    Prompt.-field Input { width: 16; }
+    """
 
-    class Changed(Message):
-        """Another text is typed."""
+    def __init__(self, label: str, hint: str = "", *, field: bool = False, id: str) -> None:
+        super().__init__(id=id, classes="-field" if field else "")
+        self.label = label.strip()
+        self.input = Input(
+            placeholder="" if field else hint, max_length=_LONGEST, select_on_focus=False
+        )
+        self.input.cursor_blink = False
+        self._label = Label(label, markup=False, classes="label")
+        self._hint = Label(hint if field else "", markup=False, classes="hint")
 
-        def __init__(self, prompt: Prompt) -> None:
-            super().__init__()
-            self.prompt = prompt
+    def compose(self) -> ComposeResult:
+        yield self._label
+        yield self.input
+        yield self._hint
 
-    class Submitted(Changed):
-        """Enter was pressed."""
-
-    def __init__(
-        self, label: str, hint: str = "", *, lasting: bool = False, id: str | None = None
-    ) -> None:
-        super().__init__(id=id)
-        self._lasting = lasting
-        self.label = label
-        self.hint = hint
-        self.value = ""
+    @property
+    def value(self) -> str:
+        return self.input.value
 
     def put(self, text: str) -> None:
-        """Begin with ``text``."""
-        self.value = text
-        self.refresh()
-
-    def render_line(self, y: int) -> Strip:
-        cursor = CURSOR if self.has_focus else PLAIN
-        told: list[tuple[str, Style]] = [(f" {self.label}", BOLD if self.has_focus else PLAIN)]
-        told += [(self.value, PLAIN), (" ", cursor)]
-        if self.hint and (self._lasting or not self.value):
-            told.append((f" {self.hint}", DIM))
-        return strip(told, self.size.width)
-
-    def on_key(self, event: events.Key) -> None:
-        before = self.value
-        if event.key == "enter":
-            event.stop()
-            self.post_message(self.Submitted(self))
-            return
-        if event.key == "backspace":
-            self.value = before[:-1]
-        elif event.key in ("ctrl+u", "ctrl+w"):
-            self.value = ""
-        elif event.is_printable and event.character is not None:
-            self.value = (before + event.character)[:_LONGEST]
-        else:
-            return
-        event.stop()
-        event.prevent_default()
-        self._changed(before)
-
-    def on_paste(self, event: events.Paste) -> None:
-        event.stop()
-        before = self.value
-        self.value = (before + " ".join(event.text.split()))[:_LONGEST]
-        self._changed(before)
-
-    def on_focus(self) -> None:
-        self.refresh()
-
-    def on_blur(self) -> None:
-        self.refresh()
-
-    def _changed(self, before: str) -> None:
-        if self.value != before:
-            self.refresh()
-            self.post_message(self.Changed(self))
+        """Replace the text; the cursor goes to its end."""
+        self.input.value = text
+        self.input.cursor_position = len(text)

@@ -135,6 +135,16 @@ async def test_filter_is_applied_while_it_is_typed_and_dropped_by_escape(shown: 
         assert len(panel.rows) == 6
 
 
+async def test_the_filter_is_edited_at_the_cursor(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("2", "slash", *"zone-x decode", "ctrl+w", *"prefill")
+        assert app_of(pilot)._prompt.value == "zone-x prefill"
+        await pilot.press(*["left"] * 8, "backspace", "b", "enter")
+        assert app_of(pilot)._prompt.value == "zone-b prefill"
+        names = [row.name for row in app_of(pilot).workers_panel.rows]
+        assert names == ["prefill-b0", "prefill-b1"]
+
+
 async def test_exclamation_mark_excludes(shown: Shown):
     async with shown() as pilot:
         await pilot.press("2", "exclamation_mark", *"busy", "enter")

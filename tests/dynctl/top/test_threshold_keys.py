@@ -59,7 +59,7 @@ async def test_readonly_tries_and_never_sets(shown: Shown):
         assert "readonly" in screen_text(pilot.app)
         await pilot.press("t", "down", "backspace", "enter")
         await settled(pilot)
-        assert "they can be tried and not set" in screen_text(pilot.app)
+        assert "values can be tried, not set" in screen_text(pilot.app)
         await pilot.press("y")
         await settled(pilot)
         assert source.asked == []
@@ -97,17 +97,24 @@ async def test_a_refusal_of_the_frontend_is_shown(shown: Shown):
         assert "thresholds live in the frontends\n--frontend http://HOST:8000" in text
 
 
-async def test_another_model_is_an_arrow_away(shown: Shown):
+async def test_page_keys_change_the_model(shown: Shown):
     source = StillSource()
     other = {"other": {"active_decode_blocks_threshold": 0.5}, **source.shown.thresholds}
     source.shown = msgspec.structs.replace(source.shown, thresholds=other)
     async with shown(source) as pilot:
         await pilot.press("t")
         assert "thresholds of other  1 of 2" in screen_text(pilot.app)
-        await pilot.press("right")
+        await pilot.press("pagedown")
         assert "thresholds of tiny  2 of 2" in screen_text(pilot.app)
-        await pilot.press("left", "left")
+        await pilot.press("pageup", "pageup")
         assert "thresholds of tiny  2 of 2" in screen_text(pilot.app)
+
+
+async def test_a_value_is_edited_at_the_cursor(shown: Shown):
+    async with shown(size=(100, 30)) as pilot:
+        await pilot.press("t", "down", "home", "delete", "2", "right", "5", "enter")
+        await settled(pilot)
+        assert "prefill tokens    10,000 -> 205,000" in screen_text(pilot.app)
 
 
 async def test_thresholds_that_nobody_tells(shown: Shown):
