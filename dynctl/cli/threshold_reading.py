@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynctl.base.errors import DynctlError
-from dynctl.documents.thresholds import SignalRow
-from dynctl.screens.results import ReplicaThresholds, ThresholdList
+from dynctl.documents.thresholds import ReplicaThresholds, SignalRow, ThresholdList
 from dynctl.sources.query import choose_model
 from dynctl.sources.thresholds.replicas import Reading, Replica, differing, read_all, serving
 from dynctl.sources.thresholds.signals import DynamoView, signal_rows

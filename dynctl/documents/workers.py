@@ -10,6 +10,7 @@ import msgspec
 from dynctl.base.decode_errors import WireError
 from router_core import Router, Worker
 
+SCHEMA = 1
 NOBODY_WAITS: Final[Mapping[int, int]] = {}
 
 
@@ -122,6 +123,22 @@ class UnregisteredEngine(msgspec.Struct, frozen=True):
     endpoint: str
     status: str = "unknown"
     ranks: list[EngineRank] = []
+
+
+class WorkerList(msgspec.Struct, frozen=True):
+    """The workers of a router. ``source`` says whose they are."""
+
+    source: str
+    workers: list[WorkerRow] = []
+    kind: str = "WorkerList"
+    schema: int = SCHEMA
+
+
+class WorkerDetail(msgspec.Struct, frozen=True):
+    source: str
+    worker: WorkerRow
+    kind: str = "Worker"
+    schema: int = SCHEMA
 
 
 def worker_rows(router: Router, now: float) -> list[WorkerRow]:

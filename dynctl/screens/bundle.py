@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dynctl.documents.bundle import BundleMember, BundleReport
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import count, plural
-from dynctl.screens.results import BundleMember, BundleReport
 
 _COLUMNS: list[Column[BundleMember]] = [
     Column("file", "FILE", lambda one: one.file, lambda one: one.file, name=True),

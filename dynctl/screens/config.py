@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynctl.documents.client import Versions
+from dynctl.documents.config import ConfigReport, SettingRow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import amount
-from dynctl.screens.results import (
-    ConfigReport,
-    SettingRow,
-    Versions,
-)
 
 
 def config_report(result: ConfigReport, canvas: Canvas) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column, table
-from dynctl.screens.results import (
+from dynctl.documents.contexts import (
     ContextChange,
     ContextDetail,
     ContextList,
     ContextRow,
     ContextValue,
 )
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column, table
 
 
 def context_list(result: ContextList, canvas: Canvas) -> str:

@@ -15,7 +15,14 @@ import msgspec
 
 from dynctl.base.errors import ReaderLeft, UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.documents.bundle import BundleReport
+from dynctl.documents.client import Versions
+from dynctl.documents.config import ConfigReport
+from dynctl.documents.contexts import ContextChange, ContextDetail, ContextList
 from dynctl.documents.route_result import RouteResult
+from dynctl.documents.thresholds import ThresholdChange, ThresholdList
+from dynctl.documents.topology import TopologyValue
+from dynctl.documents.workers import WorkerDetail, WorkerList
 from dynctl.findings.report import CodeList, CodePage, Report, State
 from dynctl.planning.domain_capacity import NO_DOMAIN, TopologyShow
 from dynctl.planning.plan_result import TopologyPlan
@@ -33,19 +40,6 @@ from dynctl.screens import (
     workers,
 )
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.results import (
-    BundleReport,
-    ConfigReport,
-    ContextChange,
-    ContextDetail,
-    ContextList,
-    ThresholdChange,
-    ThresholdList,
-    TopologyValue,
-    Versions,
-    WorkerDetail,
-    WorkerList,
-)
 from dynctl.simulation.demo.story import DemoEnd, DemoStep
 from dynctl.verify.result import VerifyReport
 

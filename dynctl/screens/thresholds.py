@@ -6,18 +6,19 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 
-from dynctl.documents.thresholds import SignalRow, ThresholdEvent
-from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column, table
-from dynctl.screens.numbers import age, amount, plural
-from dynctl.screens.results import (
+from dynctl.documents.thresholds import (
     RankEffect,
     ReplicaChange,
     ReplicaThresholds,
+    SignalRow,
     ThresholdChange,
+    ThresholdEvent,
     ThresholdList,
     Waited,
 )
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column, table
+from dynctl.screens.numbers import age, amount, plural
 
 THRESHOLDS = (
     ("active_decode_blocks_threshold", "decode blocks", "of the KV blocks"),

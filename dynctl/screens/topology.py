@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from dynctl.documents.topology import TopologyValue
 from dynctl.planning.domain_capacity import (
     NO_DOMAIN,
     DomainCapacity,
@@ -15,7 +16,6 @@ from dynctl.planning.domain_capacity import (
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import amount, count, plural
-from dynctl.screens.results import TopologyValue
 
 _MOST_NAMED = 5
 _MOST_NOTES = 8

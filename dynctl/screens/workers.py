@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dynctl.documents.workers import RankRow, WorkerRow
+from dynctl.documents.workers import RankRow, WorkerDetail, WorkerList, WorkerRow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import age, amount, count, plural
-from dynctl.screens.results import WorkerDetail, WorkerList
 from router_core import Role
 
 

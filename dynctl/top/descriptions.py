@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from dynctl.documents.workers import WorkerRow
+from dynctl.documents.workers import WorkerDetail, WorkerRow
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.pages import page as page_of
 from dynctl.planning.domain_capacity import NO_DOMAIN, RoleCapacity
@@ -13,7 +13,6 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
 from dynctl.screens.columns import table
 from dynctl.screens.numbers import age, amount, count, plural
-from dynctl.screens.results import WorkerDetail
 from dynctl.screens.topology import policy_text, topology_notes
 from dynctl.screens.workers import worker_detail
 from dynctl.sources.domains import DomainRow, DomainView

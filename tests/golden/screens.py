@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dynctl.documents.workers import WorkerDetail, WorkerList
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.events import EventLines
 from dynctl.screens.render import draw
-from dynctl.screens.results import WorkerDetail, WorkerList
 from dynctl.screens.route import ExplainScreen
 from dynctl.sources.dynamo.event_lines import TailKind, event_line, load_line, remark
 from dynctl.sources.query import RouteQuery

@@ -186,7 +186,7 @@ def _verify(options: GlobalOptions, *, kubernetes: bool) -> Any:
 
 
 def _workers(options: GlobalOptions, notes: list[str]) -> Any:
-    from dynctl.screens.results import WorkerList
+    from dynctl.documents.workers import WorkerList
 
     source = connect(options)
     rows = source.workers()
@@ -195,7 +195,7 @@ def _workers(options: GlobalOptions, notes: list[str]) -> Any:
 
 
 def _topology(options: GlobalOptions, notes: list[str]) -> Any:
-    from dynctl.documents.decisions import setting_values
+    from dynctl.documents.config import setting_values
     from dynctl.planning.domain_capacity import topology_show
 
     source = connect(options)

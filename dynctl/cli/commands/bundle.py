@@ -15,7 +15,7 @@ from dynctl.base.options import GlobalOptions, OutputFormat
 if TYPE_CHECKING:
     from dynctl.cli.bundle.redaction import Redactor
     from dynctl.cli.bundle.sections import Section
-    from dynctl.screens.results import BundleMember, LeftOut
+    from dynctl.documents.bundle import BundleMember, LeftOut
 
 _REDACTED = (
     "known secrets and what looks like credentials are replaced by ***; prompts and their tokens "
@@ -66,8 +66,8 @@ def bundle(
     from dynctl.cli.bundle.redaction import Redactor
     from dynctl.cli.bundle.secrets import known_secrets
     from dynctl.cli.bundle.sections import sections
+    from dynctl.documents.bundle import BundleManifest, BundleReport
     from dynctl.screens.render import emit
-    from dynctl.screens.results import BundleManifest, BundleReport
 
     now = time.time()
     path, options = _target(options, file, to, output, now)
@@ -113,7 +113,7 @@ def _gathered(
 ) -> "tuple[list[tuple[str, bytes]], list[BundleMember], list[LeftOut]]":
     """The files that could be had, what they are, and those that could not."""
     from dynctl.cli.bundle.archive import MAX_MEMBER, MAX_TOTAL
-    from dynctl.screens.results import BundleMember, LeftOut
+    from dynctl.documents.bundle import BundleMember, LeftOut
 
     packed: list[tuple[str, bytes]] = []
     members: list[BundleMember] = []

@@ -23,8 +23,8 @@ def completion(
 
     from dynctl.base.errors import UsageProblem
     from dynctl.cli.completion.tree import read_tree
+    from dynctl.documents.client import CompletionScript
     from dynctl.screens.render import emit
-    from dynctl.screens.results import CompletionScript
 
     if shell not in SHELLS:
         raise UsageProblem(f"completion {shell}: expected one of {', '.join(SHELLS)}")

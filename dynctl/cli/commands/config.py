@@ -38,7 +38,7 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
 def _local(router_flags: Mapping[str, str | bool]) -> Any:
     import os
 
-    from dynctl.screens.results import ConfigReport
+    from dynctl.documents.config import ConfigReport
     from dynctl.settings.router_settings import resolve
 
     flags, preset = split_preset(router_flags)
@@ -54,7 +54,7 @@ def _local(router_flags: Mapping[str, str | bool]) -> Any:
 
 def remote_report(title: str, document: Mapping[str, Any]) -> Any:
     """A router's own settings as the command shows them."""
-    from dynctl.screens.results import ConfigReport
+    from dynctl.documents.config import ConfigReport
 
     settings = document.get("settings", {})
     if isinstance(settings, list):
@@ -66,7 +66,7 @@ def remote_report(title: str, document: Mapping[str, Any]) -> Any:
 
 
 def _rows(values: Mapping[str, Any], sources: Mapping[str, str], preset: str | None) -> list[Any]:
-    from dynctl.screens.results import SettingRow
+    from dynctl.documents.config import SettingRow
     from dynctl.settings.router_options import ROUTER_OPTIONS
     from dynctl.settings.router_settings import bounds
     from router_core import PRESETS, SETTINGS

@@ -20,8 +20,8 @@ _NEVER = {
 
 def list_contexts(options: GlobalOptions) -> int:
     """List the contexts; * marks the current one."""
+    from dynctl.documents.contexts import ContextList, ContextRow
     from dynctl.screens.render import emit, talk
-    from dynctl.screens.results import ContextList, ContextRow
     from dynctl.settings.contexts.file import read_contexts
     from dynctl.settings.contexts.precedence import VARIABLE, chosen
 
@@ -47,8 +47,8 @@ def use_context(
     from dataclasses import replace
 
     from dynctl.base.errors import UsageProblem
+    from dynctl.documents.contexts import ContextChange
     from dynctl.screens.render import emit
-    from dynctl.screens.results import ContextChange
     from dynctl.settings.contexts.edit import change
     from dynctl.settings.contexts.file import Contexts
     from dynctl.settings.contexts.precedence import unknown_context
@@ -82,8 +82,8 @@ def add_context(
     from dataclasses import replace
 
     from dynctl.base.errors import UsageProblem
+    from dynctl.documents.contexts import ContextChange
     from dynctl.screens.render import emit
-    from dynctl.screens.results import ContextChange
     from dynctl.settings.contexts.edit import change
     from dynctl.settings.contexts.file import Contexts
     from dynctl.settings.contexts.keys import KEYS, checked_name, checked_values, given_value
@@ -137,8 +137,8 @@ def show_context(
     """
     from dataclasses import replace
 
+    from dynctl.documents.contexts import ContextDetail, ContextValue
     from dynctl.screens.render import emit
-    from dynctl.screens.results import ContextDetail, ContextValue
     from dynctl.settings.contexts.file import config_path, read_contexts
     from dynctl.settings.contexts.keys import KEYS
     from dynctl.settings.contexts.precedence import settled, value_of
@@ -168,8 +168,8 @@ def remove_context(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A context.")],
 ) -> int:
     """Remove a context from the file."""
+    from dynctl.documents.contexts import ContextChange
     from dynctl.screens.render import emit
-    from dynctl.screens.results import ContextChange
     from dynctl.settings.contexts.edit import change
     from dynctl.settings.contexts.file import Contexts
     from dynctl.settings.contexts.precedence import unknown_context

@@ -9,7 +9,7 @@ from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.cli.durations import seconds
 
 if TYPE_CHECKING:
-    from dynctl.screens.results import RankEffect, ReplicaChange
+    from dynctl.documents.thresholds import RankEffect, ReplicaChange
     from dynctl.sources.thresholds.replicas import Reading
 
 _Values = Mapping[str, float | int | None]
@@ -118,8 +118,8 @@ def set_thresholds(
     """
     from dynctl.base.errors import ExitCode, TimedOut, UsageProblem, exit_code_of
     from dynctl.cli.threshold_reading import models_of
+    from dynctl.documents.thresholds import ModelThresholds, ReplicaChange, ThresholdChange, Waited
     from dynctl.screens.render import emit, talk
-    from dynctl.screens.results import ModelThresholds, ReplicaChange, ThresholdChange, Waited
     from dynctl.sources import connect
     from dynctl.sources.query import choose_model
     from dynctl.sources.thresholds.replicas import (
@@ -245,8 +245,8 @@ def _effects(
     """What becomes of each rank by the load that each replica counts. ``must``: raises the error
     where no replica's workers are known, since nothing else was asked."""
     from dynctl.base.errors import DynctlError
+    from dynctl.documents.thresholds import rank_effects
     from dynctl.screens.numbers import plural
-    from dynctl.screens.results import rank_effects
     from dynctl.sources.thresholds.trial import judged_rows
 
     effects: list[RankEffect] = []
@@ -277,7 +277,7 @@ def _effects(
 
 def _tried(readings: "Sequence[Reading]", model: str, values: _Values) -> "list[ReplicaChange]":
     from dynctl.base.errors import UsageProblem
-    from dynctl.screens.results import ModelThresholds, ReplicaChange
+    from dynctl.documents.thresholds import ModelThresholds, ReplicaChange
 
     found = []
     for one in readings:

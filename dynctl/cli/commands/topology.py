@@ -38,7 +38,7 @@ def show_topology(
     """Show every domain's workers, load, KV-transfer policy, and whether it strands prefill."""
     from msgspec.structs import replace
 
-    from dynctl.documents.decisions import setting_values
+    from dynctl.documents.config import setting_values
     from dynctl.planning.domain_capacity import topology_show
     from dynctl.screens.columns import sort_rows
     from dynctl.screens.render import doubted, emit

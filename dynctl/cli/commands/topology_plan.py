@@ -170,7 +170,7 @@ def _fleet(
         return fleet_of_cluster(custody_of_cluster(options, graphs), domain)
     if over:
         raise UsageProblem("--over: a deployment tells where its workers are; leave it out")
-    from dynctl.documents.decisions import setting_values
+    from dynctl.documents.config import setting_values
     from dynctl.planning.domain_capacity import topology_show
     from dynctl.sources import connect
 

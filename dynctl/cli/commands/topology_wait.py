@@ -54,8 +54,8 @@ def wait_for_topology(
         names_a_file,
         wait_for_domain,
     )
+    from dynctl.documents.topology import TopologyValue
     from dynctl.screens.render import emit, talk
-    from dynctl.screens.results import TopologyValue
 
     name = (domain or os.environ.get("DYN_KV_TRANSFER_DOMAIN", "")).strip()
     if not name:

@@ -15,8 +15,9 @@ def version(
 ) -> int:
     """Print the versions of dynctl and of the frontends that answer."""
     from dynctl import sources as connect
-    from dynctl.screens import render, results
+    from dynctl.documents.client import versions
+    from dynctl.screens import render
 
     peers = () if client else connect.peer_versions(options)
-    render.emit(results.versions(peers), options)
+    render.emit(versions(peers), options)
     return 0

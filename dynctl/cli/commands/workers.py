@@ -33,9 +33,9 @@ def list_workers(
 ) -> int:
     """List the workers: role, topology, state, load, cached blocks, freshness."""
     from dynctl.base.errors import UsageProblem
+    from dynctl.documents.workers import WorkerList
     from dynctl.screens.columns import sort_rows
     from dynctl.screens.render import doubted, emit
-    from dynctl.screens.results import WorkerList
     from dynctl.screens.workers import worker_columns, worker_rows_only
     from dynctl.sources import connect
     from dynctl.sources.query import Selector
@@ -72,8 +72,8 @@ def show_worker(
 ) -> int:
     """Show one worker: card, KV-transfer policy, taints, load and freshness of each rank."""
     from dynctl.base.naming import resolve_worker
+    from dynctl.documents.workers import WorkerDetail
     from dynctl.screens.render import doubted, emit
-    from dynctl.screens.results import WorkerDetail
     from dynctl.sources import connect
 
     source = connect(options)

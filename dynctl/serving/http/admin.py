@@ -11,13 +11,8 @@ from typing import get_args
 from aiohttp import web
 
 from dynctl import version
-from dynctl.documents.decisions import (
-    DecisionList,
-    config_document,
-    decision_row,
-    past_decision,
-    with_preferences,
-)
+from dynctl.documents.config import config_document
+from dynctl.documents.decisions import DecisionList, decision_row, past_decision, with_preferences
 from dynctl.documents.view import encode_view
 from dynctl.serving.http import busy_threshold
 from dynctl.serving.http.auth import guarded

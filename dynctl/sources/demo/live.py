@@ -10,14 +10,8 @@ from typing import Final
 
 from dynctl import version
 from dynctl.base.errors import UsageProblem
-from dynctl.documents.decisions import (
-    ConfigDocument,
-    DecisionList,
-    config_document,
-    decision_row,
-    past_decision,
-    with_preferences,
-)
+from dynctl.documents.config import ConfigDocument, config_document
+from dynctl.documents.decisions import DecisionList, decision_row, past_decision, with_preferences
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import SavedView

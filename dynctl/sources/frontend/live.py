@@ -19,7 +19,8 @@ import msgspec
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.tasks import Supervisor
-from dynctl.documents.decisions import ConfigDocument, DecisionList, decode_decision_list
+from dynctl.documents.config import ConfigDocument
+from dynctl.documents.decisions import DecisionList, decode_decision_list
 from dynctl.documents.fleet_load import FleetLoad, decode_fleet_load
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import WorkerRow

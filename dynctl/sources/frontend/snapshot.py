@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from dynctl.documents.decisions import ConfigDocument, DecisionList, DecisionRow
+from dynctl.documents.config import ConfigDocument
+from dynctl.documents.decisions import DecisionList, DecisionRow
 from dynctl.documents.fleet_load import FleetLoad, Transfer, joined_rows
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.sources.alerts import condition_alert

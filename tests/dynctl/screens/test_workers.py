@@ -1,7 +1,7 @@
 """The remarks under `workers list`."""
 
+from dynctl.documents.workers import WorkerList
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.results import WorkerList
 from dynctl.screens.workers import worker_list
 from tests.golden.fleets import view, worker
 

@@ -112,8 +112,8 @@ def test_a_frame_fits_its_terminal_and_needs_no_more_than_ascii(width: int):
 
 
 def test_a_frame_says_the_same_numbers_as_the_lists():
+    from dynctl.documents.workers import WorkerList
     from dynctl.screens.render import draw
-    from dynctl.screens.results import WorkerList
 
     source = stranded_zones()
     shown = snapshot(source)

@@ -1,0 +1,43 @@
+"""Documents about this client: its version, and the shell completion script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+SCHEMA = 1
+
+
+class PeerVersion(msgspec.Struct, frozen=True):
+    """A frontend that was asked for its version. ``error`` says why it did not tell."""
+
+    url: str
+    version: str | None = None
+    error: str | None = None
+
+
+class Versions(msgspec.Struct, frozen=True):
+    client: str
+    python: str
+    peers: list[PeerVersion] = []
+    kind: str = "Versions"
+    schema: int = SCHEMA
+
+
+class CompletionScript(msgspec.Struct, frozen=True):
+    """What completes command lines in a shell: bash, zsh or fish."""
+
+    shell: str
+    script: str
+    kind: str = "CompletionScript"
+    schema: int = SCHEMA
+
+
+def versions(peers: Sequence[tuple[str, str | None, str | None]]) -> Versions:
+    """This client's version, and ``(url, version, error)`` of each peer."""
+    import platform
+
+    from dynctl import version
+
+    return Versions(version(), platform.python_version(), [PeerVersion(*peer) for peer in peers])

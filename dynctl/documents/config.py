@@ -1,0 +1,88 @@
+"""The settings of a router: `GET /v1/config` and `dynctl config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dynctl.settings.router_options import ROUTER_OPTIONS
+from router_core import SETTINGS, RouterConfig
+
+SCHEMA = 1
+
+
+class ConfigValue(msgspec.Struct, frozen=True):
+    """One setting: its value and where that came from."""
+
+    name: str
+    value: Any
+    source: str
+    help: str = ""
+    built: bool = True
+
+
+class ConfigDocument(msgspec.Struct, frozen=True):
+    """The settings in force, and the busy thresholds of each model that has its own."""
+
+    version: str
+    preset: str | None
+    settings: list[ConfigValue]
+    thresholds: dict[str, dict[str, float | int | None]] = {}
+    kind: str = "RouterConfig"
+    schema: int = SCHEMA
+
+
+class SettingRow(msgspec.Struct, frozen=True):
+    """One setting: its value, where that came from, what it may be and how it is set."""
+
+    name: str
+    value: Any
+    source: str
+    default: Any
+    bounds: str
+    flag: str
+    env: str
+    help: str
+    built: bool = True
+
+
+class ConfigReport(msgspec.Struct, frozen=True):
+    source: str
+    preset: str | None
+    settings: list[SettingRow]
+    warnings: list[str] = []
+    kind: str = "RouterConfig"
+    schema: int = SCHEMA
+
+
+def config_document(
+    config: RouterConfig,
+    *,
+    version: str,
+    preset: str | None,
+    sources: Mapping[str, str],
+    started: RouterConfig | None = None,
+    thresholds: Mapping[str, Mapping[str, float | int | None]] | None = None,
+) -> ConfigDocument:
+    """``sources``: where each value came from at start; a value that is no longer that of
+    ``started`` was set while running."""
+    rows = []
+    for name, setting in SETTINGS.items():
+        value = getattr(config, name)
+        source = sources.get(name, "default")
+        if started is not None and value != getattr(started, name):
+            source = "set while running"
+        rows.append(ConfigValue(name, value, source, ROUTER_OPTIONS[name].help, setting.built))
+    own = {model: dict(values) for model, values in (thresholds or {}).items()}
+    return ConfigDocument(version, preset, rows, own)
+
+
+def setting_values(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Setting name -> value of what a source answers about its configuration: the list that a
+    frontend sends, or the mapping that a view holds. Rows that are neither are left out."""
+    told = document.get("settings", {})
+    if isinstance(told, list):
+        told = {row.get("name"): row for row in told if isinstance(row, dict)}
+    return {name: row.get("value") for name, row in told.items() if isinstance(row, dict)}
