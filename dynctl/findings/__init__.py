@@ -1,4 +1,4 @@
-"""Findings: what a check can find, in one file of codes, and how checks are run and reported.
+"""Findings: the catalogue of codes, and how checks run and report. Pure.
 
-Pure: facts are gathered elsewhere, and shown elsewhere.
+The facts that checks judge come from other rooms; reports are shown by screens.
 """

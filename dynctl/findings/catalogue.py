@@ -1,6 +1,6 @@
-"""The codes: what each claims, how it reads, why it happens and what to do. Read from codes.toml.
+"""The finding codes: title, texts, cause, fix and an example of each, read from the TOML files.
 
-The file is data so that screens, ``dynctl explain`` and the documentation cannot differ.
+Screens, ``dynctl explain`` and docs/checks.md all take their texts from these files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, get_args
 Level = Literal["fail", "warn"]
 
 _FILES: Final = ("codes.toml", "topology_codes.toml")
-"""One a family, in the order of their codes."""
+"""One file for each family, in the order of their codes."""
 _CODE: Final = re.compile(r"DY[RT]\d{4}")
 _FAMILIES: Final = {"DYR": "a live deployment", "DYT": "topology"}
 SECTIONS: Final = {
@@ -42,14 +42,15 @@ SECTIONS: Final = {
 
 
 class CatalogueError(Exception):
-    """codes.toml is not as it must be: a defect of this program, never of its input."""
+    """A file of codes is invalid: a defect of this program, not of its input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One code. ``template``, ``expected`` and ``fix`` hold ``{names}`` that a finding fills in.
+    """One code. ``template``, ``expected`` and ``fix`` have ``{names}`` that a finding fills in.
 
-    ``subject`` may always stand in them. A retired code is explained and no longer found.
+    ``{subject}`` is always available. ``example`` has the subject and a value for each name, for
+    the pages of ``dynctl explain``. A retired code is explained and no longer checked.
     """
 
     code: str
@@ -59,24 +60,41 @@ class Entry:
     expected: str
     cause: str
     fix: str
+    example: Mapping[str, str]
     retired: bool = False
 
     @property
     def anchor(self) -> str:
-        """Where its page is in docs/checks.md."""
+        """The anchor of its page in docs/checks.md."""
         return self.code.lower()
 
     @property
     def section(self) -> str:
-        """The name of the section that its hundred belongs to."""
+        """The name of its section, by the hundreds of its code."""
         return SECTIONS.get(self.code[:5], self.code[:5])
 
     @property
     def arguments(self) -> frozenset[str]:
-        """The names that a finding of this code must give."""
+        """The names for which a finding of this code needs values, without the subject."""
         texts = (self.template, self.expected, self.fix)
         names = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
         return frozenset(names - {"subject"})
+
+    def texts(self, subject: str, arguments: Mapping[str, object]) -> tuple[str, str, str]:
+        """What was found, what was expected and the fix, with the arguments filled in.
+
+        Raises ValueError where the arguments are not those of the code.
+        """
+        if set(arguments) != self.arguments:
+            raise ValueError(
+                f"{self.code} takes {sorted(self.arguments)}, got {sorted(arguments)}"
+            )
+        values = {"subject": subject, **arguments}
+        return (
+            self.template.format_map(values),
+            self.expected.format_map(values),
+            self.fix.format_map(values),
+        )
 
 
 class Catalogue(Mapping[str, Entry]):
@@ -95,7 +113,7 @@ class Catalogue(Mapping[str, Entry]):
         return len(self._entries)
 
     def near(self, text: str) -> list[str]:
-        """Codes that may have been meant by ``text``: its digits, its hundred, or close to it."""
+        """Codes that are similar to ``text``: same digits, same hundred, or similar spelling."""
         wanted = text.strip().upper()
         digits = "".join(filter(str.isdigit, wanted))
         same = [code for code in self if digits and code.endswith(digits.zfill(4))]
@@ -108,19 +126,19 @@ class Catalogue(Mapping[str, Entry]):
 
 @cache
 def catalogue() -> Catalogue:
-    """The codes of this version, read and checked at the first use."""
+    """The codes of this version, read and validated at the first use."""
     return parse(b"\n".join(Path(__file__).with_name(name).read_bytes() for name in _FILES))
 
 
 def parse(data: bytes) -> Catalogue:
-    """Read a file of codes. Raises CatalogueError naming the code and what is wrong with it."""
+    """Parse the codes. Raises CatalogueError with the code and the problem."""
     try:
         tables = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CatalogueError(f"codes: {error}") from None
     entries = {code: _entry(code, table) for code, table in tables.items()}
     if list(entries) != sorted(entries):
-        raise CatalogueError("codes: expected them in ascending order")
+        raise CatalogueError("codes: expected ascending order")
     return Catalogue(entries)
 
 
@@ -133,20 +151,24 @@ def _entry(code: str, table: Any) -> Entry:
     unknown, missing = set(table) - known, known - set(table) - {"retired"}
     if unknown or missing:
         what = f"unknown {', '.join(sorted(unknown))}" if unknown else ""
-        what = what or f"lacks {', '.join(sorted(missing))}"
+        what = what or f"missing {', '.join(sorted(missing))}"
         raise CatalogueError(f"{code}: {what}")
     if table["level"] not in get_args(Level):
         raise CatalogueError(f"{code}: level {table['level']!r}, expected fail or warn")
     if not isinstance(table.get("retired", False), bool):
         raise CatalogueError(f"{code}: retired: expected true or false")
-    texts = {name: table[name] for name in known - {"retired", "level"}}
+    texts = {name: table[name] for name in known - {"retired", "level", "example"}}
     for name, text in texts.items():
         if not isinstance(text, str) or not text.strip():
             raise CatalogueError(f"{code}: {name}: expected a text")
+    example = table["example"]
+    if not isinstance(example, dict) or not all(isinstance(v, str) for v in example.values()):
+        raise CatalogueError(f"{code}: example: expected a table of texts")
     entry = Entry(
         code,
         level=table["level"],
         retired=table.get("retired", False),
+        example=example,
         **{name: text.strip() for name, text in texts.items()},
     )
     try:
@@ -155,4 +177,9 @@ def _entry(code: str, table: Any) -> Entry:
         raise CatalogueError(f"{code}: {error}") from None
     if not all(name.isidentifier() for name in named):
         raise CatalogueError(f"{code}: expected {{names}} only, got {sorted(named)}")
+    if set(example) != {"subject", *named}:
+        raise CatalogueError(
+            f"{code}: example: expected values for {sorted({'subject', *named})}, "
+            f"got {sorted(example)}"
+        )
     return entry

@@ -1,4 +1,4 @@
-"""What checks answer: one report, which every output format renders."""
+"""The report of checks, which every output format renders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCHEMA = 1
 
 
 class State(StrEnum):
-    """How a check ended. What could not be read is ``skip``, never ``pass``."""
+    """The result of a check. If something could not be read it is ``skip``, never ``pass``."""
 
     PASS = "pass"  # noqa: S105  no password
     WARN = "warn"
@@ -19,7 +19,7 @@ class State(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What is wrong at one place. ``fix``: what to do about it."""
+    """One place where a condition does not hold. ``value``: what was found there."""
 
     subject: str
     value: str
@@ -28,11 +28,10 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """One claim and how it stands.
+    """One check and its result.
 
-    ``message``: what was seen where it passes, why it was not judged where it is skipped, what
-    could not be looked at beside the findings otherwise. ``unread``: something that should have
-    been read could not be, which counts as a warning.
+    ``message``: what was seen (pass), why it was skipped (skip), or what else could not be checked
+    (warn, fail). ``unread``: something could not be read, which counts as a warning.
     """
 
     code: str
@@ -50,7 +49,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Checks by state; ``unread`` of the skipped ones could not be read."""
+    """Number of checks by state; ``unread`` of the skipped ones could not be read."""
 
     passed: int = 0
     warnings: int = 0
@@ -60,7 +59,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All sections in order. ``sources``: what was looked at. ``not_checked``: what never is."""
+    """All sections in order. ``sources``: what was read. ``not_checked``: what never is."""
 
     sources: list[str]
     sections: list[Section]
@@ -74,7 +73,7 @@ class Report(msgspec.Struct, frozen=True):
         return [check for section in self.sections for check in section.checks]
 
     def passes(self, fail_on: str) -> bool:
-        """Whether nothing is as bad as ``fail_on`` (``fail`` or ``warn``)."""
+        """Whether no check reaches the level ``fail_on`` (``fail`` or ``warn``)."""
         summary = self.summary
         return not (
             summary.failed or (fail_on == State.WARN and (summary.warnings or summary.unread))
@@ -95,7 +94,7 @@ def summarize(sections: list[Section]) -> Summary:
 
 
 class CodePage(msgspec.Struct, frozen=True):
-    """One code, explained."""
+    """One code with an example finding: ``subject``, ``found``, ``expected`` and ``fix``."""
 
     code: str
     level: str
@@ -106,6 +105,7 @@ class CodePage(msgspec.Struct, frozen=True):
     cause: str
     fix: str
     retired: bool = False
+    subject: str = ""
     kind: str = "Code"
     schema: int = SCHEMA
 

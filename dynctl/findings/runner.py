@@ -1,33 +1,33 @@
-"""Run checks: values in an ordered list, judged one by one on facts that were gathered before.
+"""Run checks in their order on facts that were gathered before, and report the results.
 
-A check never reads anything itself. What it needs and the facts lack makes it skipped, with the
-reason; running, counting and showing are not its business.
+A check never reads anything itself. If facts that it needs are missing, it is skipped with the
+reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from dynctl.findings.catalogue import Catalogue, Entry
 from dynctl.findings.report import CheckResult, Finding, Report, Section, State, summarize
 from dynctl.findings.suppression import NOTHING, Suppressions
 
 Facts = TypeVar("Facts")
-_NOT_TOLD: Final = "not told: "
+_UNAVAILABLE: Final = "unavailable: "
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The claim holds; ``says`` what was seen."""
+    """The condition holds. ``summary``: what was seen."""
 
-    says: str = ""
+    summary: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The claim was not judged. ``unread``: because something that was asked for was not told."""
+    """The condition was not checked. ``unread``: because something could not be read."""
 
     reason: str
     unread: bool = False
@@ -35,7 +35,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The claim does not hold for ``subject``; ``arguments`` fill in the texts of its code."""
+    """The condition does not hold for ``subject``; ``arguments`` fill in the texts of its code."""
 
     subject: str
     arguments: Mapping[str, object] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The claim does not hold. ``note``: what could not be looked at beside this."""
+    """The condition does not hold. ``note``: what else could not be checked."""
 
     found: tuple[Found, ...]
     note: str = ""
@@ -55,7 +55,7 @@ Need = Callable[[Facts], Skipped | None]
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[Facts]):
-    """``judge`` is pure. ``needs``: each says why the check must be skipped, or None."""
+    """``judge`` is pure. ``needs``: each returns why the check must be skipped, or None."""
 
     code: str
     judge: Callable[[Facts], Outcome]
@@ -67,13 +67,13 @@ def found(subject: str, **arguments: object) -> Found:
     return Found(subject, arguments)
 
 
-def outcome(findings: Iterable[Found], unread: Iterable[str] = (), says: str = "") -> Outcome:
-    """Wrong where anything was found, skipped where something could not be read, else passed."""
+def outcome(findings: Iterable[Found], unread: Iterable[str] = (), summary: str = "") -> Outcome:
+    """Wrong if anything was found, skipped if something could not be read, else passed."""
     wrong, missing = tuple(findings), tuple(dict.fromkeys(unread))
-    told = "; ".join(missing[:3]) + (f"; and {len(missing) - 3} more" if missing[3:] else "")
+    gaps = "; ".join(missing[:3]) + (f"; and {len(missing) - 3} more" if missing[3:] else "")
     if wrong:
-        return Wrong(wrong, f"{_NOT_TOLD}{told}" if told else "")
-    return Skipped(told, unread=True) if told else Passed(says)
+        return Wrong(wrong, f"{_UNAVAILABLE}{gaps}" if gaps else "")
+    return Skipped(gaps, unread=True) if gaps else Passed(summary)
 
 
 def run(
@@ -85,10 +85,10 @@ def run(
     suppressed: Suppressions = NOTHING,
     not_checked: Sequence[str] = (),
 ) -> Report:
-    """Judge every check of every section.
+    """Run every check of every section.
 
-    ``suppressed``: checks that are not to be judged, and findings that are only counted. A check
-    whose every finding is suppressed is skipped, never passed.
+    ``suppressed``: checks that are left out, and findings that are only counted. A check with only
+    suppressed findings is skipped, never passed.
     """
     done = [
         Section(name, [_run(check, name, facts, codes[check.code], suppressed) for check in checks])
@@ -104,8 +104,8 @@ def _run(
     state, message, unread = State.SKIP, "", False
     findings: list[Finding] = []
     match result:
-        case Passed(says):
-            state, message = State.PASS, says
+        case Passed(summary):
+            state, message = State.PASS, summary
         case Skipped(reason, unread):
             message = reason
         case Wrong(wrong, note):
@@ -122,26 +122,20 @@ def _outcome(check: Check[Facts], facts: Facts, suppressed: Suppressions) -> Out
         if skipped is not None:
             return skipped
     judged = check.judge(facts)
-    return _reported(check.code, judged, suppressed) if isinstance(judged, Wrong) else judged
+    return _unsuppressed(check.code, judged, suppressed) if isinstance(judged, Wrong) else judged
 
 
-def _reported(code: str, wrong: Wrong, suppressed: Suppressions) -> Wrong | Skipped:
-    """What is left to report. What could not be looked at stays said, and stays a warning."""
+def _unsuppressed(code: str, wrong: Wrong, suppressed: Suppressions) -> Wrong | Skipped:
+    """The findings that are left. A note about unread objects stays, and stays a warning."""
     left = tuple(one for one in wrong.found if not suppressed.hides(code, one.subject))
     hidden = len(wrong.found) - len(left)
     if not hidden:
         return wrong
     if not left:
         note = "; ".join(filter(None, (wrong.note, "suppressed")))
-        return Skipped(note, unread=wrong.note.startswith(_NOT_TOLD))
+        return Skipped(note, unread=wrong.note.startswith(_UNAVAILABLE))
     return Wrong(left, "; ".join(filter(None, (wrong.note, f"{hidden:,} suppressed"))))
 
 
 def _finding(entry: Entry, one: Found) -> Finding:
-    values: dict[str, Any] = {"subject": one.subject, **one.arguments}
-    if set(one.arguments) != entry.arguments:
-        raise ValueError(
-            f"{entry.code} takes {sorted(entry.arguments)}, got {sorted(one.arguments)}"
-        )
-    texts = (entry.template, entry.expected, entry.fix)
-    return Finding(one.subject, *(text.format_map(values) for text in texts))
+    return Finding(one.subject, *entry.texts(one.subject, one.arguments))

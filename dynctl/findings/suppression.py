@@ -1,7 +1,7 @@
-"""What is not to be reported: whole checks, or findings about some subjects.
+"""Suppressed checks and findings: the values of ``--suppress``.
 
-``CODE`` leaves a check out. ``CODE=SUBJECT`` leaves out its findings about a subject, which may
-hold the wildcards of a shell: ``DYT0404=Pod my-llm-*.prod``.
+``CODE`` leaves a check out. ``CODE=SUBJECT`` leaves out its findings about a subject; the subject
+may contain shell wildcards: ``DYT0404=Pod my-llm-*.prod``.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ class Suppressions:
 
     @classmethod
     def parse(cls, given: Sequence[str], codes: Catalogue) -> Suppressions:
-        """Read what ``--suppress`` was given, once each; codes in either case.
+        """Parse the values of ``--suppress``; codes in upper or lower case.
 
-        Raises UsageProblem for a code that does not exist, naming those near it, and for a
-        subject that is empty.
+        Raises UsageProblem for an unknown code, with similar codes, and for an empty subject.
         """
         checks: set[str] = set()
         subjects: dict[str, tuple[str, ...]] = {}
         for one in given:
-            said, equals, subject = one.partition("=")
-            code, subject = said.strip().upper(), subject.strip()
+            code, equals, subject = one.partition("=")
+            code, subject = code.strip().upper(), subject.strip()
             if code not in codes:
                 near = ", ".join(codes.near(code))
                 raise UsageProblem(
-                    f"--suppress {one}: no such code",
-                    f"near it: {near}" if near else "dynctl explain lists all",
+                    f"--suppress {one}: unknown code",
+                    f"similar codes: {near}" if near else "dynctl explain lists all codes",
                 )
             if not equals:
                 checks.add(code)
@@ -53,11 +52,11 @@ class Suppressions:
         return cls(frozenset(checks), subjects)
 
     def leaves_out(self, code: str) -> bool:
-        """Whether the check itself is not to be judged."""
+        """Whether the whole check is suppressed."""
         return code in self.checks
 
     def hides(self, code: str, subject: str) -> bool:
-        """Whether a finding is not to be reported. Subjects are compared in their own case."""
+        """Whether a finding is suppressed. Subjects are case-sensitive."""
         return any(fnmatchcase(subject, one) for one in self.subjects.get(code, ()))
 
 

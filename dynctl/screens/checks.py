@@ -155,11 +155,13 @@ def sums(report: Report, canvas: Canvas) -> Iterator[str]:
 
 
 def code_page(page: CodePage, canvas: Canvas) -> str:
-    """One code: what it claims, how a finding reads, why it happens and what to do."""
+    """One code: its condition, an example finding, the cause and the fix."""
     level = "retired" if page.retired else page.level
-    lines = [f"{canvas.bold(page.code)}  {page.title}", f"          {page.section}, {level}", ""]
+    first, *rest = canvas.paragraph(page.title, first=f"{page.code}  ", rest=" " * 9)
+    code, title = first[: len(page.code)], first[len(page.code) :]
+    lines = [canvas.bold(code) + title, *rest, f"          {page.section}, {level}", ""]
     for label, text in (
-        ("found", page.found),
+        ("example", f"{page.subject}: {page.found}"),
         ("expected", page.expected),
         ("why", page.cause),
         ("fix", page.fix),
@@ -174,7 +176,7 @@ def code_list(result: CodeList, canvas: Canvas) -> str:
         Column("code", "CODE", lambda c: c.code, lambda c: c.code),
         Column("level", "LEVEL", lambda c: c.level, lambda c: c.level),
         Column("section", "SECTION", lambda c: c.section, lambda c: c.section, rank=1, wide=True),
-        Column("title", "HOLDS WHEN", lambda c: c.title, lambda c: c.title, name=True),
+        Column("title", "HEALTHY CONDITION", lambda c: c.title, lambda c: c.title, name=True),
     ]
     return table(columns, result.codes, canvas)
 

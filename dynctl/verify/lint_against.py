@@ -122,7 +122,7 @@ def _unchanged(facts: Against) -> Outcome:
     if not pairs:
         return Skipped("none of these graphs is there yet")
     wrong = [item for live, file in pairs for item in immutability.immutability(live, file)]
-    return outcome(wrong, says=f"{len(pairs)} of {len(facts.planned.graphs)} graphs are there")
+    return outcome(wrong, summary=f"{len(pairs)} of {len(facts.planned.graphs)} graphs are there")
 
 
 def _pinned_values_exist(facts: Against) -> Outcome:
@@ -151,7 +151,7 @@ def _pinned_values_exist(facts: Against) -> Outcome:
                 )
     if not pinned:
         return Skipped("no worker component is pinned by the label")
-    return outcome(wrong, says=f"{pinned} worker components are pinned")
+    return outcome(wrong, summary=f"{pinned} worker components are pinned")
 
 
 AGAINST_CHECKS: Final[Sequence[Check[Against]]] = sorted(

@@ -28,51 +28,64 @@ WIDTHS = (80, 200)
 CODES = parse(b"""
 [DYT0102]
 level = "warn"
-title = "the graph has a KV-transfer policy"
+title = "graph has a KV transfer policy"
 template = "none"
 expected = "spec.experimental.kvTransferPolicy"
-cause = "Without one every decode worker is as near as any other."
+cause = "Without a policy all decode workers are equally near."
 fix = "add one: dynctl topology render"
+example = { subject = "DynamoGraphDeployment my-llm.prod" }
 
 [DYT0205]
 level = "fail"
-title = "the nodes of workers have the label"
+title = "nodes with workers have the topology label"
 template = "no label topology.kubernetes.io/zone"
-expected = "the zone that the node stands in"
+expected = "the zone of the node"
 cause = "The operator copies the label when a pod is scheduled. Without it the pod exits."
 fix = "kubectl label node {node} topology.kubernetes.io/zone=ZONE, then delete its worker pods"
+example = { subject = "Node gpu-x-1", node = "gpu-x-1" }
 
 [DYT0303]
 level = "fail"
-title = "the operator may read nodes and patch pods"
+title = "operator has the permissions for topology"
 template = "no"
 expected = "yes"
 cause = "It copies labels."
 fix = "grant it"
+example = { subject = "ServiceAccount operator.dynamo-system" }
 
 [DYT0403]
 level = "fail"
-title = "worker pods carry the copied label"
+title = "worker pods have the topology label"
 template = "no label topology.kubernetes.io/zone since it was scheduled"
 expected = "the label of its node"
 cause = "The operator copies it once, right after scheduling, if it may read nodes and patch pods."
 fix = "kubectl delete pod {pod} -n {namespace}"
+example = { subject = "Pod a.prod", pod = "a", namespace = "prod" }
 
 [DYT0404]
 level = "fail"
-title = "the pod's label is that of its node"
-template = "zone is {value}, its node {node} says {expected}"
+title = "pod label matches the node label"
+template = "zone is {value}, its node {node} has {expected}"
 expected = "{expected}"
-cause = "It was copied before the node was relabelled; the operator never repairs it."
+cause = "The operator copied it before the node label changed, and does not correct it."
 fix = "kubectl delete pod {pod} -n {namespace}"
+
+[DYT0404.example]
+subject = "Pod a.prod"
+value = "us-east-1a"
+node = "gpu-b-1"
+expected = "us-east-1b"
+pod = "a"
+namespace = "prod"
 
 [DYT0501]
 level = "warn"
-title = "the policy is in the worker's environment"
+title = "worker containers have the variables of the policy"
 template = "DYN_KV_TRANSFER_DOMAIN is not set"
 expected = "DYN_KV_TRANSFER_DOMAIN=zone"
 cause = "The pod is older than the policy."
 fix = "restart the component"
+example = { subject = "Pod a.prod" }
 
 [DYT0801]
 level = "fail"
@@ -81,6 +94,7 @@ template = "its card has no topology_domains"
 expected = "zone={expected}"
 cause = "The engine publishes what it read at its start; this one read nothing."
 fix = "kubectl delete pod {pod} -n {namespace}"
+example = { subject = "Pod a.prod", expected = "us-east-1a", pod = "a", namespace = "prod" }
 """)
 POLICY = Policy("zone", "required", None, "topology.kubernetes.io/zone", "", {})
 NOTHING = Link()
@@ -130,7 +144,7 @@ def reported(custody: Custody, **outcomes: Outcome) -> VerifyReport:
     """The report of a few checks, by their codes; those that are not given pass."""
     sections: dict[str, list[Check[Custody]]] = {}
     for code, entry in CODES.items():
-        check = Check(code, _judge(outcomes.get(code, outcome((), says="all of them"))))
+        check = Check(code, _judge(outcomes.get(code, outcome((), summary="all of them"))))
         sections.setdefault(entry.section, []).append(check)
     report = run(
         list(sections.items()),

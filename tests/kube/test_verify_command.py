@@ -183,7 +183,7 @@ def test_a_healthy_cluster_reads_as_one(healthy: Simulation, dynctl: Run) -> Non
 def test_a_broken_cluster_says_where_and_what_to_do(broken: Simulation, dynctl: Run) -> None:
     lines = dynctl(*VERIFY).out.splitlines()
 
-    place = lines.index("FAIL DYT0404 the copied label is what the node says now")
+    place = lines.index("FAIL DYT0404 pod label matches the node label")
     told = " ".join(line.strip() for line in lines[place : place + 6])
     assert f"Pod {STALE}.prod: {ZONE} is us-east-1z, its node gpu-a-0 says us-east-1a" in told
     assert f"fix       kubectl delete pod {STALE} -n prod" in told

@@ -142,7 +142,7 @@ def test_the_domain_is_that_of_the_environment(
     ran = dynctl(*VERIFY, "--path", path, "-o", "json")
 
     assert ran.code == 1
-    assert findings(ran) == {"DYT0503": ["there is no file rack"], "DYT0505": ["zone beside rack"]}
+    assert findings(ran) == {"DYT0503": ["there is no file rack"], "DYT0505": ["zone in addition to rack"]}
 
 
 @pytest.mark.parametrize("kind", STRANGE)
@@ -173,7 +173,7 @@ def test_other_domains_beside_the_one_that_transfers(dynctl: Run, tmp_path: Path
     ran = dynctl(*VERIFY, "--path", path, "--domain", "zone", "-o", "json")
 
     assert ran.code == 0
-    assert findings(ran) == {"DYT0505": ["odd, rack beside zone"]}
+    assert findings(ran) == {"DYT0505": ["odd, rack in addition to zone"]}
 
 
 @pytest.mark.parametrize(

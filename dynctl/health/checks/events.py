@@ -39,7 +39,7 @@ def _connected(facts: CheckFacts) -> Outcome:
         for rank in heard
         if not rank.state.connected
     ]
-    return outcome(findings, says=count(len(heard), "channel"))
+    return outcome(findings, summary=count(len(heard), "channel"))
 
 
 def _indexers(facts: CheckFacts) -> Outcome:
@@ -54,7 +54,7 @@ def _indexers(facts: CheckFacts) -> Outcome:
         for rank in asked
         if rank.newest is None
     ]
-    return outcome(findings, says=f"{len(asked)} of {count(len(asked), 'rank')}")
+    return outcome(findings, summary=f"{len(asked)} of {count(len(asked), 'rank')}")
 
 
 def _has_indexer(facts: CheckFacts) -> Outcome:

@@ -69,7 +69,7 @@ def _reachable(facts: CheckFacts) -> Outcome:
         for one in facts.frontends
         if isinstance(one.kind, Unread)
     ]
-    return outcome(findings, says=", ".join(one.url for one in facts.frontends))
+    return outcome(findings, summary=", ".join(one.url for one in facts.frontends))
 
 
 def _ours_or_theirs(facts: CheckFacts) -> Outcome:

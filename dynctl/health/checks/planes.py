@@ -139,7 +139,7 @@ def listed(
     def judge(facts: CheckFacts) -> Outcome:
         deployment = deployed(facts)
         problems = [problem for problem in deployment.problems if problem.code is code]
-        return outcome([found(p.subject, why=p.message) for p in problems], says=says(deployment))
+        return outcome([found(p.subject, why=p.message) for p in problems], summary=says(deployment))
 
     return judge
 
@@ -200,7 +200,7 @@ def _stranded(facts: CheckFacts) -> Outcome:
             domain = taint.partition("=")[2]
             many = count(len(members), "prefill worker")
             findings.append(found(model, workers=many, domain=domain, taint=taint))
-    return outcome(findings, says=f"{len({taint for _, taint in required})} required")
+    return outcome(findings, summary=f"{len({taint for _, taint in required})} required")
 
 
 def _required(item: ObservedWorker) -> Iterator[str]:
@@ -229,7 +229,7 @@ def _needs(facts: CheckFacts) -> Outcome:
     for one in findings:
         if one not in unique:
             unique.append(one)
-    return outcome(unique, says=_roles(deployed(facts)))
+    return outcome(unique, summary=_roles(deployed(facts)))
 
 
 def _pool(item: ObservedWorker) -> tuple[str, str]:
@@ -244,7 +244,7 @@ def _one_model(facts: CheckFacts) -> Outcome:
     several = {name: models for name, models in by_namespace.items() if len(models) > 1}
     says = ", ".join(sorted({model for models in by_namespace.values() for model in models}))
     findings = [found(name, models=", ".join(sorted(models))) for name, models in several.items()]
-    return outcome(findings, says=says)
+    return outcome(findings, summary=says)
 
 
 _WORKERS: Final = (discovered, populated)

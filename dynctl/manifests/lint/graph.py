@@ -120,7 +120,7 @@ def _both_roles(facts: LintFacts) -> Outcome:
             lacks = "decode" if there == "prefill" else "prefill"
             yield found(subject_of(graph), there=there, lacks=lacks)
 
-    return outcome(all_of(), says=_counted(facts))
+    return outcome(all_of(), summary=_counted(facts))
 
 
 def _counted(facts: LintFacts) -> str:
@@ -180,7 +180,7 @@ def _router_mode(facts: LintFacts) -> Outcome:
                 modes.append(name)
     if not (wrong or unknown or modes):
         return Skipped("no frontend component here: another graph or a gateway routes")
-    return outcome(wrong, unknown, says=", ".join(modes))
+    return outcome(wrong, unknown, summary=", ".join(modes))
 
 
 def _mode(frontend: Component) -> str | None:

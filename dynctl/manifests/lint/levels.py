@@ -102,7 +102,7 @@ def _level_exists(facts: LintFacts) -> Outcome:
         named = ", ".join(dict.fromkeys(absent))
         gone = "not there (DYT0201)" if facts.live else "not in these files"
         return Skipped(f"{named}: {gone}" if absent else "no graph names one")
-    return outcome(wrong, says="; ".join(told))
+    return outcome(wrong, summary="; ".join(told))
 
 
 def _named(facts: LintFacts, name: str) -> ClusterTopology | None:

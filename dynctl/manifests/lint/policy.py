@@ -39,7 +39,7 @@ def present(facts: LintFacts, spread: Callable[[Graph], str] = lambda graph: "")
             )
             for graph in without
         ),
-        says=_policies(facts),
+        summary=_policies(facts),
     )
 
 

@@ -105,7 +105,7 @@ def _allowed(custody: Custody) -> Outcome:
         f"{_question(asked)}: {one.why}" for asked, one in access.items() if isinstance(one, Unread)
     ]
     denied = [asked for asked, one in access.items() if one is False]
-    return outcome(_denials(denied), unread, says=f"{len(access)} of {len(access)} permissions")
+    return outcome(_denials(denied), unread, summary=f"{len(access)} of {len(access)} permissions")
 
 
 def _denials(denied: Iterable[AccessQuestion]) -> Iterable[Found]:

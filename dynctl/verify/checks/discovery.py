@@ -83,7 +83,7 @@ def _one_backend(custody: Custody) -> Outcome:
         ]
     if not told:
         return Skipped("no pod tells its discovery backend (DYT0708)")
-    return outcome(wrong, says=by_graph(told))
+    return outcome(wrong, summary=by_graph(told))
 
 
 def _known_backend(custody: Custody) -> Outcome:
@@ -276,13 +276,13 @@ def _orphans(custody: Custody) -> Outcome:
             owner=item.owner or item.name,
             item=item.name,
             namespace=item.namespace,
-            since="" if item.created is None else f", made {age(cluster.now - item.created)} ago",
+            since="" if item.created is None else f", created {age(cluster.now - item.created)} ago",
         )
         for item in sorted(cluster.metadata, key=lambda one: (one.namespace, one.name))
         if not cluster.namespaces or item.namespace in cluster.namespaces
         if (item.namespace, item.owner or item.name) not in pods
     ]
-    return outcome(wrong, says=f"{len(cluster.metadata):,} objects")
+    return outcome(wrong, summary=f"{len(cluster.metadata):,} objects")
 
 
 def _numbered(custody: Custody) -> Outcome:

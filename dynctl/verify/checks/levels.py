@@ -92,7 +92,7 @@ def _topology_exists(custody: Custody) -> Outcome:
             for graph, name in named
             if name not in there
         ),
-        says=some(sorted({subject_of(there[name]) for _, name in named if name in there})),
+        summary=some(sorted({subject_of(there[name]) for _, name in named if name in there})),
     )
 
 

@@ -105,7 +105,7 @@ def _hosts_with(custody: Custody, *, transfers: bool) -> Outcome:
             for name in sorted(lacks)
         ),
         unread,
-        says=f"{len(hosts):,} of {count(len(hosts), 'node')} with workers",
+        summary=f"{len(hosts):,} of {count(len(hosts), 'node')} with workers",
     )
 
 
@@ -132,7 +132,7 @@ def _candidates_labelled(custody: Custody) -> Outcome:
             wrong.append(found(f"Label {key}", nodes=told, label=_label(nodes[0], [key])))
         labelled = len(custody.nodes) - len(lacking)
         says.append(f"{labelled:,} of {count(len(custody.nodes), 'node')} ({key})")
-    return outcome(wrong, unread, says=some(says))
+    return outcome(wrong, unread, summary=some(says))
 
 
 def _label(node: str, keys: Sequence[str], value: str = "VALUE") -> str:
@@ -182,7 +182,7 @@ def _not_empty(custody: Custody) -> Outcome:
                 wrong.append(found(f"Node {name}", key=key, fix=fix))
         told = (f"{value} {len(nodes):,}" for value, nodes in sorted(values.items()))
         says.append(f"{some(told, most=4)} ({key})")
-    return outcome(wrong, unsourced(custody), says="; ".join(says))
+    return outcome(wrong, unsourced(custody), summary="; ".join(says))
 
 
 def _several_values(custody: Custody) -> Outcome:
@@ -196,7 +196,7 @@ def _several_values(custody: Custody) -> Outcome:
             many = count(len(nodes), "node")
             wrong.append(found(f"Label {key}", nodes=many, value=value))
         says.append(f"{count(len(values), 'value')} ({key})")
-    return outcome(wrong, unsourced(custody), says="; ".join(says))
+    return outcome(wrong, unsourced(custody), summary="; ".join(says))
 
 
 def _no_twins(custody: Custody) -> Outcome:

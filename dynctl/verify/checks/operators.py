@@ -93,7 +93,7 @@ def _runs(custody: Custody) -> Outcome:
             for one in mine
             if not one.ready
         ),
-        says=some(f"{_told(one) or 'ready'} ({subject(one)})" for one in mine),
+        summary=some(f"{_told(one) or 'ready'} ({subject(one)})" for one in mine),
     )
 
 
@@ -142,7 +142,7 @@ def _new_enough(custody: Custody) -> Outcome:
     if not wrong and not known:
         names = some(image(one) or f"{len(one.images)} images" for one, _ in told)
         return Skipped(f"{names or 'no operator'}: no version is told" if told else _NO_OPERATOR)
-    return outcome(wrong, says=some(sorted({image(one).rpartition("/")[2] for one in known})))
+    return outcome(wrong, summary=some(sorted({image(one).rpartition("/")[2] for one in known})))
 
 
 # -- what it may do --------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def _present(custody: Custody) -> Outcome:
             namespace, _, name = graph.name.rpartition("/")
             wrong.append(found(graph.subject, wanted=wanted, name=name, namespace=namespace))
         told.append((short(graph), f"{pods:,}" if wanted is None else f"{pods:,} of {wanted:,}"))
-    return outcome(wrong, says=by_graph(told))
+    return outcome(wrong, summary=by_graph(told))
 
 
 def _wanted(graph: VerifiedGraph) -> int | None:
@@ -93,7 +93,7 @@ def _complete(custody: Custody) -> Outcome:
                 )
     if not judged:
         return Skipped("no graph with worker pods tells how many it wants (DYT0401)")
-    return outcome(wrong, says=many(judged, "component"))
+    return outcome(wrong, summary=many(judged, "component"))
 
 
 def _running(custody: Custody) -> Outcome:
@@ -116,7 +116,7 @@ def _running(custody: Custody) -> Outcome:
                 namespace=pod.namespace,
             )
         )
-    return outcome(wrong, says=of(len(workers), len(workers), "pod"))
+    return outcome(wrong, summary=of(len(workers), len(workers), "pod"))
 
 
 def _idle(pod: Pod) -> str:
@@ -150,7 +150,7 @@ def _annotated(custody: Custody) -> Outcome:
             wrong.append(
                 found(worker.subject, differs="; ".join(differs), pod=name, namespace=namespace)
             )
-    return outcome(wrong, says=of(len(workers), len(workers), "pod"))
+    return outcome(wrong, summary=of(len(workers), len(workers), "pod"))
 
 
 def _unlabelled(worker: WorkerChain) -> list[str]:
@@ -213,7 +213,7 @@ def _explained(worker: WorkerChain) -> str:
 
 def _node_says(worker: WorkerChain) -> str:
     node = None if worker.chain is None else worker.chain[LinkName.NODE]
-    there = "" if node is None or node.value is None else f", which says {quoted(node.value)}"
+    there = "" if node is None or node.value is None else f" ({quoted(node.value)})"
     return f"{pod_of(worker).node}{there}"
 
 

@@ -65,7 +65,7 @@ def _exists(custody: Custody) -> Outcome:
             fix = f"apply the graph again, or remove what is left of it: {delete}"
             wrong.append(found(one.subject, what=what, fix=fix))
     there = [short_name(one.graph) for one in custody.graphs if one.graph is not None]
-    return outcome(wrong, says=some(there))
+    return outcome(wrong, summary=some(there))
 
 
 def _in(namespaces: tuple[str, ...]) -> str:
@@ -84,7 +84,7 @@ def _state(custody: Custody) -> Outcome:
         for one in custody.graphs
         if one.graph is not None
     ]
-    return outcome(all_of(), says=some(sorted(set(states) - {""})))
+    return outcome(all_of(), summary=some(sorted(set(states) - {""})))
 
 
 def _unsettled(graph: Graph) -> Iterator[str]:

@@ -152,7 +152,7 @@ def test_a_suppressed_check_does_not_fail(dynctl: Run, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--suppress", "DYR0999"), "no such code"),
+        (("--suppress", "DYR0999"), "unknown code"),
         (("--fail-on", "never"), "expected fail or warn"),
         (("--demo",), "running deployment"),
         (("--view", "x.json"), "running deployment"),

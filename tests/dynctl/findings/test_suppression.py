@@ -1,4 +1,4 @@
-"""Which checks and findings `--suppress` leaves out, and what is left of their check."""
+"""`--suppress`: which checks and findings it leaves out, and the result of their check."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from dynctl.findings.suppression import Suppressions
 CODES = b"""
 [DYT0403]
 level = "warn"
-title = "the label is there"
+title = "pod has a label"
 template = "none"
 expected = "one"
-cause = "nobody wrote it"
+cause = "not written"
 fix = "write it"
+example = { subject = "Pod a.prod" }
 
 [DYT0404]
 level = "fail"
-title = "the labels agree"
+title = "pod label matches the node label"
 template = "{value}"
 expected = "the node's"
-cause = "it moved"
+cause = "the node label changed"
 fix = "delete {subject}"
+example = { subject = "Pod a.prod", value = "zone-b" }
 """
 
 
@@ -35,7 +37,7 @@ def codes() -> Catalogue:
 
 
 def ran(codes: Catalogue, *given: str, unread: tuple[str, ...] = ()) -> Report:
-    """Three pods whose labels differ, with what ``--suppress`` was given."""
+    """A check with findings about three pods, run with ``--suppress`` values."""
     subjects = ("Pod a.prod", "Pod a-2.prod", "Pod a.test")
     check: Check[None] = Check(
         "DYT0404", lambda _: outcome([found(one, value="zone-b") for one in subjects], unread)
@@ -59,65 +61,65 @@ def result(codes: Catalogue, *given: str, unread: tuple[str, ...] = ()) -> Check
         (("DYT0404=Pod a*.prod",), ["Pod a.test"]),
         (("DYT0404=Pod a.????",), ["Pod a-2.prod"]),
         (("DYT0404=Pod a.prod", "DYT0404=*.test"), ["Pod a-2.prod"]),
-        # Kubernetes tells names apart by their case, and a pattern is about the whole subject.
+        # Names are case-sensitive, and a pattern matches the whole subject.
         (("DYT0404=pod a.prod",), ["Pod a.prod", "Pod a-2.prod", "Pod a.test"]),
         (("DYT0404=a.prod",), ["Pod a.prod", "Pod a-2.prod", "Pod a.test"]),
         (("DYT0403=*",), ["Pod a.prod", "Pod a-2.prod", "Pod a.test"]),
     ],
 )
-def test_findings_are_left_out_by_their_subject(
+def test_findings_are_suppressed_by_subject(
     codes: Catalogue, given: tuple[str, ...], left: list[str]
 ):
-    told = result(codes, *given)
-    assert told.state is State.FAIL
-    assert [one.subject for one in told.findings] == left
-    assert told.message == (f"{3 - len(left)} suppressed" if len(left) < 3 else "")
+    check = result(codes, *given)
+    assert check.state is State.FAIL
+    assert [one.subject for one in check.findings] == left
+    assert check.message == (f"{3 - len(left)} suppressed" if len(left) < 3 else "")
 
 
-def test_a_pattern_may_hold_an_equals_sign(codes: Catalogue):
+def test_a_pattern_may_contain_an_equals_sign(codes: Catalogue):
     suppressed = Suppressions.parse(["DYT0404=Worker http://x?a=b"], codes)
     assert suppressed.subjects == {"DYT0404": ("Worker http://x?a=b",)}
 
 
 @pytest.mark.parametrize("given", ["DYT0404", "dyt0404", "DYT0404=*"])
-def test_a_check_of_which_nothing_is_left_is_skipped(codes: Catalogue, given: str):
+def test_a_check_with_only_suppressed_findings_is_skipped(codes: Catalogue, given: str):
     report = ran(codes, given)
-    [told] = report.checks
-    assert (told.state, told.message, told.findings) == (State.SKIP, "suppressed", [])
+    [check] = report.checks
+    assert (check.state, check.message, check.findings) == (State.SKIP, "suppressed", [])
     assert (report.summary.failed, report.summary.skipped) == (0, 1)
     assert report.passes("warn")
 
 
-def test_a_suppressed_check_is_not_judged(codes: Catalogue):
+def test_a_suppressed_check_does_not_run(codes: Catalogue):
     def never(_: None) -> None:
         raise AssertionError
 
-    check = Check("DYT0404", never)  # type: ignore[arg-type]
+    unused = Check("DYT0404", never)  # type: ignore[arg-type]
     suppressed = Suppressions.parse(["DYT0404"], codes)
-    [told] = run([("worker pods", [check])], None, codes, suppressed=suppressed).checks
-    assert told.state is State.SKIP
+    [check] = run([("worker pods", [unused])], None, codes, suppressed=suppressed).checks
+    assert check.state is State.SKIP
 
 
-def test_what_could_not_be_read_is_still_a_warning(codes: Catalogue):
+def test_unread_facts_are_still_a_warning(codes: Catalogue):
     whole = result(codes, "DYT0404=*", unread=("node n1: no permission",))
     assert (whole.state, whole.unread) == (State.SKIP, True)
-    assert whole.message == "not told: node n1: no permission; suppressed"
+    assert whole.message == "unavailable: node n1: no permission; suppressed"
     part = result(codes, "DYT0404=*.prod", unread=("node n1: no permission",))
-    assert part.message == "not told: node n1: no permission; 2 suppressed"
+    assert part.message == "unavailable: node n1: no permission; 2 suppressed"
 
 
 @pytest.mark.parametrize(
     ("given", "problem", "hint"),
     [
-        ("DYT0405", "--suppress DYT0405: no such code", "near it, DYT0403, DYT0404"),
-        ("404=Pod a.prod", "--suppress 404=Pod a.prod: no such code", "near it: DYT0404"),
-        ("", "--suppress : no such code", "dynctl explain lists all"),
-        ("Pod a.prod", "no such code", "dynctl explain lists all"),
+        ("DYT0405", "--suppress DYT0405: unknown code", "similar codes, DYT0403, DYT0404"),
+        ("404=Pod a.prod", "--suppress 404=Pod a.prod: unknown code", "similar codes: DYT0404"),
+        ("", "--suppress : unknown code", "dynctl explain lists all codes"),
+        ("Pod a.prod", "unknown code", "dynctl explain lists all codes"),
         ("DYT0404=", "--suppress DYT0404=: no subject", "for example"),
         ("DYT0404= ", "no subject, expected CODE or CODE=SUBJECT", "for example"),
     ],
 )
-def test_what_cannot_be_suppressed_is_named(codes: Catalogue, given: str, problem: str, hint: str):
+def test_invalid_values_are_rejected(codes: Catalogue, given: str, problem: str, hint: str):
     with pytest.raises(UsageProblem) as caught:
         Suppressions.parse([given], codes)
     assert problem in caught.value.message

@@ -212,7 +212,7 @@ def test_json_names_codes_and_subjects(dynctl):
         ([], "no file to check"),
         (["-f", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
         (["-f", "x", "--fail-on", "skip"], "expected fail or warn"),
-        (["-f", "x", "--suppress", "DYT9999"], "no such code"),
+        (["-f", "x", "--suppress", "DYT9999"], "unknown code"),
     ],
 )
 def test_wrong_words_are_usage_problems(dynctl, arguments: list[str], says: str):

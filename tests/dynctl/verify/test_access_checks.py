@@ -138,7 +138,7 @@ def test_an_access_review_that_is_refused_is_not_a_permission():
     assert skipped(told) == (True, True)
     assert told.message == "list nodes: no access reviews"
     both = results(access={ACCESS[0]: Unread("no access reviews"), ACCESS[1]: False})["DYT0004"]
-    assert both.message == "not told: list nodes: no access reviews"
+    assert both.message == "unavailable: list nodes: no access reviews"
     assert skipped(results(access={})["DYT0004"]) == (True, False)
 
 

@@ -183,7 +183,7 @@ def test_a_decode_worker_without_the_taint_is_never_chosen(card: dict[str, Any],
     scene.card(DECODE, **card)
     told = results(scene)
     assert wrong(told)["DYT0903"] == [subject(DECODE)]
-    assert values(told["DYT0903"]) == [f"carries no taint dynamo.topology/zone, {why}"]
+    assert values(told["DYT0903"]) == [f"taint dynamo.topology/zone is missing, {why}"]
     scene = Scene(enforcement="preferred")
     scene.card(DECODE, **card)
     assert wrong(results(scene)) == {"DYT0909": [subject(DECODE)]}
@@ -232,7 +232,7 @@ def test_a_worker_that_the_router_misses_is_found():
     told = results(scene)
     assert wrong(told) == {"DYT0904": [subject(DECODE)]}
     assert values(told["DYT0904"]) == [
-        f"worker {instance_id(DECODE):x} is not known to {subject(FRONTEND)}"
+        f"worker {instance_id(DECODE):x} is unknown to {subject(FRONTEND)}"
     ]
 
 
@@ -273,7 +273,7 @@ def test_a_router_that_does_not_tell_is_unread_and_others_count():
     scene.unknown(DECODE)
     told = results(scene)
     assert wrong(told) == {"DYT0904": [subject(DECODE)]}
-    assert told["DYT0904"].message == "not told: forbidden"
+    assert told["DYT0904"].message == "unavailable: forbidden"
 
 
 def test_a_router_of_another_graph_says_nothing_of_this_one():

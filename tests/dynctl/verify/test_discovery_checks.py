@@ -205,7 +205,7 @@ def test_an_account_that_may_not_register_is_found_before_what_follows():
     told = results(scene)
     assert wrong(told) == {"DYT0703": [ACCOUNT]}
     assert values(told["DYT0703"]) == [
-        "may not create dynamoworkermetadatas.nvidia.com, patch dynamoworkermetadatas.nvidia.com, "
+        "cannot create dynamoworkermetadatas.nvidia.com, patch dynamoworkermetadatas.nvidia.com, "
         "list dynamoworkermetadatas.nvidia.com in prod"
     ]
     assert told["DYT0704"].message == "0 of 12 pods: see DYT0703"
@@ -351,7 +351,7 @@ def test_metadata_without_a_pod_is_told_for_whole_namespaces():
     scene.metadata["old"] = replace(item, name="old", owner="old", owner_uid=OTHER_UID)
     told = results(scene)
     assert wrong(told) == {"DYT0709": ["DynamoWorkerMetadata old.prod"]}
-    assert values(told["DYT0709"]) == ["there is no pod old, made 60 min ago"]
+    assert values(told["DYT0709"]) == ["pod old does not exist, created 60 min ago"]
     scene.changes["wanted"] = ("my-llm",)
     assert skipped(results(scene)["DYT0709"]) == UNASKED
     scene.changes = {"namespaces": ("other",)}
@@ -432,4 +432,4 @@ def test_times_do_not_go_back():
     scene.metadata["old"] = replace(
         item, name="old", owner="old", owner_uid=OTHER_UID, created=NOW + 5
     )
-    assert values(results(scene)["DYT0709"]) == ["there is no pod old, made 0 s ago"]
+    assert values(results(scene)["DYT0709"]) == ["pod old does not exist, created 0 s ago"]

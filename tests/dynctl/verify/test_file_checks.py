@@ -218,7 +218,7 @@ def test_a_label_is_no_older_than_its_pod():
     scene.pod(DECODE, label_writes=(), created=NOW - 20)
     told = results(scene)
     assert wrong(told) == {"DYT0507": [subject(DECODE)]}
-    assert values(told["DYT0507"]) == [f"zone says {B}, the pod's label says {A} since 20 s"]
+    assert values(told["DYT0507"]) == [f"zone says {B}, the pod label is {A} since 20 s"]
     scene.pod(DECODE, created=None)
     assert wrong(results(scene)) == {"DYT0504": [subject(DECODE)]}
 
@@ -247,7 +247,7 @@ def test_files_that_were_not_read_are_counted_and_those_refused_told():
     scene.file(PREFILL, B)
     told = results(scene)
     assert wrong(told) == {"DYT0504": [subject(PREFILL)]}
-    assert told["DYT0504"].message == "not told: files: forbidden"
+    assert told["DYT0504"].message == "unavailable: files: forbidden"
     scene.files = {}
     assert {skipped(results(scene)[code]) for code in READING} == {UNASKED}
 
@@ -274,7 +274,7 @@ def test_domains_that_the_policy_has_not_are_told():
     scene.card(PREFILL, topology_domains={"zone": A, "host": "h1"})
     told = results(scene)
     assert wrong(told) == {"DYT0505": [subject(DECODE), subject(PREFILL)]}
-    assert values(told["DYT0505"]) == ["rack beside zone", "host beside zone"]
+    assert values(told["DYT0505"]) == ["rack in addition to zone", "host in addition to zone"]
 
 
 def test_levels_of_a_grove_topology_are_no_strays():
@@ -349,7 +349,7 @@ def test_any_value_will_do_where_no_domain_was_named():
 def test_a_mount_with_more_domains_is_told():
     told = mounted("zone", {**of(zone=A, rack="r1", host=""), "x": TopologyFile("", "is odd")})
     assert wrong(told) == {"DYT0505": ["Mount /etc/dynamo/topology"]}
-    assert values(told["DYT0505"]) == ["rack, x beside zone"]
+    assert values(told["DYT0505"]) == ["rack, x in addition to zone"]
 
 
 def test_a_directory_that_is_not_there_is_a_fault_and_has_no_strays():

@@ -100,7 +100,7 @@ def test_a_topology_that_is_not_there_is_one_fault():
     told = results(cluster)
     assert wrong(told) == {"DYT0201": [GRAPH]}
     assert told["DYT0201"].findings[0].value == (
-        "no topology is called levels (there: cluster-levels)"
+        "no topology is named levels (the cluster has: cluster-levels)"
     )
     assert told["DYT0202"].message == "levels: not there (DYT0201)"
 
@@ -192,7 +192,7 @@ def test_a_rack_that_spans_zones():
     told = results(cluster)
     assert wrong(told) == {"DYT0208": [TOPOLOGY]}
     assert told["DYT0208"].findings[0].value == (
-        f"rack values that lie in several zone values: {A}-r0 ({A}, {B})"
+        f"rack values in several zone values: {A}-r0 ({A}, {B})"
     )
 
 
@@ -205,7 +205,7 @@ def test_a_node_with_workers_and_without_the_label():
     told = results(cluster)
     assert wrong(told) == {"DYT0205": ["Node gpu-a-0"]}
     [finding] = told["DYT0205"].findings
-    assert finding.value == f"has no label {ZONE}; 3 worker pods on it"
+    assert finding.value == f"label {ZONE} is missing; 3 worker pods on it"
     assert finding.fix == (
         f"kubectl label node gpu-a-0 {ZONE}=VALUE, then kubectl delete pod -n prod "
         "-l nvidia.com/dynamo-graph-deployment-name=my-llm --field-selector spec.nodeName=gpu-a-0"
@@ -312,7 +312,7 @@ def test_one_value_for_all():
     told = results(Cluster(zones=(A,)))
     assert wrong(told) == {"DYT0212": [f"Label {ZONE}"]}
     assert told["DYT0212"].state is State.WARN
-    assert told["DYT0212"].findings[0].value == f"all nodes that carry it (2 nodes) say {A}"
+    assert told["DYT0212"].findings[0].value == f"all nodes with this label (2 nodes) have the value {A}"
 
 
 def test_values_that_differ_by_case_alone():
@@ -339,4 +339,4 @@ def test_many_pods_of_a_node_are_one_finding():
         del cluster.labels(name)[ZONE]
     told = results(cluster)
     assert wrong(told) == {"DYT0205": ["Node gpu-a-3", "Node gpu-b-0"]}
-    assert told["DYT0205"].findings[0].value == f"has no label {ZONE}; 49 worker pods on it"
+    assert told["DYT0205"].findings[0].value == f"label {ZONE} is missing; 49 worker pods on it"

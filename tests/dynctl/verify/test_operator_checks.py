@@ -201,7 +201,7 @@ def test_nodes_that_it_may_not_read():
     assert wrong(told) == {"DYT0303": [ACCOUNT]}
     assert told["DYT0303"].state is State.FAIL
     [finding] = told["DYT0303"].findings
-    assert finding.value.startswith("may not get nodes: it cannot see the labels")
+    assert finding.value.startswith("cannot get nodes: it cannot see the labels")
     assert '{apiGroups: [""], resources: ["nodes"], verbs: ["get"]}' in finding.fix
 
 
@@ -209,7 +209,7 @@ def test_pods_that_it_may_not_patch():
     assert found(**may(answers={PODS: False})) == {"DYT0303": [ACCOUNT]}
     told = results(**may(answers={PODS: False, PODS_IN: False}))["DYT0303"]
     assert [one.value for one in told.findings] == [
-        "may not patch pods in prod: it cannot write the copied label"
+        "cannot patch pods in prod: it cannot write the copied label"
     ]
 
 
@@ -224,8 +224,8 @@ def test_an_operator_of_one_namespace_was_not_asked_about_it():
     assert skipped(told) == (True, True)
     # Nodes belong to no namespace, so there the answer counts.
     both = results(**may(answers={PODS: False, NODES: False}, operators=(restricted,)))["DYT0303"]
-    assert [one.value.partition(":")[0] for one in both.findings] == ["may not get nodes"]
-    assert both.message.startswith("not told: ")
+    assert [one.value.partition(":")[0] for one in both.findings] == ["cannot get nodes"]
+    assert both.message.startswith("unavailable: ")
 
 
 def test_grove_topologies_matter_where_a_policy_names_one():

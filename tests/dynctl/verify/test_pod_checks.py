@@ -120,7 +120,7 @@ def test_a_graph_without_pods_is_found_once():
     scene.pods = {}
     told = results(scene)
     assert wrong(told) == {"DYT0401": [GRAPH]}
-    assert values(told["DYT0401"]) == ["no worker pod, of 12 that it asks for"]
+    assert values(told["DYT0401"]) == ["no worker pod, expected 12"]
     assert skipped(told["DYT0403"]) == skipped(told["DYT0409"]) == UNASKED
 
 
@@ -228,7 +228,7 @@ def test_a_label_that_was_not_copied_is_found_with_what_the_node_says():
     told = results(scene)
     assert wrong(told) == {"DYT0403": [subject(DECODE)]}
     assert values(told["DYT0403"]) == [
-        f"no label {ZONE}, scheduled 60 min ago on {NODE}, which says {A}"
+        f"label {ZONE} is missing, scheduled 60 min ago on {NODE} ({A})"
     ]
     assert told["DYT0403"].findings[0].fix == (
         "see that the operator runs and may do it (DYT03), then "
@@ -288,7 +288,7 @@ def test_every_level_of_a_grove_topology_is_copied():
     scene.label(DECODE, f"{DOMAIN_LABEL_PREFIX}rack", None)
     told = results(scene)
     assert wrong(told) == {"DYT0403": [subject(DECODE)]}
-    assert f"no label {DOMAIN_LABEL_PREFIX}rack" in values(told["DYT0403"])[0]
+    assert f"label {DOMAIN_LABEL_PREFIX}rack is missing" in values(told["DYT0403"])[0]
 
 
 def test_levels_that_could_not_be_read_leave_labels_unjudged():
@@ -335,7 +335,7 @@ def test_an_event_about_a_label_that_is_there_now_is_a_warning():
     told = results(scene)
     assert wrong(told) == {"DYT0405": [subject(DECODE)]}
     assert values(told["DYT0405"])[0].startswith(
-        "TopologyLabelMissing was noted 2 times, last 10 min ago, and the label is there now: "
+        "event TopologyLabelMissing: 2 times, last 10 min ago; the label is present now: "
     )
 
 

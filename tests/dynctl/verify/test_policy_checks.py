@@ -252,7 +252,7 @@ def test_labels_of_drafts_on_pods_are_one_finding():
     told = results(cluster)
     assert wrong(told) == {"DYT0103": ["Pod my-llm-decode-a-0.prod"]}
     assert says(cluster, "DYT0103").startswith(
-        "metadata.labels, here and in 12 more pods: the label grove.io/topology.zone is the "
+        "metadata.labels, here and in 12 more pods: the label grove.io/topology.zone is a draft "
     )
 
 

@@ -58,7 +58,7 @@ def test_a_worker_that_gave_up_is_found(running: bool, now: str):
     gave_up(scene, DECODE, running=running)
     told = results(scene)
     assert wrong(told) == {"DYT0601": [subject(DECODE)]}
-    assert values(told["DYT0601"]) == [f"{now}, and its log says: {LINE}"]
+    assert values(told["DYT0601"]) == [f"{now}; its log has: {LINE}"]
 
 
 @pytest.mark.parametrize(("label", "file", "code"), [(None, "", "DYT0403"), (A, "", "DYT0503")])
@@ -87,7 +87,7 @@ def test_a_lost_race_that_was_made_good_is_a_warning():
     told = results(scene)
     assert wrong(told) == {"DYT0603": [subject(DECODE)]}
     assert values(told["DYT0603"]) == [
-        "gave up waiting for its topology 58 min ago and was started again; restarts: 1"
+        "waited in vain for its topology 58 min ago and restarted; restarts: 1"
     ]
 
 
