@@ -86,9 +86,7 @@ class Entry:
         Raises ValueError where the arguments are not those of the code.
         """
         if set(arguments) != self.arguments:
-            raise ValueError(
-                f"{self.code} takes {sorted(self.arguments)}, got {sorted(arguments)}"
-            )
+            raise ValueError(f"{self.code} takes {sorted(self.arguments)}, got {sorted(arguments)}")
         values = {"subject": subject, **arguments}
         return (
             self.template.format_map(values),

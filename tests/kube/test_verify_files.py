@@ -142,7 +142,10 @@ def test_the_domain_is_that_of_the_environment(
     ran = dynctl(*VERIFY, "--path", path, "-o", "json")
 
     assert ran.code == 1
-    assert findings(ran) == {"DYT0503": ["there is no file rack"], "DYT0505": ["zone in addition to rack"]}
+    assert findings(ran) == {
+        "DYT0503": ["there is no file rack"],
+        "DYT0505": ["zone in addition to rack"],
+    }
 
 
 @pytest.mark.parametrize("kind", STRANGE)

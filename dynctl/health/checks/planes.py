@@ -139,7 +139,9 @@ def listed(
     def judge(facts: CheckFacts) -> Outcome:
         deployment = deployed(facts)
         problems = [problem for problem in deployment.problems if problem.code is code]
-        return outcome([found(p.subject, why=p.message) for p in problems], summary=says(deployment))
+        return outcome(
+            [found(p.subject, why=p.message) for p in problems], summary=says(deployment)
+        )
 
     return judge
 

@@ -276,7 +276,9 @@ def _orphans(custody: Custody) -> Outcome:
             owner=item.owner or item.name,
             item=item.name,
             namespace=item.namespace,
-            since="" if item.created is None else f", created {age(cluster.now - item.created)} ago",
+            since=""
+            if item.created is None
+            else f", created {age(cluster.now - item.created)} ago",
         )
         for item in sorted(cluster.metadata, key=lambda one: (one.namespace, one.name))
         if not cluster.namespaces or item.namespace in cluster.namespaces

@@ -312,7 +312,10 @@ def test_one_value_for_all():
     told = results(Cluster(zones=(A,)))
     assert wrong(told) == {"DYT0212": [f"Label {ZONE}"]}
     assert told["DYT0212"].state is State.WARN
-    assert told["DYT0212"].findings[0].value == f"all nodes with this label (2 nodes) have the value {A}"
+    assert (
+        told["DYT0212"].findings[0].value
+        == f"all nodes with this label (2 nodes) have the value {A}"
+    )
 
 
 def test_values_that_differ_by_case_alone():
