@@ -10,9 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from dynctl.base.errors import UsageProblem
+from dynctl.documents.topology import (
+    DomainCapacity,
+    RoleCapacity,
+    Stranded,
+    TopologyShow,
+    TransferPolicy,
+)
 from dynctl.documents.workers import WorkerRow
 from router_core import (
     UNCONSTRAINED,
@@ -25,88 +30,6 @@ from router_core import (
     WorkerError,
     implied_constraints,
 )
-
-SCHEMA = 1
-NO_DOMAIN = "(none)"
-
-
-class RoleCapacity(msgspec.Struct, frozen=True):
-    """The workers of one role in a domain.
-
-    ``workers`` = ``ready`` + ``busy`` + ``unavailable``; busy are those whose every rank is over a
-    threshold. ``kv_used_blocks`` is what ``kv_reporting`` of ``ranks`` ranks report, None where
-    none does; ``kv_total_blocks`` is None where no card tells. ``active_prefill_tokens`` and
-    ``active_decode_blocks`` are the router's own count.
-    """
-
-    workers: int = 0
-    ready: int = 0
-    busy: int = 0
-    unavailable: int = 0
-    ranks: int = 0
-    kv_reporting: int = 0
-    kv_used_blocks: int | None = None
-    kv_total_blocks: int | None = None
-    active_prefill_tokens: int = 0
-    active_decode_blocks: float = 0
-
-
-class TransferPolicy(msgspec.Struct, frozen=True):
-    """A KV-transfer policy in force for ``workers`` (prefill, by name).
-
-    ``enforcement``: required, preferred, fallback; None where there is no policy. ``origin``:
-    ``card`` (the worker's own), ``router``, or None. ``problem``: why it cannot be applied.
-    """
-
-    workers: list[str]
-    enforcement: str | None = None
-    domain: str | None = None
-    weight: float | None = None
-    origin: str | None = None
-    problem: str | None = None
-
-
-class Stranded(msgspec.Struct, frozen=True):
-    """Prefill workers that have nobody to hand over to.
-
-    ``requires``: the taint that a decode worker needs ("it" of ``reason``); None where any would
-    do, or where the policy itself cannot be applied. ``outcome``: what happens to requests.
-    """
-
-    workers: list[str]
-    requires: str | None
-    reason: str
-    outcome: str
-
-
-class DomainCapacity(msgspec.Struct, frozen=True):
-    """One model in one value of a domain; ``value`` None: its workers publish no such domain.
-
-    ``decode_per_prefill``: available decode workers for each available prefill worker, None where
-    there are none of one. ``state``: ok or stranded.
-    """
-
-    model: str
-    value: str | None
-    prefill: RoleCapacity
-    decode: RoleCapacity
-    aggregated: RoleCapacity
-    decode_per_prefill: float | None
-    policies: list[TransferPolicy]
-    stranded: list[Stranded]
-    state: str
-    workers: list[str]
-
-
-class TopologyShow(msgspec.Struct, frozen=True):
-    """``domain`` is what the rows are by, None where no worker publishes any."""
-
-    source: str
-    domain: str | None
-    domains: list[str] = []
-    rows: list[DomainCapacity] = []
-    kind: str = "TopologyShow"
-    schema: int = SCHEMA
 
 
 def topology_show(

@@ -5,11 +5,24 @@ Pure: a counted fleet in, one typed result out.
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
+from dynctl.documents.topology import (
+    Change,
+    DomainPlan,
+    Headroom,
+    Loss,
+    Patch,
+    StrandedBounds,
+    TopologyPlan,
+)
+from dynctl.manifests.graphs import GRAPH_GROUP, Component, Graph
 from dynctl.planning.capacity import (
     Bounds,
     Cell,
@@ -22,15 +35,6 @@ from dynctl.planning.capacity import (
     stranded_prefill,
     uncarried_after,
     uncarried_prefill,
-)
-from dynctl.planning.patches import Patch, replicas_patch, scaled_elsewhere, widest
-from dynctl.planning.plan_result import (
-    Change,
-    DomainPlan,
-    Headroom,
-    Loss,
-    StrandedBounds,
-    TopologyPlan,
 )
 from dynctl.planning.planned_fleet import Fleet, Home
 
@@ -299,6 +303,44 @@ def _set(wanted: dict[str, int], homes: Sequence[Home], change: int) -> str | No
         return f"{one.name} has only {one.replicas:,}; take the rest from the others there"
     wanted[one.name] = one.replicas + change
     return None
+
+
+def replicas_patch(graph: Graph, wanted: Mapping[str, int]) -> Patch:
+    """Set the replicas of components by name.
+
+    Components of v1beta1 are a list, which a merge patch would replace as a whole: a JSON patch
+    says which entry, and tests its name first, so it fails rather than scale another component.
+    """
+    if graph.version == "v1alpha1":
+        kind = "merge"
+        body: Any = {"spec": {"services": {n: {"replicas": r} for n, r in wanted.items()}}}
+    else:
+        kind = "json"
+        names = [one.name for one in graph.components]
+        body = []
+        for name, replicas in wanted.items():
+            path = f"/spec/components/{names.index(name)}"
+            body.append({"op": "test", "path": f"{path}/name", "value": name})
+            # To add a member that is there replaces it.
+            body.append({"op": "add", "path": f"{path}/replicas", "value": replicas})
+    manifest = graph.manifest
+    words = [
+        "kubectl", "patch", f"dynamographdeployments.{graph.version}.{GRAPH_GROUP}", manifest.name,
+        *(["-n", manifest.namespace] if manifest.namespace else []),
+        "--type", kind, "-p", json.dumps(body, separators=(",", ":")),
+    ]  # fmt: skip
+    return Patch(graph.name, kind, body, " ".join(map(shlex.quote, words)))
+
+
+def scaled_elsewhere(component: Component) -> bool:
+    """Whether a scaling adapter owns the replicas: it would undo a patch of the graph."""
+    adapter = component.body.get("scalingAdapter")
+    return isinstance(adapter, Mapping) and adapter.get("enabled", True) is not False
+
+
+def widest(components: Sequence[Component]) -> Component:
+    """Of several that would do, the one with the most replicas; the first of equals."""
+    return max(components, key=lambda one: one.replicas)
 
 
 # -- warnings --------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dynctl.documents.demo import DemoEnd, DemoStep
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.numbers import plural
 from dynctl.screens.route import ExplainScreen
-from dynctl.simulation.demo.story import DemoEnd, DemoStep
 
 _ANSWER_CHARACTERS = 160
 

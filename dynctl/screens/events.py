@@ -8,12 +8,12 @@ from datetime import datetime
 import msgspec
 
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.documents.events import TailKind, TailLine
 from dynctl.planning.domain_capacity import primary_domain
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
 from dynctl.screens.numbers import count
 from dynctl.screens.streaming import LineStream
-from dynctl.sources.dynamo.event_lines import TailKind, TailLine
 from dynctl.sources.dynamo.event_stream import TailQueue
 from router_core import Worker
 

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dynctl.planning.domain_capacity import NO_DOMAIN
-from dynctl.planning.plan_result import DomainPlan, Loss, TopologyPlan
+from dynctl.documents.topology import NO_DOMAIN, DomainPlan, Loss, TopologyPlan
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import amount, count, plural

@@ -19,13 +19,13 @@ from dynctl.documents.bundle import BundleReport
 from dynctl.documents.client import Versions
 from dynctl.documents.config import ConfigReport
 from dynctl.documents.contexts import ContextChange, ContextDetail, ContextList
+from dynctl.documents.demo import DemoEnd, DemoStep
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.thresholds import ThresholdChange, ThresholdList
-from dynctl.documents.topology import TopologyValue
+from dynctl.documents.topology import NO_DOMAIN, TopologyPlan, TopologyShow, TopologyValue
+from dynctl.documents.verify import VerifyReport
 from dynctl.documents.workers import WorkerDetail, WorkerList
 from dynctl.findings.report import CodeList, CodePage, Report, State
-from dynctl.planning.domain_capacity import NO_DOMAIN, TopologyShow
-from dynctl.planning.plan_result import TopologyPlan
 from dynctl.screens import (
     bundle,
     checks,
@@ -40,8 +40,6 @@ from dynctl.screens import (
     workers,
 )
 from dynctl.screens.canvas import Canvas
-from dynctl.simulation.demo.story import DemoEnd, DemoStep
-from dynctl.verify.result import VerifyReport
 
 #: What could move a cursor, hide text or turn its direction, but for what Canvas itself writes.
 _UNSAFE: Final = re.compile(

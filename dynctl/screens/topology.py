@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from dynctl.documents.topology import TopologyValue
-from dynctl.planning.domain_capacity import (
+from dynctl.documents.topology import (
     NO_DOMAIN,
     DomainCapacity,
     RoleCapacity,
     TopologyShow,
+    TopologyValue,
     TransferPolicy,
 )
 from dynctl.screens.canvas import Canvas

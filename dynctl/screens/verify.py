@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
+from dynctl.documents.verify import CellState, CustodyRow, VerifyReport
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import checked, joined, sums, titled
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
 from dynctl.screens.numbers import middle, plural
-from dynctl.verify.result import CellState, CustodyRow, VerifyReport
 
 _OK: Final = "ok"
 _DIFFERS: Final = "!="

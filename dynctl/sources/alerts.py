@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
+from dynctl.documents.topology import DomainCapacity, TopologyShow
 from dynctl.findings.catalogue import catalogue
-from dynctl.planning.domain_capacity import DomainCapacity, TopologyShow
 from dynctl.sources.snapshot import Alert, Snapshot
 from router_core import topology_of
 

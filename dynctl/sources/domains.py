@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
+from dynctl.documents.topology import DomainCapacity, TopologyShow
 from dynctl.documents.workers import WorkerRow
-from dynctl.planning.domain_capacity import DomainCapacity, TopologyShow, topology_show
+from dynctl.planning.domain_capacity import topology_show
 from dynctl.sources.snapshot import Snapshot, stale_reason
 
 

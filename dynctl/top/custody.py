@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.verify import LINK_NAMES, Cell, CellState, CustodyRow
 from dynctl.documents.workers import WorkerRow
-from dynctl.verify.result import LINK_NAMES, Cell, CellState, CustodyRow
 from router_core import TOPOLOGY_PREFIX
 
 NO_CLUSTER: Final = "no cluster was named"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from dynctl.documents.topology import NO_DOMAIN, RoleCapacity
+from dynctl.documents.verify import Cell, CellState, CustodyRow
 from dynctl.documents.workers import WorkerDetail, WorkerRow
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.pages import page as page_of
-from dynctl.planning.domain_capacity import NO_DOMAIN, RoleCapacity
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
 from dynctl.screens.columns import table
@@ -18,7 +19,6 @@ from dynctl.screens.workers import worker_detail
 from dynctl.sources.domains import DomainRow, DomainView
 from dynctl.sources.snapshot import Alert, DecisionLine, Snapshot, Told, stale_reason
 from dynctl.top.panels.columns import clock, places, worker_table
-from dynctl.verify.result import Cell, CellState, CustodyRow
 
 _LABEL: Final = 14
 _CLUSTER: Final = "dynctl top .. --kube-context NAME -n NAMESPACE shows the links before the card"

@@ -10,7 +10,7 @@ import msgspec
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.planning.domain_capacity import TopologyShow
+from dynctl.documents.topology import TopologyShow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, Fitted, fit, visible
 from dynctl.screens.render import emit

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import msgspec
-
+from dynctl.documents.verify import LINK_NAMES, Cell, CellState, CustodyRow
 from dynctl.findings.report import Report
-
-if TYPE_CHECKING:
-    # Whoever draws any answer knows this module; only verify has to load the whole pipeline.
-    from dynctl.verify.chain import DomainChain, WorkerChain
-    from dynctl.verify.join import Custody
+from dynctl.verify.chain import DomainChain, WorkerChain
+from dynctl.verify.join import Custody
 
 _NODE: Final = "node"
 _CARD: Final = "card"
@@ -32,68 +27,6 @@ _NAMING: Final[Mapping[str, tuple[str, ...]]] = {
     "router": ("DYT0904", "DYT09"),
 }
 """Link, in order -> what names a break there: starts of codes, the most exact first."""
-LINK_NAMES: Final = tuple(_NAMING)
-
-
-class CellState(StrEnum):
-    """How a link stands to the links before it.
-
-    ``same``: its value is that of the nearest earlier link that has one, or it is the first that
-    has one. ``differs``: its value is another. ``missing``: it has none, where the nearest known
-    link before it has one, or no earlier link is known. ``none``: it has none, and neither has the
-    known link before it. ``unknown``: nobody told.
-    """
-
-    SAME = "same"
-    DIFFERS = "differs"
-    MISSING = "missing"
-    NONE = "none"
-    UNKNOWN = "unknown"
-
-
-class Cell(msgspec.Struct, frozen=True):
-    """One link of one worker. ``why``: why it is unknown, empty otherwise."""
-
-    state: CellState
-    value: str | None = None
-    why: str = ""
-
-
-class CustodyRow(msgspec.Struct, frozen=True):
-    """One worker and its transfer domain, link by link.
-
-    ``graph`` is ``namespace/name``; it and ``namespace`` are empty without Kubernetes.
-    ``first_break``: the first link that differs or misses its value, one of LINK_NAMES.
-    ``codes``: of the findings about this worker, first the one that names its first break.
-    """
-
-    worker: str
-    namespace: str
-    graph: str
-    component: str
-    role: str | None
-    domain: str | None
-    node: Cell
-    label: Cell
-    file: Cell
-    card: Cell
-    taint: Cell
-    router: Cell
-    first_break: str | None = None
-    codes: list[str] = []
-
-    @property
-    def cells(self) -> dict[str, Cell]:
-        """The links in their order."""
-        each = (self.node, self.label, self.file, self.card, self.taint, self.router)
-        return dict(zip(LINK_NAMES, each, strict=True))
-
-
-class VerifyReport(Report, frozen=True):
-    """A report with a row for every worker whose chain is known of, or that has a finding."""
-
-    chain: list[CustodyRow] = msgspec.field(default_factory=list)
-    kind: str = "VerifyReport"
 
 
 def custody_rows(custody: Custody, report: Report) -> list[CustodyRow]:

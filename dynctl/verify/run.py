@@ -16,6 +16,7 @@ from dynctl.adapters.ports import Cluster
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.worker_environment import names_a_file
+from dynctl.documents.verify import VerifyReport
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.report import Report, State
 from dynctl.findings.suppression import Suppressions
@@ -35,7 +36,6 @@ from dynctl.verify.gather.routers import Routers, look
 from dynctl.verify.gather.sampling import Sampling
 from dynctl.verify.join import Custody, custody
 from dynctl.verify.lint_against import lint_against
-from dynctl.verify.result import VerifyReport
 
 #: Between two looks with --wait.
 AGAIN_S: Final = 5.0

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from dynctl.documents.topology import TopologyPlan
 from dynctl.manifests.files import parse_manifests
 from dynctl.planning.capacity import Ratio
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.planning.plan import topology_plan
-from dynctl.planning.plan_result import TopologyPlan
 from dynctl.planning.planned_fleet import (
     Fleet,
     fleet_of_flags,

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dynctl.documents.events import TailKind
 from dynctl.documents.workers import WorkerDetail, WorkerList
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.events import EventLines
 from dynctl.screens.render import draw
 from dynctl.screens.route import ExplainScreen
-from dynctl.sources.dynamo.event_lines import TailKind, event_line, load_line, remark
+from dynctl.sources.dynamo.event_lines import event_line, load_line, remark
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.events import KvMetrics, RouterEvent

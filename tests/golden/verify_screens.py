@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+from dynctl.documents.verify import VerifyReport
 from dynctl.findings.catalogue import parse
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome, run
 from dynctl.screens.canvas import Canvas
@@ -19,7 +20,7 @@ from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
 from dynctl.verify.facts import VerifyFacts
 from dynctl.verify.join import Custody, VerifiedGraph
 from dynctl.verify.policy import Policy
-from dynctl.verify.result import VerifyReport, custody_rows
+from dynctl.verify.result import custody_rows
 from dynctl.wire.kubernetes.objects import Pod
 from router_core import Role
 

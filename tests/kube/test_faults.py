@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.verify import VerifyReport
 from dynctl.findings.report import State
-from dynctl.verify.result import VerifyReport
 from dynctl.verify.run import VerifyOptions, verified
 from tests.kube.actors import Simulation, living
 from tests.kube.faults import FAULTS, Fault, fault_of, injected

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.verify import CellState
 from dynctl.documents.workers import WorkerRow
 from dynctl.top.custody import chain_reader
-from dynctl.verify.result import CellState
 from tests.kube.actors import living
 from tests.kube.command_line import Run
 from tests.kube.objects import ZONE

@@ -29,9 +29,10 @@ def demo(
     import time
 
     from dynctl.base.errors import DynctlError, ExitCode
+    from dynctl.documents.demo import DemoEnd
     from dynctl.screens.render import emit, talk
     from dynctl.simulation.demo.fleet import DemoError, DemoFleet
-    from dynctl.simulation.demo.story import DemoEnd, tell
+    from dynctl.simulation.demo.story import tell
 
     started = time.monotonic()
     steps = 0

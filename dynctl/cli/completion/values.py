@@ -87,10 +87,10 @@ def meaning(path: str, names: Iterable[str], metavar: str | None) -> Meaning:
 def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
     """(path or nothing, flag or metavar) -> the words that it takes, from who defines them."""
     from dynctl.base.options import OutputFormat
+    from dynctl.documents.events import TailKind
     from dynctl.findings.catalogue import catalogue
     from dynctl.planning.capacity import ENFORCEMENTS
     from dynctl.settings.contexts.keys import KEYS
-    from dynctl.sources.dynamo.event_lines import TailKind
     from router_core import PRESETS, Role
 
     codes = tuple(entry.code for entry in catalogue().values() if not entry.retired)

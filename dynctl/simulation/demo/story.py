@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
+import httpx
 
-from dynctl.documents.route_result import RouteResult, decode_route_result
+from dynctl.documents.demo import DemoStep
+from dynctl.documents.route_result import decode_route_result
 from dynctl.simulation.demo.fleet import DemoError, DemoFleet
-
-if TYPE_CHECKING:
-    import httpx
 
 MODEL = "demo"
 QUESTION = (
@@ -28,38 +26,8 @@ FOLLOW_UP = QUESTION + " Then say it again for a reader who has never operated a
 _SETTLE_SECONDS = 5.0
 
 
-class DemoStep(msgspec.Struct, frozen=True):
-    """One chapter: what is done, what the client got, and the decision behind it.
-
-    ``status`` and ``answer`` are the HTTP status and the text (or the refusal's message).
-    """
-
-    number: int
-    title: str
-    doing: str
-    status: int
-    answer: str
-    route: RouteResult
-    seconds: float
-    kind: str = "DemoStep"
-
-
-class DemoEnd(msgspec.Struct, frozen=True):
-    """How the demo ended. ``kept``: the fleet stays up at ``url`` until it is interrupted."""
-
-    url: str
-    engines: list[str]
-    steps: int
-    seconds: float
-    kept: bool = False
-    kind: str = "DemoEnd"
-
-
 def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[DemoStep]:
     """Run the story against a running fleet; raises DemoError when a step did not come out."""
-    # Not at the top: the screens import this room for its values, and most commands need no HTTP.
-    import httpx
-
     with httpx.Client(base_url=fleet.url, timeout=timeout) as client:
         _await_workers(client, ready=len(fleet.engines))
         first = _ask(

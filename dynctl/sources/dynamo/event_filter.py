@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from dynctl.base.errors import UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.events import LOAD_KINDS, TailKind, TailLine
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
-from dynctl.sources.dynamo.event_lines import LOAD_KINDS, TailKind, TailLine
 from dynctl.sources.dynamo.event_stream import EventTail, Wanted, everyone
 from dynctl.sources.dynamo.planes import backend, namespace, open_planes
 from dynctl.sources.query import Selector

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Final
 
-import msgspec
-
 from dynctl.adapters.ports import ChannelCode
+from dynctl.documents.events import TailKind, TailLine
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
     SequenceEvent,
@@ -21,42 +19,6 @@ from dynctl.wire.dynamo.active_sequences import (
 )
 from dynctl.wire.dynamo.events import KvMetrics, RouterEvent, UnknownEvent
 from router_core import BlocksRemoved, BlocksStored, Cleared, Worker
-
-
-class TailKind(StrEnum):
-    """What a line tells. Names are stable."""
-
-    STORED = "stored"
-    REMOVED = "removed"
-    CLEARED = "cleared"
-    UNKNOWN = "unknown"
-    """An event of a kind that this version does not know."""
-    GAP = "gap"
-    """Events of a publisher did not arrive here; ``missing`` of them where that is known."""
-    RESTART = "restart"
-    """A publisher counts from its start again: what its worker cached before is void."""
-    MALFORMED = "malformed"
-    FOREIGN = "foreign"
-    DISCONNECT = "disconnect"
-    RECONNECT = "reconnect"
-    JOINED = "joined"
-    LEFT = "left"
-    SKIPPED = "skipped"
-    """Lines were not shown, because the reader is slower than the events."""
-    LOAD = "load"
-    BOOKED = "booked"
-    PREFILLED = "prefilled"
-    FREED = "freed"
-
-
-LOAD_KINDS: Final = frozenset({TailKind.LOAD, TailKind.BOOKED, TailKind.PREFILLED, TailKind.FREED})
-EVENT_KINDS: Final = LOAD_KINDS | {
-    TailKind.STORED,
-    TailKind.REMOVED,
-    TailKind.CLEARED,
-    TailKind.UNKNOWN,
-}
-"""Everything else is a remark about the stream, and marked as such."""
 
 _CONDITIONS: Final = {
     ChannelCode.CHANNEL_CONNECTED: TailKind.RECONNECT,
@@ -68,39 +30,6 @@ _CONDITIONS: Final = {
 }
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = 253_402_300_799_999  # the year 9999: beyond it there is no text for a time
-
-
-class TailLine(msgspec.Struct, frozen=True):
-    """One line. ``event`` is a TailKind; what does not apply is None.
-
-    ``time``: UTC; the publisher's clock for events, ours for remarks. ``worker``: display name.
-    ``blocks`` of the event, ``first_hash`` and ``parent_hash`` are the engine's names (hex).
-    ``missing``: events (or, where their numbers are unknown, messages) that did not arrive.
-    """
-
-    event: str
-    time: str
-    worker: str | None = None
-    worker_id: int | None = None
-    dp_rank: int | None = None
-    model: str | None = None
-    role: str | None = None
-    domains: dict[str, str] = {}
-    event_id: int | None = None
-    blocks: int | None = None
-    first_hash: str | None = None
-    parent_hash: str | None = None
-    tier: str | None = None
-    missing: int | None = None
-    request_id: str | None = None
-    prefill_tokens: int | None = None
-    message: str | None = None
-    kind: str = "KvEventLine"
-    schema: int = 1
-
-    @property
-    def is_remark(self) -> bool:
-        return self.event not in EVENT_KINDS
 
 
 def time_text(milliseconds: int) -> str:

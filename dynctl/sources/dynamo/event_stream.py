@@ -25,10 +25,9 @@ from dynctl.adapters.ports import (
 )
 from dynctl.base.decode_errors import WireError
 from dynctl.base.tasks import Supervisor
+from dynctl.documents.events import TailKind, TailLine
 from dynctl.health.deployment import Deployment, Registrations
 from dynctl.sources.dynamo.event_lines import (
-    TailKind,
-    TailLine,
     condition_kind,
     event_line,
     load_line,

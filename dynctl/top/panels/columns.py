@@ -11,8 +11,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+from dynctl.documents.topology import RoleCapacity
 from dynctl.documents.workers import WorkerRow
-from dynctl.planning.domain_capacity import RoleCapacity
 from dynctl.screens.columns import Column
 from dynctl.screens.numbers import age, amount, count
 from dynctl.screens.topology import domain_columns

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rich.style import Style
 
-from dynctl.planning.domain_capacity import NO_DOMAIN
+from dynctl.documents.topology import NO_DOMAIN
 from dynctl.screens.numbers import age, plural
 from dynctl.sources.domains import DomainRow, DomainView
 from dynctl.sources.snapshot import Snapshot

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from dynctl.documents.verify import VerifyReport
 from dynctl.findings.catalogue import SECTIONS, catalogue
 from dynctl.findings.runner import Check, run
 from dynctl.findings.suppression import Suppressions
@@ -21,7 +22,7 @@ from dynctl.verify.checks.policy import POLICY_CHECKS
 from dynctl.verify.checks.starts import START_CHECKS
 from dynctl.verify.facts import VerifyFacts
 from dynctl.verify.join import Custody, custody
-from dynctl.verify.result import VerifyReport, custody_rows
+from dynctl.verify.result import custody_rows
 
 VERIFY_SECTIONS: Final[Sequence[tuple[str, Sequence[Check[Custody]]]]] = (
     (SECTIONS["DYT00"], ACCESS_CHECKS),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dynctl.base.errors import UsageProblem
-from dynctl.planning.domain_capacity import DomainCapacity, TopologyShow, topology_show
+from dynctl.documents.topology import DomainCapacity, TopologyShow
+from dynctl.planning.domain_capacity import topology_show
 from router_core import Worker, WorkerAvailability
 from tests.golden.fleets import load, settings, stranded_zones, two_zones, view, worker
 

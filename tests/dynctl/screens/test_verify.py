@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.documents.verify import VerifyReport
 from dynctl.findings.report import Finding
 from dynctl.findings.runner import found, outcome
 from dynctl.screens import render as screens
@@ -14,7 +15,6 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import alike, fixes
 from dynctl.screens.render import emit
 from dynctl.verify.chain import Link, WorkerChain
-from dynctl.verify.result import VerifyReport
 from tests.golden.verify_screens import (
     FIELDS,
     NOTHING,

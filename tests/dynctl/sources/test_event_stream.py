@@ -15,8 +15,9 @@ from dynctl.adapters.memory.discovery import MemoryDiscovery
 from dynctl.adapters.memory.events import MemoryEventPlane
 from dynctl.adapters.ports import DiscoveryChange, Interrupted
 from dynctl.base.errors import UsageProblem
+from dynctl.documents.events import TailKind, TailLine
 from dynctl.sources.dynamo.event_filter import TailQuery, followed
-from dynctl.sources.dynamo.event_lines import TailKind, TailLine, remark, time_text
+from dynctl.sources.dynamo.event_lines import remark, time_text
 from dynctl.sources.dynamo.event_stream import EventTail, TailQueue
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,

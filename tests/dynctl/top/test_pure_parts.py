@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from dynctl.documents.fleet_load import Transfer
+from dynctl.documents.verify import CellState
 from dynctl.documents.workers import RankRow, Reported, WorkerRow, worker_rows
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.sources.alerts import AlertBoard, capacity_alerts
@@ -18,7 +19,6 @@ from dynctl.top.header import meter_line
 from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
 from dynctl.top.marks import ASCII, BLOCKS
-from dynctl.verify.result import CellState
 from router_core import LoadReported, Router, WorkerUpserted
 from tests.dynctl.top.fleet import NOW, meter, snapshot
 from tests.golden.fleets import settings, stranded_zones, two_zones, worker

@@ -8,12 +8,13 @@ from itertools import product
 import msgspec
 import pytest
 
+from dynctl.documents.verify import LINK_NAMES, CellState, CustodyRow, VerifyReport
 from dynctl.findings.report import CheckResult, Finding, Report, Section, State, summarize
 from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
 from dynctl.verify.facts import VerifyFacts
 from dynctl.verify.join import Custody, VerifiedGraph
 from dynctl.verify.policy import Policy
-from dynctl.verify.result import LINK_NAMES, CellState, CustodyRow, VerifyReport, custody_rows
+from dynctl.verify.result import custody_rows
 from dynctl.wire.kubernetes.objects import Pod
 from router_core import Role
 

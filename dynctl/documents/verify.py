@@ -1,0 +1,74 @@
+"""The answer of `topology verify`: its checks, and the topology chain of every worker."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from dynctl.findings.report import Report
+
+LINK_NAMES: Final = ("node", "pod label", "file", "card", "taint", "router")
+"""The links of a chain, in order."""
+
+
+class CellState(StrEnum):
+    """How a link stands to the links before it.
+
+    ``same``: its value is that of the nearest earlier link that has one, or it is the first that
+    has one. ``differs``: its value is another. ``missing``: it has none, where the nearest known
+    link before it has one, or no earlier link is known. ``none``: it has none, and neither has the
+    known link before it. ``unknown``: nobody told.
+    """
+
+    SAME = "same"
+    DIFFERS = "differs"
+    MISSING = "missing"
+    NONE = "none"
+    UNKNOWN = "unknown"
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One link of one worker. ``why``: why it is unknown, empty otherwise."""
+
+    state: CellState
+    value: str | None = None
+    why: str = ""
+
+
+class CustodyRow(msgspec.Struct, frozen=True):
+    """One worker and its transfer domain, link by link.
+
+    ``graph`` is ``namespace/name``; it and ``namespace`` are empty without Kubernetes.
+    ``first_break``: the first link that differs or misses its value, one of LINK_NAMES.
+    ``codes``: of the findings about this worker, first the one that names its first break.
+    """
+
+    worker: str
+    namespace: str
+    graph: str
+    component: str
+    role: str | None
+    domain: str | None
+    node: Cell
+    label: Cell
+    file: Cell
+    card: Cell
+    taint: Cell
+    router: Cell
+    first_break: str | None = None
+    codes: list[str] = []
+
+    @property
+    def cells(self) -> dict[str, Cell]:
+        """The links in their order."""
+        each = (self.node, self.label, self.file, self.card, self.taint, self.router)
+        return dict(zip(LINK_NAMES, each, strict=True))
+
+
+class VerifyReport(Report, frozen=True):
+    """A report with a row for every worker whose chain is known of, or that has a finding."""
+
+    chain: list[CustodyRow] = msgspec.field(default_factory=list)
+    kind: str = "VerifyReport"
