@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from router_core.selection import (
         Filter, Pin, Profile, RoutingRequest, RoutingView, Scorer, SelectionContext, WhatIf,
     )
-    from router_core.policies import FILTERS, PROFILES
+    from router_core.policies import FILTERS, PROFILES, WorkerFilter
     from router_core.decision import (
         AllWorkersBusy, Candidate, Decision, FunnelStep, NoEligibleWorker, Outcome, Reason,
         Rejection, RoutingPlan, RoutingRefused,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         ConfigError, ConstraintError, HashingError, PolicyUnderivable, RouterCoreError,
         SnapshotError, WorkerError,
     )
+    from router_core.load import ActiveRequest, PotentialLoad
 
 __all__ = [  # noqa: RUF022 - grouped by module
     "Captured", "Freshness", "Router",
@@ -68,7 +69,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "CandidateSet", "WorkerRegistry",
     "Filter", "Pin", "Profile", "RoutingRequest", "RoutingView", "Scorer", "SelectionContext",
     "WhatIf",
-    "FILTERS", "PROFILES",
+    "FILTERS", "PROFILES", "WorkerFilter",
     "AllWorkersBusy", "Candidate", "Decision", "FunnelStep", "NoEligibleWorker", "Outcome",
     "Reason", "Rejection", "RoutingPlan", "RoutingRefused",
     "Flip", "Preference", "flip", "flips", "preference",
@@ -86,6 +87,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "Overlaps",
     "ConfigError", "ConstraintError", "HashingError", "PolicyUnderivable", "RouterCoreError",
     "SnapshotError", "WorkerError",
+    "ActiveRequest", "PotentialLoad",
 ]
 
 _MODULES = {
@@ -98,7 +100,7 @@ _MODULES = {
     "workers": "MAX_RANKS UNKNOWN_BATCHED_TOKENS ModelRuntimeConfig Role Worker WorkerWithDpRank",
     "registry": "CandidateSet WorkerRegistry",
     "selection": "Filter Pin Profile RoutingRequest RoutingView Scorer SelectionContext WhatIf",
-    "policies": "FILTERS PROFILES",
+    "policies": "FILTERS PROFILES WorkerFilter",
     "decision":
         "AllWorkersBusy Candidate Decision FunnelStep NoEligibleWorker Outcome Reason Rejection "
         "RoutingPlan RoutingRefused",
@@ -119,6 +121,7 @@ _MODULES = {
     "errors":
         "ConfigError ConstraintError HashingError PolicyUnderivable RouterCoreError SnapshotError "
         "WorkerError",
+    "load": "ActiveRequest PotentialLoad",
 }
 # fmt: on
 # isort: on

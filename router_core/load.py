@@ -33,6 +33,14 @@ class ActiveRequest:
     adjustment: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PotentialLoad:
+    """The load of a rank with one more request: prompt tokens to compute, KV blocks held."""
+
+    prefill_tokens: int
+    decode_blocks: int
+
+
 class ActiveSequences:
     """Bookings and the per-slot columns that the cost reads. Times are seconds of any one clock."""
 

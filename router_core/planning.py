@@ -11,7 +11,6 @@ from dataclasses import replace
 from router_core.changes import Stage
 from router_core.decision import Decision, RoutingPlan
 from router_core.errors import PolicyUnderivable
-from router_core.policies import FILTERS, PROFILES
 from router_core.selection import (
     Pin,
     RoutingRequest,
@@ -120,7 +119,7 @@ def _select(
     capacity_mask: int | None = None,
 ) -> Decision:
     context = _context(view, request, stage, constraints, capacity_mask)
-    return select(view, context, PROFILES[view.config.router_mode], sample=sample, detail=detail)
+    return select(view, context, sample=sample, detail=detail)
 
 
 def _context(
@@ -190,7 +189,7 @@ def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, i
     groups = _groups(view)
     if not groups.groups and not groups.underivable:
         return None, 0
-    decode = eligible(view, _context(view, request, "decode"), FILTERS)
+    decode = eligible(view, _context(view, request, "decode"), view.profile.filters)
     mask = groups.free
     crossing = 0
     for group in groups.groups:
@@ -203,8 +202,8 @@ def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, i
 
 def _only_busy(view: RoutingView, request: RoutingRequest) -> bool:
     """Whether a transfer domain that could prefill would have a decode worker if none was busy."""
-    prefill = eligible(view, _context(view, request, "prefill"), FILTERS)
-    calm = tuple(one for one in FILTERS if one.name != "busy")
+    prefill = eligible(view, _context(view, request, "prefill"), view.profile.filters)
+    calm = tuple(one for one in view.profile.filters if one.name != "busy")
     decode = eligible(view, _context(view, request, "decode"), calm)
     return any(
         group.mask & prefill and view.registry.taint(group.taint) & decode

@@ -6,10 +6,18 @@ it in FILTERS where it belongs in the funnel, and its code into decision.REJECTI
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from router_core.cost import CostInputs, CostParameters, TermColumn, kv_terms
 from router_core.decision import Reason
 from router_core.registry import CandidateSet
-from router_core.selection import Filter, Profile, RoutingView, SelectionContext
+from router_core.selection import (
+    Filter,
+    Profile,
+    RoutingRequest,
+    RoutingView,
+    SelectionContext,
+)
 from router_core.taints import topology_of
 from router_core.workers import Worker
 
@@ -166,6 +174,31 @@ class BusyFilter:
         return Reason("busy", first.value, first.limit, first.message)
 
 
+class WorkerFilter:
+    """A filter from a function ``passes(worker, request)``, called for each worker and hop.
+
+    ``name`` is the filter's name in the funnel and its rejection code.
+    """
+
+    def __init__(
+        self, name: str, passes: Callable[[Worker, RoutingRequest], bool], message: str = ""
+    ) -> None:
+        self.name = name
+        self._passes = passes
+        self._message = message or f"does not pass the filter {name}"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int:
+        request = context.request
+        workers = (worker for worker in view.registry if worker.model == request.model)
+        return view.registry.mask_of(
+            worker.worker_id for worker in workers if self._passes(worker, request)
+        )
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        return Reason(self.name, None, None, self._message)
+
+
+#: The filters of every built-in mode, in the order of the funnel.
 FILTERS: tuple[Filter, ...] = (
     ModelFilter(),
     RoleFilter(),

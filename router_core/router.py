@@ -20,11 +20,13 @@ from router_core.decision import Decision, RoutingPlan
 from router_core.errors import ConfigError, SnapshotError, WorkerError
 from router_core.events import DEVICE, BlocksRemoved, BlocksStored
 from router_core.index import PrefixIndex
-from router_core.load import ActiveSequences
+from router_core.load import ActiveSequences, PotentialLoad
+from router_core.policies import PROFILES
 from router_core.registry import WorkerRegistry
-from router_core.selection import RoutingRequest, RoutingView, WhatIf
+from router_core.selection import Profile, RoutingRequest, RoutingView, WhatIf
 from router_core.topology import RouterPolicy, TransferGroupsCache
-from router_core.workers import Worker
+from router_core.worker_sets import slots_of
+from router_core.workers import Worker, WorkerWithDpRank
 
 SNAPSHOT_SCHEMA = 1
 
@@ -61,8 +63,10 @@ class Router:
     :meth:`apply` (and :meth:`sweep`, which finishes what a lost worker left behind).
     """
 
-    def __init__(self, config: RouterConfig | None = None) -> None:
+    def __init__(self, config: RouterConfig | None = None, profile: Profile | None = None) -> None:
         self.config = config or RouterConfig()
+        self._live: RoutingView | None = None
+        self.profile = profile
         self.registry = WorkerRegistry()
         self.index = PrefixIndex()
         self.load = ActiveSequences()
@@ -72,7 +76,25 @@ class Router:
         self.freshness: dict[int, Freshness] = {}
         self._draining: list[int] = []
         self._groups = TransferGroupsCache()
-        self._live: RoutingView | None = None
+
+    @property
+    def profile(self) -> Profile | None:
+        """Filters and scorer in place of those of ``config.router_mode``; None for those.
+
+        Setting it raises ConfigError for another scorer under the name of a built-in mode.
+        """
+        return self._profile
+
+    @profile.setter
+    def profile(self, profile: Profile | None) -> None:
+        built_in = PROFILES.get(profile.mode) if profile is not None else None
+        if profile is not None and built_in is not None and profile.scorer != built_in.scorer:
+            raise ConfigError(
+                f"profile: mode {profile.mode!r} has a built-in scorer; give a profile with "
+                "another scorer another mode name"
+            )
+        self._profile = profile
+        self._live = None
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -125,6 +147,31 @@ class Router:
     ) -> Iterator[RoutingPlan]:
         """The plan for each prefill rank that could have been chosen."""
         return planning.decode_by_prefill(view or self.view(), request, plan)
+
+    def overlap_scores(self, request: RoutingRequest) -> dict[WorkerWithDpRank, int]:
+        """Leading prompt blocks that each rank of the request's model has cached; 0 for none."""
+        mask = self.registry.model(request.model)
+        held = dict(self.index.find_matches(request.sequence_hashes, mask).items())
+        return {self.registry.ref(slot): held.get(slot, 0) for slot in slots_of(mask)}
+
+    def potential_loads(self, request: RoutingRequest) -> dict[WorkerWithDpRank, PotentialLoad]:
+        """The load that each rank of the request's model would have with the request.
+
+        Only load booked by this router counts. Cached blocks are not computed again, and prompt
+        blocks that running requests hold are not counted twice.
+        """
+        mask = self.registry.model(request.model)
+        cached = dict(self.index.find_matches(request.sequence_hashes, mask).items())
+        shared = dict(self.load.shared_blocks(request.sequence_hashes, mask).items())
+        loads = {}
+        for slot in slots_of(mask):
+            new_tokens = request.isl_tokens - cached.get(slot, 0) * request.block_size
+            new_blocks = request.prompt_blocks - shared.get(slot, 0)
+            loads[self.registry.ref(slot)] = PotentialLoad(
+                self.load.prefill_tokens[slot] + max(0, new_tokens),
+                self.load.decode_blocks[slot] + new_blocks,
+            )
+        return loads
 
     # -- bookings --------------------------------------------------------------------------
 
@@ -236,14 +283,17 @@ class Router:
         return self.capture().document()
 
     @classmethod
-    def restore(cls, plain: dict[str, Any]) -> Router:
-        """The inverse of :meth:`snapshot`; raises SnapshotError naming what does not fit."""
+    def restore(cls, plain: dict[str, Any], profile: Profile | None = None) -> Router:
+        """The router of a :meth:`snapshot`; raises SnapshotError naming what does not fit.
+
+        A snapshot has no profile: pass the one that the router had.
+        """
         if plain.get("schema") != SNAPSHOT_SCHEMA:
             raise SnapshotError(
                 f"snapshot schema: expected {SNAPSHOT_SCHEMA}, got {plain.get('schema')!r}"
             )
         try:
-            router = cls(RouterConfig().with_values(plain["config"]))
+            router = cls(RouterConfig().with_values(plain["config"]), profile)
             router.registry = WorkerRegistry.restore(plain["registry"])
             router.index = PrefixIndex.restore(plain["index"])
             router.load = ActiveSequences.restore(plain["load"], router.registry.capacity)
@@ -270,6 +320,7 @@ class Router:
             self._groups,
             {stage: CostParameters.for_stage(config, stage) for stage in c.STAGES},
             RouterPolicy.of(config),
+            self.profile or PROFILES[config.router_mode],
             what_if,
         )
 

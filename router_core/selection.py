@@ -16,6 +16,7 @@ from router_core.changes import Stage
 from router_core.config import RouterConfig
 from router_core.cost import CostInputs, CostParameters, TermColumn, pick, total_costs
 from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection
+from router_core.hashing import hash_prompt
 from router_core.index import PrefixIndex
 from router_core.load import ActiveSequences
 from router_core.registry import CandidateSet, WorkerRegistry
@@ -58,6 +59,29 @@ class RoutingRequest:
     overlap_modelled: bool = True
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def from_tokens(
+        cls,
+        id: str,
+        model: str,
+        tokens: Sequence[int],
+        block_size: int,
+        *,
+        constraints: RoutingConstraints = NO_CONSTRAINTS,
+        lora_name: str | None = None,
+        cache_namespace: str | None = None,
+    ) -> RoutingRequest:
+        """The request of a prompt of token ids; ``block_size`` is that of the model's workers.
+
+        ``lora_name`` and ``cache_namespace`` are mixed into the hashes. Raises HashingError.
+        """
+        hashes = hash_prompt(
+            tokens, block_size, lora_name=lora_name, cache_namespace=cache_namespace
+        )
+        return cls(
+            id, model, len(tokens), block_size, tuple(hashes.sequence), constraints=constraints
+        )
+
     @property
     def prompt_blocks(self) -> int:
         """Complete blocks of the prompt."""
@@ -76,8 +100,8 @@ class WhatIf:
 class RoutingView:
     """What a decision may read.
 
-    ``rotation``: requests booked so far, by (model, stage). ``parameters`` and ``policy`` are what
-    ``config`` means, worked out once.
+    ``rotation``: requests booked so far, by (model, stage). ``parameters`` and ``policy`` follow
+    from ``config``; ``profile`` too, unless the router has its own.
     """
 
     registry: WorkerRegistry
@@ -89,6 +113,7 @@ class RoutingView:
     groups: TransferGroupsCache
     parameters: Mapping[Stage, CostParameters]
     policy: RouterPolicy | None
+    profile: Profile
     what_if: WhatIf | None = None
 
 
@@ -136,18 +161,28 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A router mode: which filters, which terms, and whether the temperature applies."""
+    """A router mode: its filters, its scorer, and whether the temperature applies.
+
+    A profile with a scorer of its own needs a ``mode`` name of its own, because decisions are
+    replayed by their mode.
+    """
 
     mode: str
     filters: tuple[Filter, ...]
     scorer: Scorer
     sampled: bool = False
 
+    def with_filters(self, *filters: Filter) -> Profile:
+        """A copy with ``filters`` added before the filters that read load (capacity and busy)."""
+        names = [one.name for one in self.filters]
+        places = [names.index(name) for name in ("decode_capacity", "busy") if name in names]
+        at = min(places, default=len(names))
+        return replace(self, filters=(*self.filters[:at], *filters, *self.filters[at:]))
+
 
 def select(
     view: RoutingView,
     context: SelectionContext,
-    profile: Profile,
     *,
     sample: float = 0.0,
     detail: bool = False,
@@ -157,7 +192,7 @@ def select(
     ``sample`` (0 <= sample < 1) breaks ties and draws from the temperature. ``detail`` spells out
     every rejection. A refusal is a normal Decision without a winner.
     """
-    request, stage = context.request, context.stage
+    request, stage, profile = context.request, context.stage, view.profile
     mask = view.registry.alive
     funnel: list[FunnelStep] = []
     taken: list[tuple[Filter, int]] = []
