@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
+from dynctl.documents.snapshot import Alert, Snapshot
 from dynctl.documents.topology import DomainCapacity, TopologyShow
 from dynctl.findings.catalogue import catalogue
-from dynctl.sources.snapshot import Alert, Snapshot
 from router_core import topology_of
 
 #: Condition -> (level, what to do). A code that is not here is a warning.

@@ -12,51 +12,10 @@ from operator import is_
 from time import perf_counter
 from typing import Any, Final
 
-import msgspec
-
-from dynctl.documents.topology import DomainCapacity, TopologyShow
+from dynctl.documents.snapshot import DomainRow, DomainView, Snapshot, stale_reason
+from dynctl.documents.topology import TopologyShow
 from dynctl.documents.workers import WorkerRow
 from dynctl.planning.domain_capacity import topology_show
-from dynctl.sources.snapshot import Snapshot, stale_reason
-
-
-class DomainRow(msgspec.Struct, frozen=True):
-    """One model in one value of a domain.
-
-    ``stale``: role -> workers whose numbers may not hold any more, without those that are plainly
-    gone. ``waiting``: requests that wait in the engines, of ``waiting_told`` of its ranks; None
-    where no engine tells. ``local`` and ``crossing``: hand-offs of KV cache that began here, None
-    where nobody counts them.
-    """
-
-    capacity: DomainCapacity
-    stale: dict[str, int] = {}
-    waiting: int | None = None
-    waiting_told: int = 0
-    local: int | None = None
-    crossing: int | None = None
-
-    @property
-    def value(self) -> str | None:
-        return self.capacity.value
-
-    @property
-    def crossing_share(self) -> float | None:
-        """Of the hand-offs that began here, the share that left (0..1)."""
-        total = (self.local or 0) + (self.crossing or 0)
-        return None if not total else (self.crossing or 0) / total
-
-
-class DomainView(msgspec.Struct, frozen=True):
-    """The panel. ``domain``: what the rows are by, None where no worker publishes any.
-
-    ``domains``: what they could be by. ``shown``: the capacity alone, as `topology show` has it.
-    """
-
-    domain: str | None
-    domains: tuple[str, ...]
-    rows: tuple[DomainRow, ...]
-    shown: TopologyShow
 
 
 class DomainBoard:

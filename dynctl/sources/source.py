@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Protocol
 
 from dynctl.documents.route_result import RouteResult
+from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.snapshot import DecisionLine, Snapshot
 
 Values = Mapping[str, float | int | None]
 """Threshold -> value; None switches it off."""

@@ -15,11 +15,11 @@ from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 from dynctl.base.errors import UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.documents.route_result import RouteResult, route_result
+from dynctl.documents.snapshot import DecisionLine, Header, Part, Snapshot
 from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.settings.router_settings import parse_assignments
 from dynctl.sources.query import RouteQuery, choose_model
-from dynctl.sources.snapshot import DecisionLine, Header, Snapshot, Told
 from dynctl.sources.source import Values
 from dynctl.sources.thresholds.replicas import Replica
 from router_core import (
@@ -321,11 +321,11 @@ class StillView:
     async def snapshot(self) -> Snapshot:
         source, title = self._source, self.title
         settings = {name: row["value"] for name, row in source.config()["settings"].items()}
-        here = Told(title, self._at)
+        here = Part(title, self._at)
         told = dict.fromkeys(("workers", "load", "index", "thresholds", "settings"), here)
-        told["decisions"] = Told(title, unknown=_NOT_KEPT, provide=_ASK)
+        told["decisions"] = Part(title, unknown=_NOT_KEPT, provide=_ASK)
         for part in ("waiting", "transfers", "queue"):
-            told[part] = Told(title, unknown=_NOT_LIVE, provide=_LIVE)
+            told[part] = Part(title, unknown=_NOT_LIVE, provide=_LIVE)
         return Snapshot(
             at=self._at,
             source=title,

@@ -10,12 +10,11 @@ from time import localtime, strftime
 from typing import TYPE_CHECKING, Any, Final
 
 from dynctl.base.errors import DynctlError
+from dynctl.documents.snapshot import Alert, DecisionLine, DomainRow
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.render import yaml_text
 from dynctl.screens.route import ExplainScreen
-from dynctl.sources.domains import DomainRow
-from dynctl.sources.snapshot import Alert, DecisionLine
 from dynctl.top.custody import ReadChain
 from dynctl.top.descriptions import (
     alert_text,

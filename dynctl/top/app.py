@@ -20,9 +20,9 @@ from textual.message import Message
 from textual.widgets import Input
 
 from dynctl.base.errors import ExitCode
+from dynctl.documents.snapshot import Alert, DomainView, Snapshot
 from dynctl.sources.alerts import AlertBoard
-from dynctl.sources.domains import DomainBoard, DomainView
-from dynctl.sources.snapshot import Alert, Snapshot
+from dynctl.sources.domains import DomainBoard
 from dynctl.sources.source import LiveSource
 from dynctl.top.actions import Opening
 from dynctl.top.custody import ReadChain, registered_chain

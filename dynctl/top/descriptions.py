@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from dynctl.documents.snapshot import (
+    Alert,
+    DecisionLine,
+    DomainRow,
+    DomainView,
+    Part,
+    Snapshot,
+    stale_reason,
+)
 from dynctl.documents.topology import NO_DOMAIN, RoleCapacity
 from dynctl.documents.verify import Cell, CellState, CustodyRow
 from dynctl.documents.workers import WorkerDetail, WorkerRow
@@ -16,8 +25,6 @@ from dynctl.screens.columns import table
 from dynctl.screens.numbers import age, amount, count, plural
 from dynctl.screens.topology import policy_text, topology_notes
 from dynctl.screens.workers import worker_detail
-from dynctl.sources.domains import DomainRow, DomainView
-from dynctl.sources.snapshot import Alert, DecisionLine, Snapshot, Told, stale_reason
 from dynctl.top.panels.columns import clock, places, worker_table
 
 _LABEL: Final = 14
@@ -91,7 +98,7 @@ def told_lines(
 ) -> Iterator[str]:
     """Source and age of each part, or why it is not known."""
     for part in parts:
-        told = snapshot.told.get(part, Told(snapshot.source, unknown="nobody tells"))
+        told = snapshot.told.get(part, Part(snapshot.source, unknown="nobody tells"))
         if told.unknown:
             yield from canvas.paragraph(
                 f"not known: {told.unknown}", first=f"  {part}".ljust(_LABEL), rest=" " * _LABEL

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dynctl.documents.snapshot import stale_reason
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.snapshot import stale_reason
 
 Row = TypeVar("Row")
 

@@ -8,10 +8,9 @@ from typing import Final
 
 from rich.style import Style
 
+from dynctl.documents.snapshot import DomainView, Meter, Snapshot
 from dynctl.screens.numbers import age, amount, count, middle, plural
 from dynctl.screens.topology import policy_text
-from dynctl.sources.domains import DomainView
-from dynctl.sources.snapshot import Meter, Snapshot
 from dynctl.top.marks import BAD, BOLD, GOOD, PLAIN, WARN, Line, Marks, plain
 from dynctl.top.panels.columns import clock
 

@@ -9,8 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Final
 
+from dynctl.documents.snapshot import Snapshot
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.snapshot import Snapshot
 from router_core import Role
 
 #: Seconds of one bucket, and buckets kept: five minutes.

@@ -6,18 +6,23 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.snapshot import (
+    Alert,
+    DecisionLine,
+    DomainView,
+    Part,
+    Snapshot,
+    TopFrame,
+)
 from dynctl.documents.topology import TopologyShow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, Fitted, fit, visible
 from dynctl.screens.render import emit
 from dynctl.screens.topology import topology_notes
 from dynctl.sources.alerts import AlertBoard
-from dynctl.sources.domains import DomainBoard, DomainView
-from dynctl.sources.snapshot import Alert, DecisionLine, Snapshot, Told
+from dynctl.sources.domains import DomainBoard
 from dynctl.sources.source import LiveSource
 from dynctl.top.header import currency, facts, fitting, meter_line, numbers
 from dynctl.top.marks import ASCII
@@ -62,16 +67,6 @@ async def _looked(source: LiveSource) -> Snapshot:
 DECISIONS: Final = 10
 
 
-class TopFrame(msgspec.Struct, frozen=True):
-    """What `top --once -o json` prints: the snapshot, its domains and all alerts."""
-
-    snapshot: Snapshot
-    domains: DomainView
-    alerts: list[Alert]
-    kind: str = "TopFrame"
-    schema: int = 1
-
-
 def top_frame(frame: TopFrame, canvas: Canvas) -> str:
     """Header and four tables."""
     snapshot, view = frame.snapshot, frame.domains
@@ -94,7 +89,7 @@ def top_frame(frame: TopFrame, canvas: Canvas) -> str:
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
-def unknown_lines(told: Told, canvas: Canvas) -> list[str]:
+def unknown_lines(told: Part, canvas: Canvas) -> list[str]:
     """Why a part is not known, and how to give it."""
     lines = canvas.paragraph(f"not known: {told.unknown}", first="", rest="  ")
     for way in told.provide.splitlines():

@@ -15,11 +15,11 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.documents.snapshot import Snapshot
 from dynctl.documents.thresholds import ModelThresholds, ThresholdChange, rank_effects
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.numbers import amount
 from dynctl.screens.thresholds import THRESHOLDS, threshold_change
-from dynctl.sources.snapshot import Snapshot
 from dynctl.sources.source import LiveSource
 from dynctl.top.marks import ACCENT, BAD, BOLD, CURSOR, DIM, Line, plain
 from dynctl.top.widgets import Lines, Prompt, TextView

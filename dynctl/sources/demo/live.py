@@ -14,6 +14,7 @@ from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.decisions import DecisionList, decision_row, past_decision, with_preferences
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
+from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.serving.http.fleet_feed import FleetFeed
@@ -22,7 +23,6 @@ from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.sources.demo.traffic import MODEL, DemoTraffic, demo_workers
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
-from dynctl.sources.snapshot import DecisionLine, Snapshot
 from dynctl.sources.source import Values
 from dynctl.sources.view import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR

@@ -14,7 +14,7 @@ import msgspec
 
 from dynctl.documents.fleet_load import Transfer
 from dynctl.documents.route_result import Ref
-from dynctl.sources.snapshot import DecisionLine
+from dynctl.documents.snapshot import DecisionLine
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceEvent
 from dynctl.wire.dynamo.frontend_log import RefusedLine, SelectedLine
 from router_core import Role, Worker

@@ -22,6 +22,7 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.route_result import RouteResult
+from dynctl.documents.snapshot import DecisionLine, Header, Snapshot
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
@@ -36,7 +37,6 @@ from dynctl.sources.dynamo.router_state import replicas_mirror, take_load, take_
 from dynctl.sources.dynamo.snapshot import Known, RowCache, dynamo_alerts, part_origins
 from dynctl.sources.frontend.source import set_on_all
 from dynctl.sources.kubernetes import OUT_OF_REACH, cluster_ways
-from dynctl.sources.snapshot import DecisionLine, Header, Snapshot
 from dynctl.sources.source import Values
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.forward_pass import decode_forward_pass

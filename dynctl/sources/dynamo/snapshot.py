@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from dynctl.documents.route_result import UNKNOWN_LOAD
+from dynctl.documents.snapshot import Alert, Part
 from dynctl.documents.workers import NOBODY_WAITS, WorkerRow, rank_rows, worker_row
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.runner import run
@@ -18,7 +19,6 @@ from dynctl.health.deployment import Deployment
 from dynctl.health.facts import CheckFacts, FrontendFacts, PlaneFacts
 from dynctl.sources.dynamo.decisions import EVENTS, LOG
 from dynctl.sources.kubernetes import OUT_OF_REACH
-from dynctl.sources.snapshot import Alert, Told
 from router_core import Router, Worker
 
 _NAME_FRONTENDS: Final = "name the frontends, every replica: --frontend http://HOST:8000"
@@ -53,31 +53,31 @@ class Known:
     reached: bool = True
 
 
-def part_origins(known: Known, workers: Sequence[WorkerRow]) -> dict[str, Told]:
+def part_origins(known: Known, workers: Sequence[WorkerRow]) -> dict[str, Part]:
     """Every part of a snapshot of a live Dynamo."""
     planes, now = known.title, known.now
     frontends = ", ".join(known.urls)
-    asked = Told(frontends, now)
+    asked = Part(frontends, now)
     ranks = [rank for row in workers for rank in row.ranks]
     parts = {
-        "workers": Told(planes, known.at),
+        "workers": Part(planes, known.at),
         "load": _load(known, frontends),
         "requests": _requests(known, frontends),
         "index": _index(known, workers),
-        "waiting": Told("the engines' forward-pass-metrics", now),
+        "waiting": Part("the engines' forward-pass-metrics", now),
         "decisions": _decisions(known),
         "transfers": _transfers(known),
         "thresholds": asked
         if known.thresholds
-        else Told(frontends, unknown=known.refused or _no("thresholds"), provide=_NAME_FRONTENDS),
-        "settings": Told("the workers' cards, else defaults", known.at),
+        else Part(frontends, unknown=known.refused or _no("thresholds"), provide=_NAME_FRONTENDS),
+        "settings": Part("the workers' cards, else defaults", known.at),
         "queue": asked
         if known.metrics
-        else Told(frontends, unknown=known.refused or _no("queue"), provide=_NAME_FRONTENDS),
+        else Part(frontends, unknown=known.refused or _no("queue"), provide=_NAME_FRONTENDS),
     }
     if ranks and all(rank.reported.waiting_requests is None for rank in ranks):
         why = "no engine tells its queue (forward-pass-metrics)" if known.reached else OUT_OF_REACH
-        parts["waiting"] = Told(planes, unknown=why)
+        parts["waiting"] = Part(planes, unknown=why)
     return parts
 
 
@@ -86,32 +86,32 @@ def _no(what: str) -> str:
     return f"{lives[what]}, and none was named"
 
 
-def _load(known: Known, frontends: str) -> Told:
+def _load(known: Known, frontends: str) -> Part:
     if known.metrics:
-        return Told(f"{known.load}: {frontends}", known.now)
+        return Part(f"{known.load}: {frontends}", known.now)
     if known.load in (UNKNOWN_LOAD, "kv_metrics"):
         why = known.refused or "no frontend was named, and none tells others its load"
-        return Told("", unknown=why, provide=_NAME_FRONTENDS)
-    return Told(known.load, known.now)
+        return Part("", unknown=why, provide=_NAME_FRONTENDS)
+    return Part(known.load, known.now)
 
 
-def _requests(known: Known, frontends: str) -> Told:
+def _requests(known: Known, frontends: str) -> Part:
     """Gauges tell tokens and blocks, and not how many requests they are of."""
     if known.metrics or known.load in (UNKNOWN_LOAD, "kv_metrics"):
-        return Told(frontends, unknown="a frontend's metrics do not count requests by worker")
-    return Told(known.load, known.now)
+        return Part(frontends, unknown="a frontend's metrics do not count requests by worker")
+    return Part(known.load, known.now)
 
 
-def _index(known: Known, workers: Sequence[WorkerRow]) -> Told:
+def _index(known: Known, workers: Sequence[WorkerRow]) -> Part:
     if not known.reached:
-        return Told(known.title, unknown=f"what workers cache is {OUT_OF_REACH}")
+        return Part(known.title, unknown=f"what workers cache is {OUT_OF_REACH}")
     read = any(rank.index != "absent" for row in workers for rank in row.ranks)
     if known.read_all or read:
-        return Told("the workers' KV events", known.now)
-    return Told(known.title, unknown=_UNASKED, provide=_READ)
+        return Part("the workers' KV events", known.now)
+    return Part(known.title, unknown=_UNASKED, provide=_READ)
 
 
-def _decisions(known: Known) -> Told:
+def _decisions(known: Known) -> Part:
     heard = known.heard or {}
     sources = [name for name in (LOG, EVENTS) if heard.get(name)]
     if known.log is not None and LOG not in sources:
@@ -119,18 +119,18 @@ def _decisions(known: Known) -> Told:
     if known.replica_sync and EVENTS not in sources and known.reached:
         sources.append(EVENTS)
     if sources:
-        return Told(" and ".join(sources), known.now)
-    return Told(
+        return Part(" and ".join(sources), known.now)
+    return Part(
         known.title,
         unknown="a live Dynamo keeps no decisions, and nobody tells the winners",
         provide=_DECISIONS,
     )
 
 
-def _transfers(known: Known) -> Told:
+def _transfers(known: Known) -> Part:
     told = _decisions(known)
     if told.unknown:
-        return Told(known.title, unknown="hand-offs are counted from decisions, which nobody tells")
+        return Part(known.title, unknown="hand-offs are counted from decisions, which nobody tells")
     return told
 
 

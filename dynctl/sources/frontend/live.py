@@ -23,11 +23,11 @@ from dynctl.documents.config import ConfigDocument
 from dynctl.documents.decisions import DecisionList, decode_decision_list
 from dynctl.documents.fleet_load import FleetLoad, decode_fleet_load
 from dynctl.documents.route_result import RouteResult
+from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.frontend.client import MAX_ANSWER_BYTES, FrontendClient
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
 from dynctl.sources.frontend.source import FrontendSource
-from dynctl.sources.snapshot import DecisionLine, Snapshot
 from dynctl.sources.source import Values
 
 #: A reading takes at most this long, whatever --timeout says: the screen must go on.

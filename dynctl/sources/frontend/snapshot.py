@@ -14,9 +14,9 @@ import msgspec
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.decisions import DecisionList, DecisionRow
 from dynctl.documents.fleet_load import FleetLoad, Transfer, joined_rows
+from dynctl.documents.snapshot import DecisionLine, Header, Meter, Part, Snapshot, meter_of
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.sources.alerts import condition_alert
-from dynctl.sources.snapshot import DecisionLine, Header, Meter, Snapshot, Told, meter_of
 
 _NO_QUEUE: Final = "this router has no queue: a request that nobody can take is refused"
 _NO_MEMORY: Final = "the frontend keeps no decisions"
@@ -69,21 +69,21 @@ def frontend_snapshot(
 
 def _told(
     known: Sequence[FrontendReadings], first: FrontendReadings, workers: Sequence[WorkerRow]
-) -> dict[str, Told]:
+) -> dict[str, Part]:
     names = " + ".join(one.reader.name for one in known)
-    here = Told(names, min(one.read_at for one in known if one.read_at is not None))
+    here = Part(names, min(one.read_at for one in known if one.read_at is not None))
     parts = dict.fromkeys(("workers", "load", "index", "waiting", "transfers"), here)
     parts["decisions"] = here
-    parts["thresholds"] = parts["settings"] = Told(first.reader.name, first.read_at)
-    parts["queue"] = Told(names, unknown=_NO_QUEUE)
+    parts["thresholds"] = parts["settings"] = Part(first.reader.name, first.read_at)
+    parts["queue"] = Part(names, unknown=_NO_QUEUE)
     refused = next((one.decisions_refused for one in known if one.decisions_refused), "")
     if refused:
-        parts["decisions"] = Told(names, unknown=refused, provide="give --token, or DYNCTL_TOKEN")
+        parts["decisions"] = Part(names, unknown=refused, provide="give --token, or DYNCTL_TOKEN")
     elif all(one.kept_bytes == 0 for one in known):
-        parts["decisions"] = Told(names, unknown=_NO_MEMORY, provide=_KEEP)
+        parts["decisions"] = Part(names, unknown=_NO_MEMORY, provide=_KEEP)
     ranks = [rank for row in workers for rank in row.ranks]
     if ranks and all(rank.reported.waiting_requests is None for rank in ranks):
-        parts["waiting"] = Told(names, unknown=_NO_ENGINE)
+        parts["waiting"] = Part(names, unknown=_NO_ENGINE)
     return parts
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rich.style import Style
 
-from dynctl.sources.snapshot import Alert
+from dynctl.documents.snapshot import Alert
 from dynctl.top.marks import BAD, PLAIN, WARN
 from dynctl.top.panels.columns import alert_table
 from dynctl.top.panels.panel import Panel, Picture

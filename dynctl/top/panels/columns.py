@@ -11,14 +11,20 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+from dynctl.documents.snapshot import (
+    Alert,
+    DecisionLine,
+    DomainRow,
+    DomainView,
+    Snapshot,
+    stale_reason,
+)
 from dynctl.documents.topology import RoleCapacity
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.columns import Column
 from dynctl.screens.numbers import age, amount, count
 from dynctl.screens.topology import domain_columns
 from dynctl.screens.workers import worker_columns
-from dynctl.sources.domains import DomainRow, DomainView
-from dynctl.sources.snapshot import Alert, DecisionLine, Snapshot, stale_reason
 from dynctl.top.history import BUCKET_S, History
 from dynctl.top.marks import Marks
 

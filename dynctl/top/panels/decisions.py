@@ -8,8 +8,8 @@ from typing import ClassVar, Final
 
 from rich.style import Style
 
+from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.screens.columns import GAP, Fitted
-from dynctl.sources.snapshot import DecisionLine, Snapshot
 from dynctl.top.header import meter_line
 from dynctl.top.marks import BAD, BLOCKS, PLAIN, WARN, Line, plain
 from dynctl.top.panels.columns import decision_table, refusal

@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from rich.style import Style
 
+from dynctl.documents.snapshot import DomainRow, DomainView, Snapshot
 from dynctl.documents.topology import NO_DOMAIN
 from dynctl.screens.numbers import age, plural
-from dynctl.sources.domains import DomainRow, DomainView
-from dynctl.sources.snapshot import Snapshot
 from dynctl.top.history import History
 from dynctl.top.marks import BAD, BLOCKS, GOOD, PLAIN, WARN
 from dynctl.top.panels.columns import domain_table, generating, kv_share

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from rich.style import Style
 
+from dynctl.documents.snapshot import Snapshot, stale_reason
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.snapshot import Snapshot, stale_reason
 from dynctl.top.filter import worker_says
 from dynctl.top.marks import BAD, DIM, PLAIN, WARN
 from dynctl.top.panels.columns import why, worker_table

@@ -10,16 +10,10 @@ import msgspec
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.fleet_load import Transfer
 from dynctl.documents.route_result import PreferenceRow, Ref, RouteResult
+from dynctl.documents.snapshot import DecisionLine, Header, Meter, Part, Snapshot
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.alerts import condition_alert
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.snapshot import (
-    DecisionLine,
-    Header,
-    Meter,
-    Snapshot,
-    Told,
-)
 from dynctl.sources.view import ViewSource
 from tests.golden.fleets import TOKENS, settings, two_zones
 
@@ -85,10 +79,10 @@ def meter(now: float | None = 1.3) -> Meter:
 def snapshot(view: ViewSource | None = None, **changes: Any) -> Snapshot:
     """Six workers in two zones, one of them busy, as a frontend of ours would tell them."""
     view = view or two_zones()
-    here = Told("http://127.0.0.1:8000", NOW)
+    here = Part("http://127.0.0.1:8000", NOW)
     parts = ("workers", "load", "index", "waiting", "decisions", "transfers", "thresholds")
     told = dict.fromkeys(parts, here)
-    told["queue"] = Told("http://127.0.0.1:8000", unknown="this router has no queue")
+    told["queue"] = Part("http://127.0.0.1:8000", unknown="this router has no queue")
     rows = [_with_waiting(row, 3 if row.name == "prefill-b1" else 0) for row in view.workers()]
     made = Snapshot(
         at=NOW,

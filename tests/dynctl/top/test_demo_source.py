@@ -8,11 +8,11 @@ import pytest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.route_result import encode_route_result
+from dynctl.documents.snapshot import Snapshot
 from dynctl.sources.demo.live import LiveDemo
 from dynctl.sources.demo.traffic import CRASH, CRASHING, CYCLE_S, RUSH
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.snapshot import Snapshot
 from dynctl.sources.view import open_view_bytes
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.documents.snapshot import Snapshot
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.frontend import live as frontend_module
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.frontend.live import LiveFrontends
-from dynctl.sources.snapshot import Snapshot
 from tests.dynctl.serving.fleets import WORDS, site, until, zone
 
 ENGINES: list[dict[str, Any]] = [

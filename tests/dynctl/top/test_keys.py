@@ -10,8 +10,8 @@ import pytest
 from textual.pilot import Pilot
 
 from dynctl.base.errors import ExitCode, Unreachable, UsageProblem
+from dynctl.documents.snapshot import Part
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.snapshot import Told
 from dynctl.sources.view import open_view
 from dynctl.top.app import TopApp
 from dynctl.top.keys import KEYS
@@ -319,7 +319,7 @@ async def test_export_that_cannot_be_written_says_why(shown: Shown, tmp_path):
 
 async def test_caches_are_read_when_somebody_asks(shown: Shown):
     source = StillSource()
-    unasked = {**source.shown.told, "index": Told("etcd", unknown="nobody was asked")}
+    unasked = {**source.shown.told, "index": Part("etcd", unknown="nobody was asked")}
     source.shown = msgspec.structs.replace(source.shown, told=unasked)
     async with shown(source) as pilot:
         assert "caches not read: i, I" in screen_text(pilot.app)

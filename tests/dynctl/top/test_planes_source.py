@@ -17,13 +17,13 @@ from aiohttp.test_utils import TestServer
 from dynctl.adapters.ports import Listed
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.snapshot import Snapshot
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo import frontends as dynamo_frontends
 from dynctl.sources.dynamo import live as planes_module
 from dynctl.sources.dynamo.live import LiveDynamo
 from dynctl.sources.dynamo.planes import Planes
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.snapshot import Snapshot
 from dynctl.sources.view import open_view_bytes
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed, encode_sequences
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics

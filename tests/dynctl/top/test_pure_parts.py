@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from dynctl.documents.fleet_load import Transfer
+from dynctl.documents.snapshot import Part, Snapshot, stale_reason
 from dynctl.documents.verify import CellState
 from dynctl.documents.workers import RankRow, Reported, WorkerRow, worker_rows
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.sources.alerts import AlertBoard, capacity_alerts
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo.snapshot import RowCache
-from dynctl.sources.snapshot import Snapshot, Told, stale_reason
 from dynctl.top.custody import registered_chain
 from dynctl.top.filter import RowFilter, worker_says
 from dynctl.top.header import meter_line
@@ -83,7 +83,7 @@ def test_who_is_gone_is_not_stale_as_well():
 def test_what_nobody_tells_is_unknown_and_not_zero():
     shown = snapshot()
     silent = tuple(with_rank(row, reported=Reported()) for row in shown.workers)
-    told = {**shown.told, "transfers": Told("", unknown="nobody counts")}
+    told = {**shown.told, "transfers": Part("", unknown="nobody counts")}
     row = view_of(msgspec.structs.replace(shown, workers=silent, told=told)).rows[0]
     assert (row.waiting, row.local, row.crossing, row.crossing_share) == (None, None, None, None)
 

@@ -12,7 +12,7 @@ from rich.style import Style
 from textual.color import Color
 from textual.pilot import Pilot
 
-from dynctl.sources.snapshot import Told
+from dynctl.documents.snapshot import Part
 from tests.dynctl.top.conftest import Shown, settled
 from tests.dynctl.top.fleet import NOW, StillSource, meter, snapshot
 from tests.dynctl.top.golden import HERE, as_committed, screen_svg, screen_text
@@ -61,7 +61,7 @@ async def test_screen_is_as_committed(shown: Shown, name: str, size: tuple[int, 
 
 
 STILL = snapshot()
-UNKNOWN = Told(
+UNKNOWN = Part(
     "etcd",
     unknown="a live Dynamo keeps no decisions, and nobody tells the winners",
     provide="--frontend-log FILE\nor start the frontends with --router-replica-sync",
@@ -91,7 +91,7 @@ STATES = {
         STILL,
         told={
             **STILL.told,
-            **dict.fromkeys(("load", "requests", "transfers", "queue"), Told("", unknown="nobody")),
+            **dict.fromkeys(("load", "requests", "transfers", "queue"), Part("", unknown="nobody")),
         },
     ),
 }

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from dynctl.base.errors import UsageProblem
-from dynctl.sources.snapshot import Told
+from dynctl.documents.snapshot import Part
 from dynctl.top.thresholds import ThresholdScreen
 from tests.dynctl.top.conftest import Shown, settled
 from tests.dynctl.top.fleet import StillSource, snapshot
@@ -118,7 +118,7 @@ async def test_a_value_is_edited_at_the_cursor(shown: Shown):
 
 
 async def test_thresholds_that_nobody_tells(shown: Shown):
-    told = {"thresholds": Told("", unknown="none was named", provide="--frontend URL")}
+    told = {"thresholds": Part("", unknown="none was named", provide="--frontend URL")}
     source = StillSource(snapshot(thresholds={}, told=told))
     async with shown(source) as pilot:
         await pilot.press("t")

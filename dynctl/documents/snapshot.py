@@ -12,6 +12,7 @@ import msgspec
 
 from dynctl.documents.fleet_load import Transfer
 from dynctl.documents.route_result import PreferenceRow, Ref
+from dynctl.documents.topology import DomainCapacity, TopologyShow
 from dynctl.documents.workers import WorkerRow
 from router_core import topology_of
 
@@ -32,7 +33,7 @@ PARTS: Final = (
 )
 
 
-class Told(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True):
     """How one part is known. ``at``: wall-clock seconds of the reading.
 
     Where it is not known, ``unknown`` says why and ``provide`` what to do about it.
@@ -138,14 +139,63 @@ class Snapshot(msgspec.Struct, frozen=True):
     transfers: tuple[Transfer, ...] = ()
     thresholds: dict[str, dict[str, float | int | None]] = {}
     settings: dict[str, Any] = {}
-    told: dict[str, Told] = {}
+    told: dict[str, Part] = {}
     load_every_s: float | None = None
     problem: str = ""
 
-    def unknown(self, part: str) -> Told | None:
+    def unknown(self, part: str) -> Part | None:
         """Why a part is not known; None where it is."""
         told = self.told.get(part)
         return told if told is not None and told.unknown else None
+
+
+class DomainRow(msgspec.Struct, frozen=True):
+    """One model in one value of a domain.
+
+    ``stale``: role -> workers whose numbers may not hold any more, without those that are plainly
+    gone. ``waiting``: requests that wait in the engines, of ``waiting_told`` of its ranks; None
+    where no engine tells. ``local`` and ``crossing``: hand-offs of KV cache that began here, None
+    where nobody counts them.
+    """
+
+    capacity: DomainCapacity
+    stale: dict[str, int] = {}
+    waiting: int | None = None
+    waiting_told: int = 0
+    local: int | None = None
+    crossing: int | None = None
+
+    @property
+    def value(self) -> str | None:
+        return self.capacity.value
+
+    @property
+    def crossing_share(self) -> float | None:
+        """Of the hand-offs that began here, the share that left (0..1)."""
+        total = (self.local or 0) + (self.crossing or 0)
+        return None if not total else (self.crossing or 0) / total
+
+
+class DomainView(msgspec.Struct, frozen=True):
+    """The panel. ``domain``: what the rows are by, None where no worker publishes any.
+
+    ``domains``: what they could be by. ``shown``: the capacity alone, as `topology show` has it.
+    """
+
+    domain: str | None
+    domains: tuple[str, ...]
+    rows: tuple[DomainRow, ...]
+    shown: TopologyShow
+
+
+class TopFrame(msgspec.Struct, frozen=True):
+    """What `top --once -o json` prints: the snapshot, its domains and all alerts."""
+
+    snapshot: Snapshot
+    domains: DomainView
+    alerts: list[Alert]
+    kind: str = "TopFrame"
+    schema: int = 1
 
 
 #: A load report that is this many times as old as it should be is stale, ...
