@@ -133,54 +133,54 @@ function __dynctl_flags
                 '--system-port'\t'Health and metrics on a port of their own' \
                 '--announce'\t'Print one JSON line with the address to stdout when ready' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
-                '--router-mode'\t'How a worker is chosen' \
+                '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
-                '--router-kv-overlap-score-credit-decay'\t'How fast the credit fades on workers with more active prefill than ..' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
                 '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
-                '--router-decode-active-request-weight'\t'Cost of each request that is active on a worker' \
+                '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
                 '--router-temperature'\t'0 picks the lowest cost' \
                 '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
                 '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
-                '--router-track-output-blocks'\t'Also count blocks that generation adds' \
-                '--no-router-track-output-blocks'\t'Also count blocks that generation adds' \
-                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
-                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
                 '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
                 '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
                 '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
                 '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
                 '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
-                '--router-kv-transfer-topology-level'\t'The router\'s own transfer domain, for workers that publish no policy' \
-                '--kv-transfer-enforcement'\t'What the router\'s own domain means: required never crosses it, ..' \
+                '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
+                '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
                 '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
-                '--kv-transfer-preferred-weight'\t'Strength of preferred, 0 to 1' \
-                '--router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
-                '--no-router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
-                '--router-active-request-expiry-secs'\t'A booking that shows no progress for this long is forgotten' \
+                '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
-                '--router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
-                '--no-router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
-                '--router-ttl-secs'\t'Approximate mode: how long a routed prefix is believed to be cached' \
+                '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: seconds for which a routed prefix counts as cached' \
                 '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
-                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction kept by a pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction of the blocks kept by pruning' \
                 '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
                 '--router-queue-policy'\t'Order of the router queue' \
                 '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
                 '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
                 '--router-replica-sync'\t'Share active-request state between router replicas' \
                 '--no-router-replica-sync'\t'Share active-request state between router replicas' \
-                '--router-predicted-ttl-secs'\t'How long a routed prefix is believed to be cached before its events come' \
-                '--router-prefill-load-model'\t'How active prefill tokens decay with time' \
+                '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
+                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
                 '--ais-backend'\t'Prefill load model: the backend' \
                 '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
                 '--ais-system'\t'Prefill load model: the accelerator' \
                 '--ais-model-path'\t'Prefill load model: the model' \
                 '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
                 '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
-                '--serve-indexer'\t'Answer other routers from this router\'s index' \
-                '--no-serve-indexer'\t'Answer other routers from this router\'s index' \
-                '--use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
-                '--no-use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
                 '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
@@ -205,54 +205,54 @@ function __dynctl_flags
                 '--system-port'\t'Health and metrics on a port of their own' \
                 '--announce'\t'Print one JSON line with the address to stdout when ready' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
-                '--router-mode'\t'How a worker is chosen' \
+                '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
-                '--router-kv-overlap-score-credit-decay'\t'How fast the credit fades on workers with more active prefill than ..' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
                 '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
-                '--router-decode-active-request-weight'\t'Cost of each request that is active on a worker' \
+                '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
                 '--router-temperature'\t'0 picks the lowest cost' \
                 '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
                 '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
-                '--router-track-output-blocks'\t'Also count blocks that generation adds' \
-                '--no-router-track-output-blocks'\t'Also count blocks that generation adds' \
-                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
-                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
                 '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
                 '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
                 '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
                 '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
                 '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
-                '--router-kv-transfer-topology-level'\t'The router\'s own transfer domain, for workers that publish no policy' \
-                '--kv-transfer-enforcement'\t'What the router\'s own domain means: required never crosses it, ..' \
+                '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
+                '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
                 '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
-                '--kv-transfer-preferred-weight'\t'Strength of preferred, 0 to 1' \
-                '--router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
-                '--no-router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
-                '--router-active-request-expiry-secs'\t'A booking that shows no progress for this long is forgotten' \
+                '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
-                '--router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
-                '--no-router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
-                '--router-ttl-secs'\t'Approximate mode: how long a routed prefix is believed to be cached' \
+                '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: seconds for which a routed prefix counts as cached' \
                 '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
-                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction kept by a pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction of the blocks kept by pruning' \
                 '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
                 '--router-queue-policy'\t'Order of the router queue' \
                 '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
                 '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
                 '--router-replica-sync'\t'Share active-request state between router replicas' \
                 '--no-router-replica-sync'\t'Share active-request state between router replicas' \
-                '--router-predicted-ttl-secs'\t'How long a routed prefix is believed to be cached before its events come' \
-                '--router-prefill-load-model'\t'How active prefill tokens decay with time' \
+                '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
+                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
                 '--ais-backend'\t'Prefill load model: the backend' \
                 '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
                 '--ais-system'\t'Prefill load model: the accelerator' \
                 '--ais-model-path'\t'Prefill load model: the model' \
                 '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
                 '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
-                '--serve-indexer'\t'Answer other routers from this router\'s index' \
-                '--no-serve-indexer'\t'Answer other routers from this router\'s index' \
-                '--use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
-                '--no-use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
                 '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
@@ -281,54 +281,54 @@ function __dynctl_flags
                 '--system-port'\t'Health and metrics on a port of their own' \
                 '--announce'\t'Print one JSON line with the address to stdout when ready' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
-                '--router-mode'\t'How a worker is chosen' \
+                '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
-                '--router-kv-overlap-score-credit-decay'\t'How fast the credit fades on workers with more active prefill than ..' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
                 '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
-                '--router-decode-active-request-weight'\t'Cost of each request that is active on a worker' \
+                '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
                 '--router-temperature'\t'0 picks the lowest cost' \
                 '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
                 '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
-                '--router-track-output-blocks'\t'Also count blocks that generation adds' \
-                '--no-router-track-output-blocks'\t'Also count blocks that generation adds' \
-                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
-                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
                 '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
                 '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
                 '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
                 '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
                 '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
-                '--router-kv-transfer-topology-level'\t'The router\'s own transfer domain, for workers that publish no policy' \
-                '--kv-transfer-enforcement'\t'What the router\'s own domain means: required never crosses it, ..' \
+                '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
+                '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
                 '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
-                '--kv-transfer-preferred-weight'\t'Strength of preferred, 0 to 1' \
-                '--router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
-                '--no-router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
-                '--router-active-request-expiry-secs'\t'A booking that shows no progress for this long is forgotten' \
+                '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
-                '--router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
-                '--no-router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
-                '--router-ttl-secs'\t'Approximate mode: how long a routed prefix is believed to be cached' \
+                '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: seconds for which a routed prefix counts as cached' \
                 '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
-                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction kept by a pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction of the blocks kept by pruning' \
                 '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
                 '--router-queue-policy'\t'Order of the router queue' \
                 '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
                 '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
                 '--router-replica-sync'\t'Share active-request state between router replicas' \
                 '--no-router-replica-sync'\t'Share active-request state between router replicas' \
-                '--router-predicted-ttl-secs'\t'How long a routed prefix is believed to be cached before its events come' \
-                '--router-prefill-load-model'\t'How active prefill tokens decay with time' \
+                '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
+                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
                 '--ais-backend'\t'Prefill load model: the backend' \
                 '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
                 '--ais-system'\t'Prefill load model: the accelerator' \
                 '--ais-model-path'\t'Prefill load model: the model' \
                 '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
                 '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
-                '--serve-indexer'\t'Answer other routers from this router\'s index' \
-                '--no-serve-indexer'\t'Answer other routers from this router\'s index' \
-                '--use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
-                '--no-use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
                 '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
@@ -590,54 +590,54 @@ function __dynctl_flags
         case 'config show'
             printf '%s\n' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
-                '--router-mode'\t'How a worker is chosen' \
+                '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
-                '--router-kv-overlap-score-credit-decay'\t'How fast the credit fades on workers with more active prefill than ..' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
                 '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
-                '--router-decode-active-request-weight'\t'Cost of each request that is active on a worker' \
+                '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
                 '--router-temperature'\t'0 picks the lowest cost' \
                 '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
                 '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
-                '--router-track-output-blocks'\t'Also count blocks that generation adds' \
-                '--no-router-track-output-blocks'\t'Also count blocks that generation adds' \
-                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
-                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once a worker' \
+                '--router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
                 '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
                 '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
                 '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
                 '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
                 '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
-                '--router-kv-transfer-topology-level'\t'The router\'s own transfer domain, for workers that publish no policy' \
-                '--kv-transfer-enforcement'\t'What the router\'s own domain means: required never crosses it, ..' \
+                '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
+                '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
                 '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
-                '--kv-transfer-preferred-weight'\t'Strength of preferred, 0 to 1' \
-                '--router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
-                '--no-router-decode-capacity-guard'\t'Choose prefill workers whose domain has an eligible decode worker first' \
-                '--router-active-request-expiry-secs'\t'A booking that shows no progress for this long is forgotten' \
+                '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
-                '--router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
-                '--no-router-kv-events'\t'Learn what workers cache from their KV events (off: approximate mode)' \
-                '--router-ttl-secs'\t'Approximate mode: how long a routed prefix is believed to be cached' \
+                '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: seconds for which a routed prefix counts as cached' \
                 '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
-                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction kept by a pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction of the blocks kept by pruning' \
                 '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
                 '--router-queue-policy'\t'Order of the router queue' \
                 '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
                 '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
                 '--router-replica-sync'\t'Share active-request state between router replicas' \
                 '--no-router-replica-sync'\t'Share active-request state between router replicas' \
-                '--router-predicted-ttl-secs'\t'How long a routed prefix is believed to be cached before its events come' \
-                '--router-prefill-load-model'\t'How active prefill tokens decay with time' \
+                '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
+                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
                 '--ais-backend'\t'Prefill load model: the backend' \
                 '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
                 '--ais-system'\t'Prefill load model: the accelerator' \
                 '--ais-model-path'\t'Prefill load model: the model' \
                 '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
                 '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
-                '--serve-indexer'\t'Answer other routers from this router\'s index' \
-                '--no-serve-indexer'\t'Answer other routers from this router\'s index' \
-                '--use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
-                '--no-use-remote-indexer'\t'Ask a served indexer instead of keeping an index' \
+                '--serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
                 '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
@@ -766,7 +766,7 @@ function __dynctl_arguments
                 'live:context'
         case 'explain'
             printf '%s\n' \
-                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909'
+                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCK_SIZE_MISMATCH ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED MALFORMED_BATCH MALFORMED_MESSAGE NO_TOKENIZER POLICY_CONFLICT REPLAY_UNAVAILABLE STREAM_DISCONNECTED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_FILE_INVALID WORKER_REJECTED WORKER_UNREACHABLE'
         case 'why'
             printf '%s\n' \
                 'free'

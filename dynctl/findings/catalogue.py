@@ -19,7 +19,7 @@ Level = Literal["fail", "warn"]
 
 _FILES: Final = ("codes.toml", "topology_codes.toml")
 """One file for each family, in the order of their codes."""
-_CODE: Final = re.compile(r"DY[RT]\d{4}")
+_CODE: Final = re.compile(r"DY[RT]\d{4}|[A-Z]+(_[A-Z]+)+")
 _FAMILIES: Final = {"DYR": "a live deployment", "DYT": "topology"}
 SECTIONS: Final = {
     "DYR01": "planes",
@@ -39,6 +39,7 @@ SECTIONS: Final = {
     "DYT09": "domain capacity",
 }
 """Codes are grouped by their hundreds."""
+CONDITIONS: Final = "conditions"
 
 
 class CatalogueError(Exception):
@@ -70,8 +71,8 @@ class Entry:
 
     @property
     def section(self) -> str:
-        """The name of its section, by the hundreds of its code."""
-        return SECTIONS.get(self.code[:5], self.code[:5])
+        """The name of its section, by the hundreds of its code; a condition has no number."""
+        return SECTIONS.get(self.code[:5], CONDITIONS)
 
     @property
     def arguments(self) -> frozenset[str]:
@@ -120,6 +121,12 @@ class Catalogue(Mapping[str, Entry]):
         close = get_close_matches(wanted, list(self), n=5, cutoff=0.7)
         hundred = [code for code in self if len(wanted) > 4 and code[:5] == wanted[:5]]
         return list(dict.fromkeys([*close, *hundred]))[:5]
+
+
+@cache
+def conditions() -> Catalogue:
+    """The conditions of a running frontend, read and checked at the first use."""
+    return parse(Path(__file__).with_name("conditions.toml").read_bytes())
 
 
 @cache

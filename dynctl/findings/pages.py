@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from dynctl.findings.catalogue import Catalogue, Entry, catalogue
+from dynctl.findings.catalogue import Catalogue, Entry, catalogue, conditions
 from dynctl.findings.report import CodeList, CodePage
 
 _HEAD = """\
@@ -15,7 +15,9 @@ Every check has a code. A check passes, warns, fails, or is skipped with a reaso
 objects could not be read is skipped, never passed. `dynctl explain CODE` shows the same pages
 without a network. `--suppress CODE` leaves a check out, `--suppress 'CODE=Pod my-llm-*.prod'` its
 findings about some subjects; `--fail-on warn` also fails on warnings. Codes are never reused.
-Each page shows an example of a finding: names and values are those of the example.
+Each page shows an example of a finding: names and values are those of the example. Codes without a
+number are conditions of a running `dynctl serve frontend`: its log, `/health` and the dashboard
+show them.
 """
 
 
@@ -45,17 +47,18 @@ def code_list(prefix: str = "") -> CodeList:
 
 def markdown(codes: Catalogue) -> str:
     """The content of docs/checks.md."""
-    return "\n".join([_HEAD, *_index(codes), *_pages(codes)])
+    every = {**codes, **conditions()}
+    return "\n".join([_HEAD, *_index(every), *_pages(every)])
 
 
-def _index(codes: Catalogue) -> Iterator[str]:
+def _index(codes: Mapping[str, Entry]) -> Iterator[str]:
     yield "| code | level | healthy condition |\n|---|---|---|"
     for entry in codes.values():
         level = "retired" if entry.retired else entry.level
         yield f"| [{entry.code}](#{entry.anchor}) | {level} | {entry.title} |"
 
 
-def _pages(codes: Catalogue) -> Iterator[str]:
+def _pages(codes: Mapping[str, Entry]) -> Iterator[str]:
     section = ""
     for entry in codes.values():
         if entry.section != section:

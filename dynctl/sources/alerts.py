@@ -13,28 +13,18 @@ import msgspec
 
 from dynctl.documents.snapshot import Alert, Snapshot
 from dynctl.documents.topology import DomainCapacity, TopologyShow
-from dynctl.findings.catalogue import catalogue
+from dynctl.findings.catalogue import catalogue, conditions
 from router_core import topology_of
 
-#: Condition -> (level, what to do). A code that is not here is a warning.
-_CONDITIONS: Final = {
-    "WORKER_UNREACHABLE": ("fail", "is the engine up? its log says why it ended"),
-    "WORKER_REJECTED": ("fail", "change its --worker spec or its card"),
-    "POLICY_CONFLICT": ("fail", "one of the two policies must go: the card's or the router's"),
-    "BLOCK_SIZE_MISMATCH": ("fail", "give all workers of the model the same --block-size"),
-    "TOKENIZER_DIFFERS": ("fail", "give the frontend the model's own files: --model-path DIR"),
-    "WORKERS_FILE_INVALID": ("fail", "mend the file; the workers of the last good one stay"),
-    "NO_TOKENIZER": ("warn", "give --model-path DIR; until then routing knows no cache overlap"),
-    "EVENTS_LOST": ("warn", "the index heals when the engine's blocks are stored anew"),
-    "TRANSFER_CROSSED": ("warn", "add decode capacity to the domain: dynctl topology show"),
-}
 _LEVELS: Final = ("fail", "warn")
 
 
 def condition_alert(code: str, subject: str, message: str, since: float | None = None) -> Alert:
     """A condition of a frontend, as an alert."""
-    level, fix = _CONDITIONS.get(code, ("warn", ""))
-    return Alert(code, level, subject, message, fix, since)
+    entry = conditions().get(code)
+    if entry is None:  # of another version
+        return Alert(code, "warn", subject, message, "", since)
+    return Alert(code, entry.level, subject, message, entry.fix, since)
 
 
 def capacity_alerts(shown: TopologyShow) -> Iterator[Alert]:

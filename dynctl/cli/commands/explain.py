@@ -19,7 +19,7 @@ def explain(
 ) -> int:
     """Explain a code that a check printed: why it happens and what to do; without one, list all."""
     from dynctl.base.errors import UsageProblem
-    from dynctl.findings.catalogue import catalogue
+    from dynctl.findings.catalogue import catalogue, conditions
     from dynctl.findings.pages import code_list, page
     from dynctl.findings.pages import markdown as document
     from dynctl.screens.render import emit
@@ -31,10 +31,11 @@ def explain(
     if code is None:
         emit(code_list(), options)
         return 0
-    entry = codes.get(code.strip().upper())
+    every = {**codes, **conditions()}
+    entry = every.get(code.strip().upper())
     if entry is None:
-        near = codes.near(code)
-        hint = "\n".join(f"dynctl explain {one}  # {codes[one].title}" for one in near)
+        near = codes.near(code) or conditions().near(code)
+        hint = "\n".join(f"dynctl explain {one}  # {every[one].title}" for one in near)
         raise UsageProblem(f"{code}: no such code", hint or "dynctl explain lists all")
     emit(page(entry), options)
     return 0

@@ -88,7 +88,7 @@ def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
     """(path or nothing, flag or metavar) -> the words that it takes, from who defines them."""
     from dynctl.base.options import OutputFormat
     from dynctl.documents.events import TailKind
-    from dynctl.findings.catalogue import catalogue
+    from dynctl.findings.catalogue import catalogue, conditions
     from dynctl.planning.capacity import ENFORCEMENTS
     from dynctl.settings.contexts.keys import KEYS
     from router_core import PRESETS, Role
@@ -100,7 +100,7 @@ def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
         ("", "--preset"): tuple(PRESETS),
         ("", "--fail-on"): ("fail", "warn"),
         ("", "--suppress"): codes,
-        ("", "CODE"): codes,
+        ("", "CODE"): (*codes, *conditions()),
         ("workers list", "--role"): tuple(one.value for one in Role),
         ("events tail", "--kind"): tuple(TailKind),
         ("topology plan", "--enforcement"): tuple(ENFORCEMENTS),

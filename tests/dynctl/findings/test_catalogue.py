@@ -8,10 +8,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dynctl.findings.catalogue import Catalogue, CatalogueError, catalogue, parse
+from dynctl.adapters.ports import StreamCode
+from dynctl.findings.catalogue import (
+    Catalogue,
+    CatalogueError,
+    catalogue,
+    conditions,
+    parse,
+)
 from dynctl.findings.pages import code_list, markdown, page
 from dynctl.findings.report import Report, State
 from dynctl.findings.runner import Check, Passed, Skipped, found, outcome, run
+from dynctl.health import conditions as codes_of_conditions
+from dynctl.wire.index_events import DropCode
 
 DOCS = Path(__file__).parents[3] / "docs" / "checks.md"
 
@@ -29,6 +38,7 @@ why = "refused"
 seconds = "5"
 """
 PLACEHOLDER = re.compile(r"[<{][\w ]+[>}]")
+EVERY = {**catalogue(), **conditions()}
 PROPER_NAMES = ("API", "Dynamo", "Grove", "KV")
 
 
@@ -38,21 +48,21 @@ def test_the_documentation_is_generated_from_the_codes():
 
 
 def test_titles_are_short_and_start_in_lower_case():
-    for code, entry in catalogue().items():
+    for code, entry in EVERY.items():
         assert entry.title[0].islower() or entry.title.startswith(PROPER_NAMES), code
         assert not entry.title.endswith("."), code
         assert len(f"pass {code} {entry.title}") <= 80, code
-    assert len({entry.title for entry in catalogue().values()}) == len(catalogue())
+    assert len({entry.title for entry in EVERY.values()}) == len(EVERY)
 
 
 def test_every_code_has_a_concrete_example():
-    for code, entry in catalogue().items():
+    for code, entry in EVERY.items():
         assert set(entry.example) == {"subject", *entry.arguments}, code
         assert entry.example["subject"], code
 
 
 def test_pages_show_no_placeholders():
-    for entry in catalogue().values():
+    for entry in EVERY.values():
         shown = page(entry)
         texts = (shown.title, shown.subject, shown.found, shown.expected, shown.cause, shown.fix)
         assert all(texts), entry.code
@@ -70,6 +80,13 @@ def test_the_codes_of_a_family_can_be_listed_alone():
     family = [one.code for one in code_list("DYT").codes]
     assert family == [code for code in catalogue() if code.startswith("DYT")]
     assert 0 < len(family) < len(code_list().codes) == len(catalogue())
+
+
+def test_every_condition_of_a_frontend_is_explained():
+    named = {value for name, value in vars(codes_of_conditions).items() if name == value}
+    recoveries = {StreamCode.STREAM_CONNECTED, StreamCode.INDEX_CURRENT}
+    streams = {str(code) for code in (*StreamCode, *DropCode) if code not in recoveries}
+    assert set(conditions()) == named | streams
 
 
 @pytest.mark.parametrize(
