@@ -10,13 +10,13 @@ from dynctl.health.facts import Unread
 from dynctl.planning.capacity import Cell, Node
 from dynctl.planning.planned_fleet import Fleet, Home
 from dynctl.verify.chain import LinkName, WorkerChain
-from dynctl.verify.join import Custody, VerifiedGraph
+from dynctl.verify.join import JoinedFacts, VerifiedGraph
 
 _BY_TRUST = (LinkName.CARD, LinkName.FILE, LinkName.LABEL, LinkName.NODE)
 """The router goes by the card; before there is one, by what it will be made from."""
 
 
-def fleet_of_cluster(joined: Custody, domain: str | None) -> Fleet:
+def fleet_of_cluster(joined: JoinedFacts, domain: str | None) -> Fleet:
     """The ready worker pods of every graph, each graph a pool of its own.
 
     Raises UsageProblem where the graphs transfer within different domains and none is chosen, or
@@ -42,7 +42,7 @@ def fleet_of_cluster(joined: Custody, domain: str | None) -> Fleet:
     )
 
 
-def _common_domain(joined: Custody) -> str:
+def _common_domain(joined: JoinedFacts) -> str:
     domains = sorted({graph.policy.domain for graph in joined.graphs if graph.policy})
     if len(domains) > 1:
         raise UsageProblem(
@@ -60,7 +60,7 @@ def _in_force(graph: VerifiedGraph, domain: str) -> str:
 class _Count:
     """Ready workers by (graph, value) and node."""
 
-    def __init__(self, joined: Custody, domain: str) -> None:
+    def __init__(self, joined: JoinedFacts, domain: str) -> None:
         self._joined = joined
         self._domain = domain
         self._nodes: dict[tuple[str, str | None], dict[str, Node]] = defaultdict(dict)

@@ -24,10 +24,9 @@ from dynctl.manifests.graphs import (
     graphs_of,
     topologies_of,
 )
-from dynctl.verify.backends import registered_elsewhere
 from dynctl.verify.chain import DomainChain, Link, LinkName, WorkerChain
 from dynctl.verify.facts import ClusterFacts, Listing, PodKey, RouterView, T, VerifyFacts
-from dynctl.verify.multinode import is_follower, replica_of
+from dynctl.verify.pod_spec import is_follower, registered_elsewhere, replica_of
 from dynctl.verify.policy import Policy, policy_of, policy_of_pods
 from dynctl.wire.kubernetes.names import (
     COMPONENT_LABEL,
@@ -65,7 +64,7 @@ class VerifiedGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Custody:
+class JoinedFacts:
     """Everything joined: what checks read. ``facts`` are there for what belongs to no worker.
 
     ``loose``: registered workers that belong to no pod that was seen (all of them, without
@@ -94,14 +93,14 @@ class Custody:
         return tuple(graph for graph in self.graphs if graph.policy is not None)
 
 
-def custody(facts: VerifyFacts) -> Custody:
+def join(facts: VerifyFacts) -> JoinedFacts:
     """Join everything that was gathered."""
     cluster = facts.cluster
     if cluster is None:
         deployment = _registered(facts)
         workers = [] if deployment is None else list(deployment.workers)
         loose = _loose(workers, facts.routers, Link(untold="no Kubernetes"))
-        return Custody(facts, loose=loose, deployment=deployment)
+        return JoinedFacts(facts, loose=loose, deployment=deployment)
     topologies = topologies_of(_known(cluster.topologies))
     nodes = {one.name: one for one in _known(cluster.nodes)}
     metadata = _known(cluster.metadata)
@@ -118,16 +117,18 @@ def custody(facts: VerifyFacts) -> Custody:
         for name in sorted({*read, *by_graph})
         if not cluster.wanted or name.rpartition("/")[2] in cluster.wanted
     ]
-    join = _Join(facts, cluster, topologies, nodes, metadata, cards)
-    graphs = tuple(join.graph(name, read.get(name), by_graph[name]) for name in wanted)
-    claimed = {item.worker.worker_id for pod in _known(cluster.pods) for item in join.cards_of(pod)}
+    index = _Join(facts, cluster, topologies, nodes, metadata, cards)
+    graphs = tuple(index.graph(name, read.get(name), by_graph[name]) for name in wanted)
+    claimed = {
+        item.worker.worker_id for pod in _known(cluster.pods) for item in index.cards_of(pod)
+    }
     # Where graphs were named the pods of all others were not read, so that nothing is theirs.
     rest = [] if cluster.wanted else [i for i in cards if i.worker.worker_id not in claimed]
     untold = Link(untold="no pod here registered it")
     if isinstance(cluster.pods, Unread):
         untold = Link.of(cluster.pods)
     loose = _loose(rest, facts.routers, untold)
-    return Custody(facts, graphs, loose, topologies, nodes, deployment)
+    return JoinedFacts(facts, graphs, loose, topologies, nodes, deployment)
 
 
 class _Join:

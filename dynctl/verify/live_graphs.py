@@ -17,8 +17,8 @@ from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import Component, Graph, graphs_of
 from dynctl.manifests.lint.facts import LintFacts, spec_of
-from dynctl.verify.join import Custody, VerifiedGraph
-from dynctl.verify.root_causes import NO_CLUSTER
+from dynctl.verify.join import JoinedFacts, VerifiedGraph
+from dynctl.verify.needs import NO_CLUSTER
 from dynctl.wire.kubernetes.fields import mapping, text
 from router_core import Role
 
@@ -27,33 +27,20 @@ _FIRST_HAND: Final = ("card", "label", "sub-label")
 """Witnesses of a worker's role that are the worker itself, or what the operator wrote on it."""
 
 
-def clustered(custody: Custody) -> Skipped | None:
-    """A cluster was looked at."""
-    return Skipped(NO_CLUSTER) if custody.cluster is None else None
-
-
-def graphs_read(custody: Custody) -> Skipped | None:
-    """The graphs of the cluster are known."""
-    if custody.cluster is None:
-        return Skipped(NO_CLUSTER)
-    graphs = custody.cluster.graphs
-    return Skipped(f"graphs: {graphs.why}", unread=True) if isinstance(graphs, Unread) else None
-
-
-def topologies_read(custody: Custody) -> Skipped | None:
+def topologies_read(joined: JoinedFacts) -> Skipped | None:
     """The Grove topologies are known, or none is named."""
-    if custody.cluster is None:
+    if joined.cluster is None:
         return Skipped(NO_CLUSTER)
-    topologies = custody.cluster.topologies
-    if not isinstance(topologies, Unread) or not topology_names(custody):
+    topologies = joined.cluster.topologies
+    if not isinstance(topologies, Unread) or not topology_names(joined):
         return None
     return Skipped(f"Grove topologies: {topologies.why}", unread=True)
 
 
-def topology_names(custody: Custody) -> list[str]:
+def topology_names(joined: JoinedFacts) -> list[str]:
     """The Grove topologies that graphs name, for transfers or for placement."""
     found: set[str] = set()
-    for one in custody.graphs:
+    for one in joined.graphs:
         if one.policy is not None:
             found.add(one.policy.cluster_topology)
         if one.graph is not None:
@@ -64,26 +51,26 @@ def topology_names(custody: Custody) -> list[str]:
     return sorted(found - {""})
 
 
-def lint_facts(custody: Custody) -> LintFacts:
+def lint_facts(joined: JoinedFacts) -> LintFacts:
     """The graphs that were read, and of the cluster's topologies those that they name."""
-    named = topology_names(custody)
+    named = topology_names(joined)
     return LintFacts(
-        tuple(_as_told(one, one.graph) for one in custody.graphs if one.graph is not None),
-        tuple(one for one in custody.topologies if one.manifest.name in named),
+        tuple(_as_told(one, one.graph) for one in joined.graphs if one.graph is not None),
+        tuple(one for one in joined.topologies if one.manifest.name in named),
         live=True,
     )
 
 
 def judged_live(
     checks: Sequence[Check[LintFacts]],
-    *needs: Callable[[Custody], Skipped | None],
-) -> dict[str, Check[Custody]]:
+    *needs: Callable[[JoinedFacts], Skipped | None],
+) -> dict[str, Check[JoinedFacts]]:
     """Checks of lint, by code, that judge the graphs of a cluster instead of files."""
     return {one.code: Check(one.code, partial(_judge, one), needs) for one in checks}
 
 
-def _judge(check: Check[LintFacts], custody: Custody) -> Outcome:
-    facts = lint_facts(custody)
+def _judge(check: Check[LintFacts], joined: JoinedFacts) -> Outcome:
+    facts = lint_facts(joined)
     for need in check.needs:
         skipped = need(facts)
         if skipped is not None:
@@ -126,9 +113,9 @@ def last_applied(graph: Graph) -> Graph | None:
     return next(iter(graphs_of([Manifest("last applied", body)])), None)
 
 
-def applied_pairs(custody: Custody) -> Iterator[tuple[Graph, Graph]]:
+def applied_pairs(joined: JoinedFacts) -> Iterator[tuple[Graph, Graph]]:
     """Each graph that was read, and what kubectl last applied of it, where that is known."""
-    for one in custody.graphs:
+    for one in joined.graphs:
         if one.graph is not None:
             applied = last_applied(one.graph)
             if applied is not None:

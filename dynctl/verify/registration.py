@@ -13,19 +13,13 @@ from typing import Final
 from dynctl.adapters.ports import AccessQuestion
 from dynctl.findings.runner import Found, Outcome, Skipped
 from dynctl.health.facts import Unread
-from dynctl.verify.backends import KUBERNETES, backend_of, registered_elsewhere
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import ClusterFacts, PodKey, StartLog
-from dynctl.verify.join import Custody
-from dynctl.verify.root_causes import (
-    NO_CLUSTER,
-    in_cluster,
-    live,
-    log_of,
-    pod_of,
-    stuck_at_start,
-    tally,
-)
+from dynctl.verify.join import JoinedFacts
+from dynctl.verify.needs import NO_CLUSTER, in_cluster, live, pod_of
+from dynctl.verify.pod_spec import KUBERNETES, backend_of, registered_elsewhere
+from dynctl.verify.root_causes import log_of, stuck_at_start
+from dynctl.verify.wording import tally
 from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL
@@ -43,16 +37,16 @@ def in_kubernetes(worker: WorkerChain) -> bool:
 # -- why there is nothing --------------------------------------------------------------------------
 
 
-def not_serving(custody: Custody, worker: WorkerChain) -> str:
+def not_serving(joined: JoinedFacts, worker: WorkerChain) -> str:
     """The code that explains why it is not registered yet; empty where it should be.
 
     It waits for its topology, or its engine does not run.
     """
-    stuck = stuck_at_start(custody, worker)
+    stuck = stuck_at_start(joined, worker)
     return stuck or ("" if worker.running else "DYT0410")
 
 
-def may_not_register(custody: Custody, worker: WorkerChain) -> str:
+def may_not_register(joined: JoinedFacts, worker: WorkerChain) -> str:
     """The code that tells why it cannot write its metadata; empty where nothing says so.
 
     Such a worker runs, and never becomes Ready: its health is that of the endpoint that it could
@@ -60,10 +54,10 @@ def may_not_register(custody: Custody, worker: WorkerChain) -> str:
     """
     if not in_kubernetes(worker):
         return ""
-    asked = denied(custody).get(user_of(pod_of(worker)), ())
+    asked = denied(joined).get(user_of(pod_of(worker)), ())
     if any(one.resource == PLURAL and one.verb in _WRITING for one in asked):
         return "DYT0703"
-    log = log_of(custody, worker)
+    log = log_of(joined, worker)
     return "DYT0704" if isinstance(log, StartLog) and log.not_persisted else ""
 
 
@@ -72,9 +66,9 @@ def user_of(pod: Pod) -> str:
     return f"system:serviceaccount:{pod.namespace}:{pod.service_account or 'default'}"
 
 
-def denied(custody: Custody) -> dict[str, list[AccessQuestion]]:
+def denied(joined: JoinedFacts) -> dict[str, list[AccessQuestion]]:
     """User -> what it may not do, of the accounts that were asked about."""
-    accounts = () if custody.cluster is None else custody.cluster.worker_accounts
+    accounts = () if joined.cluster is None else joined.cluster.worker_accounts
     return {
         account.user: [one for one, allowed in account.allowed.items() if not allowed]
         for account in accounts
@@ -82,9 +76,9 @@ def denied(custody: Custody) -> dict[str, list[AccessQuestion]]:
     }
 
 
-def unregistered(custody: Custody, worker: WorkerChain) -> Skipped | None:
+def unregistered(joined: JoinedFacts, worker: WorkerChain) -> Skipped | None:
     """Why nothing that it registered can be judged; None where there is something."""
-    registry, cluster = custody.facts.registry, custody.cluster
+    registry, cluster = joined.facts.registry, joined.cluster
     if registry is not None and isinstance(registry.deployment, Unread):
         return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
     if worker.cards:
@@ -96,7 +90,7 @@ def unregistered(custody: Custody, worker: WorkerChain) -> Skipped | None:
             return Skipped(elsewhere)
         if isinstance(cluster.metadata, Unread):
             return Skipped(f"what workers registered: {cluster.metadata.why}", unread=True)
-    explained = not_serving(custody, worker) or may_not_register(custody, worker)
+    explained = not_serving(joined, worker) or may_not_register(joined, worker)
     return Skipped(explained or _missing_code(worker))
 
 
@@ -128,44 +122,44 @@ class Cards:
         return tally(wrong, self.unread, judged, self.whole, noun, self.elsewhere)
 
 
-def cards_of(custody: Custody, workers: Sequence[WorkerChain]) -> Cards:
+def cards_of(joined: JoinedFacts, workers: Sequence[WorkerChain]) -> Cards:
     """Which of ``workers`` have cards to judge."""
     cards = Cards()
-    uids = {} if custody.cluster is None else pod_uids(custody.cluster)
+    uids = {} if joined.cluster is None else pod_uids(joined.cluster)
     for worker in workers:
         if worker.follower:
             continue
         cards.whole += 1
-        gap = unregistered(custody, worker)
+        gap = unregistered(joined, worker)
         if gap is not None:
             (cards.unread if gap.unread else cards.elsewhere).append(gap.reason)
-        elif has_stale_cards(custody, worker, uids):
+        elif has_stale_cards(joined, worker, uids):
             cards.elsewhere.append("DYT0705")
         else:
             cards.workers.append(worker)
     return cards
 
 
-def everyone(custody: Custody) -> list[WorkerChain]:
+def everyone(joined: JoinedFacts) -> list[WorkerChain]:
     """The workers of all graphs, with a policy or without; those of a registry without a cluster.
 
     With a cluster, what belongs to no pod of its graphs is somebody else's.
     """
-    if custody.cluster is None:
-        return list(custody.loose)
-    return [one for graph in custody.graphs for one in live(graph)]
+    if joined.cluster is None:
+        return list(joined.loose)
+    return [one for graph in joined.graphs for one in live(graph)]
 
 
-def known(custody: Custody) -> Skipped | None:
+def known(joined: JoinedFacts) -> Skipped | None:
     """Something is known of what workers register."""
-    if custody.cluster is not None:
-        return in_cluster(custody)
-    registry = custody.facts.registry
+    if joined.cluster is not None:
+        return in_cluster(joined)
+    registry = joined.facts.registry
     if registry is None:
         return Skipped("neither Kubernetes nor a registry was asked")
     if isinstance(registry.deployment, Unread):
         return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
-    return None if custody.loose else Skipped("no worker is registered")
+    return None if joined.loose else Skipped("no worker is registered")
 
 
 # -- EndpointSlices --------------------------------------------------------------------------------
@@ -214,9 +208,9 @@ def stale_metadata(worker: WorkerChain, uids: Mapping[PodKey, str]) -> list[Work
     return [item for item in own_metadata(worker, uids) if item.owner_uid != uid]
 
 
-def has_stale_cards(custody: Custody, worker: WorkerChain, uids: Mapping[PodKey, str]) -> bool:
+def has_stale_cards(joined: JoinedFacts, worker: WorkerChain, uids: Mapping[PodKey, str]) -> bool:
     """Whether all that it registers was written by a pod that is gone."""
-    if custody.facts.registry is not None or worker.pod is None:
+    if joined.facts.registry is not None or worker.pod is None:
         return False
     own = own_metadata(worker, uids)
     return bool(own) and len(stale_metadata(worker, uids)) == len(own)

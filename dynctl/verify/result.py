@@ -13,7 +13,7 @@ from typing import Final
 from dynctl.documents.verify import LINK_NAMES, Cell, CellState, CustodyRow
 from dynctl.findings.report import Report
 from dynctl.verify.chain import DomainChain, WorkerChain
-from dynctl.verify.join import Custody
+from dynctl.verify.join import JoinedFacts
 
 _NODE: Final = "node"
 _CARD: Final = "card"
@@ -29,10 +29,10 @@ _NAMING: Final[Mapping[str, tuple[str, ...]]] = {
 """Link, in order -> what names a break there: starts of codes, the most exact first."""
 
 
-def custody_rows(custody: Custody, report: Report) -> list[CustodyRow]:
+def custody_rows(joined: JoinedFacts, report: Report) -> list[CustodyRow]:
     """A row a worker, in their order; those without a policy only where something was found."""
     codes = _codes_by_subject(report)
-    rows = (_row(worker, codes) for worker in custody.workers)
+    rows = (_row(worker, codes) for worker in joined.workers)
     return [row for row in rows if row.domain is not None or row.codes]
 
 

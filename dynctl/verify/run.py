@@ -28,14 +28,13 @@ from dynctl.settings.contexts.precedence import in_context
 from dynctl.sources import frontends
 from dynctl.sources.dynamo.planes import backend, namespace, open_planes
 from dynctl.sources.kubernetes import namespaces_of, open_cluster, reach_of
-from dynctl.verify.checks.pipeline import verify
+from dynctl.verify.checks.run import verify
+from dynctl.verify.cluster_lint import lint_against
 from dynctl.verify.facts import Registry, VerifyFacts
 from dynctl.verify.gather.cluster import Wanted, gather
-from dynctl.verify.gather.mount import read_mount
+from dynctl.verify.gather.pods import Sampling, read_mount
 from dynctl.verify.gather.routers import Routers, look
-from dynctl.verify.gather.sampling import Sampling
-from dynctl.verify.join import Custody, custody
-from dynctl.verify.lint_against import lint_against
+from dynctl.verify.join import JoinedFacts, join
 
 #: Between two looks with --wait.
 AGAIN_S: Final = 5.0
@@ -100,18 +99,18 @@ def _failing(report: Report, fail_on: str) -> str:
     return ", ".join(told)
 
 
-def custody_of_cluster(options: GlobalOptions, graphs: tuple[str, ...] = ()) -> Custody:
+def joined_cluster(options: GlobalOptions, graphs: tuple[str, ...] = ()) -> JoinedFacts:
     """What runs in the cluster that the options name, joined; no pod is read closely."""
     _check_names(graphs)
     cluster = open_cluster(options)
     try:
         where = namespaces_of(options, cluster)
-        return custody(gather(cluster, Wanted(where, graphs, Sampling.NONE, Sampling.NONE)))
+        return join(gather(cluster, Wanted(where, graphs, Sampling.NONE, Sampling.NONE)))
     finally:
         cluster.close()
 
 
-def linted_against(
+def lint_with_cluster(
     options: GlobalOptions, manifests: Sequence[Manifest], context: str, suppressed: Suppressions
 ) -> Report:
     """What lint says of manifests, and what the cluster of a kubeconfig's context says to them.
@@ -210,7 +209,7 @@ def _check_names(graphs: Sequence[str]) -> None:
 
 
 def _with_routers(routers: Routers, facts: VerifyFacts, cluster: Cluster | None) -> VerifyFacts:
-    views, probe = look(routers, custody(facts), cluster)
+    views, probe = look(routers, join(facts), cluster)
     return replace(facts, routers=views, probe=probe)
 
 

@@ -18,7 +18,7 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.render import draw
 from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
 from dynctl.verify.facts import VerifyFacts
-from dynctl.verify.join import Custody, VerifiedGraph
+from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.policy import Policy
 from dynctl.verify.result import custody_rows
 from dynctl.wire.kubernetes.objects import Pod
@@ -131,36 +131,36 @@ def changed(one: WorkerChain, **links: Link) -> WorkerChain:
     return replace(one, chains={"zone": DomainChain("zone", told)})
 
 
-def joined(*workers: WorkerChain) -> Custody:
+def joined(*workers: WorkerChain) -> JoinedFacts:
     """One graph a name that workers have."""
     names = dict.fromkeys(one.graph for one in workers)
     graphs = (
         VerifiedGraph(name, None, POLICY, workers=tuple(w for w in workers if w.graph == name))
         for name in names
     )
-    return Custody(VerifyFacts(), tuple(graphs))
+    return JoinedFacts(VerifyFacts(), tuple(graphs))
 
 
-def reported(custody: Custody, **outcomes: Outcome) -> VerifyReport:
+def reported(joined: JoinedFacts, **outcomes: Outcome) -> VerifyReport:
     """The report of a few checks, by their codes; those that are not given pass."""
-    sections: dict[str, list[Check[Custody]]] = {}
+    sections: dict[str, list[Check[JoinedFacts]]] = {}
     for code, entry in CODES.items():
         check = Check(code, _judge(outcomes.get(code, outcome((), summary="all of them"))))
         sections.setdefault(entry.section, []).append(check)
     report = run(
         list(sections.items()),
-        custody,
+        joined,
         CODES,
         sources=["prod (https://kubernetes.example:6443), prod: my-llm"],
         not_checked=["the KV transfer itself (NIXL, RDMA)"],
     )
-    rows = custody_rows(custody, report)
+    rows = custody_rows(joined, report)
     return VerifyReport(
         report.sources, report.sections, report.summary, report.not_checked, chain=rows
     )
 
 
-def _judge(told: Outcome) -> Callable[[Custody], Outcome]:
+def _judge(told: Outcome) -> Callable[[JoinedFacts], Outcome]:
     return lambda _: told
 
 
@@ -194,9 +194,9 @@ def broken() -> VerifyReport:
     others = [changed(one, file=Link(untold="not read")) for one in fleet()[9:]]
     follower = Link(untold="a further rank registers nothing")
     rank = changed(worker("my-llm-decode-0-wkr"), card=follower, taint=follower, router=follower)
-    custody = joined(*old, *others, stale, cardless, dark, fresh, rank)
+    facts = joined(*old, *others, stale, cardless, dark, fresh, rank)
     return reported(
-        custody,
+        facts,
         DYT0205=outcome([found("Node gpu-x-1", node="gpu-x-1")]),
         DYT0303=Skipped("no permission to read ClusterRoles (DYT0004)", unread=True),
         DYT0404=outcome(

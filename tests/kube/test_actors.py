@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dynctl.verify.join import custody
+from dynctl.verify.join import join
 from dynctl.wire.dynamo.frontend_metrics import read_frontend_metrics
 from dynctl.wire.dynamo.worker_log import read_start_log
 from dynctl.wire.kubernetes.instance_id import instance_id
@@ -39,7 +39,7 @@ def breaks(sim: Simulation) -> list[tuple[str, str]]:
     facts = facts_of(sim.objects(), files=sim.files(), logs=sim.logs(), now=sim.clock.now)
     return [
         (worker.name, str(first.link))
-        for worker in custody(facts).workers
+        for worker in join(facts).workers
         for chain in worker.chains.values()
         if (first := chain.first_break) is not None
     ]

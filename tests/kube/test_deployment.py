@@ -12,8 +12,8 @@ import pytest
 from dynctl.adapters.kubernetes.cluster import open_cluster
 from dynctl.findings.catalogue import catalogue
 from dynctl.verify.gather.cluster import Wanted, gather
-from dynctl.verify.gather.sampling import Sampling
-from dynctl.verify.join import custody
+from dynctl.verify.gather.pods import Sampling
+from dynctl.verify.join import join
 from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.objects import Pod, pod
 from tests.kube import deployment
@@ -64,7 +64,7 @@ def timeless(found: Pod) -> Pod:
 @pytest.mark.parametrize("version", ["v1alpha1", "v1beta1"])
 def test_facts_of_what_is_written_by_hand_have_no_break(version: Any):
     written = healthy(version=version)
-    found = custody(facts_of(written, routers=router_views(written)))
+    found = join(facts_of(written, routers=router_views(written)))
     assert len(found.workers) == 12
     assert not [b for worker in found.workers for c in worker.chains.values() for b in c.breaks()]
     assert found.deployment is not None

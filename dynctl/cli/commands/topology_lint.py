@@ -74,8 +74,8 @@ def lint_files(
     if against is None:
         report = lint(manifests, suppressed)
     else:
-        from dynctl.verify.run import linted_against
+        from dynctl.verify.run import lint_with_cluster
 
-        report = linted_against(options, manifests, against, suppressed)
+        report = lint_with_cluster(options, manifests, against, suppressed)
     emit(report, options)
     return ExitCode.YES if report.passes(fail_on) else ExitCode.NO

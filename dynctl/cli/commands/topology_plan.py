@@ -165,9 +165,9 @@ def _fleet(
         return fleet_of_manifests(manifests, source, domain, over)
     if cluster:
         from dynctl.verify.fleet import fleet_of_cluster
-        from dynctl.verify.run import custody_of_cluster
+        from dynctl.verify.run import joined_cluster
 
-        return fleet_of_cluster(custody_of_cluster(options, graphs), domain)
+        return fleet_of_cluster(joined_cluster(options, graphs), domain)
     if over:
         raise UsageProblem("--over: a deployment tells where its workers are; leave it out")
     from dynctl.documents.config import setting_values

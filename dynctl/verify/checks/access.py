@@ -10,10 +10,10 @@ from dynctl.adapters.ports import AccessQuestion
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found, outcome
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import GRAPH_GROUP, GRAPH_VERSIONS
-from dynctl.verify.backends import KUBERNETES, backend_of
-from dynctl.verify.join import Custody
-from dynctl.verify.live_graphs import clustered
-from dynctl.verify.root_causes import cluster_of, some
+from dynctl.verify.join import JoinedFacts
+from dynctl.verify.needs import cluster_of, clustered
+from dynctl.verify.pod_spec import KUBERNETES, backend_of
+from dynctl.verify.wording import some
 
 GRAPHS_RESOURCE: Final = f"dynamographdeployments.{GRAPH_GROUP}"
 METADATA_RESOURCE: Final = f"dynamoworkermetadatas.{GRAPH_GROUP}"
@@ -39,8 +39,8 @@ _LOST: Final[Mapping[str, str]] = {
 _STREAMS: Final = ("pods/exec", "pods/portforward")
 
 
-def _reachable(custody: Custody) -> Outcome:
-    cluster = cluster_of(custody)
+def _reachable(joined: JoinedFacts) -> Outcome:
+    cluster = cluster_of(joined)
     version = f"Kubernetes {cluster.version}" if cluster.version else "version not told"
     return Passed(version)
 
@@ -48,8 +48,8 @@ def _reachable(custody: Custody) -> Outcome:
 # -- what is served --------------------------------------------------------------------------------
 
 
-def _served(custody: Custody) -> Outcome:
-    served = cluster_of(custody).served
+def _served(joined: JoinedFacts) -> Outcome:
+    served = cluster_of(joined).served
     if isinstance(served, Unread):
         return Skipped(f"resources: {served.why}", unread=True)
     versions = served.get(GRAPHS_RESOURCE, ())
@@ -59,21 +59,21 @@ def _served(custody: Custody) -> Outcome:
     return outcome([found(f"{_DEFINITION} {GRAPHS_RESOURCE}", how=how)])
 
 
-def _metadata_served(custody: Custody) -> Outcome:
-    served = cluster_of(custody).served
+def _metadata_served(joined: JoinedFacts) -> Outcome:
+    served = cluster_of(joined).served
     if isinstance(served, Unread):
         return Skipped(f"resources: {served.why}", unread=True)
     if METADATA_RESOURCE in served:
         return Passed(", ".join(served[METADATA_RESOURCE]))
-    pods = [one.pod for one in custody.workers if one.pod is not None]
+    pods = [one.pod for one in joined.workers if one.pod is not None]
     workers = [pod for pod in pods if backend_of(pod) == KUBERNETES]
     if not workers:
         return Skipped("no worker says that it registers in Kubernetes")
     return outcome([found(f"{_DEFINITION} {METADATA_RESOURCE}", workers=f"{len(workers):,}")])
 
 
-def _policy_known(custody: Custody) -> Outcome:
-    schemas = cluster_of(custody).schemas
+def _policy_known(joined: JoinedFacts) -> Outcome:
+    schemas = cluster_of(joined).schemas
     if isinstance(schemas, Unread):
         return Skipped(f"the definition of {GRAPHS_RESOURCE}: {schemas.why}", unread=True)
     if not schemas:
@@ -97,8 +97,8 @@ def _policy_known(custody: Custody) -> Outcome:
 # -- what we may read ------------------------------------------------------------------------------
 
 
-def _allowed(custody: Custody) -> Outcome:
-    access = cluster_of(custody).access
+def _allowed(joined: JoinedFacts) -> Outcome:
+    access = cluster_of(joined).access
     if not access:
         return Skipped("no access review was asked for")
     unread = [
@@ -143,7 +143,7 @@ def _question(one: AccessQuestion) -> str:
     return f"{one.verb} {one.resource}" + (f" in {one.namespace}" if one.namespace else "")
 
 
-ACCESS_CHECKS: Final[tuple[Check[Custody], ...]] = (
+ACCESS_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
     Check("DYT0001", _reachable, (clustered,)),
     Check("DYT0002", _served, (clustered,)),
     Check("DYT0003", _policy_known, (clustered,)),

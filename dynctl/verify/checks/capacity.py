@@ -6,7 +6,8 @@ The rules are those by which lint judges replicas that manifests pin; here ready
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -22,25 +23,22 @@ from dynctl.manifests.domain_split import (
 )
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import ProbeAnswer, RouterView
-from dynctl.verify.join import Custody
-from dynctl.verify.ready_pools import published_value, ready_pools, tainted_value
+from dynctl.verify.join import JoinedFacts, VerifiedGraph
+from dynctl.verify.needs import governed, in_cluster, live
+from dynctl.verify.policy import Policy
 from dynctl.verify.registration import (
     cards_of,
     everyone,
+    in_kubernetes,
     known,
     not_listed,
     own_metadata,
     pod_uids,
     wrong_ids,
 )
-from dynctl.verify.root_causes import (
-    excerpt,
-    governed,
-    in_cluster,
-    some,
-    tally,
-)
-from router_core import TOPOLOGY_PREFIX
+from dynctl.verify.wording import excerpt, short, some, tally
+from dynctl.wire.kubernetes.fields import mapping, sequence
+from router_core import TOPOLOGY_PREFIX, Role, topology_of
 
 NO_ROUTER: Final = (
     "no router was asked: name one with --frontend URL, or ask for the permission to create "
@@ -48,18 +46,153 @@ NO_ROUTER: Final = (
 )
 
 
+# -- ready pools -----------------------------------------------------------------------------------
+
+
+_READY: Final = " ready"
+_BOTH: Final = {"prefill", "decode"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyPool:
+    """``untainted``: its decode workers that carry no taint of the domain, and so stand nowhere."""
+
+    split: DomainSplit
+    policy: Policy
+    untainted: tuple[tuple[WorkerChain, ObservedWorker], ...]
+
+
+@dataclass(slots=True)
+class Ready:
+    """``gaps``: why pools are not here, with their policies; ``unread``: what was not told."""
+
+    pools: list[ReadyPool] = field(default_factory=list)
+    gaps: list[tuple[Policy, str]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+
+def ready_pools(joined: JoinedFacts) -> Ready:
+    """Every pool with a policy, of what was looked at."""
+    ready = Ready()
+    if joined.cluster is None:
+        _of_registry(joined, ready)
+    else:
+        for graph in joined.governed:
+            _of_graph(joined, graph, ready)
+    return ready
+
+
+def published_value(item: ObservedWorker, domain: str) -> str | None:
+    """Where a worker's card says that it stands."""
+    value = mapping(item.card.runtime_config.get("topology_domains")).get(domain)
+    return value if isinstance(value, str) and value else None
+
+
+def tainted_value(item: ObservedWorker, domain: str) -> str | None:
+    """Where a worker's taints say that it stands; of several the one that its card says, too."""
+    told = sequence(item.card.runtime_config.get("taints"))
+    pairs = [pair for one in told if isinstance(one, str) and (pair := topology_of(one))]
+    values = [value for name, value in pairs if name == domain]
+    published = published_value(item, domain)
+    return published if published in values else next(iter(values), None)
+
+
+def _of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready) -> None:
+    policy, members = graph.policy, live(graph)
+    assert policy is not None
+    cards = cards_of(joined, members)
+    ready.unread += cards.unread
+    roles = {one.role for one in members}
+    if graph.graph is not None:
+        roles |= {one.role for one in graph.graph.workers if one.replicas}
+    if not roles >= _BOTH:
+        ready.gaps.append((policy, f"{short(graph)}: not disaggregated (DYT0109, DYT0115)"))
+        return
+    serving = [one for one in cards.workers if _serves(one)]
+    by_model = _by_model(serving)
+    if not by_model and not cards.unread:
+        why = some(sorted(set(cards.elsewhere))) or "DYT0702"
+        ready.gaps.append((policy, f"{short(graph)}: no worker is ready and registered ({why})"))
+    for model, pairs in sorted(by_model.items()):
+        which = f" for {model}" if len(by_model) > 1 else ""
+        ready.pools.append(_pool(graph.subject, policy, pairs, which))
+
+
+def _serves(worker: WorkerChain) -> bool:
+    if worker.pod is None or not worker.pod.ready:
+        return False
+    return not (in_kubernetes(worker) and not_listed(worker))
+
+
+def _of_registry(joined: JoinedFacts, ready: Ready) -> None:
+    spaces: dict[str, list[WorkerChain]] = defaultdict(list)
+    for worker in joined.loose:
+        spaces[worker.cards[0].card.endpoint.namespace].append(worker)
+    for space, members in sorted(spaces.items()):
+        for model, pairs in sorted(_by_model(members).items()):
+            policy = _policy_of(pairs)
+            if policy is None or not {worker.role for worker, _ in pairs} & _BOTH:
+                continue
+            which = f" in namespace {space}" if len(spaces) > 1 else ""
+            ready.pools.append(_pool(f"Model {model}", policy, pairs, which))
+
+
+def _policy_of(pairs: Sequence[tuple[WorkerChain, ObservedWorker]]) -> Policy | None:
+    """The one that most prefill workers publish, else most of all; mixtures are DYT0805."""
+    prefill = [one.policy for one, item in pairs if item.worker.role is Role.PREFILL and one.policy]
+    policies = prefill or [one.policy for one, _ in pairs if one.policy]
+    if not policies:
+        return None
+    kinds = Counter((one.domain, one.enforcement) for one in policies)
+    [(kind, _)] = kinds.most_common(1)
+    return next(one for one in policies if (one.domain, one.enforcement) == kind)
+
+
+def _by_model(
+    workers: Iterable[WorkerChain],
+) -> dict[str, list[tuple[WorkerChain, ObservedWorker]]]:
+    found: dict[str, list[tuple[WorkerChain, ObservedWorker]]] = defaultdict(list)
+    for worker in workers:
+        for item in worker.cards:
+            found[item.card.name].append((worker, item))
+    return found
+
+
+def _pool(
+    subject: str,
+    policy: Policy,
+    pairs: Sequence[tuple[WorkerChain, ObservedWorker]],
+    which: str,
+) -> ReadyPool:
+    """``which``: what tells the pool from others of the same subject."""
+    prefill: Counter[str] = Counter()
+    decode: Counter[str] = Counter()
+    untainted = []
+    for worker, item in pairs:
+        if item.worker.role is Role.PREFILL:
+            value = published_value(item, policy.domain)
+            prefill.update([value] if value is not None else [])
+        elif item.worker.role is Role.DECODE:
+            value = tainted_value(item, policy.domain)
+            decode.update([value] if value is not None else [])
+            if value is None:
+                untainted.append((worker, item))
+    split = DomainSplit(subject, policy.domain, prefill, decode, _READY + which)
+    return ReadyPool(split, policy, tuple(untainted))
+
+
 # -- capacity by domain ----------------------------------------------------------------------------
 
 
 def _judged(
     rule: Callable[[DomainSplit], Iterator[Found]],
-    custody: Custody,
+    joined: JoinedFacts,
     *,
     required: bool = True,
     counted: bool = False,
 ) -> Outcome:
     """Judge the pools of one enforcement; a pool without ready prefill asks nothing of decode."""
-    ready = ready_pools(custody)
+    ready = ready_pools(joined)
     mine = [pool for pool in ready.pools if pool.policy.required is required]
     pools = [pool for pool in mine if pool.split.prefill]
     gaps = [text for policy, text in ready.gaps if policy.required is required]
@@ -98,9 +231,9 @@ def _outcome(
     return Passed(says)
 
 
-def _untainted(custody: Custody, *, required: bool) -> Outcome:
+def _untainted(joined: JoinedFacts, *, required: bool) -> Outcome:
     """Decode workers that stand nowhere. Why they do, earlier codes tell; this is what it costs."""
-    ready = ready_pools(custody)
+    ready = ready_pools(joined)
     pools = [pool for pool in ready.pools if pool.policy.required is required]
     wrong = []
     for pool in pools:
@@ -127,23 +260,23 @@ def _again(worker: WorkerChain) -> str:
 # -- routers ---------------------------------------------------------------------------------------
 
 
-def _asked(custody: Custody) -> Skipped | None:
-    if custody.facts.routers:
+def _asked(joined: JoinedFacts) -> Skipped | None:
+    if joined.facts.routers:
         return None
-    access = {} if custody.cluster is None else custody.cluster.access
+    access = {} if joined.cluster is None else joined.cluster.access
     refused = any(
         one.resource == "pods/portforward" and told is False for one, told in access.items()
     )
     return Skipped(NO_ROUTER, unread=refused)
 
 
-def _known_to_routers(custody: Custody) -> Outcome:
+def _known_to_routers(joined: JoinedFacts) -> Outcome:
     """Not what no router could know: pods that are in no slice (DYT0702), odd ids (DYT0706)."""
-    cards = cards_of(custody, everyone(custody))
-    uids = {} if custody.cluster is None else pod_uids(custody.cluster)
+    cards = cards_of(joined, everyone(joined))
+    uids = {} if joined.cluster is None else pod_uids(joined.cluster)
     groups: dict[str, list[WorkerChain]] = defaultdict(list)
     for worker in cards.workers:
-        explained = _undiscoverable(worker, uids) if custody.facts.registry is None else ""
+        explained = _undiscoverable(worker, uids) if joined.facts.registry is None else ""
         if not explained and worker.pod is not None and not worker.pod.ready:
             explained = "DYT0702"
         if explained:
@@ -154,7 +287,7 @@ def _known_to_routers(custody: Custody) -> Outcome:
     for pool, members in sorted(groups.items()):
         graph = members[0].graph
         ids = {item.worker.worker_id for worker in members for item in worker.cards}
-        mine = list(_routers_of(custody.facts.routers, graph, ids, alone=len(groups) == 1))
+        mine = list(_routers_of(joined.facts.routers, graph, ids, alone=len(groups) == 1))
         read = [(one.name, one.workers) for one in mine if not isinstance(one.workers, Unread)]
         cards.unread += [one.workers.why for one in mine if isinstance(one.workers, Unread)]
         if not read:
@@ -199,15 +332,15 @@ def _routers_of(
 # -- live requests ---------------------------------------------------------------------------------
 
 
-def _served(custody: Custody) -> Outcome:
+def _served(joined: JoinedFacts) -> Outcome:
     """Requests that failed, and requests that left the domain of a required policy."""
-    answers = custody.facts.probe
+    answers = joined.facts.probe
     if answers is None:
         return Skipped("not asked for: --probe sends live requests")
     if not answers:
         return Skipped("no request was sent: no frontend serves a model", unread=True)
     items = {
-        item.worker.worker_id: (worker, item) for worker in custody.workers for item in worker.cards
+        item.worker.worker_id: (worker, item) for worker in joined.workers for item in worker.cards
     }
     sent = Counter(answer.router for answer in answers)
     wrong: Counter[tuple[str, str]] = Counter()
@@ -265,18 +398,18 @@ def _crossing(
 # -- needs -----------------------------------------------------------------------------------------
 
 
-def _policies(custody: Custody) -> Skipped | None:
-    if custody.cluster is not None:
-        return in_cluster(custody) or governed(custody)
-    skipped = known(custody)
-    if skipped is None and not any(one.policy for one in custody.loose):
+def _policies(joined: JoinedFacts) -> Skipped | None:
+    if joined.cluster is not None:
+        return in_cluster(joined) or governed(joined)
+    skipped = known(joined)
+    if skipped is None and not any(one.policy for one in joined.loose):
         return Skipped("no worker publishes a transfer policy")
     return skipped
 
 
 _NEEDS: Final = (_policies,)
 
-CAPACITY_CHECKS: Final[Sequence[Check[Custody]]] = (
+CAPACITY_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0901", partial(_judged, without_decode, counted=True), _NEEDS),
     Check("DYT0902", partial(_judged, single_decode), _NEEDS),
     Check("DYT0903", partial(_untainted, required=True), _NEEDS),

@@ -9,7 +9,17 @@ from typing import Any, Final
 from dynctl.findings.runner import Check, Outcome, Skipped, found
 from dynctl.health.deployment import ObservedWorker
 from dynctl.verify.chain import LinkName, WorkerChain
-from dynctl.verify.injection import (
+from dynctl.verify.join import JoinedFacts
+from dynctl.verify.needs import (
+    first_skip,
+    governed,
+    in_cluster,
+    live_workers,
+    peopled,
+    pod_of,
+    unsourced,
+)
+from dynctl.verify.pod_spec import (
     DOMAIN_ENV,
     ENABLED_ENV,
     ENFORCEMENT_ENV,
@@ -19,21 +29,10 @@ from dynctl.verify.injection import (
     env_differences,
     is_weight,
 )
-from dynctl.verify.join import Custody
 from dynctl.verify.policy import Policy
 from dynctl.verify.registration import Cards, cards_of, everyone, known
-from dynctl.verify.root_causes import (
-    astray,
-    first_skip,
-    governed,
-    in_cluster,
-    live_workers,
-    peopled,
-    pod_of,
-    some,
-    tally,
-    unsourced,
-)
+from dynctl.verify.root_causes import astray
+from dynctl.verify.wording import some, tally
 from dynctl.wire.kubernetes.fields import mapping, sequence
 from router_core import canonical_taint
 
@@ -43,14 +42,14 @@ _LONGEST: Final = 80
 # -- against the link before -----------------------------------------------------------------------
 
 
-def _published(custody: Custody) -> Outcome:
+def _published(joined: JoinedFacts) -> Outcome:
     """What the volume or the variables explain is left out: the worker could not know better."""
-    skipped = first_skip(custody, (known,) if custody.cluster is None else _GRAPHS)
+    skipped = first_skip(joined, (known,) if joined.cluster is None else _GRAPHS)
     if skipped is not None:
         return skipped
-    if custody.cluster is None:
-        return _published_alike(custody)
-    cards = _registered(custody)
+    if joined.cluster is None:
+        return _published_alike(joined)
+    cards = _registered(joined)
     wrong = []
     for worker in cards.workers:
         missing = list(_lacking(worker))
@@ -64,10 +63,10 @@ def _published(custody: Custody) -> Outcome:
     return cards.outcome(wrong)
 
 
-def _registered(custody: Custody) -> Cards:
+def _registered(joined: JoinedFacts) -> Cards:
     """The cards of the graphs with a policy, but for those that could not be any better."""
-    cards = cards_of(custody, live_workers(custody))
-    cards.unread += unsourced(custody)
+    cards = cards_of(joined, live_workers(joined))
+    cards.unread += unsourced(joined)
     kept = []
     for worker in cards.workers:
         explained = astray(worker, ENABLED_ENV, PATH_ENV)
@@ -87,9 +86,9 @@ def _lacking(worker: WorkerChain) -> Iterator[str]:
                 yield f"its model card has no {domain}, the {one.before} says {one.expected}"
 
 
-def _published_alike(custody: Custody) -> Outcome:
+def _published_alike(joined: JoinedFacts) -> Outcome:
     """Without a cluster only the other workers of the model tell what should be there."""
-    groups = _by_model(custody.loose)
+    groups = _by_model(joined.loose)
     wrong = []
     for (_, model), members in sorted(groups.items()):
         bare = [one for one in members if not any(map(_domains, one.cards))]
@@ -99,9 +98,9 @@ def _published_alike(custody: Custody) -> Outcome:
         for worker in sorted(bare, key=lambda one: one.name):
             fix = "start it with its topology: dynctl topology render shows what a worker needs"
             wrong.append(found(worker.subject, what=f"publishes no topology, {others}", fix=fix))
-    if not any(_domains(item) for worker in custody.loose for item in worker.cards):
+    if not any(_domains(item) for worker in joined.loose for item in worker.cards):
         return Skipped("no worker publishes topology")
-    return tally(wrong, (), len(custody.loose), len(custody.loose), "worker")
+    return tally(wrong, (), len(joined.loose), len(joined.loose), "worker")
 
 
 def _by_model(workers: Sequence[WorkerChain]) -> dict[tuple[str, str], list[WorkerChain]]:
@@ -118,8 +117,8 @@ def _domains(item: ObservedWorker) -> Mapping[str, Any]:
     return mapping(item.card.runtime_config.get("topology_domains"))
 
 
-def _equal(custody: Custody) -> Outcome:
-    cards = _registered(custody)
+def _equal(joined: JoinedFacts) -> Outcome:
+    cards = _registered(joined)
     wrong = []
     for worker in cards.workers:
         differs = [
@@ -144,9 +143,9 @@ def _equal(custody: Custody) -> Outcome:
 # -- the policy ------------------------------------------------------------------------------------
 
 
-def _as_in_policy(custody: Custody) -> Outcome:
+def _as_in_policy(joined: JoinedFacts) -> Outcome:
     """A card without any topology is DYT0801's; one that says what its variables say, DYT0501's."""
-    cards = cards_of(custody, live_workers(custody))
+    cards = cards_of(joined, live_workers(joined))
     wrong = []
     for worker in cards.workers:
         differs = _policy_differences(worker)
@@ -215,8 +214,8 @@ def _shown(value: Any) -> str:
 # -- taints ----------------------------------------------------------------------------------------
 
 
-def _tainted(custody: Custody) -> Outcome:
-    cards = cards_of(custody, everyone(custody))
+def _tainted(joined: JoinedFacts) -> Outcome:
+    cards = cards_of(joined, everyone(joined))
     wrong, carrying = [], 0
     for worker in cards.workers:
         carrying += any(map(_domains, worker.cards))
@@ -241,10 +240,10 @@ def _untainted(item: ObservedWorker) -> Iterator[str]:
 # -- one policy a model ----------------------------------------------------------------------------
 
 
-def _one_policy(custody: Custody) -> Outcome:
+def _one_policy(joined: JoinedFacts) -> Outcome:
     """Those are left out that are not as their graph says: other codes say what they should be."""
-    cards = cards_of(custody, everyone(custody))
-    subjects = {graph.name: graph.subject for graph in custody.graphs}
+    cards = cards_of(joined, everyone(joined))
+    subjects = {graph.name: graph.subject for graph in joined.graphs}
     wrong = []
     for (pool, model), members in sorted(_by_model(cards.workers).items()):
         groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -280,7 +279,7 @@ def _policy_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 _GRAPHS: Final = (in_cluster, governed, peopled)
 
 
-CARD_CHECKS: Final[Sequence[Check[Custody]]] = (
+CARD_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0801", _published),
     Check("DYT0802", _equal, _GRAPHS),
     Check("DYT0803", _as_in_policy, _GRAPHS),

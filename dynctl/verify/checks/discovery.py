@@ -9,10 +9,19 @@ from typing import Final
 from dynctl.adapters.ports import AccessQuestion
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
-from dynctl.verify.backends import BACKEND_ENV, backend_of
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import StartLog
-from dynctl.verify.join import Custody, VerifiedGraph
+from dynctl.verify.join import JoinedFacts, VerifiedGraph
+from dynctl.verify.needs import (
+    cluster_of,
+    governed,
+    in_cluster,
+    live,
+    live_workers,
+    peopled,
+    pod_of,
+)
+from dynctl.verify.pod_spec import BACKEND_ENV, backend_of
 from dynctl.verify.registration import (
     denied,
     has_no_model,
@@ -26,23 +35,8 @@ from dynctl.verify.registration import (
     user_of,
     wrong_ids,
 )
-from dynctl.verify.root_causes import (
-    age,
-    by_graph,
-    cluster_of,
-    excerpt,
-    governed,
-    in_cluster,
-    live,
-    live_workers,
-    log_of,
-    many,
-    peopled,
-    pod_of,
-    short,
-    some,
-    tally,
-)
+from dynctl.verify.root_causes import log_of
+from dynctl.verify.wording import age, by_graph, excerpt, many, short, some, tally
 from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
@@ -61,10 +55,10 @@ def _pods(graph: VerifiedGraph) -> Iterator[tuple[str, Pod]]:
         yield worker.subject, pod_of(worker)
 
 
-def _one_backend(custody: Custody) -> Outcome:
+def _one_backend(joined: JoinedFacts) -> Outcome:
     """Frontends decide what is right: who registers elsewhere is not found by them."""
     wrong, told = [], []
-    for graph in custody.governed:
+    for graph in joined.governed:
         known = [(subject, pod, one) for subject, pod in _pods(graph) if (one := backend_of(pod))]
         if not known:
             continue
@@ -86,30 +80,30 @@ def _one_backend(custody: Custody) -> Outcome:
     return outcome(wrong, summary=by_graph(told))
 
 
-def _known_backend(custody: Custody) -> Outcome:
+def _known_backend(joined: JoinedFacts) -> Outcome:
     wrong = [
         found(subject, variable=BACKEND_ENV, label=DISCOVERY_BACKEND_LABEL)
-        for graph in custody.governed
+        for graph in joined.governed
         for subject, pod in _pods(graph)
         if not backend_of(pod)
     ]
     return outcome(wrong)
 
 
-def _some_in_kubernetes(custody: Custody) -> Skipped | None:
-    if any(in_kubernetes(one) for one in live_workers(custody)):
+def _some_in_kubernetes(joined: JoinedFacts) -> Skipped | None:
+    if any(in_kubernetes(one) for one in live_workers(joined)):
         return None
-    backends = {backend_of(pod_of(one)) for one in live_workers(custody)} - {""}
+    backends = {backend_of(pod_of(one)) for one in live_workers(joined)} - {""}
     if not backends:
         return Skipped("no pod tells its discovery backend (DYT0708)")
     return Skipped(f"workers register in {', '.join(sorted(backends))}, not in Kubernetes")
 
 
-def _leaders(custody: Custody, *, elsewhere: bool = False) -> list[WorkerChain]:
+def _leaders(joined: JoinedFacts, *, elsewhere: bool = False) -> list[WorkerChain]:
     """Those that register in Kubernetes, or ``elsewhere``; further ranks register nothing."""
     return [
         one
-        for one in live_workers(custody)
+        for one in live_workers(joined)
         if not one.follower and backend_of(pod_of(one)) and in_kubernetes(one) is not elsewhere
     ]
 
@@ -117,16 +111,16 @@ def _leaders(custody: Custody, *, elsewhere: bool = False) -> list[WorkerChain]:
 # -- EndpointSlices --------------------------------------------------------------------------------
 
 
-def _listed(custody: Custody) -> Outcome:
-    workers, cluster = _leaders(custody), cluster_of(custody)
+def _listed(joined: JoinedFacts) -> Outcome:
+    workers, cluster = _leaders(joined), cluster_of(joined)
     slices = cluster.endpoints
     unread = [f"EndpointSlices: {slices.why}"] if isinstance(slices, Unread) else []
     wrong: list[Found] = []
     elsewhere: list[str] = []
     for worker in workers:
-        explained, pod = not_serving(custody, worker), pod_of(worker)
+        explained, pod = not_serving(joined, worker), pod_of(worker)
         if not explained and not pod.ready and not worker.metadata:
-            explained = may_not_register(custody, worker)
+            explained = may_not_register(joined, worker)
         if explained:
             elsewhere.append(explained)
             continue
@@ -150,12 +144,12 @@ def _listed(custody: Custody) -> Outcome:
 # -- permissions -----------------------------------------------------------------------------------
 
 
-def _permitted(custody: Custody) -> Outcome:
-    users = {user_of(pod_of(one)) for one in _leaders(custody)}
-    accounts = [one for one in cluster_of(custody).worker_accounts if one.user in users]
+def _permitted(joined: JoinedFacts) -> Outcome:
+    users = {user_of(pod_of(one)) for one in _leaders(joined)}
+    accounts = [one for one in cluster_of(joined).worker_accounts if one.user in users]
     if not accounts:
         return Skipped("what the workers' service accounts may do was not asked")
-    refused, unread, wrong = denied(custody), [], []
+    refused, unread, wrong = denied(joined), [], []
     for account in sorted(accounts, key=lambda one: one.user):
         *_, namespace, name = account.user.split(":")
         subject = f"ServiceAccount {name}.{namespace}"
@@ -176,25 +170,25 @@ def _named(question: AccessQuestion) -> str:
 # -- metadata --------------------------------------------------------------------------------------
 
 
-def _metadata_read(custody: Custody) -> Skipped | None:
-    told = cluster_of(custody).metadata
+def _metadata_read(joined: JoinedFacts) -> Skipped | None:
+    told = cluster_of(joined).metadata
     return Skipped(f"{PLURAL}: {told.why}", unread=True) if isinstance(told, Unread) else None
 
 
-def _registered(custody: Custody) -> Outcome:
+def _registered(joined: JoinedFacts) -> Outcome:
     """A pod that is not Ready is still starting, unless its log says that it could not register."""
-    cluster = cluster_of(custody)
-    workers, uids = _leaders(custody), pod_uids(cluster)
+    cluster = cluster_of(joined)
+    workers, uids = _leaders(joined), pod_uids(cluster)
     served = cluster.served
     absent = not isinstance(served, Unread) and bool(served) and f"{PLURAL}.{GROUP}" not in served
     wrong: list[Found] = []
     elsewhere: list[str] = []
     for worker in workers:
-        own, pod, log = own_metadata(worker, uids), pod_of(worker), log_of(custody, worker)
-        if own and not _is_unreadable(custody, worker, own):
+        own, pod, log = own_metadata(worker, uids), pod_of(worker), log_of(joined, worker)
+        if own and not _is_unreadable(joined, worker, own):
             continue
         failed = log.not_persisted if isinstance(log, StartLog) else ""
-        explained, refused = not_serving(custody, worker), may_not_register(custody, worker)
+        explained, refused = not_serving(joined, worker), may_not_register(joined, worker)
         if not explained and refused == "DYT0703":
             explained = refused
         if not explained and not refused and not pod.ready:
@@ -205,7 +199,7 @@ def _registered(custody: Custody) -> Outcome:
         problem = "no DynamoWorkerMetadata"
         if own:
             problem = "its DynamoWorkerMetadata holds no model card that can be read"
-            problem += _rejected(custody, own)
+            problem += _rejected(joined, own)
         elif absent:
             problem += "; the cluster does not serve that resource (DYT0005)"
         elif failed:
@@ -215,18 +209,18 @@ def _registered(custody: Custody) -> Outcome:
     return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
-def _is_unreadable(custody: Custody, worker: WorkerChain, own: Sequence[WorkerMetadata]) -> bool:
+def _is_unreadable(joined: JoinedFacts, worker: WorkerChain, own: Sequence[WorkerMetadata]) -> bool:
     """Whether it registered something out of which no worker can be made."""
-    if worker.cards or custody.facts.registry is not None:
+    if worker.cards or joined.facts.registry is not None:
         return False
     uid = pod_of(worker).uid
     return all(one.owner_uid == uid for one in own) and not any(map(has_no_model, own))
 
 
-def _rejected(custody: Custody, own: Sequence[WorkerMetadata]) -> str:
+def _rejected(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
     """What is wrong with its cards, as far as that was told when they were read."""
     ids = [key.rpartition("/")[2] for item in own for key in mapping(item.data.get("model_cards"))]
-    problems = () if custody.deployment is None else custody.deployment.problems
+    problems = () if joined.deployment is None else joined.deployment.problems
     told = (
         problem.message
         for problem in problems
@@ -238,8 +232,8 @@ def _rejected(custody: Custody, own: Sequence[WorkerMetadata]) -> str:
     return f": {excerpt(why)}" if why else ""
 
 
-def _its_own(custody: Custody) -> Outcome:
-    workers, uids = _leaders(custody), pod_uids(cluster_of(custody))
+def _its_own(joined: JoinedFacts) -> Outcome:
+    workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
     wrong, judged = [], 0
     for worker in workers:
         judged += bool(own_metadata(worker, uids))
@@ -259,9 +253,9 @@ def _its_own(custody: Custody) -> Outcome:
     return tally(wrong, (), judged, len(workers), "pod", {"DYT0704"})
 
 
-def _orphans(custody: Custody) -> Outcome:
+def _orphans(joined: JoinedFacts) -> Outcome:
     """Objects that nobody's pod wrote, of whole namespaces only: other graphs have pods, too."""
-    cluster = cluster_of(custody)
+    cluster = cluster_of(joined)
     if isinstance(cluster.metadata, Unread) or isinstance(cluster.endpoints, Unread):
         told = cluster.metadata if isinstance(cluster.metadata, Unread) else cluster.endpoints
         assert isinstance(told, Unread)
@@ -287,8 +281,8 @@ def _orphans(custody: Custody) -> Outcome:
     return outcome(wrong, summary=f"{len(cluster.metadata):,} objects")
 
 
-def _numbered(custody: Custody) -> Outcome:
-    workers, uids = _leaders(custody), pod_uids(cluster_of(custody))
+def _numbered(joined: JoinedFacts) -> Outcome:
+    workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
     wrong, judged = [], 0
     for worker in workers:
         own = own_metadata(worker, uids)
@@ -310,8 +304,8 @@ def _numbered(custody: Custody) -> Outcome:
 # -- other backends --------------------------------------------------------------------------------
 
 
-def _in_backend(custody: Custody) -> Outcome:
-    workers, registry = _leaders(custody, elsewhere=True), custody.facts.registry
+def _in_backend(joined: JoinedFacts) -> Outcome:
+    workers, registry = _leaders(joined, elsewhere=True), joined.facts.registry
     if not workers:
         return Skipped("no worker registers outside Kubernetes")
     backends = sorted({backend_of(pod_of(one)) for one in workers})
@@ -325,7 +319,7 @@ def _in_backend(custody: Custody) -> Outcome:
     for worker in workers:
         if worker.cards:
             continue
-        pod, explained = pod_of(worker), not_serving(custody, worker)
+        pod, explained = pod_of(worker), not_serving(joined, worker)
         if explained:
             elsewhere.append(explained)
         else:
@@ -341,7 +335,7 @@ def _in_backend(custody: Custody) -> Outcome:
 _PODS: Final = (in_cluster, governed, peopled)
 _KUBE: Final = (*_PODS, _some_in_kubernetes)
 
-DISCOVERY_CHECKS: Final[Sequence[Check[Custody]]] = (
+DISCOVERY_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0701", _one_backend, _PODS),
     Check("DYT0702", _listed, _KUBE),
     Check("DYT0703", _permitted, _KUBE),

@@ -14,32 +14,30 @@ from dynctl.health.facts import Unread
 from dynctl.manifests.lint import graph as lint_graph
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.facts import MountFacts, TopologyFile
-from dynctl.verify.injection import (
+from dynctl.verify.join import JoinedFacts
+from dynctl.verify.live_graphs import judged_live
+from dynctl.verify.needs import (
+    cluster_of,
+    first_skip,
+    governed,
+    graphs_read,
+    in_cluster,
+    key_of,
+    live_workers,
+    peopled,
+    pod_of,
+    sourced,
+    unsourced,
+)
+from dynctl.verify.pod_spec import (
     PATH_ENV,
     engine,
     env_differences,
     is_untouched,
     mount_differences,
 )
-from dynctl.verify.join import Custody
-from dynctl.verify.live_graphs import graphs_read, judged_live
-from dynctl.verify.root_causes import (
-    age,
-    astray,
-    cluster_of,
-    first_skip,
-    governed,
-    in_cluster,
-    key_of,
-    live_workers,
-    of,
-    peopled,
-    pod_of,
-    sourced,
-    stuck_at_start,
-    tally,
-    unsourced,
-)
+from dynctl.verify.root_causes import astray, stuck_at_start
+from dynctl.verify.wording import age, of, tally
 from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.names import TOPOLOGY_VOLUME
 
@@ -55,12 +53,12 @@ mount the volume of topology files there (dynctl topology render shows it), or n
 # -- what the operator wrote -----------------------------------------------------------------------
 
 
-def _variables(custody: Custody) -> Outcome:
-    return _written(custody, _env_differs)
+def _variables(joined: JoinedFacts) -> Outcome:
+    return _written(joined, _env_differs)
 
 
-def _mounted(custody: Custody) -> Outcome:
-    return _written(custody, _mount_differs)
+def _mounted(joined: JoinedFacts) -> Outcome:
+    return _written(joined, _mount_differs)
 
 
 def _env_differs(worker: WorkerChain) -> list[str]:
@@ -74,9 +72,9 @@ def _mount_differs(worker: WorkerChain) -> list[str]:
     return [] if main is None or policy is None else list(mount_differences(pod, main, policy))
 
 
-def _written(custody: Custody, differences: Callable[[WorkerChain], list[str]]) -> Outcome:
+def _written(joined: JoinedFacts, differences: Callable[[WorkerChain], list[str]]) -> Outcome:
     """Pods that have nothing of it at all belong to DYT0402."""
-    workers = live_workers(custody)
+    workers = live_workers(joined)
     wrong, elsewhere = [], []
     for worker in workers:
         pod = pod_of(worker)
@@ -113,13 +111,13 @@ class _Read:
         return tally(wrong, self.unread, judged, whole, "pod", self.elsewhere)
 
 
-def _read(custody: Custody) -> _Read:
-    read = _Read(unread=unsourced(custody))
-    for worker in live_workers(custody):
+def _read(joined: JoinedFacts) -> _Read:
+    read = _Read(unread=unsourced(joined))
+    for worker in live_workers(joined):
         explained = astray(worker, PATH_ENV)
         if not explained and not worker.running:
-            explained = stuck_at_start(custody, worker) or "DYT0410"
-        files = cluster_of(custody).files.get(key_of(worker))
+            explained = stuck_at_start(joined, worker) or "DYT0410"
+        files = cluster_of(joined).files.get(key_of(worker))
         if explained:
             read.elsewhere.append(explained)
         elif files is None:
@@ -148,14 +146,14 @@ def _is_fresh(worker: WorkerChain, domain: str, now: float) -> bool:
     return old is not None and old <= REFRESH_S
 
 
-def _filled(custody: Custody) -> Outcome:
+def _filled(joined: JoinedFacts) -> Outcome:
     """Files of labels that are there. A file of a label that is not there is empty rightly."""
-    mount = custody.facts.mount
+    mount = joined.facts.mount
     wrong, unread = ([], []) if mount is None else _mount_filled(mount)
-    skipped = first_skip(custody, (in_cluster, governed, peopled, sourced))
+    skipped = first_skip(joined, (in_cluster, governed, peopled, sourced))
     if skipped is not None:
         return skipped if mount is None else outcome(wrong, unread, _values(mount))
-    read, now = _read(custody), cluster_of(custody).now
+    read, now = _read(joined), cluster_of(joined).now
     read.unread += unread
     for worker, files in read.workers:
         problems = []
@@ -170,7 +168,7 @@ def _filled(custody: Custody) -> Outcome:
             pod = pod_of(worker)
             fix = f"kubectl delete pod {pod.name} -n {pod.namespace}"
             wrong.append(found(worker.subject, what="; ".join(problems), fix=fix))
-    return read.outcome(wrong, len(live_workers(custody)))
+    return read.outcome(wrong, len(live_workers(joined)))
 
 
 def _problem(name: str, file: TopologyFile) -> str:
@@ -193,8 +191,8 @@ def _differing(worker: WorkerChain) -> Iterator[tuple[str, str, str]]:
                 yield domain, one.value, one.expected
 
 
-def _equal(custody: Custody) -> Outcome:
-    read, now = _read(custody), cluster_of(custody).now
+def _equal(joined: JoinedFacts) -> Outcome:
+    read, now = _read(joined), cluster_of(joined).now
     wrong = []
     for worker, _ in read.workers:
         stale = [one for one in _differing(worker) if not _is_fresh(worker, one[0], now)]
@@ -204,12 +202,12 @@ def _equal(custody: Custody) -> Outcome:
             )
             pod = pod_of(worker)
             wrong.append(found(worker.subject, differs=told, pod=pod.name, namespace=pod.namespace))
-    return read.outcome(wrong, len(live_workers(custody)))
+    return read.outcome(wrong, len(live_workers(joined)))
 
 
-def _on_their_way(custody: Custody) -> Outcome:
+def _on_their_way(joined: JoinedFacts) -> Outcome:
     """Files that are not yet as a label which was written a moment ago."""
-    read, now = _read(custody), cluster_of(custody).now
+    read, now = _read(joined), cluster_of(joined).now
     wrong = []
     for worker, files in read.workers:
         behind = {domain: f"{domain} says {file}" for domain, file, _ in _differing(worker)}
@@ -222,16 +220,16 @@ def _on_their_way(custody: Custody) -> Outcome:
                 since = age(_label_age(worker, domain, now) or 0.0)
                 wanted = worker.chains[domain][LinkName.LABEL].value
                 wrong.append(found(worker.subject, says=says, wanted=wanted, since=since))
-    return read.outcome(wrong, len(live_workers(custody)))
+    return read.outcome(wrong, len(live_workers(joined)))
 
 
 # -- what should not be there ----------------------------------------------------------------------
 
 
-def _strays(custody: Custody) -> Outcome:
-    mount = custody.facts.mount
+def _strays(joined: JoinedFacts) -> Outcome:
+    mount = joined.facts.mount
     wrong, unread = ([], []) if mount is None else _mount_strays(mount)
-    skipped = first_skip(custody, (in_cluster, governed, peopled, sourced))
+    skipped = first_skip(joined, (in_cluster, governed, peopled, sourced))
     if skipped is not None:
         if mount is None:
             return skipped
@@ -240,7 +238,7 @@ def _strays(custody: Custody) -> Outcome:
         if mount.absent:
             return Skipped(f"{mount.absent} (DYT0503)")
         return outcome(wrong, unread, mount.domain)
-    workers = live_workers(custody)
+    workers = live_workers(joined)
     for worker in workers:
         policy = worker.policy
         if policy is None or policy.source is None:
@@ -249,7 +247,7 @@ def _strays(custody: Custody) -> Outcome:
         if extra:
             wanted = ", ".join(policy.sources)
             wrong.append(found(worker.subject, domains=", ".join(extra), wanted=wanted))
-    unread += unsourced(custody)
+    unread += unsourced(joined)
     return outcome(wrong, unread, of(len(workers), len(workers), "pod"))
 
 
@@ -311,7 +309,7 @@ _PODS: Final = (in_cluster, governed, peopled)
 _FILES: Final = (in_cluster, governed, peopled, sourced)
 _OF_LINT: Final = judged_live(lint_graph.POD_CHECKS, graphs_read)
 
-FILE_CHECKS: Final[Sequence[Check[Custody]]] = (
+FILE_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0501", _variables, _PODS),
     Check("DYT0502", _mounted, _PODS),
     Check("DYT0503", _filled),

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
-from dynctl.findings.runner import Check, Outcome, Skipped, found, outcome
+from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.checks.planes import count
+from dynctl.health.facts import Unread
+from dynctl.manifests.graphs import ClusterTopology
+from dynctl.manifests.lint.facts import subject_of
+from dynctl.manifests.lint.levels import LEVEL_CHECKS as LINT_CHECKS
+from dynctl.manifests.lint.levels import misordered
 from dynctl.manifests.pod_placement import may_run, tolerates
-from dynctl.verify.checks.levels import LEVEL_CHECKS, nodes_read
-from dynctl.verify.join import Custody, VerifiedGraph
-from dynctl.verify.live_graphs import clustered
-from dynctl.verify.root_causes import governed, live, short, some, sourced, unsourced
-from dynctl.wire.kubernetes.names import GRAPH_LABEL
+from dynctl.verify.join import JoinedFacts, VerifiedGraph
+from dynctl.verify.live_graphs import judged_live, topologies_read, topology_names
+from dynctl.verify.needs import (
+    cluster_of,
+    clustered,
+    governed,
+    graphs_read,
+    live,
+    sourced,
+    unsourced,
+)
+from dynctl.verify.wording import excerpt, short, some
+from dynctl.wire.kubernetes.fields import mapping, sequence, text
+from dynctl.wire.kubernetes.names import ENABLE_GROVE_ANNOTATION, GRAPH_LABEL
 from dynctl.wire.kubernetes.objects import Node, Pod
 
 
@@ -44,22 +59,22 @@ class _Use:
         )
 
 
-def _uses(custody: Custody) -> Iterator[_Use]:
-    for graph in custody.governed:
+def _uses(joined: JoinedFacts) -> Iterator[_Use]:
+    for graph in joined.governed:
         if graph.policy is None:
             continue
         hosts: dict[str, list[Pod]] = defaultdict(list)
         for worker in live(graph):
-            if worker.pod is not None and worker.pod.node in custody.nodes:
+            if worker.pod is not None and worker.pod.node in joined.nodes:
                 hosts[worker.pod.node].append(worker.pod)
         for domain, source in graph.policy.sources.items():
             yield _Use(graph, source.node_key, domain == graph.policy.domain, hosts)
 
 
-def _by_key(custody: Custody) -> dict[str, list[_Use]]:
+def _by_key(joined: JoinedFacts) -> dict[str, list[_Use]]:
     """The uses for transfers, by the label that they use, sorted."""
     told: dict[str, list[_Use]] = defaultdict(list)
-    for use in _uses(custody):
+    for use in _uses(joined):
         if use.transfers:
             told[use.key].append(use)
     return dict(sorted(told.items()))
@@ -68,29 +83,29 @@ def _by_key(custody: Custody) -> dict[str, list[_Use]]:
 # -- labels that are not there ---------------------------------------------------------------------
 
 
-def _hosts_labelled(custody: Custody) -> Outcome:
-    return _hosts_with(custody, transfers=True)
+def _hosts_labelled(joined: JoinedFacts) -> Outcome:
+    return _hosts_with(joined, transfers=True)
 
 
-def _hosts_have_all_levels(custody: Custody) -> Outcome:
-    if all(one.transfers for one in _uses(custody)):
+def _hosts_have_all_levels(joined: JoinedFacts) -> Outcome:
+    if all(one.transfers for one in _uses(joined)):
         return Skipped("no policy here has further levels")
-    return _hosts_with(custody, transfers=False)
+    return _hosts_with(joined, transfers=False)
 
 
-def _hosts_with(custody: Custody, *, transfers: bool) -> Outcome:
+def _hosts_with(joined: JoinedFacts, *, transfers: bool) -> Outcome:
     lacks: dict[str, set[str]] = defaultdict(set)
     pods: dict[str, dict[str, Pod]] = defaultdict(dict)
     hosts: set[str] = set()
-    for use in _uses(custody):
+    for use in _uses(joined):
         if use.transfers is not transfers:
             continue
         hosts |= use.hosts.keys()
         for name, mine in use.hosts.items():
-            if use.key not in custody.nodes[name].labels:
+            if use.key not in joined.nodes[name].labels:
                 lacks[name].add(use.key)
                 pods[name].update((f"{pod.namespace}/{pod.name}", pod) for pod in mine)
-    unread = unsourced(custody)
+    unread = unsourced(joined)
     if not hosts and not unread:
         return Skipped("no worker pod runs on a node that is known")
     return outcome(
@@ -109,17 +124,17 @@ def _hosts_with(custody: Custody, *, transfers: bool) -> Outcome:
     )
 
 
-def _candidates_labelled(custody: Custody) -> Outcome:
+def _candidates_labelled(joined: JoinedFacts) -> Outcome:
     wrong = []
     says = []
-    unread = unsourced(custody)
-    for key, uses in _by_key(custody).items():
+    unread = unsourced(joined)
+    for key, uses in _by_key(joined).items():
         unread += [
             f"{short(one.graph)}: where its workers may start"
             for one in uses
             if not one.graph.graph
         ]
-        lacking = [node for node in custody.nodes.values() if key not in node.labels]
+        lacking = [node for node in joined.nodes.values() if key not in node.labels]
         # A node that hosts a worker without the label is DYT0205's.
         hosting = {name for one in uses for name in one.hosts}
         nodes = sorted(
@@ -130,8 +145,8 @@ def _candidates_labelled(custody: Custody) -> Outcome:
         if nodes:
             told = f"{count(len(nodes), 'node')} on which a worker may start: {some(nodes)}"
             wrong.append(found(f"Label {key}", nodes=told, label=_label(nodes[0], [key])))
-        labelled = len(custody.nodes) - len(lacking)
-        says.append(f"{labelled:,} of {count(len(custody.nodes), 'node')} ({key})")
+        labelled = len(joined.nodes) - len(lacking)
+        says.append(f"{labelled:,} of {count(len(joined.nodes), 'node')} ({key})")
     return outcome(wrong, unread, summary=some(says))
 
 
@@ -160,49 +175,49 @@ def _relabelled(node: str, key: str, value: str, uses: Sequence[_Use]) -> str:
 # -- values ----------------------------------------------------------------------------------------
 
 
-def _values(custody: Custody, key: str) -> dict[str, list[str]]:
+def _values(joined: JoinedFacts, key: str) -> dict[str, list[str]]:
     """Value of a node label -> names of its nodes, sorted."""
     told: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(custody.nodes):
-        value = custody.nodes[name].labels.get(key)
+    for name in sorted(joined.nodes):
+        value = joined.nodes[name].labels.get(key)
         if value is not None:
             told[value].append(name)
     return told
 
 
-def _not_empty(custody: Custody) -> Outcome:
+def _not_empty(joined: JoinedFacts) -> Outcome:
     wrong = []
     says = []
-    for key, uses in _by_key(custody).items():
-        values = _values(custody, key)
+    for key, uses in _by_key(joined).items():
+        values = _values(joined, key)
         for name in values.pop("", ()):
-            node = custody.nodes[name]
+            node = joined.nodes[name]
             if any(name in one.hosts or one.may_start(node) for one in uses):
                 fix = _relabelled(name, key, "VALUE", uses)
                 wrong.append(found(f"Node {name}", key=key, fix=fix))
         told = (f"{value} {len(nodes):,}" for value, nodes in sorted(values.items()))
         says.append(f"{some(told, most=4)} ({key})")
-    return outcome(wrong, unsourced(custody), summary="; ".join(says))
+    return outcome(wrong, unsourced(joined), summary="; ".join(says))
 
 
-def _several_values(custody: Custody) -> Outcome:
+def _several_values(joined: JoinedFacts) -> Outcome:
     wrong = []
     says = []
-    for key in _by_key(custody):
-        values = _values(custody, key)
+    for key in _by_key(joined):
+        values = _values(joined, key)
         values.pop("", None)
         if len(values) == 1:
             [(value, nodes)] = values.items()
             many = count(len(nodes), "node")
             wrong.append(found(f"Label {key}", nodes=many, value=value))
         says.append(f"{count(len(values), 'value')} ({key})")
-    return outcome(wrong, unsourced(custody), summary="; ".join(says))
+    return outcome(wrong, unsourced(joined), summary="; ".join(says))
 
 
-def _no_twins(custody: Custody) -> Outcome:
+def _no_twins(joined: JoinedFacts) -> Outcome:
     wrong = []
-    for key, uses in _by_key(custody).items():
-        values = _values(custody, key)
+    for key, uses in _by_key(joined).items():
+        values = _values(joined, key)
         groups: dict[str, list[str]] = defaultdict(list)
         for value in values:
             groups[value.lower()].append(value)
@@ -216,15 +231,186 @@ def _no_twins(custody: Custody) -> Outcome:
                 more = f", likewise {count(len(odd) - 1, 'more node')}" if odd[1:] else ""
                 fix = _relabelled(odd[0], key, usual, uses) + more
                 wrong.append(found(f"Label {key}", twins=told, fix=fix))
-    return outcome(wrong, unsourced(custody))
+    return outcome(wrong, unsourced(joined))
+
+
+# -- Grove topologies ------------------------------------------------------------------------------
+
+
+_GROVE_SETS: Final = "podcliquesets.grove.io"
+_GROVE_CLIQUE_LABEL: Final = "grove.io/podclique"
+
+
+def _by_grove(joined: JoinedFacts) -> list[tuple[VerifiedGraph, str]]:
+    """The graphs whose policy names a Grove topology, and its name."""
+    return [
+        (one, one.policy.cluster_topology)
+        for one in joined.governed
+        if one.policy is not None and one.policy.cluster_topology
+    ]
+
+
+def _named(joined: JoinedFacts) -> list[ClusterTopology]:
+    """The topologies that policies name, and that are there."""
+    names = {name for _, name in _by_grove(joined)}
+    return [one for one in joined.topologies if one.manifest.name in names]
+
+
+# -- what checks need ------------------------------------------------------------------------------
+
+
+def topology_named(joined: JoinedFacts) -> Skipped | None:
+    """Some graph names a Grove topology, for transfers or for placement."""
+    return None if topology_names(joined) else Skipped("no graph here names a Grove topology")
+
+
+def grove_named(joined: JoinedFacts) -> Skipped | None:
+    """Some policy takes its domain from Grove."""
+    if _by_grove(joined):
+        return None
+    return Skipped("no policy here takes its domain from a Grove topology")
+
+
+def topology_there(joined: JoinedFacts) -> Skipped | None:
+    """At least one topology that a policy names is there."""
+    return None if _named(joined) else Skipped("no topology that is named is there (DYT0201)")
+
+
+def nodes_read(joined: JoinedFacts) -> Skipped | None:
+    """The nodes, and the worker pods on them, are known."""
+    cluster = cluster_of(joined)
+    if isinstance(cluster.nodes, Unread):
+        return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
+    if isinstance(cluster.pods, Unread):
+        return Skipped(f"pods: {cluster.pods.why}", unread=True)
+    return None
+
+
+# -- topologies and Grove --------------------------------------------------------------------------
+
+
+def _topology_exists(joined: JoinedFacts) -> Outcome:
+    there = {one.manifest.name: one for one in joined.topologies}
+    named = _by_grove(joined)
+    return outcome(
+        (
+            found(graph.subject, topology=name, there=some(sorted(there)) or "none at all")
+            for graph, name in named
+            if name not in there
+        ),
+        summary=some(sorted({subject_of(there[name]) for _, name in named if name in there})),
+    )
+
+
+def _grove_runs(joined: JoinedFacts) -> Outcome:
+    cluster = cluster_of(joined)
+    wrong: list[Found] = []
+    unread: list[str] = []
+    for graph, _ in _by_grove(joined):
+        annotations = {} if graph.graph is None else graph.graph.manifest.annotations
+        namespace, _, name = graph.name.rpartition("/")
+        again = "delete the graph and apply it again"
+        what = fix = ""
+        if str(annotations.get(ENABLE_GROVE_ANNOTATION, "")).lower() == "false":
+            command = f"kubectl annotate dynamographdeployment {name} -n {namespace}"
+            what = f'the annotation {ENABLE_GROVE_ANNOTATION} is "false"'
+            fix = f"{command} {ENABLE_GROVE_ANNOTATION}-"
+        elif isinstance(cluster.served, Unread):
+            unread.append(f"resources: {cluster.served.why}")
+        elif _GROVE_SETS not in cluster.served:
+            what = f"the cluster serves no {_GROVE_SETS}: Grove is not installed"
+            fix = f"install Grove, enable it for Dynamo's operator and restart that, then {again}"
+        elif any(_GROVE_CLIQUE_LABEL in pod.labels for pod in graph.pods):
+            pass
+        elif isinstance(cluster.grove_sets, Unread):
+            unread.append(f"PodCliqueSets: {cluster.grove_sets.why}")
+        elif graph.name not in cluster.grove_sets:
+            what = f"there is no PodCliqueSet {name}: the operator runs the graph without Grove"
+            fix = f"enable Grove for Dynamo's operator and restart that, then {again}"
+        if what:
+            wrong.append(found(graph.subject, what=what, fix=fix))
+    return outcome(wrong, unread)
+
+
+def _in_sync(joined: JoinedFacts) -> Outcome:
+    def all_of() -> Iterator[Found]:
+        for topology in _named(joined):
+            status = mapping(topology.manifest.body.get("status"))
+            for entry in sequence(status.get("schedulerTopologyStatuses")):
+                one = mapping(entry)
+                if one.get("inSync") is False:
+                    yield found(
+                        subject_of(topology),
+                        scheduler=text(one.get("schedulerName")) or "(no name)",
+                        reference=text(one.get("topologyReference")) or "(no name)",
+                        why=excerpt(text(one.get("message"))) or "no reason is given",
+                    )
+
+    return outcome(all_of())
+
+
+# -- values of levels ------------------------------------------------------------------------------
+
+
+def _nested(joined: JoinedFacts) -> Outcome:
+    wrong: list[Found] = []
+    unordered: list[str] = []
+    for topology in _named(joined):
+        if misordered([one.domain for one in topology.levels]) is not None:
+            unordered.append(topology.manifest.name)
+            continue
+        levels = [one for one in topology.levels if one.domain and one.key]
+        for broad, narrow in pairwise(levels):
+            spans = _spans(joined.nodes.values(), broad.key, narrow.key)
+            if spans:
+                wrong.append(
+                    found(
+                        subject_of(topology),
+                        narrow=narrow.domain,
+                        broad=broad.domain,
+                        spans=some(
+                            f"{value} ({some(sorted(spans[value]))})" for value in sorted(spans)
+                        ),
+                        key=narrow.key,
+                    )
+                )
+    if unordered and not wrong:
+        return Skipped(f"{some(unordered)}: the levels are not in order (DYT0210)")
+    return outcome(wrong)
+
+
+def _spans(nodes: Iterable[Node], broad: str, narrow: str) -> dict[str, set[str]]:
+    """Narrow values whose nodes are in several broad ones."""
+    told: dict[str, set[str]] = defaultdict(set)
+    for node in nodes:
+        inner, outer = node.labels.get(narrow), node.labels.get(broad)
+        if inner and outer:
+            told[inner].add(outer)
+    return {value: outer for value, outer in told.items() if len(outer) > 1}
+
+
+#: Placement without a named topology is judged by the usual names of levels.
+_OF_PLACEMENT: Final = [one for one in LINT_CHECKS if one.code == "DYT0211"]
+_OF_LEVELS: Final = [one for one in LINT_CHECKS if one not in _OF_PLACEMENT]
+_GROVE: Final = (clustered, governed, topology_named, grove_named)
+_LEVELS: Final = (*_GROVE, topologies_read, topology_there)
+
+_LEVEL_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
+    Check("DYT0201", _topology_exists, (*_GROVE, topologies_read)),
+    Check("DYT0203", _grove_runs, _GROVE),
+    Check("DYT0204", _in_sync, _LEVELS),
+    Check("DYT0208", _nested, (*_LEVELS, nodes_read)),
+    *judged_live(_OF_LEVELS, graphs_read, topology_named, topologies_read).values(),
+    *judged_live(_OF_PLACEMENT, graphs_read, topologies_read).values(),
+)
 
 
 _NEEDS: Final = (clustered, governed, nodes_read, sourced)
 
-NODE_CHECKS: Final[tuple[Check[Custody], ...]] = tuple(
+NODE_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = tuple(
     sorted(
         (
-            *LEVEL_CHECKS,
+            *_LEVEL_CHECKS,
             Check("DYT0205", _hosts_labelled, _NEEDS),
             Check("DYT0206", _candidates_labelled, _NEEDS),
             Check("DYT0207", _not_empty, _NEEDS),

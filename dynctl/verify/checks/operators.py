@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
+from dynctl.manifests.component_role import option
 from dynctl.verify.checks.access import rule
 from dynctl.verify.facts import Account
-from dynctl.verify.join import Custody
-from dynctl.verify.live_graphs import clustered
-from dynctl.verify.operators import (
-    FIRST_WITH_POLICY,
-    Scope,
-    account,
-    image,
-    in_charge,
-    scope,
-    subject,
-    version,
-)
-from dynctl.verify.root_causes import cluster_of, governed, many, some
+from dynctl.verify.join import JoinedFacts
+from dynctl.verify.needs import cluster_of, clustered, governed
+from dynctl.verify.wording import many, some
 from dynctl.wire.kubernetes.names import OPERATOR_APP
 from dynctl.wire.kubernetes.objects import Workload
 
@@ -39,47 +32,120 @@ _LOST: Final = {
 }
 
 
-def _operators(custody: Custody) -> tuple[Workload, ...]:
-    operators = cluster_of(custody).operators
+# -- operators -------------------------------------------------------------------------------------
+
+
+FIRST_WITH_POLICY: Final = (1, 2)
+"""The first version of the operator that knows a transfer policy."""
+_VERSION: Final = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?!\d)")
+_NAMESPACE_OPTIONS: Final = ("--restrictedNamespace", "--restricted-namespace", "--namespace")
+_CONFIG_OPTION: Final = "--config"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """``namespace``: the only one that is watched, empty for all. ``known`` False: not told."""
+
+    namespace: str = ""
+    known: bool = True
+
+    def may_watch(self, namespace: str) -> bool:
+        """Whether the operator may be in charge of a namespace, as far as it is known."""
+        return self.namespace in ("", namespace)
+
+
+def subject(operator: Workload) -> str:
+    """``Deployment name.namespace``."""
+    return f"Deployment {operator.name}.{operator.namespace}"
+
+
+def account(operator: Workload) -> str:
+    """As RBAC names it."""
+    return f"system:serviceaccount:{operator.namespace}:{operator.service_account}"
+
+
+def scope(operator: Workload) -> Scope:
+    """What it watches, by its arguments; a configuration file is not read."""
+    words = [word for arg in operator.args for word in arg.split()]
+    for name in _NAMESPACE_OPTIONS:
+        told = option(words, name)
+        if told:
+            return Scope(told)
+    return Scope(known=option(words, _CONFIG_OPTION) is None)
+
+
+def in_charge(operators: Iterable[Workload], namespaces: Iterable[str]) -> list[Workload]:
+    """The operators that may be in charge of one of these namespaces, whether they run or not."""
+    spaces = sorted(set(namespaces))
+    return [one for one in operators if any(map(scope(one).may_watch, spaces))]
+
+
+def version(operator: Workload) -> tuple[int, int] | None:
+    """Major and minor by the tag of its image; None where that is a digest or another word."""
+    found = _VERSION.match(_tag(image(operator)))
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def image(operator: Workload) -> str:
+    """The image of the operator itself: proxies may stand beside it. Empty where it is not told."""
+    named = [one for one in operator.images if "operator" in _repository(one)]
+    candidates: Sequence[str] = named or operator.images
+    return candidates[0] if len(candidates) == 1 else ""
+
+
+def _repository(name: str) -> str:
+    """The last part of an image's path, without tag and digest."""
+    return name.partition("@")[0].rpartition("/")[2].partition(":")[0]
+
+
+def _tag(name: str) -> str:
+    return name.partition("@")[0].rpartition("/")[2].partition(":")[2]
+
+
+# -- what checks need ------------------------------------------------------------------------------
+
+
+def _operators(joined: JoinedFacts) -> tuple[Workload, ...]:
+    operators = cluster_of(joined).operators
     return () if isinstance(operators, Unread) else operators
 
 
-def _namespaces(custody: Custody, *, governed_only: bool) -> list[str]:
+def _namespaces(joined: JoinedFacts, *, governed_only: bool) -> list[str]:
     """Of the graphs."""
-    graphs = custody.governed if governed_only else custody.graphs
+    graphs = joined.governed if governed_only else joined.graphs
     return sorted({one.name.rpartition("/")[0] for one in graphs})
 
 
-def operators_read(custody: Custody) -> Skipped | None:
+def operators_read(joined: JoinedFacts) -> Skipped | None:
     """The Deployments of operators are known."""
-    operators = cluster_of(custody).operators
+    operators = cluster_of(joined).operators
     if isinstance(operators, Unread):
         return Skipped(f"operators: {operators.why}", unread=True)
     return None
 
 
-def graphs_there(custody: Custody) -> Skipped | None:
+def graphs_there(joined: JoinedFacts) -> Skipped | None:
     """There are graphs for an operator to be in charge of."""
-    return None if custody.graphs else Skipped("no graph here")
+    return None if joined.graphs else Skipped("no graph here")
 
 
-def operators_there(custody: Custody) -> Skipped | None:
+def operators_there(joined: JoinedFacts) -> Skipped | None:
     """At least one operator may be in charge of a graph."""
-    there = in_charge(_operators(custody), _namespaces(custody, governed_only=False))
+    there = in_charge(_operators(joined), _namespaces(joined, governed_only=False))
     return None if there else Skipped(_NO_OPERATOR)
 
 
 # -- there, and one --------------------------------------------------------------------------------
 
 
-def _runs(custody: Custody) -> Outcome:
-    namespaces = _namespaces(custody, governed_only=False)
-    mine = in_charge(_operators(custody), namespaces)
+def _runs(joined: JoinedFacts) -> Outcome:
+    namespaces = _namespaces(joined, governed_only=False)
+    mine = in_charge(_operators(joined), namespaces)
     if not mine:
         what = (
             f"no Deployment with app.kubernetes.io/name={OPERATOR_APP} watches {some(namespaces)}"
         )
-        elsewhere = [subject(one) for one in _operators(custody)]
+        elsewhere = [subject(one) for one in _operators(joined)]
         what += f" (there: {some(elsewhere)})" if elsewhere else ""
         look = f"kubectl get deployments -A -l app.kubernetes.io/name={OPERATOR_APP}"
         return outcome([found(f"Deployment {OPERATOR_APP}", what=what, look=look)])
@@ -108,11 +174,11 @@ def _told(one: Workload) -> str:
     return "" if told is None else f"{told[0]}.{told[1]}"
 
 
-def _alone(custody: Custody) -> Outcome:
-    running = [one for one in _operators(custody) if one.replicas]
+def _alone(joined: JoinedFacts) -> Outcome:
+    running = [one for one in _operators(joined) if one.replicas]
     wrong: list[Found] = []
     untold: list[str] = []
-    for namespace in _namespaces(custody, governed_only=False):
+    for namespace in _namespaces(joined, governed_only=False):
         mine = [(one, scope(one)) for one in in_charge(running, [namespace])]
         restricted = [one for one, its in mine if its.namespace]
         unknown = [one for one, its in mine if not its.known]
@@ -130,8 +196,8 @@ def _alone(custody: Custody) -> Outcome:
     return outcome(wrong)
 
 
-def _new_enough(custody: Custody) -> Outcome:
-    mine = in_charge(_operators(custody), _namespaces(custody, governed_only=True))
+def _new_enough(joined: JoinedFacts) -> Outcome:
+    mine = in_charge(_operators(joined), _namespaces(joined, governed_only=True))
     told = [(one, version(one)) for one in mine]
     wrong = [
         found(subject(one), image=image(one))
@@ -148,9 +214,9 @@ def _new_enough(custody: Custody) -> Outcome:
 # -- what it may do --------------------------------------------------------------------------------
 
 
-def _may(custody: Custody) -> Outcome:
-    cluster = cluster_of(custody)
-    operators = in_charge(_operators(custody), _namespaces(custody, governed_only=True))
+def _may(joined: JoinedFacts) -> Outcome:
+    cluster = cluster_of(joined)
+    operators = in_charge(_operators(joined), _namespaces(joined, governed_only=True))
     accounts = {account(one): one for one in operators}
     mine = [one for one in cluster.operator_accounts if one.user in accounts]
     if not mine:
@@ -161,7 +227,7 @@ def _may(custody: Custody) -> Outcome:
         if isinstance(one.allowed, Unread):
             unread.append(f"{_subject(one)}: {one.allowed.why}")
         else:
-            wrong += _denied(custody, one, accounts[one.user], unread)
+            wrong += _denied(joined, one, accounts[one.user], unread)
     return outcome(wrong, unread, f"{many(len(mine), 'account')} ({some(map(_subject, mine))})")
 
 
@@ -171,13 +237,13 @@ def _subject(one: Account) -> str:
 
 
 def _denied(
-    custody: Custody, one: Account, operator: Workload, unread: list[str]
+    joined: JoinedFacts, one: Account, operator: Workload, unread: list[str]
 ) -> Iterator[Found]:
     allowed = {} if isinstance(one.allowed, Unread) else one.allowed
     answers: dict[tuple[str, str, str], dict[str | None, bool]] = defaultdict(dict)
     for asked, answer in allowed.items():
         answers[asked.group, asked.resource, asked.verb][asked.namespace] = answer
-    by_grove = any(graph.policy and graph.policy.cluster_topology for graph in custody.governed)
+    by_grove = any(graph.policy and graph.policy.cluster_topology for graph in joined.governed)
     topologies = [key for key in answers if key[:2] in _TOPOLOGIES]
     # Grove has renamed the resource: the one that this operator reads is enough.
     may_read = [any(answers.pop(key).values()) for key in topologies]
@@ -208,7 +274,7 @@ def _finding(one: Account, group: str, resource: str, verb: str, where: str = ""
 
 _OPERATORS: Final = (clustered, operators_read, graphs_there)
 
-OPERATOR_CHECKS: Final[tuple[Check[Custody], ...]] = (
+OPERATOR_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
     Check("DYT0301", _runs, _OPERATORS),
     Check("DYT0302", _alone, (*_OPERATORS, operators_there)),
     Check("DYT0303", _may, (*_OPERATORS, governed)),

@@ -12,31 +12,24 @@ from dynctl.manifests.graphs import Component
 from dynctl.manifests.lint import graph as lint_graph
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.facts import ClusterFacts
-from dynctl.verify.injection import annotation_differences, engine, is_untouched
-from dynctl.verify.join import Custody, VerifiedGraph
-from dynctl.verify.live_graphs import graphs_read, judged_live
-from dynctl.verify.root_causes import (
-    age,
-    by_graph,
+from dynctl.verify.join import JoinedFacts, VerifiedGraph
+from dynctl.verify.live_graphs import judged_live
+from dynctl.verify.needs import (
     cluster_of,
     governed,
-    held_up_by,
+    graphs_read,
     in_cluster,
     key_of,
     live,
     live_workers,
-    many,
-    of,
     peopled,
     pod_of,
-    quoted,
-    short,
-    some,
     sourced,
-    stuck_at_start,
-    tally,
     unsourced,
 )
+from dynctl.verify.pod_spec import annotation_differences, engine, is_untouched
+from dynctl.verify.root_causes import held_up_by, stuck_at_start
+from dynctl.verify.wording import age, by_graph, many, of, quoted, short, some, tally
 from dynctl.wire.kubernetes.fields import count, mapping
 from dynctl.wire.kubernetes.names import LABEL_MISSING_REASON, WORKER_HASH_LABEL
 from dynctl.wire.kubernetes.objects import Pod, PodEvent
@@ -48,10 +41,10 @@ COPY_S: Final = 30.0
 # -- are they there --------------------------------------------------------------------------------
 
 
-def _present(custody: Custody) -> Outcome:
+def _present(joined: JoinedFacts) -> Outcome:
     told = []
     wrong = []
-    for graph in custody.governed:
+    for graph in joined.governed:
         pods, wanted = len(live(graph)), _wanted(graph)
         if not pods and wanted:
             namespace, _, name = graph.name.rpartition("/")
@@ -72,9 +65,9 @@ def _pods_of(component: Component) -> int:
     return component.replicas * max(1, nodes)
 
 
-def _complete(custody: Custody) -> Outcome:
+def _complete(joined: JoinedFacts) -> Outcome:
     wrong, judged = [], 0
-    for graph in custody.governed:
+    for graph in joined.governed:
         there = Counter(worker.component.lower() for worker in live(graph))
         if graph.graph is None or not there:
             continue
@@ -96,15 +89,15 @@ def _complete(custody: Custody) -> Outcome:
     return outcome(wrong, summary=many(judged, "component"))
 
 
-def _running(custody: Custody) -> Outcome:
+def _running(joined: JoinedFacts) -> Outcome:
     """Pods that wait for their topology are left out: their own codes say more."""
-    workers = live_workers(custody)
+    workers = live_workers(joined)
     wrong = []
     for worker in workers:
         pod, why = pod_of(worker), _idle(pod_of(worker))
-        if not why or (pod.node and stuck_at_start(custody, worker)):
+        if not why or (pod.node and stuck_at_start(joined, worker)):
             continue
-        now = cluster_of(custody).now
+        now = cluster_of(joined).now
         since = f" for {age(now - pod.created)}" if pod.created is not None else ""
         wrong.append(
             found(
@@ -136,8 +129,8 @@ def _idle(pod: Pod) -> str:
 # -- what the operator wrote -----------------------------------------------------------------------
 
 
-def _annotated(custody: Custody) -> Outcome:
-    workers = live_workers(custody)
+def _annotated(joined: JoinedFacts) -> Outcome:
+    workers = live_workers(joined)
     wrong = []
     for worker in workers:
         pod, policy = pod_of(worker), worker.policy
@@ -175,9 +168,9 @@ def _is_young(pod: Pod, now: float) -> bool:
     return since is not None and now - since <= COPY_S
 
 
-def _labelled(custody: Custody) -> Outcome:
-    cluster, events = cluster_of(custody), _events(cluster_of(custody))
-    workers = live_workers(custody)
+def _labelled(joined: JoinedFacts) -> Outcome:
+    cluster, events = cluster_of(joined), _events(cluster_of(joined))
+    workers = live_workers(joined)
     wrong = []
     for worker in workers:
         pod, missing = pod_of(worker), _unlabelled(worker)
@@ -201,7 +194,7 @@ def _labelled(custody: Custody) -> Outcome:
     bare = [one for one in workers if not _has_labels(one)]
     judged, whole = len(workers) - len(bare), len(workers)
     elsewhere = (_explained(one) for one in bare)
-    return tally(wrong, unsourced(custody), judged, whole, "pod", elsewhere)
+    return tally(wrong, unsourced(joined), judged, whole, "pod", elsewhere)
 
 
 def _explained(worker: WorkerChain) -> str:
@@ -222,8 +215,8 @@ def _has_labels(worker: WorkerChain) -> bool:
     return bool(chains) and all(chain[LinkName.LABEL].value is not None for chain in chains)
 
 
-def _arriving(custody: Custody) -> Outcome:
-    now = cluster_of(custody).now
+def _arriving(joined: JoinedFacts) -> Outcome:
+    now = cluster_of(joined).now
     wrong = [
         found(
             worker.subject,
@@ -231,19 +224,19 @@ def _arriving(custody: Custody) -> Outcome:
             node=_node_says(worker),
             limit=f"{COPY_S:.0f} s",
         )
-        for worker in live_workers(custody)
+        for worker in live_workers(joined)
         if (missing := _unlabelled(worker)) and _is_young(pod_of(worker), now)
     ]
-    return outcome(wrong, unsourced(custody))
+    return outcome(wrong, unsourced(joined))
 
 
-def _current(custody: Custody) -> Outcome:
-    cluster, workers = cluster_of(custody), live_workers(custody)
+def _current(joined: JoinedFacts) -> Outcome:
+    cluster, workers = cluster_of(joined), live_workers(joined)
     if isinstance(cluster.nodes, Unread):
         return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
     templates = {
         (graph.name, component.name.lower()): component
-        for graph in custody.governed
+        for graph in joined.governed
         for component in (graph.graph.workers if graph.graph is not None else ())
     }
     wrong, compared = [], 0
@@ -263,7 +256,7 @@ def _current(custody: Custody) -> Outcome:
                 found(worker.subject, differs="; ".join(t for _, t in differs), fix=delete)
             )
     elsewhere = {"DYT0205, DYT0403"} if compared < len(workers) else ()
-    return tally(wrong, unsourced(custody), compared, len(workers), "pod", elsewhere)
+    return tally(wrong, unsourced(joined), compared, len(workers), "pod", elsewhere)
 
 
 def _stale(worker: WorkerChain) -> Iterator[tuple[str, str]]:
@@ -292,13 +285,13 @@ def _events(cluster: ClusterFacts) -> dict[tuple[str, str, str], list[PodEvent]]
     return found
 
 
-def _old_events(custody: Custody) -> Outcome:
+def _old_events(joined: JoinedFacts) -> Outcome:
     """An event about a label that is still missing belongs to DYT0205 or DYT0403."""
-    cluster = cluster_of(custody)
+    cluster = cluster_of(joined)
     if isinstance(cluster.events, Unread):
         return Skipped(f"events: {cluster.events.why}", unread=True)
     events, wrong = _events(cluster), []
-    for worker in live_workers(custody):
+    for worker in live_workers(joined):
         pod = pod_of(worker)
         for event in events.get((*key_of(worker), pod.uid), ()):
             if _is_over(worker, event):
@@ -325,9 +318,9 @@ def _is_over(worker: WorkerChain, event: PodEvent) -> bool:
 # -- replicas and generations ----------------------------------------------------------------------
 
 
-def _together(custody: Custody) -> Outcome:
+def _together(joined: JoinedFacts) -> Outcome:
     replicas: dict[tuple[str, str], list[WorkerChain]] = defaultdict(list)
-    for worker in live_workers(custody):
+    for worker in live_workers(joined):
         if worker.replica:
             replicas[worker.graph, worker.replica].append(worker)
     if not replicas:
@@ -347,7 +340,7 @@ def _together(custody: Custody) -> Outcome:
                     domain=policy.domain,
                 )
             )
-    return outcome(wrong, unsourced(custody), f"{len(replicas):,} replicas over several nodes")
+    return outcome(wrong, unsourced(joined), f"{len(replicas):,} replicas over several nodes")
 
 
 def _place(worker: WorkerChain) -> str | None:
@@ -355,9 +348,9 @@ def _place(worker: WorkerChain) -> str | None:
     return worker.value(LinkName.NODE) or worker.value(LinkName.LABEL)
 
 
-def _one_generation(custody: Custody) -> Outcome:
+def _one_generation(joined: JoinedFacts) -> Outcome:
     wrong, marked = [], False
-    for graph in custody.governed:
+    for graph in joined.governed:
         hashes = Counter(pod_of(one).labels.get(WORKER_HASH_LABEL, "") for one in live(graph))
         del hashes[""]
         marked = marked or bool(hashes)
@@ -374,7 +367,7 @@ _PODS: Final = (in_cluster, governed, peopled)
 _LABELS: Final = (in_cluster, governed, peopled, sourced)
 _OF_LINT: Final = judged_live(lint_graph.POD_CHECKS, graphs_read)
 
-POD_CHECKS: Final[Sequence[Check[Custody]]] = (
+POD_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0401", _present, _NEEDS),
     Check("DYT0402", _annotated, _PODS),
     Check("DYT0403", _labelled, _LABELS),

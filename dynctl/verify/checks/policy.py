@@ -15,20 +15,10 @@ from dynctl.manifests.lint import graph as lint_graph
 from dynctl.manifests.lint import policy as lint_policy
 from dynctl.manifests.lint.facts import short_name, subject_of
 from dynctl.manifests.transfer_policy import DRAFT_FIELDS, FIELDS
-from dynctl.verify.join import Custody, VerifiedGraph
-from dynctl.verify.live_graphs import (
-    applied_pairs,
-    graphs_read,
-    judged_live,
-    last_applied,
-    lint_facts,
-)
-from dynctl.verify.root_causes import (
-    cluster_of,
-    excerpt,
-    live,
-    some,
-)
+from dynctl.verify.join import JoinedFacts, VerifiedGraph
+from dynctl.verify.live_graphs import applied_pairs, judged_live, last_applied, lint_facts
+from dynctl.verify.needs import cluster_of, graphs_read, live
+from dynctl.verify.wording import excerpt, some
 from dynctl.wire.kubernetes.fields import count, mapping, sequence, text
 from dynctl.wire.kubernetes.names import (
     DRAFT_LABEL_PREFIX,
@@ -49,22 +39,22 @@ _LINT: Final = judged_live((*lint_policy.POLICY_CHECKS, *lint_graph.GRAPH_CHECKS
 # -- the graph -------------------------------------------------------------------------------------
 
 
-def _exists(custody: Custody) -> Outcome:
-    cluster = cluster_of(custody)
+def _exists(joined: JoinedFacts) -> Outcome:
+    cluster = cluster_of(joined)
     wrong = []
-    names = {one.name.rpartition("/")[2] for one in custody.graphs}
+    names = {one.name.rpartition("/")[2] for one in joined.graphs}
     where = some(cluster.namespaces) or "any namespace"
     for name in sorted(set(cluster.wanted) - names):
         look = f"kubectl get dynamographdeployments{_in(cluster.namespaces)}"
         wrong.append(found(f"{GRAPH} {name}", what=f"is not in {where}", fix=look))
-    for one in custody.graphs:
+    for one in joined.graphs:
         if one.graph is None:
             namespace, _, name = one.name.rpartition("/")
             delete = f"kubectl delete pods -n {namespace} -l {GRAPH_LABEL}={name}"
             what = f"{len(one.pods):,} pods of it run, but it is not there"
             fix = f"apply the graph again, or remove what is left of it: {delete}"
             wrong.append(found(one.subject, what=what, fix=fix))
-    there = [short_name(one.graph) for one in custody.graphs if one.graph is not None]
+    there = [short_name(one.graph) for one in joined.graphs if one.graph is not None]
     return outcome(wrong, summary=some(there))
 
 
@@ -72,16 +62,16 @@ def _in(namespaces: tuple[str, ...]) -> str:
     return f" -n {namespaces[0]}" if len(namespaces) == 1 else " -A"
 
 
-def _state(custody: Custody) -> Outcome:
+def _state(joined: JoinedFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
-        for one in custody.graphs:
+        for one in joined.graphs:
             if one.graph is not None:
                 for what in _unsettled(one.graph):
                     yield found(one.subject, what=what, describe=_kubectl("describe", one.graph))
 
     states = [
         text(mapping(one.graph.manifest.body.get("status")).get("state"))
-        for one in custody.graphs
+        for one in joined.graphs
         if one.graph is not None
     ]
     return outcome(all_of(), summary=some(sorted(set(states) - {""})))
@@ -126,26 +116,26 @@ def _kubectl(verb: str, graph: Graph) -> str:
 # -- the policy ------------------------------------------------------------------------------------
 
 
-def _present(custody: Custody) -> Outcome:
+def _present(joined: JoinedFacts) -> Outcome:
     """Without the graphs of which DYT0103 or DYT0120 tells why they have none."""
-    facts = lint_facts(custody)
+    facts = lint_facts(joined)
     explained = {
         graph.name
-        for graph, applied in applied_pairs(custody)
+        for graph, applied in applied_pairs(joined)
         if lint_policy.raw_policy(applied) is not None or any(drafts_of(applied))
     }
     left = tuple(one for one in facts.graphs if one.policy or one.name not in explained)
     if facts.graphs and not left:
         return Skipped("a policy was applied and is not there (DYT0103, DYT0120)")
-    return lint_policy.present(replace(facts, graphs=left), partial(_spread, custody))
+    return lint_policy.present(replace(facts, graphs=left), partial(_spread, joined))
 
 
-def _spread(custody: Custody, graph: Graph) -> str:
+def _spread(joined: JoinedFacts, graph: Graph) -> str:
     """In which zones the workers of a graph without a policy stand, by the nodes that they run on.
 
     Empty where nobody labels nodes by zone, or nodes could not be read.
     """
-    [verified] = [one for one in custody.graphs if one.graph and one.name == graph.name]
+    [verified] = [one for one in joined.graphs if one.graph and one.name == graph.name]
     zones: dict[str, Counter[str]] = defaultdict(Counter)
     for worker in live(verified):
         zone = None if worker.node is None else worker.node.labels.get(ZONE_LABEL)
@@ -160,7 +150,7 @@ def _spread(custody: Custody, graph: Graph) -> str:
     return f"its workers stand in {some(told)}: KV cache may cross" if zones else ""
 
 
-def _kept(custody: Custody) -> Outcome:
+def _kept(joined: JoinedFacts) -> Outcome:
     """A policy that kubectl applied is there: definitions that do not know it drop it."""
 
     def dropped(graph: Graph, applied: Graph) -> bool:
@@ -173,20 +163,20 @@ def _kept(custody: Custody) -> Outcome:
             domain=text((applied.policy or {}).get("domain")) or "(none)",
             delete=_kubectl("delete", graph),
         )
-        for graph, applied in applied_pairs(custody)
+        for graph, applied in applied_pairs(joined)
         if dropped(graph, applied)
     ]
-    applied = [one for _, one in applied_pairs(custody) if one.policy]
+    applied = [one for _, one in applied_pairs(joined) if one.policy]
     if not applied:
         return Skipped("no graph here was applied by kubectl with a policy")
     return outcome(wrong)
 
 
-def _fields(custody: Custody) -> Outcome:
+def _fields(joined: JoinedFacts) -> Outcome:
     """As lint does; and fields that kubectl applied and the API server dropped."""
-    facts = lint_facts(custody)
+    facts = lint_facts(joined)
     wrong = list(lint_policy.objections_to(facts, "field"))
-    for graph, applied in applied_pairs(custody):
+    for graph, applied in applied_pairs(joined):
         live = graph.policy or {}
         for name in applied.policy or {} if live else {}:
             if name not in live and name not in FIELDS and name not in DRAFT_FIELDS:
@@ -207,11 +197,11 @@ def _fields(custody: Custody) -> Outcome:
 # -- shapes of drafts ------------------------------------------------------------------------------
 
 
-def _drafts(custody: Custody) -> Outcome:
-    facts = lint_facts(custody)
+def _drafts(joined: JoinedFacts) -> Outcome:
+    facts = lint_facts(joined)
 
     def all_of() -> Iterator[Found]:
-        for verified in custody.graphs:
+        for verified in joined.graphs:
             seen: set[str] = set()
             for draft in _drafts_of(verified.graph):
                 seen.add(draft.what)
@@ -270,9 +260,9 @@ def _shapes(pod: Pod) -> set[tuple[str, str, str]]:
     return found
 
 
-def graphs_there(custody: Custody) -> Skipped | None:
+def graphs_there(joined: JoinedFacts) -> Skipped | None:
     """At least one graph is there; of others only pods are left."""
-    there = any(one.graph is not None for one in custody.graphs)
+    there = any(one.graph is not None for one in joined.graphs)
     return None if there else Skipped(f"no {GRAPH} here")
 
 
@@ -285,6 +275,6 @@ _OWN: Final = (
     Check("DYT0114", _fields, _THERE),
     Check("DYT0120", _kept, _THERE),
 )
-POLICY_CHECKS: Final[tuple[Check[Custody], ...]] = tuple(
+POLICY_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = tuple(
     check for _, check in sorted({**_LINT, **{one.code: one for one in _OWN}}.items())
 )

@@ -10,7 +10,9 @@ from dynctl.findings.runner import Check, Found, Outcome, found
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.facts import StartLog
-from dynctl.verify.injection import (
+from dynctl.verify.join import JoinedFacts
+from dynctl.verify.needs import cluster_of, governed, in_cluster, live_workers, peopled, pod_of
+from dynctl.verify.pod_spec import (
     DOMAIN_ENV,
     ENABLED_ENV,
     ENFORCEMENT_ENV,
@@ -19,22 +21,8 @@ from dynctl.verify.injection import (
     env_differences,
     is_weight,
 )
-from dynctl.verify.join import Custody
-from dynctl.verify.root_causes import (
-    age,
-    cluster_of,
-    excerpt,
-    governed,
-    has_started,
-    held_up_by,
-    in_cluster,
-    live_workers,
-    log_of,
-    peopled,
-    pod_of,
-    stuck_at_start,
-    tally,
-)
+from dynctl.verify.root_causes import has_started, held_up_by, log_of, stuck_at_start
+from dynctl.verify.wording import age, excerpt, tally
 from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.objects import Container, Pod
 
@@ -47,16 +35,16 @@ _WEIGHT: Final = "kv_transfer_preferred_weight"
 # -- did it wait in vain ---------------------------------------------------------------------------
 
 
-def _started(custody: Custody) -> Outcome:
+def _started(joined: JoinedFacts) -> Outcome:
     """Workers whose label or file is missing wait in vain as a consequence: not told again."""
-    workers = live_workers(custody)
+    workers = live_workers(joined)
     wrong: list[Found] = []
     unread: list[str] = []
     elsewhere: list[str] = []
     for worker in workers:
-        log, pod = log_of(custody, worker), pod_of(worker)
+        log, pod = log_of(joined, worker), pod_of(worker)
         if isinstance(log, StartLog):
-            if log.timed_out and not has_started(custody, worker):
+            if log.timed_out and not has_started(joined, worker):
                 explained = held_up_by(worker)
                 if explained:
                     elsewhere.append(explained)
@@ -92,17 +80,17 @@ def _now(pod: Pod) -> str:
     return "waiting again"
 
 
-def _recovered(custody: Custody) -> Outcome:
-    workers, now = live_workers(custody), cluster_of(custody).now
+def _recovered(joined: JoinedFacts) -> Outcome:
+    workers, now = live_workers(joined), cluster_of(joined).now
     wrong: list[Found] = []
     elsewhere: list[str] = []
     for worker in workers:
-        log, pod = log_of(custody, worker), pod_of(worker)
+        log, pod = log_of(joined, worker), pod_of(worker)
         if not isinstance(log, StartLog):
             # Only the log tells why it was restarted; where it was not, there is nothing to tell.
             if _may_have_given_up(pod):
                 elsewhere.append(NOT_READ)
-        elif log.timed_out and has_started(custody, worker):
+        elif log.timed_out and has_started(joined, worker):
             main = engine(pod) or Container("")
             finished = None if main.last_end is None else main.last_end.finished
             since = "" if finished is None else f" {age(now - finished)} ago"
@@ -128,30 +116,30 @@ class _Logs:
         return tally(wrong, self.unread, judged, self.whole, "log", self.elsewhere)
 
 
-def _logs(custody: Custody) -> _Logs:
+def _logs(joined: JoinedFacts) -> _Logs:
     """Further ranks of a replica are not counted: they tell nothing of their own."""
     logs = _Logs()
-    for worker in live_workers(custody):
+    for worker in live_workers(joined):
         if worker.follower:
             continue
         logs.whole += 1
-        log = log_of(custody, worker)
+        log = log_of(joined, worker)
         if not worker.running:
             logs.elsewhere.append("DYT0410")
         elif log is None:
             logs.elsewhere.append(NOT_READ)
         elif isinstance(log, Unread):
             logs.unread.append(f"logs: {log.why}")
-        elif log.domains is None and stuck_at_start(custody, worker):
-            logs.elsewhere.append(stuck_at_start(custody, worker))
+        elif log.domains is None and stuck_at_start(joined, worker):
+            logs.elsewhere.append(stuck_at_start(joined, worker))
         else:
             logs.workers.append((worker, log))
     return logs
 
 
-def _as_configured(custody: Custody) -> Outcome:
+def _as_configured(joined: JoinedFacts) -> Outcome:
     """What the card repeats is judged there (DYT0802, DYT0803), what the variables say at 0501."""
-    logs = _logs(custody)
+    logs = _logs(joined)
     logs.workers = [(worker, log) for worker, log in logs.workers if log.domains is not None]
     logs.elsewhere += ["DYT0604"] * (logs.whole - len(logs.workers) - len(logs.elsewhere))
     wrong = []
@@ -208,13 +196,13 @@ def _shown(weight: float | None) -> str:
     return "not set" if weight is None else f"{weight:.9g}"
 
 
-def _said(custody: Custody) -> Outcome:
+def _said(joined: JoinedFacts) -> Outcome:
     """Not of a worker whose card has no topology either: that is DYT0801."""
-    logs, wrong = _logs(custody), []
+    logs, wrong = _logs(joined), []
     for worker, log in logs.workers:
         main = engine(pod_of(worker))
         enabled = main is not None and main.env.get(ENABLED_ENV) == "true"
-        if log.domains is None and enabled and has_started(custody, worker) and _tells(worker):
+        if log.domains is None and enabled and has_started(joined, worker) and _tells(worker):
             pod = pod_of(worker)
             wrong.append(found(worker.subject, pod=pod.name, namespace=pod.namespace))
     return logs.outcome(wrong)
@@ -228,7 +216,7 @@ def _tells(worker: WorkerChain) -> bool:
 
 _PODS: Final = (in_cluster, governed, peopled)
 
-START_CHECKS: Final[Sequence[Check[Custody]]] = (
+START_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0601", _started, _PODS),
     Check("DYT0602", _as_configured, _PODS),
     Check("DYT0603", _recovered, _PODS),

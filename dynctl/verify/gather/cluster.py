@@ -1,7 +1,7 @@
 """Gather what verify judges from a cluster: every list once, then a few pods read closely.
 
 The number of requests does not grow with the number of pods, except for the pods that
-:mod:`dynctl.verify.gather.sampling` chooses. What is refused becomes Unread, and the rest goes on.
+:mod:`dynctl.verify.gather.pods` chooses. What is refused becomes Unread, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ from dynctl.verify.gather.permissions import (
     operator_questions,
     operator_users,
     questions,
+    unread,
     worker_questions,
     worker_users,
 )
-from dynctl.verify.gather.pods import read_files, read_start
-from dynctl.verify.gather.sampling import Sampling, chosen
-from dynctl.verify.join import custody
-from dynctl.verify.refusals import unread
+from dynctl.verify.gather.pods import Sampling, chosen, read_files, read_start
+from dynctl.verify.join import join
 from dynctl.wire.kubernetes import objects
 from dynctl.wire.kubernetes.fields import mapping, sequence, text
 from dynctl.wire.kubernetes.names import (
@@ -87,7 +86,7 @@ def closer(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> VerifyFacts:
     """Read the files and logs of the pods that are worth it."""
     if facts.cluster is None:
         return facts
-    joined = custody(facts)
+    joined = join(facts)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
         files = pool.map(lambda one: read_files(cluster, one), chosen(joined, wanted.exec))
         logs = pool.map(lambda one: read_start(cluster, one), chosen(joined, wanted.logs))

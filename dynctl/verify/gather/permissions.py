@@ -9,7 +9,7 @@ from dynctl.adapters.ports import AccessQuestion, Cluster, ClusterRefusal
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import GRAPH_GROUP, WORKER_TYPES
 from dynctl.verify.facts import Account, ClusterFacts
-from dynctl.verify.refusals import unread
+from dynctl.wire.kubernetes.forbidden import lacking
 from dynctl.wire.kubernetes.names import COMPONENT_TYPE_LABEL
 
 GRAPHS: Final = "dynamographdeployments"
@@ -105,3 +105,22 @@ def account(cluster: Cluster, user: str, asked: tuple[AccessQuestion, ...]) -> A
         except ClusterRefusal as refusal:
             return Account(user, unread(refusal))
     return Account(user, allowed)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+#: All that verify asks for is in its list of permissions (DYT0004), but for what it asks about
+#: others.
+_UNLISTED: Final = "subjectaccessreviews"
+
+
+def unread(refusal: ClusterRefusal) -> Unread:
+    """``no permission to list nodes (DYT0004)``, else the server's message and HTTP status."""
+    if not refusal.forbidden:
+        return Unread(f"{refusal.message} (HTTP {refusal.status})")
+    told = lacking(refusal.message)
+    if not told:
+        return Unread(refusal.message, "ask for this permission")
+    listed = "" if _UNLISTED in told else " (DYT0004)"
+    return Unread(told + listed, "ask for this permission")

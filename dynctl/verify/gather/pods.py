@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import Unreachable
 from dynctl.health.facts import Unread
-from dynctl.verify.chain import WorkerChain
-from dynctl.verify.facts import PodKey, StartLog, TopologyFile
-from dynctl.verify.refusals import unread
+from dynctl.verify.chain import LinkName, WorkerChain
+from dynctl.verify.facts import MountFacts, PodKey, StartLog, TopologyFile
+from dynctl.verify.gather.permissions import unread
+from dynctl.verify.join import JoinedFacts
 from dynctl.wire.dynamo.worker_log import StartLines, read_start_log
 from dynctl.wire.kubernetes.names import MOUNT_PATH
 from dynctl.wire.kubernetes.objects import Pod
@@ -109,3 +114,82 @@ def _why(problem: ClusterRefusal | Unreachable) -> Unread:
 
 def _key(worker: WorkerChain) -> PodKey:
     return ("", "") if worker.pod is None else (worker.pod.namespace, worker.pod.name)
+
+
+# -- which pods are read ---------------------------------------------------------------------------
+
+
+class Sampling(StrEnum):
+    """``sample``: one worker per component and domain value, and every worker that looks odd."""
+
+    ALL = "all"
+    SAMPLE = "sample"
+    NONE = "none"
+
+
+def chosen(joined: JoinedFacts, sampling: Sampling) -> tuple[WorkerChain, ...]:
+    """The workers with a running pod that should be read, in order."""
+    return tuple(_chosen(joined, sampling))
+
+
+def _chosen(joined: JoinedFacts, sampling: Sampling) -> Iterator[WorkerChain]:
+    seen: set[tuple[str, str, str | None]] = set()
+    for worker in joined.workers:
+        if sampling is Sampling.NONE or worker.pod is None or worker.policy is None:
+            continue
+        kind = (worker.graph, worker.component, worker.value(LinkName.LABEL))
+        if sampling is Sampling.ALL or kind not in seen or _odd(worker):
+            seen.add(kind)
+            yield worker
+
+
+def _odd(worker: WorkerChain) -> bool:
+    """Whether a later link differs, or its start did not go as it should."""
+    pod, main = worker.pod, None if worker.pod is None else worker.pod.main
+    restarted = main is not None and (main.restarts > 0 or main.last_end is not None)
+    broken = any(True for chain in worker.chains.values() for _ in chain.breaks())
+    return broken or restarted or pod is None or not pod.ready or _lacks_card(worker)
+
+
+def _lacks_card(worker: WorkerChain) -> bool:
+    """Whether it registered nothing, and that is known."""
+    known = worker.chain is None or worker.chain[LinkName.CARD].told
+    return known and not worker.cards
+
+
+# -- a mount in this file system -------------------------------------------------------------------
+
+
+_MOST_FILES: Final = 256
+
+
+def read_mount(path: Path, domain: str) -> MountFacts:
+    """Every visible regular file; symlinks are followed, as the Downward API lays them out.
+
+    Raises Unreachable for a directory that is there and cannot be read.
+    """
+    try:
+        with os.scandir(path) as entries:
+            names = [entry.name for entry in islice(entries, _MOST_FILES)]
+        files = {
+            name: _file(path / name)
+            for name in sorted(names)
+            if not name.startswith(".") and (path / name).is_file()
+        }
+    except FileNotFoundError:
+        return MountFacts(str(path), domain, {}, absent="there is no such directory")
+    except NotADirectoryError:
+        return MountFacts(str(path), domain, {}, absent="that is no directory")
+    except OSError as error:
+        raise Unreachable(f"--path {path}: cannot be read: {error.strerror}") from error
+    if domain and domain not in files:
+        files[domain] = TopologyFile(None)
+    return MountFacts(str(path), domain, files)
+
+
+def _file(path: Path) -> TopologyFile:
+    try:
+        with path.open("rb") as stream:
+            return topology_file(stream.read(MOST_BYTES + 1))
+    except OSError as error:
+        return TopologyFile("", f"cannot be read: {error.strerror}")

@@ -18,8 +18,8 @@ from dynctl.health.facts import Unread
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.kubernetes import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.verify.facts import ProbeAnswer, RouterView
-from dynctl.verify.join import Custody
-from dynctl.verify.refusals import unread
+from dynctl.verify.gather.permissions import unread
+from dynctl.verify.join import JoinedFacts
 from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.objects import Pod
 
@@ -52,7 +52,7 @@ class _Place:
 
 
 def look(
-    routers: Routers, joined: Custody, cluster: Cluster | None
+    routers: Routers, joined: JoinedFacts, cluster: Cluster | None
 ) -> tuple[tuple[RouterView, ...], tuple[ProbeAnswer, ...] | None]:
     """Every frontend's workers, and the answers to live requests (None where none were sent)."""
     views: list[RouterView] = []
@@ -67,7 +67,7 @@ def look(
     return tuple(views), tuple(answers) if routers.probe else None
 
 
-def _places(routers: Routers, joined: Custody) -> list[_Place]:
+def _places(routers: Routers, joined: JoinedFacts) -> list[_Place]:
     if routers.urls:
         only = joined.graphs[0].name if len(joined.graphs) == 1 else ""
         return [_Place(url, only) for url in routers.urls]

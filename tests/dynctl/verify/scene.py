@@ -29,7 +29,7 @@ from dynctl.verify.facts import (
     VerifyFacts,
 )
 from dynctl.verify.gather.permissions import worker_questions
-from dynctl.verify.join import Custody, custody
+from dynctl.verify.join import JoinedFacts, join
 from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.objects import Container, Endpoint, Node, Pod, PodEvent
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
@@ -201,11 +201,11 @@ class Scene:
             mount=self.mount,
         )
 
-    def custody(self) -> Custody:
-        return custody(self.verify_facts())
+    def joined(self) -> JoinedFacts:
+        return join(self.verify_facts())
 
-    def judge(self, checks: Sequence[Check[Custody]]) -> dict[str, CheckResult]:
-        return judged(checks, self.custody())
+    def judge(self, checks: Sequence[Check[JoinedFacts]]) -> dict[str, CheckResult]:
+        return judged(checks, self.joined())
 
     def found(self) -> dict[str, list[str]]:
         """Code -> subjects, of every check of worker pods and what follows from them."""

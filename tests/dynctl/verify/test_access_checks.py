@@ -11,7 +11,7 @@ from dynctl.findings.report import CheckResult, State
 from dynctl.health.facts import Unread
 from dynctl.verify.checks.access import ACCESS_CHECKS
 from dynctl.verify.facts import GraphSchema, VerifyFacts
-from dynctl.verify.join import Custody, custody
+from dynctl.verify.join import JoinedFacts, join
 from tests.dynctl.verify.whole_cluster import (
     ACCESS,
     FIELDS,
@@ -27,7 +27,7 @@ GRAPHS = "CustomResourceDefinition dynamographdeployments.nvidia.com"
 
 
 def results(cluster: Cluster | None = None, **changes: Any) -> dict[str, CheckResult]:
-    return judged(ACCESS_CHECKS, (cluster or Cluster()).custody(**changes))
+    return judged(ACCESS_CHECKS, (cluster or Cluster()).joined(**changes))
 
 
 def test_a_healthy_cluster_passes_and_says_what_it_is():
@@ -44,7 +44,7 @@ def test_a_version_that_is_not_told_is_no_fault():
 
 
 def test_without_a_cluster_nothing_is_judged():
-    told = judged(ACCESS_CHECKS, custody(VerifyFacts()))
+    told = judged(ACCESS_CHECKS, join(VerifyFacts()))
     assert {skipped(one) for one in told.values()} == {(True, False)}
 
 
@@ -156,4 +156,4 @@ def every_question() -> tuple[AccessQuestion, ...]:
 
 
 def test_the_checks_need_no_workers():
-    assert judged(ACCESS_CHECKS, Custody(VerifyFacts(cluster=Cluster().facts(pods=()))))
+    assert judged(ACCESS_CHECKS, JoinedFacts(VerifyFacts(cluster=Cluster().facts(pods=()))))

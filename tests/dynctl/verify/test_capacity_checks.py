@@ -11,7 +11,7 @@ from dynctl.adapters.ports import AccessQuestion
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.capacity import CAPACITY_CHECKS, NO_ROUTER
 from dynctl.verify.facts import ProbeAnswer, Registry, RouterView, VerifyFacts
-from dynctl.verify.join import Custody, custody
+from dynctl.verify.join import JoinedFacts, join
 from dynctl.wire.kubernetes.instance_id import instance_id
 from tests.dynctl.verify.scene import (
     DECODE,
@@ -39,10 +39,10 @@ def results(scene: Scene) -> dict[str, CheckResult]:
     return scene.judge(CAPACITY_CHECKS)
 
 
-def registered(scene: Scene) -> Custody:
+def registered(scene: Scene) -> JoinedFacts:
     """The same workers and routers, without Kubernetes."""
     routers = tuple(replace(one, graph="") for one in scene.routers)
-    return custody(VerifyFacts(registry=Registry("etcd", scene.registered()), routers=routers))
+    return join(VerifyFacts(registry=Registry("etcd", scene.registered()), routers=routers))
 
 
 def not_ready(scene: Scene, *pods: str) -> None:
@@ -70,7 +70,7 @@ def test_a_healthy_deployment_passes():
 
 
 def test_without_anything_nothing_is_judged():
-    told = judged(CAPACITY_CHECKS, custody(VerifyFacts()))
+    told = judged(CAPACITY_CHECKS, join(VerifyFacts()))
     assert {skipped(one) for one in told.values()} == {UNASKED}
 
 

@@ -10,7 +10,7 @@ import pytest
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.cards import CARD_CHECKS
 from dynctl.verify.facts import Registry, VerifyFacts
-from dynctl.verify.join import Custody, custody
+from dynctl.verify.join import JoinedFacts, join
 from tests.dynctl.verify.scene import (
     DECODE,
     GRAPH,
@@ -37,9 +37,9 @@ def results(scene: Scene) -> dict[str, CheckResult]:
     return scene.judge(CARD_CHECKS)
 
 
-def registered(scene: Scene) -> Custody:
+def registered(scene: Scene) -> JoinedFacts:
     """The same workers, without Kubernetes."""
-    return custody(VerifyFacts(registry=Registry("etcd", scene.registered())))
+    return join(VerifyFacts(registry=Registry("etcd", scene.registered())))
 
 
 @pytest.mark.parametrize("wanted", [{}, {"grove": True}, {"enforcement": "preferred"}])
@@ -50,7 +50,7 @@ def test_a_healthy_deployment_passes(wanted: dict[str, Any]):
 
 
 def test_without_anything_nothing_is_judged():
-    told = judged(CARD_CHECKS, custody(VerifyFacts()))
+    told = judged(CARD_CHECKS, join(VerifyFacts()))
     assert {skipped(one) for one in told.values()} == {UNASKED}
 
 
@@ -307,7 +307,7 @@ def test_registered_workers_that_disagree_are_found():
 
 
 def test_a_registry_that_tells_nothing_is_no_pass():
-    refused = custody(VerifyFacts(registry=Registry("etcd", REFUSED)))
+    refused = join(VerifyFacts(registry=Registry("etcd", REFUSED)))
     told = judged(CARD_CHECKS, refused)
     assert {skipped(told[code]) for code in ("DYT0801", "DYT0804", "DYT0805")} == {UNREAD}
     scene = Scene()

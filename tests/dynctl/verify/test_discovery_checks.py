@@ -11,7 +11,7 @@ from dynctl.adapters.ports import AccessQuestion
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.discovery import DISCOVERY_CHECKS
 from dynctl.verify.facts import Account, Registry, VerifyFacts
-from dynctl.verify.join import custody
+from dynctl.verify.join import join
 from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
@@ -53,7 +53,7 @@ def test_a_healthy_deployment_passes():
     assert skipped(told["DYT0707"]) == UNASKED
     assert list(told) == sorted(told)
     assert told["DYT0701"].message == "kubernetes"
-    told = judged(DISCOVERY_CHECKS, custody(VerifyFacts()))
+    told = judged(DISCOVERY_CHECKS, join(VerifyFacts()))
     assert {skipped(one) for one in told.values()} == {UNASKED}
 
 

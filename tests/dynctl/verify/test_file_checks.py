@@ -11,7 +11,7 @@ from dynctl.findings.report import CheckResult, State
 from dynctl.health.facts import Unread
 from dynctl.verify.checks.files import FILE_CHECKS
 from dynctl.verify.facts import MountFacts, TopologyFile, VerifyFacts
-from dynctl.verify.join import custody
+from dynctl.verify.join import join
 from dynctl.wire.kubernetes.names import MOUNT_PATH, TOPOLOGY_VOLUME
 from dynctl.wire.kubernetes.objects import DownwardItem, LabelWrite, Mount, Volume
 from tests.dynctl.verify.scene import (
@@ -59,7 +59,7 @@ def test_a_healthy_deployment_passes(wanted: dict[str, Any]):
 
 
 def test_without_a_cluster_or_a_mount_nothing_is_judged():
-    told = judged(FILE_CHECKS, custody(VerifyFacts()))
+    told = judged(FILE_CHECKS, join(VerifyFacts()))
     assert {skipped(one) for one in told.values()} == {UNASKED}
 
 
@@ -306,7 +306,7 @@ def test_what_the_operator_writes_itself_is_told_by_the_rule_of_lint():
 
 def mounted(domain: str, files: Any) -> dict[str, CheckResult]:
     mount = MountFacts("/etc/dynamo/topology", domain, files)
-    return judged(FILE_CHECKS, custody(VerifyFacts(mount=mount)))
+    return judged(FILE_CHECKS, join(VerifyFacts(mount=mount)))
 
 
 def of(**contents: str | None) -> dict[str, TopologyFile]:
@@ -354,7 +354,7 @@ def test_a_mount_with_more_domains_is_told():
 
 def test_a_directory_that_is_not_there_is_a_fault_and_has_no_strays():
     mount = MountFacts("/mnt/t", "zone", {}, absent="there is no such directory")
-    told = judged(FILE_CHECKS, custody(VerifyFacts(mount=mount)))
+    told = judged(FILE_CHECKS, join(VerifyFacts(mount=mount)))
     assert wrong(told) == {"DYT0503": ["Mount /mnt/t"]}
     assert values(told["DYT0503"]) == ["there is no such directory"]
     assert skipped(told["DYT0505"]) == UNASKED

@@ -10,7 +10,7 @@ from dynctl.findings.report import CheckResult, State
 from dynctl.manifests.lint.levels import LEVEL_CHECKS as LINT
 from dynctl.verify.checks.nodes import NODE_CHECKS
 from dynctl.verify.facts import VerifyFacts
-from dynctl.verify.join import custody
+from dynctl.verify.join import join
 from tests.dynctl.verify.whole_cluster import REFUSED, SERVED, Cluster, judged, skipped, wrong
 from tests.kube import objects
 from tests.kube.objects import ZONE
@@ -22,7 +22,7 @@ A, B = "us-east-1a", "us-east-1b"
 
 
 def results(cluster: Cluster, **changes: Any) -> dict[str, CheckResult]:
-    return judged(NODE_CHECKS, cluster.custody(**changes))
+    return judged(NODE_CHECKS, cluster.joined(**changes))
 
 
 def found(cluster: Cluster, **changes: Any) -> dict[str, list[str]]:
@@ -61,7 +61,7 @@ def test_without_a_policy_nothing_is_judged():
 
 
 def test_without_a_cluster_nothing_is_judged():
-    told = judged(NODE_CHECKS, custody(VerifyFacts()))
+    told = judged(NODE_CHECKS, join(VerifyFacts()))
     assert skips(told, unread=False) == [check.code for check in NODE_CHECKS]
 
 

@@ -8,10 +8,9 @@ import pytest
 
 from dynctl.adapters.ports import AccessQuestion
 from dynctl.findings.report import CheckResult, State
-from dynctl.verify.checks.operators import OPERATOR_CHECKS
+from dynctl.verify.checks.operators import OPERATOR_CHECKS, Scope, scope, version
 from dynctl.verify.facts import Account, VerifyFacts
-from dynctl.verify.join import custody
-from dynctl.verify.operators import Scope, scope, version
+from dynctl.verify.join import join
 from dynctl.wire.kubernetes.objects import Workload
 from tests.dynctl.verify.whole_cluster import (
     OPERATOR,
@@ -37,7 +36,7 @@ def operator(name: str = "op", namespace: str = "system", **changes: Any) -> Wor
 
 
 def results(cluster: Cluster | None = None, **changes: Any) -> dict[str, CheckResult]:
-    return judged(OPERATOR_CHECKS, (cluster or Cluster()).custody(**changes))
+    return judged(OPERATOR_CHECKS, (cluster or Cluster()).joined(**changes))
 
 
 def found(cluster: Cluster | None = None, **changes: Any) -> dict[str, list[str]]:
@@ -56,7 +55,7 @@ def test_a_healthy_operator(grove: bool):
 def test_what_cannot_be_read_is_skipped_and_said():
     told = results(operators=REFUSED)
     assert {skipped(one) for one in told.values()} == {(True, True)}
-    told = judged(OPERATOR_CHECKS, custody(VerifyFacts()))
+    told = judged(OPERATOR_CHECKS, join(VerifyFacts()))
     assert {skipped(one) for one in told.values()} == {(True, False)}
 
 

@@ -10,7 +10,7 @@ import pytest
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.pods import POD_CHECKS
 from dynctl.verify.facts import VerifyFacts
-from dynctl.verify.join import custody
+from dynctl.verify.join import join
 from dynctl.wire.kubernetes.names import (
     CLUSTER_TOPOLOGY_ANNOTATION,
     DOMAIN_LABEL_PREFIX,
@@ -79,7 +79,7 @@ def test_a_healthy_grove_deployment_passes():
 
 
 def test_without_a_cluster_nothing_is_judged():
-    told = judged(POD_CHECKS, custody(VerifyFacts()))
+    told = judged(POD_CHECKS, join(VerifyFacts()))
     assert {skipped(one) for one in told.values()} == {UNASKED}
 
 

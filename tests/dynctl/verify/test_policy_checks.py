@@ -11,7 +11,7 @@ from dynctl.findings.report import CheckResult, State
 from dynctl.manifests.lint.run import LINT_SECTIONS
 from dynctl.verify.checks.policy import POLICY_CHECKS
 from dynctl.verify.facts import VerifyFacts
-from dynctl.verify.join import custody
+from dynctl.verify.join import join
 from dynctl.verify.live_graphs import LAST_APPLIED, last_applied, lint_facts
 from tests.dynctl.verify.whole_cluster import REFUSED, Cluster, judged, skipped, wrong
 
@@ -21,7 +21,7 @@ _, LINT = LINT_SECTIONS[0]
 
 
 def results(cluster: Cluster, **changes: Any) -> dict[str, CheckResult]:
-    return judged(POLICY_CHECKS, cluster.custody(**changes))
+    return judged(POLICY_CHECKS, cluster.joined(**changes))
 
 
 def found(cluster: Cluster, **changes: Any) -> dict[str, list[str]]:
@@ -62,7 +62,7 @@ def test_every_rule_of_lint_is_judged_on_live_graphs():
 
 def test_what_cannot_be_read_is_skipped_and_said():
     assert {skipped(one) for one in results(Cluster(), graphs=REFUSED).values()} == {(True, True)}
-    told = judged(POLICY_CHECKS, custody(VerifyFacts()))
+    told = judged(POLICY_CHECKS, join(VerifyFacts()))
     assert {skipped(one) for one in told.values()} == {(True, False)}
 
 
@@ -279,7 +279,7 @@ def test_the_volume_of_a_draft():
 def test_an_odd_annotation_tells_nothing(told: str):
     cluster = Cluster()
     cluster.graph["metadata"]["annotations"] = {LAST_APPLIED: told}
-    [graph] = lint_facts(cluster.custody()).graphs
+    [graph] = lint_facts(cluster.joined()).graphs
     assert last_applied(graph) is None
     assert found(cluster) == {}
 

@@ -12,7 +12,7 @@ from dynctl.documents.verify import LINK_NAMES, CellState, CustodyRow, VerifyRep
 from dynctl.findings.report import CheckResult, Finding, Report, Section, State, summarize
 from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
 from dynctl.verify.facts import VerifyFacts
-from dynctl.verify.join import Custody, VerifiedGraph
+from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.policy import Policy
 from dynctl.verify.result import custody_rows
 from dynctl.wire.kubernetes.objects import Pod
@@ -43,9 +43,9 @@ def worker(letters: str = "aaaaaa", name: str = "decode-0") -> WorkerChain:
     )
 
 
-def custody(*workers: WorkerChain) -> Custody:
+def joined(*workers: WorkerChain) -> JoinedFacts:
     graph = VerifiedGraph("prod/llm", None, POLICY, workers=workers)
-    return Custody(VerifyFacts(), (graph,))
+    return JoinedFacts(VerifyFacts(), (graph,))
 
 
 def report(**subjects: str) -> Report:
@@ -61,7 +61,7 @@ def report(**subjects: str) -> Report:
 
 
 def row(letters: str, **subjects: str) -> CustodyRow:
-    [told] = custody_rows(custody(worker(letters)), report(**subjects))
+    [told] = custody_rows(joined(worker(letters)), report(**subjects))
     return told
 
 
@@ -160,7 +160,7 @@ def test_an_empty_value_of_the_node_is_told_of_its_workers():
     chain = DomainChain(
         "zone", {**dict.fromkeys(LINKS, Link()), LINKS[0]: Link(""), LINKS[1]: Link("")}
     )
-    whole = custody(replace(worker(), chains={"zone": chain}))
+    whole = joined(replace(worker(), chains={"zone": chain}))
     [told] = custody_rows(whole, report(DYT0207="Node gpu-1"))
     assert (told.first_break, told.codes) == ("file", ["DYT0207"])
 
@@ -168,7 +168,7 @@ def test_an_empty_value_of_the_node_is_told_of_its_workers():
 def test_a_worker_without_a_policy_is_told_of_where_something_was_found():
     ungoverned = replace(worker(), policy=None, chains={})
     other = replace(worker(name="decode-1"), policy=None, chains={})
-    rows = custody_rows(custody(ungoverned, other), report(DYT0805="Pod decode-1.prod"))
+    rows = custody_rows(joined(ungoverned, other), report(DYT0805="Pod decode-1.prod"))
     assert [(one.worker, one.domain, one.codes) for one in rows] == [
         ("decode-1", None, ["DYT0805"])
     ]
@@ -176,7 +176,7 @@ def test_a_worker_without_a_policy_is_told_of_where_something_was_found():
 
 
 def test_a_domain_whose_label_is_not_known_is_unknown_throughout():
-    [told] = custody_rows(custody(replace(worker(), chains={})), report())
+    [told] = custody_rows(joined(replace(worker(), chains={})), report())
     assert {cell.state for cell in told.cells.values()} == {CellState.UNKNOWN}
     assert told.first_break is None
     assert told.domain == "zone"
@@ -184,14 +184,14 @@ def test_a_domain_whose_label_is_not_known_is_unknown_throughout():
 
 def test_a_registered_worker_without_a_pod_has_a_row():
     loose = replace(worker("???aa-"), pod=None, graph="")
-    whole = replace(custody(), loose=(loose,))
+    whole = replace(joined(), loose=(loose,))
     [told] = custody_rows(whole, report(DYT0904="Worker ?"))
     assert (told.worker, told.namespace, told.graph) == ("?", "", "")
     assert (told.first_break, told.codes) == ("router", ["DYT0904"])
 
 
 def test_the_report_is_a_contract():
-    rows = custody_rows(custody(worker("ab----")), report(DYT0404="Pod decode-0.prod"))
+    rows = custody_rows(joined(worker("ab----")), report(DYT0404="Pod decode-0.prod"))
     plain = msgspec.to_builtins(VerifyReport([], [], summarize([]), chain=rows))
     assert (plain["kind"], plain["schema"]) == ("VerifyReport", 1)
     [told] = plain["chain"]

@@ -9,7 +9,7 @@ import pytest
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.starts import START_CHECKS
 from dynctl.verify.facts import StartLog, VerifyFacts
-from dynctl.verify.join import custody
+from dynctl.verify.join import join
 from dynctl.wire.kubernetes.objects import Termination
 from tests.dynctl.verify.scene import (
     DECODE,
@@ -45,7 +45,7 @@ def test_a_healthy_deployment_passes():
     told = results(Scene())
     assert {one.state for one in told.values()} == {State.PASS}
     assert told["DYT0602"].message == "12 of 12 logs"
-    told = judged(START_CHECKS, custody(VerifyFacts()))
+    told = judged(START_CHECKS, join(VerifyFacts()))
     assert {skipped(one) for one in told.values()} == {UNASKED}
 
 

@@ -18,7 +18,7 @@ from dynctl.findings.runner import Check, run
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
 from dynctl.verify.facts import Account, ClusterFacts, GraphSchema, VerifyFacts
-from dynctl.verify.join import Custody, custody
+from dynctl.verify.join import JoinedFacts, join
 from dynctl.wire.kubernetes import objects as read
 from dynctl.wire.kubernetes.worker_metadata import worker_metadata
 from tests.kube import deployment
@@ -105,11 +105,11 @@ class Cluster:
         )
         return replace(told, **changes)
 
-    def custody(self, **changes: Any) -> Custody:
-        return custody(VerifyFacts(cluster=self.facts(**changes)))
+    def joined(self, **changes: Any) -> JoinedFacts:
+        return join(VerifyFacts(cluster=self.facts(**changes)))
 
 
-def judged(checks: Sequence[Check[Custody]], joined: Custody) -> dict[str, CheckResult]:
+def judged(checks: Sequence[Check[JoinedFacts]], joined: JoinedFacts) -> dict[str, CheckResult]:
     """Code -> how the check stands; texts are filled in, so arguments must fit their code."""
     report = run([("checks", checks)], joined, catalogue())
     for check in report.checks:

@@ -12,6 +12,7 @@ from typing import Final
 from dynctl.verify.policy import Policy
 from dynctl.wire.kubernetes.names import (
     CLUSTER_TOPOLOGY_ANNOTATION,
+    DISCOVERY_BACKEND_LABEL,
     LABEL_KEY_ANNOTATION,
     MAIN_CONTAINER,
     MOUNT_PATH,
@@ -153,3 +154,52 @@ def _same(name: str, told: str, wanted: str, policy: Policy) -> bool:
     if name == PATH_ENV:
         return told.rstrip("/") == wanted
     return told == wanted
+
+
+# -- discovery backend -----------------------------------------------------------------------------
+
+
+BACKEND_ENV: Final = "DYN_DISCOVERY_BACKEND"
+KUBERNETES: Final = "kubernetes"
+
+
+def backend_of(pod: Pod) -> str:
+    """Its discovery backend, as its variable says, else its label; empty where neither tells."""
+    main = engine(pod) or pod.main
+    told = None if main is None else main.env.get(BACKEND_ENV)
+    return (told or pod.labels.get(DISCOVERY_BACKEND_LABEL, "")).strip().lower()
+
+
+def registered_elsewhere(pod: Pod) -> str:
+    """Where to look for what it registers, if not in Kubernetes; else empty."""
+    backend = backend_of(pod)
+    return "" if backend in (KUBERNETES, "") else f"registered in {backend}: --discovery {backend}"
+
+
+# -- ranks of a replica ----------------------------------------------------------------------------
+
+
+_LWS_NAME: Final = "leaderworkerset.sigs.k8s.io/name"
+_LWS_GROUP: Final = "leaderworkerset.sigs.k8s.io/group-index"
+_LWS_WORKER: Final = "leaderworkerset.sigs.k8s.io/worker-index"
+_GROVE_CLIQUE: Final = "grove.io/podclique"
+_GROVE_GROUP: Final = "grove.io/podcliquescalinggroup"
+_GROVE_INDEX: Final = "grove.io/podcliquescalinggroup-replica-index"
+_FOLLOWERS: Final = "-wkr"
+
+
+def is_follower(pod: Pod) -> bool:
+    """Whether it is a rank of a multinode replica other than its leader."""
+    if pod.labels.get(_LWS_WORKER, "0") != "0":
+        return True
+    return pod.labels.get(_GROVE_CLIQUE, "").endswith(_FOLLOWERS) and _GROVE_GROUP in pod.labels
+
+
+def replica_of(pod: Pod) -> str:
+    """What all ranks of one replica have in common; empty where the pod is no rank of any."""
+    labels = pod.labels
+    if _LWS_NAME in labels and _LWS_GROUP in labels:
+        return f"{labels[_LWS_NAME]}-{labels[_LWS_GROUP]}"
+    if _GROVE_GROUP in labels and _GROVE_INDEX in labels:
+        return f"{labels[_GROVE_GROUP]}-{labels[_GROVE_INDEX]}"
+    return ""

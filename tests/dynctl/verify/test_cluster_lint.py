@@ -8,8 +8,8 @@ from typing import Any
 from dynctl.findings.report import CheckResult, Report, State
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
+from dynctl.verify.cluster_lint import SECTION, lint_against
 from dynctl.verify.facts import VerifyFacts
-from dynctl.verify.lint_against import SECTION, lint_against
 from tests.dynctl.verify.whole_cluster import Cluster
 
 

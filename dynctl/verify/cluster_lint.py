@@ -25,7 +25,7 @@ from dynctl.manifests.lint.run import lint
 from dynctl.verify.checks.access import ACCESS_CHECKS
 from dynctl.verify.checks.nodes import NODE_CHECKS
 from dynctl.verify.facts import VerifyFacts
-from dynctl.verify.join import Custody, VerifiedGraph, custody
+from dynctl.verify.join import JoinedFacts, VerifiedGraph, join
 from dynctl.verify.policy import policy_of
 from dynctl.wire.kubernetes.fields import mapping
 
@@ -46,7 +46,7 @@ class Against:
     """``planned``: the cluster as if the files' graphs were its own; ``live``: its own, by name."""
 
     files: LintFacts
-    planned: Custody
+    planned: JoinedFacts
     live: dict[str, Graph]
     graphs_unread: str = ""
 
@@ -74,13 +74,13 @@ def lint_against(
 
 
 def _against(files: LintFacts, facts: VerifyFacts, namespace: str) -> Against:
-    there = custody(facts)
+    there = join(facts)
     topologies = (*files.topologies, *there.topologies)
     graphs = []
     for graph in files.graphs:
         placed = _in_namespace(graph, namespace)
         graphs.append(VerifiedGraph(placed.name, placed, policy_of(placed, topologies)))
-    planned = Custody(facts, tuple(graphs), (), topologies, there.nodes)
+    planned = JoinedFacts(facts, tuple(graphs), (), topologies, there.nodes)
     unread = ""
     if facts.cluster is not None and isinstance(facts.cluster.graphs, Unread):
         unread = facts.cluster.graphs.why
@@ -96,7 +96,7 @@ def _in_namespace(graph: Graph, namespace: str) -> Graph:
     return replace(graph, manifest=Manifest(graph.manifest.source, body))
 
 
-def _planned(check: Check[Custody], facts: Against) -> Outcome:
+def _planned(check: Check[JoinedFacts], facts: Against) -> Outcome:
     for need in check.needs:
         skipped = need(facts.planned)
         if skipped is not None:

@@ -21,10 +21,10 @@ from dynctl.verify.checks.pods import POD_CHECKS
 from dynctl.verify.checks.policy import POLICY_CHECKS
 from dynctl.verify.checks.starts import START_CHECKS
 from dynctl.verify.facts import VerifyFacts
-from dynctl.verify.join import Custody, custody
+from dynctl.verify.join import JoinedFacts, join
 from dynctl.verify.result import custody_rows
 
-VERIFY_SECTIONS: Final[Sequence[tuple[str, Sequence[Check[Custody]]]]] = (
+VERIFY_SECTIONS: Final[Sequence[tuple[str, Sequence[Check[JoinedFacts]]]]] = (
     (SECTIONS["DYT00"], ACCESS_CHECKS),
     (SECTIONS["DYT01"], POLICY_CHECKS),
     (SECTIONS["DYT02"], NODE_CHECKS),
@@ -48,7 +48,7 @@ NO_SUPPRESSIONS: Final = Suppressions()
 
 def verify(facts: VerifyFacts, suppressed: Suppressions = NO_SUPPRESSIONS) -> VerifyReport:
     """The report on what was gathered, with one row a worker."""
-    joined = custody(facts)
+    joined = join(facts)
     report = run(
         [one for one in VERIFY_SECTIONS if _applies(one[0], facts)],
         joined,
@@ -73,7 +73,7 @@ def _applies(section: str, facts: VerifyFacts) -> bool:
     return mounted or (facts.registry is not None and section in _REGISTERED)
 
 
-def _sources(joined: Custody) -> list[str]:
+def _sources(joined: JoinedFacts) -> list[str]:
     facts = joined.facts
     found = []
     if facts.cluster is not None:

@@ -1,0 +1,91 @@
+"""Words for messages of checks, and the outcome of a check that could run only in part. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from dynctl.findings.runner import Found, Outcome, Passed, Skipped, outcome
+from dynctl.verify.join import VerifiedGraph
+
+_LONGEST_EXCERPT: Final = 200
+
+
+def tally(
+    findings: Iterable[Found],
+    unread: Iterable[str],
+    judged: int,
+    whole: int,
+    noun: str,
+    elsewhere: Iterable[str] = (),
+) -> Outcome:
+    """The outcome of a check that could judge ``judged`` of ``whole``.
+
+    ``elsewhere``: codes, or words, that say why not all; nothing judged is no pass.
+    """
+    why = _pointing(elsewhere)
+    says = of(judged, whole, noun)
+    if why and judged < whole:
+        says += f"; the rest: {why}" if judged else f": {why}"
+    result = outcome(findings, unread, says)
+    if isinstance(result, Passed) and not judged:
+        return Skipped(says if why else f"no {noun} to judge")
+    return result
+
+
+def _pointing(elsewhere: Iterable[str]) -> str:
+    """``not asked for (--exec all); see DYT0403, DYT0410``."""
+    told = sorted({*elsewhere} - {""})
+    codes = [one for one in told if one.startswith("DYT")]
+    words = [one for one in told if one not in codes]
+    return "; ".join([*words, *([f"see {', '.join(codes)}"] if codes else [])])
+
+
+def of(part: int, whole: int, noun: str) -> str:
+    """``18 of 18 worker pods``."""
+    return f"{part:,} of {many(whole, noun)}"
+
+
+def many(number: int, noun: str) -> str:
+    """``1 pod``, ``2,048 pods``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """``a, b, c and 4 more``."""
+    all_of = list(names)
+    more = f" and {len(all_of) - most:,} more" if all_of[most:] else ""
+    return ", ".join(all_of[:most]) + more
+
+
+def by_graph(told: Iterable[tuple[str, str]]) -> str:
+    """``kubernetes``; where several graphs are told of, ``my-llm.prod: kubernetes, ..``."""
+    each = list(told)
+    return each[0][1] if len(each) == 1 else some(f"{name}: {says}" for name, says in each)
+
+
+def short(graph: VerifiedGraph) -> str:
+    """Its subject without the kind: ``my-llm.prod``."""
+    return graph.subject.partition(" ")[2]
+
+
+def quoted(value: str) -> str:
+    """``us-east-1a``, and ``""`` for a value that is empty."""
+    return value or '""'
+
+
+def excerpt(text: str) -> str:
+    """The beginning of what somebody else wrote, on one line, cut between words."""
+    flat = " ".join(text.split())
+    if len(flat) <= _LONGEST_EXCERPT:
+        return flat
+    return flat[:_LONGEST_EXCERPT].rpartition(" ")[0] + " .."
+
+
+def age(seconds: float) -> str:
+    """``12 s``, ``5 min``, ``3 h``, ``2 days``; clocks that disagree give 0 s."""
+    seconds = max(0.0, seconds)
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"
