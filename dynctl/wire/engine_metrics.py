@@ -1,85 +1,81 @@
-"""How full an engine is, out of its Prometheus metrics: vLLM's and SGLang's own names.
+"""Queue length and KV cache usage of an engine, from its Prometheus metrics.
 
-Only four numbers of some thousand lines are wanted, so their lines are looked for and the others
-are never read: a fleet of engines is asked every few seconds beside the data path. The names are
-those of vLLM 0.6 to 0.11 and of SGLang 0.4 and 0.5 (modelled from their documentation).
+The names are those of vLLM 0.6 to 0.11 and of SGLang 0.4 and 0.5 (modelled from their
+documentation).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-#: An answer of this size is no engine's.
+from dynctl.wire.prometheus_text import Sample, read_samples
+
+#: No engine's answer is larger.
 MAX_BYTES: Final = 8 * 1024 * 1024
 
-_WAITING: Final = (b"vllm:num_requests_waiting", b"sglang:num_queue_reqs")
-_USAGE: Final = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc", b"sglang:token_usage")
-_BLOCKS: Final = (b"vllm:cache_config_info",)
-_RANK: Final = re.compile(rb'(?:[{,])(?:engine|dp_rank)="([0-9]{1,9})"')
-_TOTAL: Final = re.compile(rb'[{,]num_gpu_blocks="([0-9]{1,15})"')
+#: Of each tuple the first name that occurs counts.
+_WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+_BLOCKS: Final = ("vllm:cache_config_info",)
+_WANTED: Final = frozenset((*_WAITING, *_USAGE, *_BLOCKS))
+_RANK_LABELS: Final = ("engine", "dp_rank")
 _MOST_RANKS: Final = 1024
 _COUNT_MAX: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class EngineGauges:
-    """One rank; None is not told. ``kv_usage``: KV cache in use, 0..1."""
+    """One rank; None is not reported. ``kv_usage``: KV cache in use, 0..1."""
 
     waiting: int | None = None
     kv_usage: float | None = None
     total_blocks: int | None = None
 
     def used_blocks(self, total: int | None) -> int | None:
-        """KV blocks in use of ``total``, which where it is None the engine may tell itself."""
+        """KV blocks in use of ``total``, by default of the engine's own total."""
         blocks = total or self.total_blocks
         return None if self.kv_usage is None or not blocks else round(self.kv_usage * blocks)
 
 
 def read_engine_metrics(body: bytes) -> Mapping[int, EngineGauges]:
-    """Rank -> its gauges; a line without a rank is of rank 0. Lines that are odd say nothing."""
+    """The gauges of each rank; a line without a rank belongs to rank 0. Bad lines are skipped."""
     found: dict[int, EngineGauges] = {}
-    if len(body) > MAX_BYTES:
-        return found
-    for rank, _, value in _lines(body, _WAITING):
-        if value is not None and 0 <= value <= _COUNT_MAX and value == int(value):
-            found[rank] = replace(found.get(rank, EngineGauges()), waiting=int(value))
-    for rank, _, value in _lines(body, _USAGE):
-        if value is not None and 0 <= value <= 1:
-            found[rank] = replace(found.get(rank, EngineGauges()), kv_usage=value)
-    for rank, labels, _ in _lines(body, _BLOCKS):
-        total = _TOTAL.search(labels)
-        if total is not None and int(total[1]):
-            found[rank] = replace(found.get(rank, EngineGauges()), total_blocks=int(total[1]))
+    rows: dict[str, list[tuple[int, Sample]]] = {}
+    for sample in read_samples(body, _WANTED, max_bytes=MAX_BYTES, strict=False):
+        rank = _rank(sample.labels)
+        if rank is not None:
+            rows.setdefault(sample.name, []).append((rank, sample))
+
+    def rows_of(names: tuple[str, ...]) -> list[tuple[int, Sample]]:
+        return next((rows[name] for name in names if name in rows), [])
+
+    def set_gauge(rank: int, **gauge: float) -> None:
+        found[rank] = replace(found.get(rank, EngineGauges()), **gauge)  # type: ignore[arg-type]
+
+    for rank, sample in rows_of(_WAITING):
+        value = float(sample.value)
+        if 0 <= value <= _COUNT_MAX and value.is_integer():
+            set_gauge(rank, waiting=int(value))
+    for rank, sample in rows_of(_USAGE):
+        value = float(sample.value)
+        if 0 <= value <= 1:
+            set_gauge(rank, kv_usage=value)
+    for rank, sample in rows_of(_BLOCKS):
+        total = _digits(sample.labels.get("num_gpu_blocks", ""), 15)
+        if total:
+            set_gauge(rank, total_blocks=total)
     return found
 
 
-def _lines(body: bytes, names: tuple[bytes, ...]) -> Iterator[tuple[int, bytes, float | None]]:
-    """``(rank, labels, value)`` of the lines of the first of ``names`` that is there."""
-    for name in names:
-        place, some = 0, False
-        while (place := body.find(name, place)) >= 0:
-            end = body.find(b"\n", place)
-            line = body[place : end if end >= 0 else len(body)]
-            start, place = place, place + len(name)
-            rest = line[len(name) :]
-            if (start and body[start - 1 : start] != b"\n") or rest[:1] not in (b"{", b" "):
-                continue  # a comment, or a longer name
-            labels, _, told = rest.rpartition(b"}") if rest[:1] == b"{" else (b"", b"", rest)
-            rank = _RANK.search(labels)
-            number = int(rank[1]) if rank is not None else 0
-            if number < _MOST_RANKS:
-                some = True
-                yield number, labels, _number(told)
-        if some:
-            return
+def _rank(labels: Mapping[str, str]) -> int | None:
+    """The rank of a sample; None where it is more than any engine has."""
+    text = next((labels[name] for name in _RANK_LABELS if name in labels), "0")
+    rank = _digits(text, 9)
+    return 0 if rank is None else rank if rank < _MOST_RANKS else None
 
 
-def _number(text: bytes) -> float | None:
-    parts = text.split()
-    try:
-        return float(parts[0]) if parts else None
-    except ValueError:
-        return None
+def _digits(text: str, most: int) -> int | None:
+    """The number that a label's ``most`` or fewer digits are; None for any other text."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= most else None

@@ -13,14 +13,13 @@ Names and behaviour as seen on Dynamo 1.6.1:
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final
 
-from dynctl.base.decode_errors import WireError
 from dynctl.base.json_fields import U32_MAX, U64_MAX
+from dynctl.wire.prometheus_text import read_samples
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_PROBLEMS: Final = 20
@@ -129,7 +128,7 @@ def add_loads(
 def read_frontend_metrics(body: bytes) -> FrontendMetrics:
     """Read a whole answer. Raises WireError where it is not in the Prometheus text format."""
     reading = _Reading()
-    for name, labels, value in samples(body, _WANTED):
+    for name, labels, value in read_samples(body, _WANTED, max_bytes=MAX_BYTES):
         reading.take(name, labels, value)
     return reading.result()
 
@@ -272,79 +271,3 @@ def _count(text: str) -> int:
     if not 0 <= number <= _COUNT_MAX or not number.is_integer():
         raise ValueError(f"expected a count, got {text[:40]}")
     return int(number)
-
-
-# -- the text format ------------------------------------------------------------------------------
-
-
-class Sample(NamedTuple):
-    """One row; ``value`` is its text."""
-
-    name: str
-    labels: dict[str, str]
-    value: str
-
-
-_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-#: A label value holds no bare quote, backslash or newline.
-_LABEL: Final = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*')
-_CLOSING: Final = re.compile(r"[ \t]*\}")
-_VALUE: Final = re.compile(r"[ \t]*([-+.0-9A-Za-z]+)(?:[ \t]+-?[0-9]+)?[ \t]*")
-_ESCAPE: Final = re.compile(r"\\(.)")
-_ESCAPES: Final = {"n": "\n", "\\": "\\", '"': '"'}
-
-
-def samples(body: bytes, wanted: frozenset[str]) -> Iterator[Sample]:
-    """The rows of the ``wanted`` metrics, in order.
-
-    Other rows are only looked at as far as their name. Raises WireError naming the line.
-    """
-    if len(body) > MAX_BYTES:
-        raise WireError("metrics", f"{len(body):,} bytes are over the limit of {MAX_BYTES:,}")
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        raise WireError("metrics", f"not UTF-8 at byte {error.start:,}") from None
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line or line[0] == "#":
-            continue
-        row = line.lstrip(" \t")
-        if not row or row[0] == "#":
-            continue
-        name = _NAME.match(row)
-        if name is None or row[name.end() : name.end() + 1] not in ("{", " ", "\t"):
-            raise WireError(f"metrics line {number}", "expected the name of a metric")
-        if name[0] in wanted:
-            labels, value = _rest(row[name.end() :].lstrip(" \t"), number)
-            yield Sample(name[0], labels, value)
-
-
-def _rest(row: str, number: int) -> tuple[dict[str, str], str]:
-    """``{labels} value [timestamp]``."""
-    labels: dict[str, str] = {}
-    at = 0
-    if row.startswith("{"):
-        at = 1
-        while match := _LABEL.match(row, at):
-            labels[match[1]] = _ESCAPE.sub(_unescape, match[2]) if "\\" in match[2] else match[2]
-            at = match.end()
-            if not row.startswith(",", at):
-                break
-            at += 1
-        closing = _CLOSING.match(row, at)
-        if closing is None:
-            raise WireError(f"metrics line {number}", 'expected labels as {name="value",..}')
-        at = closing.end()
-    value = _VALUE.fullmatch(row, at)
-    if value is None:
-        raise WireError(f"metrics line {number}", "expected a value after the name and labels")
-    try:
-        float(value[1])
-    except ValueError:
-        raise WireError(f"metrics line {number}", "expected a number as the value") from None
-    return labels, value[1]
-
-
-def _unescape(match: re.Match[str]) -> str:
-    """An escape that the format does not define stays as it is."""
-    return _ESCAPES.get(match[1], match[0])
