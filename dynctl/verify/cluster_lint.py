@@ -18,9 +18,9 @@ from dynctl.findings.suppression import NOTHING, Suppressions
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import Graph, policy_label_key
-from dynctl.manifests.lint import immutability
 from dynctl.manifests.lint.facts import LintFacts, gather, subject_of
 from dynctl.manifests.lint.levels import LEVEL_CHECKS
+from dynctl.manifests.lint.policy import immutable_changes
 from dynctl.manifests.lint.run import lint
 from dynctl.verify.checks.access import ACCESS_CHECKS
 from dynctl.verify.checks.nodes import NODE_CHECKS
@@ -121,7 +121,7 @@ def _unchanged(facts: Against) -> Outcome:
     ]
     if not pairs:
         return Skipped("none of these graphs is there yet")
-    wrong = [item for live, file in pairs for item in immutability.immutability(live, file)]
+    wrong = [item for live, file in pairs for item in immutable_changes(live, file)]
     return outcome(wrong, summary=f"{len(pairs)} of {len(facts.planned.graphs)} graphs are there")
 
 
@@ -162,7 +162,7 @@ AGAINST_CHECKS: Final[Sequence[Check[Against]]] = sorted(
             if one.code in _FROM_VERIFY
         ),
         Check(_DOMAIN_IS_A_LEVEL, _levels_there),
-        Check(immutability.CODE, _unchanged),
+        Check("DYT0112", _unchanged),
         Check("DYT0215", _pinned_values_exist),
     ),
     key=lambda check: check.code,

@@ -15,13 +15,14 @@ from typing import Final
 from dynctl.adapters.ports import DiscoveryEntry, Listed
 from dynctl.health.deployment import Deployment, ObservedWorker, Registrations
 from dynctl.health.facts import Unread
-from dynctl.manifests.component_role import DISAGGREGATED, role_of
 from dynctl.manifests.graphs import (
+    DISAGGREGATED,
     WORKER_TYPES,
     ClusterTopology,
     Component,
     Graph,
     graphs_of,
+    role_of,
     topologies_of,
 )
 from dynctl.verify.chain import DomainChain, Link, LinkName, WorkerChain

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
-from dynctl.manifests.component_role import option
-from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS, Component, Graph
+from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS, Component, Graph, option
 from dynctl.manifests.lint.facts import (
     LintFacts,
     has_graphs,

@@ -14,7 +14,7 @@ from typing import Final
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found, outcome
 from dynctl.health.deployment import ObservedWorker
 from dynctl.health.facts import Unread
-from dynctl.manifests.domain_split import (
+from dynctl.manifests.lint.capacity import (
     DomainSplit,
     single_decode,
     uneven,

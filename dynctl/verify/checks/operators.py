@@ -10,7 +10,7 @@ from typing import Final
 
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
-from dynctl.manifests.component_role import option
+from dynctl.manifests.graphs import option
 from dynctl.verify.checks.access import rule
 from dynctl.verify.facts import Account
 from dynctl.verify.join import JoinedFacts

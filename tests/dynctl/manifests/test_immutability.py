@@ -10,7 +10,7 @@ from dynctl.findings.catalogue import catalogue
 from dynctl.findings.runner import Check, outcome, run
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import Graph, graphs_of
-from dynctl.manifests.lint.immutability import CODE, immutability
+from dynctl.manifests.lint.policy import immutable_changes
 
 POLICY = {"labelKey": "topology.kubernetes.io/zone", "domain": "zone"}
 
@@ -43,7 +43,8 @@ def graph(
 
 def changes(live: Graph, file: Graph) -> list[str]:
     return [
-        f"{one.arguments['path']}: {one.arguments['change']}" for one in immutability(live, file)
+        f"{one.arguments['path']}: {one.arguments['change']}"
+        for one in immutable_changes(live, file)
     ]
 
 
@@ -124,13 +125,13 @@ def test_components_come_and_go():
 )
 def test_odd_values_are_compared_and_never_an_accident(odd: Any):
     assert changes(graph(odd, odd, odd), graph(odd, odd, odd)) == []
-    for one in immutability(graph(POLICY), graph(odd, odd, odd)):
+    for one in immutable_changes(graph(POLICY), graph(odd, odd, odd)):
         assert one.arguments["change"]
 
 
 def test_a_finding_quotes_the_webhook_and_names_the_command():
     live, file = graph(POLICY), graph({**POLICY, "domain": "rack"})
-    check: Check[None] = Check(CODE, lambda _: outcome(immutability(live, file)))
+    check: Check[None] = Check("DYT0112", lambda _: outcome(immutable_changes(live, file)))
     [result] = run([("transfer policy", [check])], None, catalogue()).checks
     [finding] = result.findings
     assert finding.subject == "DynamoGraphDeployment llm.prod"

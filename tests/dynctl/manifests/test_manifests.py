@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from dynctl.base.errors import UsageProblem
-from dynctl.manifests.component_role import role_of
 from dynctl.manifests.files import parse_manifests, read_manifests
-from dynctl.manifests.graphs import graphs_of, policy_label_key, topologies_of
+from dynctl.manifests.graphs import graphs_of, policy_label_key, role_of, topologies_of
 from dynctl.manifests.pod_placement import allowed_values
 from router_core import Role
 
