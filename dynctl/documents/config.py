@@ -33,6 +33,11 @@ class ConfigDocument(msgspec.Struct, frozen=True):
     kind: str = "RouterConfig"
     schema: int = SCHEMA
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Setting name -> value."""
+        return {row.name: row.value for row in self.settings}
+
 
 class SettingRow(msgspec.Struct, frozen=True):
     """One setting: its value, where that came from, what it may be and how it is set."""
@@ -77,12 +82,3 @@ def config_document(
         rows.append(ConfigValue(name, value, source, ROUTER_OPTIONS[name].help, setting.built))
     own = {model: dict(values) for model, values in (thresholds or {}).items()}
     return ConfigDocument(version, preset, rows, own)
-
-
-def setting_values(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Setting name -> value of what a source answers about its configuration: the list that a
-    frontend sends, or the mapping that a view holds. Rows that are neither are left out."""
-    told = document.get("settings", {})
-    if isinstance(told, list):
-        told = {row.get("name"): row for row in told if isinstance(row, dict)}
-    return {name: row.get("value") for name, row in told.items() if isinstance(row, dict)}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dynctl.base.decode_errors import WireError
 from dynctl.documents.route_result import (
     DecisionResult,
     PreferenceRow,
@@ -162,14 +161,6 @@ def past_decision(
         attempts=len(earlier) + 1,
         earlier=list(earlier),
     )
-
-
-def decode_decision_list(data: bytes) -> DecisionList:
-    """Read the answer of ``GET /v1/decisions``; raises WireError."""
-    try:
-        return msgspec.json.decode(data, type=DecisionList)
-    except msgspec.MsgspecError as error:
-        raise WireError("decisions", str(error)) from None
 
 
 def _shown(decision: Decision | None, whole: bool) -> DecisionResult | None:

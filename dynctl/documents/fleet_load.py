@@ -77,20 +77,6 @@ class FleetLoad(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
-def decode_fleet_load(data: bytes) -> FleetLoad:
-    """Read an answer; raises WireError."""
-    try:
-        read = msgspec.json.decode(data, type=FleetLoad)
-    except msgspec.MsgspecError as error:
-        raise WireError("fleet load", str(error)) from None
-    if read.kind != "FleetLoad" or read.schema > SCHEMA:
-        raise WireError(
-            "fleet load",
-            f"expected schema {SCHEMA} or older, got {read.kind} of schema {read.schema}",
-        )
-    return read
-
-
 def joined_rows(cards: Sequence[WorkerRow], loads: Sequence[WorkerLoad]) -> list[WorkerRow]:
     """Cards with their load. Both are of one set, in one order; raises WireError if they are not.
 

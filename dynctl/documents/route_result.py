@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from dynctl.base.decode_errors import WireError
 from router_core import (
     Decision,
     Freshness,
@@ -276,25 +275,6 @@ def freshness_of(router: Router, decision: Decision, now: float, load_source: st
         ),
         LoadFreshness(load_source, _oldest([row.load_at for row in rows], now)),
     )
-
-
-def decode_route_result(data: bytes) -> RouteResult:
-    """Read a RouteResult; raises WireError naming what does not fit."""
-    try:
-        result = msgspec.json.decode(data, type=RouteResult)
-    except msgspec.MsgspecError as error:
-        raise WireError("RouteResult", str(error)) from None
-    if result.kind != "RouteResult" or result.schema > SCHEMA:
-        raise WireError(
-            "RouteResult",
-            f"expected schema {SCHEMA} or older, got {result.kind} of schema {result.schema}",
-        )
-    return result
-
-
-def encode_route_result(result: RouteResult) -> bytes:
-    """The JSON document, compact."""
-    return msgspec.json.encode(result)
 
 
 def _ref(decision: Decision | None) -> Ref:

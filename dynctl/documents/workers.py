@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dynctl.base.decode_errors import WireError
+from dynctl.documents.codec import decode
 from router_core import Router, Worker
 
 SCHEMA = 1
@@ -141,6 +141,10 @@ class WorkerDetail(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
+class _WorkersAnswer(msgspec.Struct, frozen=True):
+    workers: list[WorkerRow]
+
+
 def worker_rows(router: Router, now: float) -> list[WorkerRow]:
     """The rows of a router's registry, at time ``now`` of the clock of its changes."""
     registry = router.registry
@@ -163,13 +167,7 @@ def engine_row(
 
 def decode_worker_rows(data: bytes) -> list[WorkerRow]:
     """Read the answer of ``GET /v1/workers``; raises WireError."""
-    try:
-        document = msgspec.json.decode(data)
-        if isinstance(document, dict):
-            document = document.get("workers", document.get("items"))
-        return msgspec.convert(document, list[WorkerRow])
-    except msgspec.MsgspecError as error:
-        raise WireError("workers", str(error)) from None
+    return decode(data, _WorkersAnswer, "workers").workers
 
 
 def rank_rows(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
@@ -20,6 +20,7 @@ from dynctl.settings.contexts.precedence import in_context
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from dynctl.documents.config import ConfigDocument
     from dynctl.documents.route_result import RouteResult
     from dynctl.documents.workers import WorkerRow
     from dynctl.sources.query import RouteQuery
@@ -71,7 +72,7 @@ class Source(Protocol):
 
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]: ...
 
-    def config(self) -> dict[str, Any]: ...
+    def config(self) -> ConfigDocument: ...
 
     def decision(self, decision_id: str) -> RouteResult: ...
 

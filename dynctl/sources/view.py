@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
+from dynctl import version
 from dynctl.base.errors import UsageProblem
 from dynctl.base.naming import resolve_worker
+from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.documents.snapshot import DecisionLine, Header, Part, Snapshot
 from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
@@ -124,15 +126,14 @@ class ViewSource:
             raise UsageProblem(applied.message)
         return worker_rows(router, self.view.now)
 
-    def config(self) -> dict[str, Any]:
-        """Setting name -> value, and where they come from."""
-        config = self.router.config
-        return {
-            "preset": self.view.preset,
-            "settings": {
-                name: {"value": getattr(config, name), "source": self.title} for name in SETTINGS
-            },
-        }
+    def config(self) -> ConfigDocument:
+        """The router's settings; their source is this view."""
+        return config_document(
+            self.router.config,
+            version=version(),
+            preset=self.view.preset,
+            sources=dict.fromkeys(SETTINGS, self.title),
+        )
 
     def decision(self, decision_id: str) -> RouteResult:
         raise UsageProblem(
@@ -320,7 +321,7 @@ class StillView:
 
     async def snapshot(self) -> Snapshot:
         source, title = self._source, self.title
-        settings = {name: row["value"] for name, row in source.config()["settings"].items()}
+        settings = source.config().values
         here = Part(title, self._at)
         told = dict.fromkeys(("workers", "load", "index", "thresholds", "settings"), here)
         told["decisions"] = Part(title, unknown=_NOT_KEPT, provide=_ASK)

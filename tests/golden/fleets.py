@@ -151,4 +151,4 @@ def stranded_zones(**config: object) -> ViewSource:
 
 def settings(source: ViewSource) -> dict[str, object]:
     """A source's router settings by name, as `topology show` reads them."""
-    return {name: item["value"] for name, item in source.config()["settings"].items()}
+    return source.config().values

@@ -195,13 +195,12 @@ def _workers(options: GlobalOptions, notes: list[str]) -> Any:
 
 
 def _topology(options: GlobalOptions, notes: list[str]) -> Any:
-    from dynctl.documents.config import setting_values
     from dynctl.planning.domain_capacity import topology_show
 
     source = connect(options)
     rows = source.workers(index=False)
     notes += source.doubts
-    return topology_show(source.title, rows, setting_values(source.config()))
+    return topology_show(source.title, rows, source.config().values)
 
 
 def _config(options: GlobalOptions) -> Any:

@@ -1,10 +1,15 @@
 """`dynctl config show`: every router setting, its value and where that came from."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.router_flags import split_preset, with_router_flags
+
+if TYPE_CHECKING:
+    from dynctl.documents.config import ConfigDocument, ConfigReport, SettingRow
 
 
 @with_router_flags
@@ -25,8 +30,7 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
                 "leave it out to see what a running one uses"
             )
         source = connect(options)
-        document = source.config()
-        report = remote_report(source.title, document)
+        report = remote_report(source.title, source.config())
     else:
         report = _local(router_flags)
     for warning in report.warnings:
@@ -35,7 +39,7 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
     return 0
 
 
-def _local(router_flags: Mapping[str, str | bool]) -> Any:
+def _local(router_flags: Mapping[str, str | bool]) -> ConfigReport:
     import os
 
     from dynctl.documents.config import ConfigReport
@@ -52,20 +56,17 @@ def _local(router_flags: Mapping[str, str | bool]) -> Any:
     )
 
 
-def remote_report(title: str, document: Mapping[str, Any]) -> Any:
+def remote_report(title: str, document: ConfigDocument) -> ConfigReport:
     """A router's own settings as the command shows them."""
     from dynctl.documents.config import ConfigReport
 
-    settings = document.get("settings", {})
-    if isinstance(settings, list):
-        settings = {row["name"]: row for row in settings}
-    values = {name: row["value"] for name, row in settings.items()}
-    sources = {name: row.get("source", "unknown") for name, row in settings.items()}
-    preset = document.get("preset")
-    return ConfigReport(title, preset, _rows(values, sources, preset))
+    sources = {row.name: row.source for row in document.settings}
+    return ConfigReport(title, document.preset, _rows(document.values, sources, document.preset))
 
 
-def _rows(values: Mapping[str, Any], sources: Mapping[str, str], preset: str | None) -> list[Any]:
+def _rows(
+    values: Mapping[str, Any], sources: Mapping[str, str], preset: str | None
+) -> list[SettingRow]:
     from dynctl.documents.config import SettingRow
     from dynctl.settings.router_options import ROUTER_OPTIONS
     from dynctl.settings.router_settings import bounds

@@ -38,7 +38,6 @@ def show_topology(
     """Show every domain's workers, load, KV-transfer policy, and whether it strands prefill."""
     from msgspec.structs import replace
 
-    from dynctl.documents.config import setting_values
     from dynctl.planning.domain_capacity import topology_show
     from dynctl.screens.columns import sort_rows
     from dynctl.screens.render import doubted, emit
@@ -51,7 +50,7 @@ def show_topology(
     rows = source.workers(index=False)
     doubts = source.doubts
     workers = [row for row in rows if model in (None, row.model)]
-    settings = setting_values(source.config())
+    settings = source.config().values
     result = topology_show(source.title, workers, settings, domain=domain, counted=wanted.matches)
     if sort_by is not None:
         columns = domain_columns(result.rows, result.domain)

@@ -170,11 +170,10 @@ def _fleet(
         return fleet_of_cluster(joined_cluster(options, graphs), domain)
     if over:
         raise UsageProblem("--over: a deployment tells where its workers are; leave it out")
-    from dynctl.documents.config import setting_values
     from dynctl.planning.domain_capacity import topology_show
     from dynctl.sources import connect
 
     seen = connect(options)
     workers = [row for row in seen.workers() if model in (None, row.model)]
-    settings = setting_values(seen.config())
+    settings = seen.config().values
     return fleet_of_workers(topology_show(seen.title, workers, settings, domain=domain), workers)

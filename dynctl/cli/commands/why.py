@@ -42,7 +42,8 @@ def _from_file(path: Path) -> tuple[Any, str]:
 
     from dynctl.base.decode_errors import WireError
     from dynctl.base.errors import UsageProblem
-    from dynctl.documents.route_result import decode_route_result
+    from dynctl.documents.codec import decode
+    from dynctl.documents.route_result import RouteResult
 
     if path.stat().st_size > MAX_FILE_BYTES:
         raise UsageProblem(f"{path}: over the limit of {MAX_FILE_BYTES:,} bytes")
@@ -55,7 +56,7 @@ def _from_file(path: Path) -> tuple[Any, str]:
     for candidate in _objects(document):
         if candidate.get("kind") == "RouteResult":
             try:
-                return decode_route_result(msgspec.json.encode(candidate)), ""
+                return decode(msgspec.json.encode(candidate), RouteResult), ""
             except WireError as error:
                 raise UsageProblem(f"{path}: {error}") from None
     for candidate in _objects(document):

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 
+from dynctl.documents.codec import decode
 from dynctl.documents.demo import DemoStep
-from dynctl.documents.route_result import decode_route_result
+from dynctl.documents.route_result import RouteResult
 from dynctl.simulation.demo.fleet import DemoError, DemoFleet
 
 MODEL = "demo"
@@ -101,7 +102,7 @@ def _ask(
     found = client.get(f"/v1/decisions/{decision}")
     if found.status_code != 200:
         raise DemoError(f"{title}: decision {decision} is not kept: {found.text[:200]}")
-    route = decode_route_result(found.content)
+    route = decode(found.content, RouteResult)
     return DemoStep(number, title, doing, response.status_code, answer, route, seconds)
 
 

@@ -382,11 +382,7 @@ def _mode(source: FrontendClient) -> str | None:
     document = _told(source.config)
     if isinstance(document, Unread):
         return None
-    settings = document.get("settings", {})
-    if isinstance(settings, list):
-        settings = {row.get("name"): row for row in settings if isinstance(row, dict)}
-    row = settings.get("router_mode") if isinstance(settings, dict) else None
-    mode = row.get("value") if isinstance(row, dict) else None
+    mode = document.values.get("router_mode")
     return mode if isinstance(mode, str) else None
 
 

@@ -20,6 +20,7 @@ from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.config import ConfigDocument
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
@@ -123,7 +124,7 @@ class DynamoSource:
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         return self._view(index=False).judged(model, values)
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> ConfigDocument:
         return self._view(index=False).config()
 
     def decision(self, decision_id: str) -> RouteResult:

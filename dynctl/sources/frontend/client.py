@@ -13,7 +13,9 @@ import msgspec
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import TimedOut, Unreachable, UsageProblem
 from dynctl.base.naming import resolve_worker
-from dynctl.documents.route_result import RouteResult, decode_route_result
+from dynctl.documents.codec import Document, decode
+from dynctl.documents.config import ConfigDocument
+from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import WorkerRow, decode_worker_rows
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.view import open_view_bytes
@@ -56,7 +58,7 @@ class FrontendClient:
         controls = self._controls(query)
         if controls:
             body["nvext"] = controls
-        return self._result(self._send("POST", "/v1/route", body))
+        return self._document(self._send("POST", "/v1/route", body), RouteResult)
 
     def _controls(self, query: RouteQuery) -> dict[str, Any]:
         """The request's constraints and pins, as any client of the frontend would send them."""
@@ -114,12 +116,12 @@ class FrontendClient:
 
         return judged_rows(self.workers(), model, self.thresholds().get(model, {}), values)
 
-    def config(self) -> dict[str, Any]:
-        return self._json(self._send("GET", "/v1/config"))
+    def config(self) -> ConfigDocument:
+        return self._document(self._send("GET", "/v1/config"), ConfigDocument)
 
     def decision(self, decision_id: str) -> RouteResult:
         path = f"/v1/decisions/{quote(decision_id, safe='')}"
-        return self._result(self._send("GET", path))
+        return self._document(self._send("GET", path), RouteResult)
 
     def save(self) -> bytes:
         return self._send("GET", "/v1/view").content
@@ -230,9 +232,9 @@ class FrontendClient:
             self._strange(f"expected an object, got {type(document).__name__}")
         return document
 
-    def _result(self, response: httpx.Response) -> RouteResult:
+    def _document(self, response: httpx.Response, form: type[Document]) -> Document:
         try:
-            return decode_route_result(response.content)
+            return decode(response.content, form)
         except WireError as error:
             self._strange(str(error))
 

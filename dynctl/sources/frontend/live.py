@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Final
 
 import httpx
-import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.tasks import Supervisor
+from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument
-from dynctl.documents.decisions import DecisionList, decode_decision_list
-from dynctl.documents.fleet_load import FleetLoad, decode_fleet_load
+from dynctl.documents.decisions import DecisionList
+from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.documents.workers import WorkerRow
@@ -49,18 +49,14 @@ class AsyncFrontendClient:
 
     async def fleet(self, cards: str | None) -> FleetLoad:
         query = {} if cards is None else {"cards": cards}
-        return decode_fleet_load(await self._get("/v1/fleet", query))
+        return decode(await self._get("/v1/fleet", query), FleetLoad)
 
     async def decisions(self, since: int, limit: int, wait: int) -> DecisionList:
         query = {"since": since, "limit": limit, "wait": wait, "preferences": 1}
-        return decode_decision_list(await self._get("/v1/decisions", query, wait))
+        return decode(await self._get("/v1/decisions", query, wait), DecisionList)
 
     async def config(self) -> ConfigDocument:
-        body = await self._get("/v1/config", {})
-        try:
-            return msgspec.json.decode(body, type=ConfigDocument)
-        except msgspec.MsgspecError as error:
-            raise WireError("config", str(error)) from None
+        return decode(await self._get("/v1/config", {}), ConfigDocument)
 
     async def _get(self, path: str, query: Mapping[str, str | int], wait: int = 0) -> bytes:
         try:

@@ -222,8 +222,7 @@ class FrontendReadings:
     @property
     def settings(self) -> dict[str, Any]:
         """Setting -> value, as far as they are known."""
-        rows = self.config.settings if self.config is not None else ()
-        return {row.name: row.value for row in rows}
+        return {} if self.config is None else self.config.values
 
 
 def newest_first(frontends: Iterable[FrontendReadings], most: int = KEPT) -> list[DecisionLine]:

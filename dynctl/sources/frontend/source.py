@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.documents.config import ConfigDocument
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.dynamo.replicas import replica_at
@@ -78,7 +79,7 @@ class FrontendSource:
     def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
         return self._first(lambda source: source.judged(model, values))
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> ConfigDocument:
         return self._first(lambda source: source.config())
 
     def decision(self, decision_id: str) -> RouteResult:

@@ -32,7 +32,7 @@ def frontend() -> Iterator[tuple[str, list[str | None]]]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             tokens.append(self.headers.get("authorization"))
-            body = json.dumps({"settings": {}, "version": "9.9"}).encode()
+            body = json.dumps({"settings": [], "preset": None, "version": "9.9"}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()

@@ -12,8 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from dynctl.base.errors import UsageProblem
-from dynctl.documents.decisions import decode_decision_list
-from dynctl.documents.route_result import decode_route_result
+from dynctl.documents.codec import decode
+from dynctl.documents.decisions import DecisionList
+from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import decode_view
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.server import answer_errors
@@ -238,7 +239,7 @@ async def test_decisions_newest_first_and_filtered():
         decide(service, "one")
         decide(service, "two", wall=2_000.0, allowed_worker_ids=frozenset({2}))
         decide(service, "no", constraints=constraints(["gpu=b200"]))
-        listed = decode_decision_list(await (await client.get("/v1/decisions")).read())
+        listed = decode(await (await client.get("/v1/decisions")).read(), DecisionList)
         assert [row.id for row in listed.decisions] == ["no", "two", "one"]
         assert (listed.kept, listed.evicted) == (3, 0)
         assert listed.bytes <= listed.limit_bytes
@@ -260,7 +261,7 @@ async def test_decisions_newest_first_and_filtered():
             "worker=aggregated-1": ["one"],
             "model=nope": [],
         }.items():
-            got = decode_decision_list(await (await client.get(f"/v1/decisions?{query}")).read())
+            got = decode(await (await client.get(f"/v1/decisions?{query}")).read(), DecisionList)
             assert [row.id for row in got.decisions] == ids, query
 
 
@@ -289,7 +290,7 @@ async def test_a_past_decision_is_the_route_result_it_was():
         store(service.router, 2, range(32))
         plan = decide(service)
         body = await (await client.get("/v1/decisions/r1")).read()
-        result = decode_route_result(body)
+        result = decode(body, RouteResult)
         assert result.winner.decode is not None
         assert result.winner.decode.worker_id == 2
         assert result.preset == "dynamo-0.9"
@@ -305,7 +306,7 @@ async def test_a_decision_kept_in_brief_does_not_guess():
         decide(service, "sampled")
         decide(service, "brief")
         body = await (await client.get("/v1/decisions/brief")).read()
-        result = decode_route_result(body)
+        result = decode(body, RouteResult)
         assert result.decode is not None
         assert result.decode.flip is None
         assert len(result.decode.candidates) == 2
@@ -392,7 +393,7 @@ async def test_the_command_lines_client_reads_all_of_it():
         def ask() -> None:
             assert source.answers_as_ours(5.0)
             assert source.decision("r1").ok
-            assert source.config()["preset"] == "dynamo-1.6"
+            assert source.config().preset == "dynamo-1.6"
             after = source.set_thresholds("tiny", {"active_decode_blocks_threshold": 0.5})
             assert after["active_decode_blocks_threshold"] == 0.5
             after = source.set_thresholds("tiny", {"active_decode_blocks_threshold": None})

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from dynctl.base.decode_errors import WireError
-from dynctl.documents.fleet_load import decode_fleet_load, joined_rows
+from dynctl.documents.codec import decode
+from dynctl.documents.fleet_load import FleetLoad, joined_rows
 from dynctl.documents.workers import decode_worker_rows
 from dynctl.serving.http.fleet_feed import FleetFeed
 from dynctl.serving.service import RoutingService
@@ -37,7 +38,7 @@ async def test_rows_are_those_of_the_list_of_workers():
         assert (await fleet.chat())[0] == 200
         await fleet.idle()
         async with fleet.client.get(fleet.url("/v1/fleet")) as answer:
-            read = decode_fleet_load(await answer.read())
+            read = decode(await answer.read(), FleetLoad)
         async with fleet.client.get(fleet.url("/v1/workers")) as answer:
             listed = decode_worker_rows(await answer.read())
         assert read.workers is not None
@@ -73,7 +74,7 @@ async def test_cards_travel_once_and_again_when_they_change():
 async def test_an_engine_that_never_answered_is_listed_with_the_reason():
     async with site([]) as fleet:
         await fleet.post("/v1/workers", {"url": "http://127.0.0.1:1", "name": "lost"})
-        read = decode_fleet_load(await _bytes(fleet, "/v1/fleet"))
+        read = decode(await _bytes(fleet, "/v1/fleet"), FleetLoad)
         (row,) = joined_rows(read.workers or (), read.loads)
         assert (row.name, row.status) == ("lost", "unknown")
         assert row.reason
@@ -83,7 +84,7 @@ async def test_an_engine_that_never_answered_is_listed_with_the_reason():
 async def test_transfers_are_counted_where_they_began():
     async with site(ENGINES) as fleet:
         assert (await fleet.chat())[0] == 200
-        read = decode_fleet_load(await _bytes(fleet, "/v1/fleet"))
+        read = decode(await _bytes(fleet, "/v1/fleet"), FleetLoad)
         counts = [(one.domain, one.value, one.local, one.crossing) for one in read.transfers]
         assert counts == [("zone", "zone-a", 1, 0)]
 
@@ -105,8 +106,8 @@ def test_loads_of_other_workers_are_refused():
         joined_rows(first.workers or (), second.loads)
     with pytest.raises(WireError, match="was expected"):
         joined_rows((second.workers or [])[::-1], second.loads)
-    with pytest.raises(WireError, match="fleet load"):
-        decode_fleet_load(b'{"kind": "FleetLoad"}')
+    with pytest.raises(WireError, match="FleetLoad"):
+        decode(b'{"kind": "FleetLoad"}', FleetLoad)
 
 
 async def test_reading_goes_on_from_the_cursor():

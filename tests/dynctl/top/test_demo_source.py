@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dynctl.base.errors import UsageProblem
-from dynctl.documents.route_result import encode_route_result
+from dynctl.documents.codec import encode
 from dynctl.documents.snapshot import Snapshot
 from dynctl.sources.demo.live import LiveDemo
 from dynctl.sources.demo.traffic import CRASH, CRASHING, CYCLE_S, RUSH
@@ -112,7 +112,7 @@ async def test_its_view_decides_as_it_does(demo: Demo):
     tokens = list(range(500))
     one, other = (open_view_bytes(data, "x", "x") for _ in range(2))
     query = RouteQuery(token_ids=tokens)
-    assert encode_route_result(one.route(query)) == encode_route_result(other.route(query))
+    assert encode(one.route(query)) == encode(other.route(query))
     assert len(one.workers()) == 9
 
 
