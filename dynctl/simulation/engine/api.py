@@ -213,9 +213,15 @@ class EngineApi:
         status = self._engine.faults.current.refuse
         if status:
             raise ApiError(status, f"engine {self._engine.config.name} was told to refuse")
-        if self._engine.draining or self._engine.restarting:
-            state = "draining" if self._engine.draining else "restarting"
-            raise ApiError(503, f"engine {self._engine.config.name} is {state}")
+        engine = self._engine
+        states = (
+            ("draining", engine.draining),
+            ("restarting", engine.restarting),
+            ("stopped by an internal error", engine.failed.is_set()),
+        )
+        for state, present in states:
+            if present:
+                raise ApiError(503, f"engine {engine.config.name} is {state}")
 
 
 def _json(value: Any) -> web.Response:

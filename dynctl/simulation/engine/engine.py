@@ -8,12 +8,12 @@ from typing import Any
 
 import zmq
 
-from dynctl.base.tasks import end_tasks
+from dynctl.base.tasks import Supervisor, end_tasks
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.generation import OutputPlan, Vocabulary
 from dynctl.simulation.engine.handoff import HeldKvTable, KvPuller
-from dynctl.simulation.engine.kv_publisher import KvEventPublisher, bind_publishers, serve_replays
+from dynctl.simulation.engine.kv_publisher import KvEventPublisher, bind_publishers
 from dynctl.simulation.engine.openai_request import Generate
 from dynctl.simulation.engine.prefix_cache import CacheEvent, root_hash
 from dynctl.simulation.engine.scheduler import EngineRequest, RankScheduler
@@ -81,18 +81,22 @@ class Engine:
             for rank in range(config.data_parallel_size)
         ]
         self._publishers = publishers
-        self._tasks: list[asyncio.Task[None]] = []
-        self._replays: asyncio.Task[None] | None = None
+        #: Set when a scheduler failed; the engine serves no request after that.
+        self.failed = asyncio.Event()
+        self._tasks = Supervisor(self._task_failed)
+        self._replays: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to schedule and to answer replay requests."""
-        loops = [rank.scheduler.run() for rank in self.ranks]
-        self._tasks = [asyncio.ensure_future(loop) for loop in loops]
-        self._replays = asyncio.ensure_future(serve_replays(self._publishers))
+        for rank in self.ranks:
+            # A scheduler's state is unknown after a failure, so it is not restarted.
+            self._tasks.start(
+                "scheduler", rank.scheduler.run, f"rank {rank.dp_rank}", restart=False
+            )
+        self._serve_replays()
 
     async def close(self) -> None:
-        await end_tasks(self._tasks)
-        await self._stop_replays()
+        await self._tasks.close()
         self.held.forget_all()
         for rank in self.ranks:
             rank.scheduler.end_all(EngineRestarted("the engine stops"))
@@ -151,16 +155,24 @@ class Engine:
             self.held.forget_all()
             for rank in self.ranks:
                 rank.scheduler.reset(EngineRestarted("the engine restarted"))
-            await self._stop_replays()
+            await end_tasks(self._replays)
             for publisher in self._publishers:
                 await publisher.restart()
-            self._replays = asyncio.ensure_future(serve_replays(self._publishers))
+            self._serve_replays()
         finally:
             self.restarting = False
 
-    async def _stop_replays(self) -> None:
-        if self._replays is not None:
-            await end_tasks([self._replays])
+    def _serve_replays(self) -> None:
+        self._replays = [
+            self._tasks.start("replay socket", one.serve_replay, f"rank {one.dp_rank}")
+            for one in self._publishers
+        ]
+
+    def _task_failed(self, name: str, message: str) -> None:
+        if name.startswith("scheduler"):
+            self.failed.set()
+            for rank in self.ranks:
+                rank.scheduler.end_all(EngineRestarted(f"internal error in {name}: {message}"))
 
     def runtime_config(self) -> ModelRuntimeConfig:
         """What this engine publishes about itself, with its topology and taints."""

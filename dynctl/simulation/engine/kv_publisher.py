@@ -5,10 +5,9 @@ from sequence N" out of a bounded buffer of recent batches. A batch is numbered 
 is sent, so what a subscriber misses it can ask for, as long as the buffer reaches back.
 """
 
-import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import zmq
@@ -191,8 +190,3 @@ def bind_publishers(
         KvEventPublisher(rank, pub, replays[rank] if replays else None, config, faults)
         for rank, pub in enumerate(pubs)
     ]
-
-
-async def serve_replays(publishers: Sequence[KvEventPublisher]) -> None:
-    """Serve every rank's replay socket; cancel to stop."""
-    await asyncio.gather(*(publisher.serve_replay() for publisher in publishers))

@@ -5,12 +5,15 @@ import contextlib
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
 from aiohttp import web
 
+from dynctl.base.errors import ExitCode
+from dynctl.base.tasks import end_tasks
 from dynctl.simulation.engine.api import build_app
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
 from dynctl.simulation.engine.engine import Engine
@@ -92,7 +95,7 @@ def run_engine(
     stderr: TextIO | None = None,
     tokenizer: ModelTokenizer | None = None,
 ) -> int:
-    """Serve until SIGTERM (drains) or SIGINT; the exit code.
+    """Serve until SIGTERM (drains), SIGINT or an internal error; the exit code.
 
     When ready, one JSON line (`ready_record`) goes to stdout and one line for people to stderr.
     Raises EngineConfigError before anything listens.
@@ -129,14 +132,21 @@ async def _serve(
         out.flush()
         err.write(_ready_line(config, record))
         err.flush()
-        await drain.wait()
-        waits = [asyncio.ensure_future(running.drain()), asyncio.ensure_future(leave.wait())]
-        _, unfinished = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in unfinished:
-            task.cancel()
+        failed = running.engine.failed
+        await _first(drain.wait(), failed.wait())
+        await _first(running.drain(), leave.wait(), failed.wait())
+        if failed.is_set():
+            exit_code = int(ExitCode.DEFECT)
     finally:
         await running.close()
     return exit_code
+
+
+async def _first(*works: Coroutine[Any, Any, Any]) -> None:
+    """Run ``works`` until the first one ends; cancel the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await end_tasks(tasks)
 
 
 def _ready_line(config: EngineConfig, record: dict[str, Any]) -> str:

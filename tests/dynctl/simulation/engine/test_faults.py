@@ -1,12 +1,17 @@
 """The failure switches, at start and live."""
 
 import asyncio
+import contextlib
+import io
+import signal
 
 import aiohttp
 import pytest
 
-from dynctl.simulation.engine.config import EngineConfigError, Faults
+from dynctl.simulation.engine import process
+from dynctl.simulation.engine.config import EngineConfig, EngineConfigError, Faults
 from dynctl.simulation.engine.faults import FaultState
+from dynctl.simulation.engine.process import RunningEngine, start_engine
 from tests.dynctl.simulation.engine.conftest import StartEngine, complete, get, idle, post
 
 PROMPT = list(range(1, 41))
@@ -132,3 +137,35 @@ async def test_load_returns_to_zero_after_a_mix_of_failures(start: StartEngine, 
     await post(http, engine, "/engine/faults", {"restart_silently": True})
     await asyncio.gather(*tasks, return_exceptions=True)
     await idle(http, engine)
+
+
+async def test_a_scheduler_that_fails_ends_its_requests_and_the_engine_refuses_more(start, http):
+    engine = await start(name="a0")
+
+    def fails(prefill_tokens: int, decodes: int) -> float:
+        raise KeyError("a defect")
+
+    engine.engine.timer.step = fails
+    body = {"model": "demo", "prompt": "hello"}
+    with contextlib.suppress(aiohttp.ClientError):  # the connection is cut
+        await post(http, engine, "/v1/completions", body)
+    assert engine.engine.failed.is_set()
+    status, answer = await post(http, engine, "/v1/completions", body)
+    assert (status, "stopped by an internal error" in str(answer)) == (503, True)
+
+
+async def test_the_process_of_a_failed_engine_ends_with_the_exit_code_of_a_defect(tokenizer):
+    out, err = io.StringIO(), io.StringIO()
+    started: list[RunningEngine] = []
+
+    async def start_and_fail(config, tokenizer):
+        started.append(await start_engine(config, tokenizer))
+        asyncio.get_running_loop().call_soon(started[0].engine.failed.set)
+        return started[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "start_engine", start_and_fail)
+        code = await process._serve(EngineConfig(port=0), out, err, tokenizer)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().remove_signal_handler(number)
+    assert code == 70
