@@ -27,7 +27,7 @@ from dynctl.adapters.ports import ChannelValue
 from dynctl.adapters.turns import TURN_BYTES, TURN_MESSAGES
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable
-from dynctl.base.tasks import end_tasks
+from dynctl.base.tasks import Supervisor, end_tasks
 from dynctl.wire.dynamo.discovery import EventChannel, NatsTransport
 from dynctl.wire.dynamo.events import Envelope, decode_envelope
 from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, Limits
@@ -87,6 +87,7 @@ class NatsEventPlane:
         self._tried = asyncio.Event()  # the first round over all servers is done
         self._address: str | None = None
         self._problem = ""
+        self._tasks = Supervisor(lambda name, message: self._disconnect_all(f"{name}: {message}"))
         self._keeper: asyncio.Task[None] | None = None
         self._closing = False
         self.slow_drops = 0
@@ -135,7 +136,7 @@ class NatsEventPlane:
     def start(self) -> None:
         if self._keeper is None or self._keeper.done():
             self._closing = False
-            self._keeper = asyncio.create_task(self._keep_connected())
+            self._keeper = self._tasks.start("NATS connection", self._keep_connected)
 
     def add(self, subject: str, follower: "NatsFollower") -> None:
         self._followers.setdefault(subject, []).append(follower)
