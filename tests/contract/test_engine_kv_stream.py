@@ -14,7 +14,7 @@ from dynctl.adapters.zmq.kv_event_source import KvEventSource, StreamBounds
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.simulation.engine.config import EngineConfig, Faults
 from dynctl.simulation.engine.faults import FaultState
-from dynctl.simulation.engine.kv_publisher import bind_publishers, serve_replays
+from dynctl.simulation.engine.kv_publisher import bind_publishers
 from dynctl.simulation.engine.prefix_cache import Removed, Stored
 from router_core import BlocksRemoved, BlocksStored, local_block_hashes
 from tests.contract.zmq_publisher import Recorder, running
@@ -42,7 +42,7 @@ class EngineBench:
             lambda: 0.0,
             bounds=StreamBounds(idle_check=0.05),
         )
-        self.serving = asyncio.create_task(serve_replays([publisher]))
+        self.serving = asyncio.create_task(publisher.serve_replay())
 
     async def stop_serving(self):
         self.serving.cancel()
@@ -51,7 +51,7 @@ class EngineBench:
     async def restart(self):
         await self.stop_serving()
         await self.publisher.restart()
-        self.serving = asyncio.create_task(serve_replays([self.publisher]))
+        self.serving = asyncio.create_task(self.publisher.serve_replay())
 
 
 @pytest.fixture

@@ -2,7 +2,20 @@
 
 from typing import Any
 
-from tests.dynctl.serving.fleets import WORDS, site, text_of, zone
+import pytest
+
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.telemetry.observers import ServiceObserver
+from router_core import Booked
+from tests.dynctl.serving.fleets import (
+    SLOW_HEALTH,
+    WORDS,
+    chat_body,
+    site,
+    text_of,
+    until,
+    zone,
+)
 
 IDS = {"extra_fields": ["worker_id", "timing"]}
 
@@ -56,4 +69,61 @@ async def test_bootstrap_engines_get_both_halves_at_once():
             assert status == 200, events
             assert events[-1] == "[DONE]"
             assert text_of(events)
+        await fleet.idle()
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+async def test_the_prefill_worker_carries_no_load_once_prefill_is_done(bootstrap):
+    engines: list[dict[str, Any]] = [
+        {"name": "p0", "role": "prefill"},
+        {"name": "d0", "role": "decode", "speedup_ratio": 1.0, "decode_itl_ms": 50.0},
+    ]
+    specs = {"p0": ",bootstrap={address}"} if bootstrap else {}
+    async with site(engines, specs=specs) as fleet:
+        body = chat_body(WORDS * 4, stream=True, max_tokens=500)
+        async with fleet.client.post(fleet.url("/v1/chat/completions"), json=body) as answer:
+            await answer.content.readany()
+            await until(lambda: fleet.load()["p0"] == (0, 0, 0))
+            assert fleet.load()["d0"][0] == 1
+        await fleet.idle()
+
+
+class Hops(ServiceObserver):
+    """The hops that were booked: (stage, worker)."""
+
+    def __init__(self) -> None:
+        self.booked: list[tuple[str, str]] = []
+
+    def on_hop(self, decision, request, record) -> None:
+        self.booked.append((decision.stage, decision.worker.name))
+
+
+@pytest.mark.parametrize(("kind", "reached"), [("connect", False), ("reset", True)])
+async def test_prefill_runs_again_only_where_decode_may_have_taken_its_blocks(
+    monkeypatch, kind, reached
+):
+    engines: list[dict[str, Any]] = [
+        {"name": "p0", "role": "prefill"},
+        {"name": "d0", "role": "decode"},
+        {"name": "d1", "role": "decode"},
+    ]
+    async with site(engines, health=SLOW_HEALTH) as fleet:
+        hops = Hops()
+        fleet.service.observers.append(hops)
+        busy = fleet.service.router.registry.by_name("d1").worker_id
+        fleet.service.apply(Booked("other", "decode", busy, 0, anonymous_blocks=1_000))
+        open_upstream = fleet.frontend.upstream.open
+
+        async def fails_at_d0(url, body, headers):
+            if url.startswith(fleet.engines["d0"].url):
+                raise UpstreamFailure(kind, "d0 failed")
+            return await open_upstream(url, body, headers)
+
+        monkeypatch.setattr(fleet.frontend.upstream, "open", fails_at_d0)
+        status, body, _ = await fleet.chat(WORDS * 4, max_tokens=3)
+        assert status == 200, body
+        prefill, failed, answered = ("prefill", "p0"), ("decode", "d0"), ("decode", "d1")
+        again = [prefill] if reached else []
+        assert hops.booked == [prefill, failed, *again, answered]
+        fleet.service.free("other")
         await fleet.idle()
