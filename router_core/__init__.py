@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from router_core.topology import (
         UNCONSTRAINED, ImpliedConstraints, RouterPolicy, implied_constraints, policy_conflict,
     )
-    from router_core.busy import REPORTED_TOKENS, THRESHOLD_SETTINGS, SignalStanding, Thresholds
+    from router_core.busy import REPORTED_TOKENS, THRESHOLD_SETTINGS, ThresholdSignal, Thresholds
     from router_core.config import (
         DEFAULT_PRESET, PRESETS, SETTINGS, RouterConfig, Setting, find_setting,
         legacy_overlap_weight, preset,
@@ -77,7 +77,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "NO_CONSTRAINTS", "TOPOLOGY_PREFIX", "RoutingConstraints", "TaintConstraint", "canonical_taint",
     "constraints", "topology_of",
     "UNCONSTRAINED", "ImpliedConstraints", "RouterPolicy", "implied_constraints", "policy_conflict",
-    "REPORTED_TOKENS", "THRESHOLD_SETTINGS", "SignalStanding", "Thresholds",
+    "REPORTED_TOKENS", "THRESHOLD_SETTINGS", "ThresholdSignal", "Thresholds",
     "DEFAULT_PRESET", "PRESETS", "SETTINGS", "RouterConfig", "Setting", "find_setting",
     "legacy_overlap_weight", "preset",
     "BlockHashes", "hash_prompt", "local_block_hashes", "sequence_hashes", "to_signed",
@@ -110,7 +110,7 @@ _MODULES = {
         "NO_CONSTRAINTS TOPOLOGY_PREFIX RoutingConstraints TaintConstraint canonical_taint "
         "constraints topology_of",
     "topology": "UNCONSTRAINED ImpliedConstraints RouterPolicy implied_constraints policy_conflict",
-    "busy": "REPORTED_TOKENS THRESHOLD_SETTINGS SignalStanding Thresholds",
+    "busy": "REPORTED_TOKENS THRESHOLD_SETTINGS ThresholdSignal Thresholds",
     "config":
         "DEFAULT_PRESET PRESETS SETTINGS RouterConfig Setting find_setting legacy_overlap_weight "
         "preset",

@@ -1,11 +1,11 @@
-"""Which block an engine means by its own block hash.
+"""Map the engines' own block hashes to blocks.
 
-A worker's removals and parents speak in the engine's names. Workers that run the same engine with
-the same hash function agree on them, so a name is kept once for all workers: the first name under
-which any worker announced a block is its *shared* name. A worker that announces it under another
-name (an engine whose hashes depend on Python's per-process hash seed) gets an *own* name for it,
-and from then on only that one works for this worker. Its later removals so act on the right
-block, and agreeing fleets pay nothing per worker.
+Removals and parents in a worker's events are engine hashes, here called *names*. Workers that run
+the same engine with the same hash function use the same names, so a name is kept once for all
+workers: the first name under which any worker announced a block is its *shared* name. A worker
+that announces the block under another name (an engine whose hashes depend on Python's per-process
+hash seed) gets an *own* name for it, and from then on only that name is valid for this worker. So
+its later removals remove the right block, and fleets with equal names need no memory per worker.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class OwnNames:
 
 
 class BlockNames:
-    """Names of blocks; a block is its sequence hash. Knows names only, not who holds what.
+    """Names of blocks; a block is its sequence hash. Its holders are in `BlockOwnership`.
 
     `shared` and `names` are read directly by the index, whose inner loop a call would double.
     """
@@ -44,10 +44,10 @@ class BlockNames:
         self.names = ShardedDict()
         """block -> shared name; a block first announced under a name in use has none"""
         self.own: dict[int, OwnNames] = {}
-        """slot -> its own names; present only for workers that disagree with the others"""
+        """slot -> its own names; only for workers whose names differ from the shared ones"""
 
     def copy(self) -> "BlockNames":
-        """The same names, apart from these."""
+        """An independent copy."""
         made = BlockNames()
         made.shared = self.shared.copy()
         made.names = self.names.copy()
@@ -57,7 +57,7 @@ class BlockNames:
         return made
 
     def block(self, slot: int, name: int) -> int | None:
-        """The block that ``slot`` may mean by ``name``; whether it holds it is not known here."""
+        """The block that ``name`` stands for on ``slot``, whether the slot holds it or not."""
         own = self.own.get(slot)
         if own is None:
             return self.shared.find(name)
@@ -75,7 +75,7 @@ class BlockNames:
         return self.names[block]
 
     def announce(self, slot: int, name: int, block: int) -> None:
-        """``slot`` calls ``block`` by ``name`` from now on; a name it used before is forgotten."""
+        """Name ``block`` as ``name`` on ``slot``; the slot's earlier name of it is dropped."""
         own = self.own.get(slot)
         if own is not None:
             own.drop(block)
@@ -91,13 +91,14 @@ class BlockNames:
         self._release(slot)
 
     def announce_new(self, names: Sequence[int], blocks: list[int], shards: list[int]) -> bool:
-        """Share ``names`` for ``blocks``, which have none; ``shards`` are those of the blocks.
+        """Make ``names`` the shared names of ``blocks``, which have none.
 
-        False, and nothing changes, if one of the names is in use or given to two of the blocks.
+        ``shards``: those of the blocks. False, and nothing changes, if one of the names is in use
+        or given to two of the blocks.
         """
         theirs = shards_of(names)
         if self.shared.add_many(names, blocks, theirs) != blocks:
-            # No other name leads to these blocks, so whichever does was added just now.
+            # The blocks had no name, so each name of them was added by this call.
             for name, block in zip(names, blocks, strict=True):
                 if self.shared.find(name) == block:
                     del self.shared[name]
@@ -106,14 +107,14 @@ class BlockNames:
         return True
 
     def disown(self, slot: int, block: int) -> None:
-        """``slot`` no longer holds ``block``."""
+        """Drop the own name of ``block`` on ``slot``, which no longer holds it."""
         own = self.own.get(slot)
         if own is not None:
             own.drop(block)
             self._release(slot)
 
     def forget(self, block: int) -> None:
-        """No worker holds ``block`` any more."""
+        """Drop the shared name of ``block``, which no worker holds any more."""
         name = self.names.pop(block, None)
         if name is not None:
             del self.shared[name]

@@ -1,18 +1,18 @@
-"""Who holds which block: the tree of prefixes as the engines' cache events tell it.
+"""The slots that hold each block: the tree of prefixes, built from the engines' cache events.
 
-A block is known by its sequence hash, which stands for the whole prefix up to it, so the tree
-needs no nodes: a dict from sequence hash to the mask of the slots that hold the block says who has
-what. Beside it stand the links to a block's children, needed to take a prefix away from a worker,
-and the engines' names of blocks (:mod:`router_core.block_names`).
+A block is identified by its sequence hash, which stands for the whole prefix up to it, so the tree
+needs no nodes: a dict maps each sequence hash to the mask of the slots that hold the block. Two
+more tables have the links to a block's children, to remove a prefix from a worker, and the engines'
+names of blocks (:mod:`router_core.block_names`).
 
-**A worker's blocks are prefix-closed**: whoever holds a block holds its parent. Removing a block
-in the middle of a chain therefore takes the worker's later blocks with it, until they are stored
-again; an engine cannot use them without the middle either. So a mask can only shrink with depth,
-and a worker's blocks are a subtree that can be walked without keeping a list of them per worker.
+**A worker's blocks are prefix-closed**: a worker that holds a block holds its parent. Removing a
+block in the middle of a chain therefore removes the worker's later blocks too, until they are
+stored again; an engine cannot use them without the middle either. So a mask can only shrink with
+depth, and a worker's blocks are a subtree that can be walked without a list of them per worker.
 
-Everything is int -> int dicts on purpose. The garbage collector does not traverse those; a million
-node objects would cost it pauses of tens of milliseconds. Those with an entry a block are in pieces
-(:mod:`router_core.sharded`), so that no single event pays for the growth of a large one.
+All tables are int -> int dicts on purpose. The garbage collector does not traverse those; a million
+node objects would cost it pauses of tens of milliseconds. Tables with an entry per block are split
+(:mod:`router_core.sharded`), so that no single event waits for the growth of a large one.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _U64_MAX = 2**64 - 1
 class BlockOwnership:
     """Blocks held by slots (see `worker_sets`), changed by the events of the slots' engines.
 
-    A slot needs no announcement: it is in use from its first stored block.
+    A slot is in use from its first stored block.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class BlockOwnership:
         """slots that take part in matching"""
 
     def block_count(self, slot: int) -> int:
-        """Blocks that ``slot`` holds, those of a dropped slot that are not swept yet included."""
+        """Blocks that ``slot`` holds, including those of a dropped slot that are not swept yet."""
         return self._counts.get(slot, 0)
 
     @property
@@ -75,14 +75,14 @@ class BlockOwnership:
         return len(self._owners)
 
     def own_names(self, slot: int) -> int:
-        """Blocks that ``slot`` calls otherwise than the slots that announced them before it."""
+        """Blocks whose name on ``slot`` differs from their shared name."""
         own = self._names.own.get(slot)
         return 0 if own is None else len(own.names)
 
     def any_shared(self) -> bool:
         """Whether any block is held by two slots: only then can their names be compared.
 
-        Looks at the blocks one by one until it finds one.
+        Scans the blocks until it finds one.
         """
         return any(mask & (mask - 1) for shard in self._owners.shards for mask in shard.values())
 
@@ -93,10 +93,10 @@ class BlockOwnership:
         block_hashes: Sequence[int],
         local_hashes: Sequence[int],
     ) -> StoreResult:
-        """``slot`` now holds a chain of blocks that continues the block it calls ``parent_hash``.
+        """Add a chain of blocks to ``slot``, after the block that it names ``parent_hash``.
 
-        Arguments as in `BlocksStored`. Storing again what is held changes nothing. A bad event is
-        refused with its reason, never raised; blocks before the bad one are kept.
+        Arguments as in `BlocksStored`. Storing held blocks again changes nothing. An invalid event
+        is refused with its reason and raises nothing; blocks before the invalid one are kept.
         """
         total = len(block_hashes)
         if slot in self._dropping:
@@ -117,14 +117,14 @@ class BlockOwnership:
             good = total
         local = list(local_hashes[:good])
         blocks = sequence_hashes(local, parent)
-        # A chain's first part is known to the tree and the rest is new to it. Each part is mostly
-        # of one piece (held by the same slots; no name in use), and is then done in bulk.
+        # The first part of a chain is in the tree, the rest is new. Each part is mostly uniform
+        # (held by the same slots; no name in use), and is then stored in bulk.
         shards = shards_of(blocks)
         held = self._owners.find_many(blocks, shards)
         known = held.index(None) if None in held else good
         end = good
         if held.count(None) != good - known:
-            # A known block below a new one: only where a worker claims that a prompt starts with
+            # A known block after a new one: only when a worker reports that a prompt starts with
             # a block whose hash is that of a longer prefix. The rest is stored as its own event.
             end = next(n for n in range(known, good) if held[n] is not None)
             del blocks[end:]
@@ -160,12 +160,12 @@ class BlockOwnership:
         )
 
     def remove(self, slot: int, block_hashes: Sequence[int]) -> RemoveResult:
-        """``slot`` no longer holds the blocks it calls ``block_hashes``, nor what follows them."""
+        """Remove the blocks that ``slot`` names ``block_hashes``, and all blocks after them."""
         if slot in self._dropping:
             return RemoveResult(0, 0, len(block_hashes))
         bit = 1 << slot
         owners = self._owners
-        # All names first: a removal listed from the front takes the names of the later ones away.
+        # All names first: removing an earlier block drops the names of the later ones.
         named = [self._names.block(slot, name) for name in block_hashes]
         held = [block for block in named if block is not None and owners.get(block, 0) & bit]
         before = self._counts.get(slot, 0)
@@ -176,10 +176,10 @@ class BlockOwnership:
         return RemoveResult(removed, gone - removed, unknown)
 
     def clear(self, slot: int) -> int:
-        """``slot`` holds nothing any more; returns the blocks it held. The slot stays usable.
+        """Remove all blocks of ``slot`` and return their number. The slot stays usable.
 
-        All at once: about a millisecond per 2,000 blocks. Where that is too long for one turn of
-        an event loop, drop the slot and give the worker another one.
+        Takes about a millisecond per 2,000 blocks. Where that is too long for one turn of an event
+        loop, drop the slot and give the worker another one.
         """
         if slot in self._dropping:
             return 0
@@ -197,9 +197,9 @@ class BlockOwnership:
         shards: list[int],
         held: list[int | None],
     ) -> tuple[int, int]:
-        """Add ``slot`` to ``blocks``, whose holders so far are ``held``.
+        """Add ``slot`` to ``blocks``, whose current holders are ``held``.
 
-        Returns the blocks done before a conflict, and those of them that the slot did not hold.
+        Returns the number of blocks done before a conflict, and how many the slot did not hold.
         """
         bit = 1 << slot
         owners, names = self._owners, self._names
@@ -231,7 +231,7 @@ class BlockOwnership:
                 above = mask
         if parent is not None and done and self._children.only.find(parent) != local[0]:
             self._children.link(parent, local[0], owners)
-        # Linked already, unless the child was there without its parent: first stored as the start
+        # Already linked, unless the child existed without its parent: first stored as the start
         # of a prompt (see `store`), or not swept yet when its parent was.
         if self._dropping or not self._starts.isdisjoint(blocks[1:done]):
             for at in range(1, done):
@@ -247,7 +247,7 @@ class BlockOwnership:
         blocks: list[int],
         shards: list[int],
     ) -> int:
-        """Add ``blocks``, which nobody holds, below ``parent``; returns those done."""
+        """Add ``blocks``, which no slot holds, below ``parent``; returns the number done."""
         bit = 1 << slot
         owners, names = self._owners, self._names
         if slot not in names.own and names.announce_new(block_hashes, blocks, shards):
@@ -257,19 +257,19 @@ class BlockOwnership:
             for block, name in zip(blocks, block_hashes, strict=True):
                 if not self._rename(slot, bit, name, block):
                     break
-                # Held at once: the name must count for the blocks after it.
+                # Owned at once: the name must be valid for the blocks after it.
                 owners[block] = bit
                 done += 1
         if done:
             owners.set_many(blocks[:done], repeat(bit), shards)
             if parent is not None:
                 self._children.link(parent, local[0], owners)
-            # Blocks just made have no other children.
+            # New blocks have no other children.
             self._children.only.set_many(blocks, local[1:done], shards)
         return done
 
     def _rename(self, slot: int, bit: int, name: int, block: int) -> bool:
-        """``slot`` calls ``block`` by ``name``; False if another of its blocks has the name."""
+        """Name ``block`` as ``name`` on ``slot``; False if another of its blocks has the name."""
         meant = self._names.block(slot, name)
         if meant is not None and meant != block and self._owners.get(meant, 0) & bit:
             return False
@@ -277,7 +277,7 @@ class BlockOwnership:
         return True
 
     def _take(self, slot: int, pending: list[int], limit: int | None = None) -> int:
-        """Take the blocks in ``pending`` and all that follow them from ``slot``.
+        """Remove the blocks in ``pending`` and all blocks after them from ``slot``.
 
         Stops after ``limit`` visits and leaves the rest in ``pending``; returns the visits.
         """

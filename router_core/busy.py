@@ -1,4 +1,4 @@
-"""Busy thresholds: which ranks are over, why, and which workers drop out of routing for it.
+"""Busy thresholds: which ranks are over one, why, and which workers routing excludes for it.
 
 A rank is busy when ANY of three thresholds is exceeded (all comparisons strict):
 
@@ -7,15 +7,15 @@ A rank is busy when ANY of three thresholds is exceeded (all comparisons strict)
 - prefill tokens: > an absolute number;
 - prefill tokens: > floor(fraction * max_num_batched_tokens), 10,000,000 where that is unknown.
 
-Each signal keeps its last value until that same signal is reported again: this is the decode latch
+Each signal keeps its last value until the same signal is reported again: this is the decode latch
 of Dynamo 1.6.1 as observed (per signal; a signal reported at or below its limit clears itself, the
-other is not needed). A worker is busy only when all ranks of its card are; a rank that never
-reported is calm. Without a total, decode blocks never make a rank busy.
+other signal is not needed). A worker is busy only when all ranks of its card are; a rank that never
+reported is not busy. Without a total, decode blocks never make a rank busy.
 
-Two things differ from Dynamo on purpose. Changing a threshold acts at once, in both directions:
+Two things differ from Dynamo on purpose. A changed threshold applies at once, in both directions:
 Dynamo leaves a steady worker latched after the threshold was raised. And the router's own count
 and the worker's report are separate signals: in Dynamo the last writer wins, so that a report of 0
-hides load that the router knows of.
+hides load that the router booked.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from router_core.load import ActiveSequences
 from router_core.registry import WorkerRegistry
 from router_core.workers import UNKNOWN_BATCHED_TOKENS, ModelRuntimeConfig
 
-#: Short name of a threshold -> the setting that holds its default.
-THRESHOLD_SETTINGS = {
-    "active_decode_blocks_threshold": "active_decode_blocks_threshold",
-    "active_prefill_tokens_threshold": "active_prefill_tokens_threshold",
-    "active_prefill_tokens_threshold_frac": "active_prefill_tokens_threshold_frac",
-}
+#: The thresholds; each name is also that of the setting with its default.
+THRESHOLD_SETTINGS = (
+    "active_decode_blocks_threshold",
+    "active_prefill_tokens_threshold",
+    "active_prefill_tokens_threshold_frac",
+)
 
-# The signals: what this router counts by itself, and what a worker reports.
+# The signals: counted by this router, or reported by a worker.
 BOOKED_BLOCKS = "active decode blocks booked here"
 REPORTED_BLOCKS = "active decode blocks reported"
 REPORTED_USED = "used KV blocks reported"
@@ -48,7 +48,7 @@ REPORTED_TOKENS = "active prefill tokens reported"
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The three thresholds of one model; None switches one off."""
+    """The three thresholds of one model; None: off."""
 
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None
@@ -102,10 +102,10 @@ class BusyReason:
 
 
 @dataclass(frozen=True, slots=True)
-class SignalStanding:
-    """One signal of a rank against one threshold.
+class ThresholdSignal:
+    """One signal of a rank and the limit of one threshold for it.
 
-    ``value`` None: never told. ``limit`` None: it cannot be worked out, so nothing is above it.
+    ``value`` None: never reported. ``limit`` None: unknown, so no value is above it.
     """
 
     threshold: str
@@ -120,13 +120,13 @@ class SignalStanding:
 
     @property
     def reported(self) -> bool:
-        """Whether the worker tells it; otherwise this router counts it by itself."""
+        """Whether the worker reports it; otherwise this router counts it."""
         return self.signal not in (BOOKED_BLOCKS, BOOKED_TOKENS)
 
 
 @dataclass(slots=True)
 class Reported:
-    """Last values of one rank's own signals; None was never reported. ``at`` is the last time."""
+    """Last values that a rank reported, None: never. ``at``: time of the last report."""
 
     active_decode_blocks: int | None = None
     kv_used_blocks: int | None = None
@@ -143,7 +143,7 @@ class BusyTracker:
         self._thresholds: dict[str, Thresholds] = {}
         self.default = Thresholds()
         self.reported: list[Reported] = []
-        #: Ranks over a threshold, and ranks whose worker has no rank below: what routing excludes.
+        #: Ranks over a threshold; ranks of workers with all ranks over one, which routing excludes.
         self.busy_ranks = 0
         self.mask = 0
 
@@ -159,7 +159,7 @@ class BusyTracker:
         return dict(self._thresholds)
 
     def set_thresholds(self, model: str, values: Mapping[str, float | int | None]) -> None:
-        """Set some thresholds of a model and judge its workers again; raises ConfigError."""
+        """Set some thresholds of a model and check its workers again; raises ConfigError."""
         self._thresholds[model] = self.thresholds(model).with_values(values)
         self.update_all()
 
@@ -172,7 +172,7 @@ class BusyTracker:
         kv_used_blocks: int | None,
         active_prefill_tokens: int | None,
     ) -> None:
-        """Take a rank's own numbers; None leaves the last value in force."""
+        """Store the values that a rank reports; None keeps the last value."""
         row = self.reported[slot]
         row.at = now
         if active_decode_blocks is not None:
@@ -184,7 +184,7 @@ class BusyTracker:
         self.update(slot)
 
     def update(self, slot: int) -> None:
-        """Judge a rank, and with it its worker, from the present numbers."""
+        """Check a rank, and with it its worker, with the current values."""
         worker = self._registry.worker(slot)
         thresholds = self._thresholds.get(worker.model, self.default)
         bit = 1 << slot
@@ -199,28 +199,28 @@ class BusyTracker:
             self.mask &= ~ranks
 
     def update_all(self) -> None:
-        """Judge every rank: thresholds or cards changed."""
+        """Check every rank again, after a change of thresholds or cards."""
         self.busy_ranks = self.mask = 0
         for worker in self._registry:
             for slot in self._registry.slots(worker.worker_id):
                 self.update(slot)
 
     def forget(self, slot: int) -> None:
-        """A rank is gone; its slot starts calm for the next one."""
+        """Reset the slot of a removed rank."""
         self.reported[slot] = Reported()
         self.busy_ranks &= ~(1 << slot)
         self.mask &= ~(1 << slot)
 
     def reasons(self, slot: int) -> tuple[BusyReason, ...]:
-        """Every threshold that the rank exceeds now; empty for a calm rank."""
+        """Every threshold that the rank exceeds; empty for a rank that is not busy."""
         return tuple(
             BusyReason(one.threshold, one.signal, one.value, one.limit, one.setting)
-            for one in self.standings(slot)
+            for one in self.signals(slot)
             if one.value is not None and one.limit is not None and one.value > one.limit
         )
 
-    def standings(self, slot: int) -> tuple[SignalStanding, ...]:
-        """Every signal of a rank against every threshold in force, whether over it or not."""
+    def signals(self, slot: int) -> tuple[ThresholdSignal, ...]:
+        """Every signal of a rank with the limit of every threshold that is set."""
         worker = self._registry.worker(slot)
         thresholds, config = self.thresholds(worker.model), worker.runtime_config
         found = []
@@ -229,10 +229,10 @@ class BusyTracker:
             limit = fraction * config.total_kv_blocks if config.total_kv_blocks else None
             for signal, value in self._decode_signals(slot):
                 name = "active_decode_blocks_threshold"
-                found.append(SignalStanding(name, signal, value, limit, fraction))
+                found.append(ThresholdSignal(name, signal, value, limit, fraction))
         for name, setting, most in _prefill_limits(thresholds, config):
             for signal, value in self._prefill_signals(slot):
-                found.append(SignalStanding(name, signal, value, most, setting))
+                found.append(ThresholdSignal(name, signal, value, most, setting))
         return tuple(found)
 
     def dump(self) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class BusyTracker:
         }
 
     def load_dump(self, plain: Mapping[str, Any]) -> None:
-        """Take the content of a :meth:`dump`; the registry and the load are there already."""
+        """Restore a :meth:`dump`; the registry and the load must be restored before."""
         self._thresholds = {
             model: Thresholds().with_values(values) for model, values in plain["thresholds"].items()
         }
@@ -289,7 +289,7 @@ class BusyTracker:
 def _prefill_limits(
     thresholds: Thresholds, config: ModelRuntimeConfig
 ) -> list[tuple[str, float, float]]:
-    """``(threshold name, its setting, the limit in tokens)`` of the prefill thresholds in force."""
+    """``(name, setting, limit in tokens)`` of the prefill thresholds that are set."""
     limits: list[tuple[str, float, float]] = []
     tokens = thresholds.active_prefill_tokens_threshold
     if tokens is not None:

@@ -1,7 +1,7 @@
-"""Every change of a router's state, as a frozen value.
+"""All changes of a router's state, as frozen values.
 
-Planes, replica sync, recovery, recordings and tests speak only these; ``Router.apply(change, now)``
-is the one place where they take effect. A recording is a snapshot followed by changes.
+``Router.apply(change, now)`` is the only place where they take effect: event planes, replica sync,
+recovery, recordings and tests all use it. A recording is a snapshot followed by changes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ STAGES: tuple[Stage, ...] = ("prefill", "decode", "aggregated")
 
 @dataclass(frozen=True, slots=True)
 class WorkerUpserted:
-    """A worker registered, or published another card."""
+    """A worker registered, or published a new card."""
 
     worker: Worker
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker left: its bookings, reports and cached blocks are forgotten."""
+    """A worker left: its bookings, reports and cached blocks are removed."""
 
     worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAvailability:
-    """A worker stopped answering (``reason`` says how) or answers again (``reason`` None)."""
+    """A worker is unavailable for ``reason``, or available again (``reason`` None)."""
 
     worker_id: int
     reason: str | None
@@ -41,7 +41,7 @@ class WorkerAvailability:
 
 @dataclass(frozen=True, slots=True)
 class KvEvent:
-    """What one rank of a worker did to its prefix cache."""
+    """One event of the prefix cache of one rank."""
 
     worker_id: int
     dp_rank: int
@@ -50,10 +50,10 @@ class KvEvent:
 
 @dataclass(frozen=True, slots=True)
 class IndexMarked:
-    """How far the index of one rank can be believed.
+    """How complete the index of one rank is.
 
-    ``current``: every event was seen; ``gapped``: ``missing`` batches were lost and not healed;
-    ``absent``: nobody tells what this rank caches.
+    ``current``: every event was received; ``gapped``: ``missing`` batches were lost and not
+    recovered; ``absent``: the rank does not report what it caches.
     """
 
     worker_id: int
@@ -64,11 +64,11 @@ class IndexMarked:
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """A request was given to a rank and counts as its load from now on.
+    """A request was given to a rank and counts as its load.
 
     ``prefill_tokens`` are prompt tokens that are not cached there; 0 where prefill is not
     tracked. ``sequence_hashes`` are its complete prompt blocks, shared with other requests;
-    ``anonymous_blocks`` counts blocks that are shared with nobody (no KV reuse assumed).
+    ``anonymous_blocks`` counts blocks that no other request shares (no KV reuse assumed).
     """
 
     request_id: str
@@ -82,14 +82,14 @@ class Booked:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """The first output token came: the request's prefill load is over."""
+    """The first output token arrived: the request's prefill load ends."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The request is alive: its booking does not expire for another while."""
+    """The request is alive: the expiry time of its booking starts again."""
 
     request_id: str
 
@@ -98,8 +98,8 @@ class Progressed:
 class OutputBlock:
     """Generation filled one more block.
 
-    ``decay_fraction`` (0..1), where the expected output length is known, is the weight that the
-    request's exclusive blocks count with from now on.
+    ``decay_fraction`` (0..1), where the expected output length is known, is the new weight of the
+    request's exclusive blocks.
     """
 
     request_id: str
@@ -116,7 +116,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class LoadReported:
-    """What a rank says about itself; None leaves the last value in force."""
+    """Load reported by a rank; None keeps the last value."""
 
     worker_id: int
     dp_rank: int
@@ -127,7 +127,7 @@ class LoadReported:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdsSet:
-    """Busy thresholds of one model; only the fields in ``values`` change, None unsets."""
+    """Busy thresholds of one model; only the names in ``values`` change, None switches one off."""
 
     model: str
     values: Mapping[str, float | int | None] = field(default_factory=dict)
@@ -135,14 +135,14 @@ class ThresholdsSet:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSet:
-    """Settings by field name, checked as RouterConfig checks them."""
+    """Settings by field name, checked by RouterConfig."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Time passed: bookings without progress for ``active_request_expiry_secs`` are forgotten."""
+    """End bookings without progress for ``active_request_expiry_secs``."""
 
 
 Change = (
@@ -165,7 +165,7 @@ Change = (
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of a change: taken, or refused with a stable ``code`` and a message.
+    """The result of a change: applied, or refused with a stable ``code`` and a message.
 
     Refusals of KV events carry the index's own codes; others are ``unknown_worker``,
     ``unknown_request``, ``duplicate_request`` and ``invalid``.

@@ -1,7 +1,7 @@
-"""Links from a block to the blocks that continue it.
+"""Links from a block to the blocks after it.
 
-A child is kept as its local hash: with the parent's sequence hash it gives the child's, and a dump
-needs the local hash itself. Most blocks have one child, and an int -> int dict holds those.
+A child is stored as its local hash: with the parent's sequence hash it gives the child's sequence
+hash, and a dump needs the local hash itself. Most blocks have one child, in an int -> int dict.
 """
 
 from collections.abc import Container, Sequence
@@ -15,8 +15,8 @@ _FIRST_LIMIT = 8
 class ChildLinks:
     """Children of blocks; a block is its sequence hash, a child its local hash.
 
-    Links to blocks that are gone are left lying when the block goes (finding them would need a
-    link back up). They are thrown out in `link`, once their number may have doubled.
+    Links to removed blocks stay (finding them would need a link to the parent). `link` removes them
+    once their number may have doubled.
     """
 
     __slots__ = ("branches", "only")
@@ -25,17 +25,17 @@ class ChildLinks:
         self.only = ShardedDict()
         """block -> its only child"""
         self.branches: dict[int, Branch] = {}
-        """block -> its children, where there have been several; never a block in `only`"""
+        """block -> its children, where there were several; never a block in `only`"""
 
     def copy(self) -> "ChildLinks":
-        """The same links, apart from these."""
+        """An independent copy."""
         made = ChildLinks()
         made.only = self.only.copy()
         made.branches = {block: Branch(set(b.locals)) for block, b in self.branches.items()}
         return made
 
     def of(self, block: int) -> Sequence[int]:
-        """The children of ``block``, ascending; some may be gone."""
+        """The children of ``block``, ascending; some may be removed already."""
         local = self.only.find(block)
         if local is not None:
             return (local,)
@@ -43,7 +43,7 @@ class ChildLinks:
         return () if branch is None else sorted(branch.locals)
 
     def link(self, parent: int, local: int, blocks: Container[int]) -> None:
-        """Make ``local`` a child of ``parent``. ``blocks``: those that exist."""
+        """Make ``local`` a child of ``parent``; ``blocks`` are the existing blocks."""
         branch = self.branches.get(parent)
         if branch is not None:
             branch.locals.add(local)
@@ -60,7 +60,7 @@ class ChildLinks:
 
 
 class Branch:
-    """Children of a block that has several; ``limit`` is the size at which dead ones are sought."""
+    """Children of a block that has several; at the size ``limit`` removed ones are dropped."""
 
     __slots__ = ("limit", "locals")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from router_core.errors import ConfigError
 
-#: Modes of other routers that this one does not have yet: errors call them "not built yet".
+#: Modes of other routers that this one does not have yet; errors name them as "not built yet".
 PLANNED_MODES = ("power-of-two", "device-aware-weighted", "direct")
 
 
@@ -44,13 +44,13 @@ class Setting:
         return not self.needs or bool(self.unbuilt_values)
 
     def is_built(self, value: Any) -> bool:
-        """Whether setting it to ``value`` has the effect that it should have."""
+        """Whether ``value`` has its effect."""
         if self.unbuilt_values:
             return value not in self.unbuilt_values
         return not self.needs
 
     def parse(self, text: str) -> Any:
-        """The value that ``text`` spells.
+        """Parse a value.
 
         ``none``, ``null`` and the empty string unset an optional setting. Raises ConfigError.
         """
@@ -75,7 +75,7 @@ class Setting:
         return self.check(raw.replace("_", "-") if self.choices else raw)
 
     def check(self, value: Any) -> Any:
-        """``value`` if it is inside the bounds; raises ConfigError naming bounds and value."""
+        """Return ``value`` if it is inside the bounds; raises ConfigError with bounds and value."""
         if value is None:
             if self.optional:
                 return None
@@ -273,7 +273,7 @@ DEFAULT_PRESET = "dynamo-1.6"
 
 
 def find_setting(name: str) -> Setting:
-    """The setting called ``name``; raises ConfigError naming similar ones."""
+    """The setting ``name``; raises ConfigError with similar names."""
     if name in SETTINGS:
         return SETTINGS[name]
     near = get_close_matches(name, SETTINGS, n=3, cutoff=0.5)
@@ -282,14 +282,14 @@ def find_setting(name: str) -> Setting:
 
 
 def preset(name: str) -> RouterConfig:
-    """The defaults called ``name``; raises ConfigError listing the presets."""
+    """The defaults of the preset ``name``; raises ConfigError with the known presets."""
     if name not in PRESETS:
         raise ConfigError(f"preset: expected one of {', '.join(PRESETS)}, got {name!r}")
     return RouterConfig(**PRESETS[name])
 
 
 def legacy_overlap_weight(weight: float) -> dict[str, float]:
-    """What the 0.9 overlap score weight means today: 0 turns the cache term off altogether."""
+    """The settings that the 0.9 overlap score weight means; 0 switches the cache credit off."""
     if weight == 0:
         return {"prefill_load_scale": 0.0, "overlap_score_credit": 0.0}
     return {"prefill_load_scale": weight}

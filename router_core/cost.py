@@ -1,4 +1,4 @@
-"""The cost of giving a request to a worker: one formula, evaluated in columns. Lower is better.
+"""The cost of a request on each worker: one formula, evaluated in columns. Lower is better.
 
 ::
 
@@ -31,7 +31,7 @@ from router_core.config import RouterConfig
 
 @dataclass(frozen=True, slots=True)
 class CostParameters:
-    """The numbers that the formula takes on one hop."""
+    """The weights and switches of the formula on one hop."""
 
     prefill_load_scale: float
     overlap_score_credit: float
@@ -43,7 +43,7 @@ class CostParameters:
 
     @classmethod
     def for_stage(cls, config: RouterConfig, stage: Stage) -> CostParameters:
-        """What ``config`` means on a hop (Dynamo 1.6.1: observed, section 2.2)."""
+        """The parameters that ``config`` gives a hop (as observed in Dynamo 1.6.1)."""
         base = cls(
             prefill_load_scale=config.prefill_load_scale,
             overlap_score_credit=config.overlap_score_credit,
@@ -67,11 +67,11 @@ class CostParameters:
 
 @dataclass(frozen=True, slots=True)
 class CostInputs:
-    """What the formula reads, one entry a candidate in every column.
+    """The inputs of the formula; every column has one entry per candidate.
 
-    ``overlap_blocks``: leading blocks cached there. ``prefill_tokens``: active, without this
-    request. ``active_blocks``: blocks active there. ``shared_blocks``: leading blocks of this
-    prompt that are among them. ``multipliers``: None where no preferred taint is in force.
+    ``overlap_blocks``: leading prompt blocks cached there. ``prefill_tokens``: active, without
+    this request. ``active_blocks``: blocks active there. ``shared_blocks``: leading blocks of this
+    prompt among them. ``multipliers``: None without a preferred taint.
     """
 
     isl_tokens: int
@@ -87,7 +87,7 @@ class CostInputs:
 
 @dataclass(frozen=True, slots=True)
 class TermColumn:
-    """One term of the cost: its value for every candidate, in ``unit``, before ``weight``."""
+    """One term of the cost: its value for each candidate, in ``unit``, before ``weight``."""
 
     name: str
     unit: str
@@ -96,7 +96,7 @@ class TermColumn:
 
 
 def kv_terms(inputs: CostInputs, parameters: CostParameters) -> tuple[TermColumn, ...]:
-    """The terms of the formula; a term that cannot count on this hop is left out."""
+    """The terms of the formula, without those that do not count on this hop."""
     terms = []
     credits = _credits(inputs, parameters)
     if parameters.track_prefill_tokens:
@@ -135,7 +135,7 @@ def total_costs(
 
 
 def _subtract(blocks: list[float], credits: dict[int, float]) -> None:
-    """Take each position's credit off, never below 0."""
+    """Subtract each position's credit, down to 0."""
     for position, credit in credits.items():
         left = blocks[position] - credit
         blocks[position] = left if left > 0 else 0.0
@@ -158,10 +158,10 @@ def _credits(inputs: CostInputs, parameters: CostParameters) -> dict[int, float]
 
 
 def probabilities(costs: Sequence[float], temperature: float) -> list[float]:
-    """How likely each candidate is to be picked; sums to 1.
+    """The probability of each candidate; the sum is 1.
 
     Temperature 0: the lowest cost, exact ties evenly. Above 0: proportional to
-    ``exp(-((cost - min) / (max - min)) / temperature)``, all equal evenly. Source: Dynamo 1.6.1,
+    ``exp(-((cost - min) / (max - min)) / temperature)``, equal costs evenly. Source: Dynamo 1.6.1,
     observed on 3,000 draws.
     """
     low, high = min(costs), max(costs)
@@ -175,10 +175,10 @@ def probabilities(costs: Sequence[float], temperature: float) -> list[float]:
 
 
 def pick(costs: Sequence[float], temperature: float, sample: float) -> int:
-    """The candidate that ``sample`` (0 <= sample < 1) picks; costs must not be empty.
+    """The position that ``sample`` (0 <= sample < 1) picks; costs must not be empty.
 
-    The sample walks along the candidates' probabilities in order, so that sample 0 at
-    temperature 0 is the first of the tied.
+    The probabilities are summed in order until they exceed the sample: sample 0 at temperature 0
+    picks the first of the tied candidates.
     """
     if temperature <= 0:
         low = min(costs)

@@ -1,7 +1,7 @@
-"""What would have changed a decision: flips, and how near a preference is to giving way.
+"""What would have changed a decision: flips, and how near a preference is to losing.
 
-Both evaluate the decision's own columns again (``Decision.replay``), so they cannot disagree with
-the router. They are computed when somebody looks, never on the request path.
+Both evaluate the decision's own columns again (``Decision.replay``), so they agree with the router.
+They are computed on demand, never on the request path.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from router_core.decision import Decision
 from router_core.taints import preference_multiplier
 
-#: No load that a fleet could have flips beyond this many tokens or blocks.
+#: Loads are searched up to this many tokens or blocks, more than any fleet has.
 _MOST = 1 << 40
-#: Cost weights are searched from 0 to this multiple of their present value (at least 1).
+#: Cost weights are searched from 0 to this multiple of their current value (at least 1).
 _WEIGHT_REACH = 16.0
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """The smallest change of one number by which the winner stops winning.
+    """The smallest change of one number with which the winner loses.
 
     ``change`` is a load of ``worker`` (``active_prefill_tokens`` in tokens,
     ``active_decode_blocks`` in blocks, ``active_requests``) or, with ``worker`` None, a weight.
@@ -42,12 +42,12 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """How near a preferred taint is to giving way, at the present costs.
+    """How near a preferred taint is to losing, at the current costs.
 
     ``crossover``: a preferred candidate wins while its unweighted cost is below this multiple of
-    the best other's. ``now``: that multiple at present, None when the other costs nothing.
+    the best other's. ``now``: the current multiple, None when the other's cost is 0.
     ``smallest_weight``: the least weight in 0..1 that keeps it local, None when none can.
-    ``verdict`` says it in words.
+    ``verdict``: the same in words.
     """
 
     taint: str
@@ -64,10 +64,10 @@ def flip(decision: Decision) -> Flip | None:
 
 
 def flips(decision: Decision) -> Iterator[Flip]:
-    """Every single change found that makes the winner lose, loads before weights.
+    """Every single change that makes the winner lose, loads before weights.
 
-    Nothing is yielded without a runner-up, above temperature 0 (where cost does not decide alone)
-    and in modes whose terms are no loads.
+    Yields nothing without a runner-up, above temperature 0 (where cost alone does not decide) and
+    in modes whose terms are not loads.
     """
     second = decision.runner_up
     winner = decision.winner
@@ -84,7 +84,7 @@ def flips(decision: Decision) -> Iterator[Flip]:
 
 
 def loses(decision: Decision, changed: Decision) -> bool:
-    """Whether the winner of ``decision`` is strictly beaten in ``changed``."""
+    """Whether the winner of ``decision`` costs more than another candidate in ``changed``."""
     winner = decision.winner
     if winner is None or not changed.costs:
         return False
@@ -92,7 +92,7 @@ def loses(decision: Decision, changed: Decision) -> bool:
 
 
 def with_load(decision: Decision, position: int, change: str, by: int) -> Decision:
-    """The decision with one candidate's load changed by ``by`` (never below 0)."""
+    """The decision with one candidate's load changed by ``by`` (down to 0)."""
     inputs = decision.inputs
     if inputs is None:
         return decision
@@ -191,7 +191,7 @@ def _least(flipped: Callable[[int], bool], most: int = _MOST) -> int | None:
 
 
 def _between(flipped: Callable[[float], bool], now: float, end: float) -> float | None:
-    """The change from ``now`` towards ``end`` at which it flips, None if it does not there."""
+    """The change from ``now`` towards ``end`` at which it flips, None if it does not flip."""
     if now == end or not flipped(end):
         return None
     low, high = now, end
@@ -201,7 +201,7 @@ def _between(flipped: Callable[[float], bool], now: float, end: float) -> float 
             break
         low, high = (low, middle) if flipped(middle) else (middle, high)
     by = high - now
-    # The sum that a reader makes of it must flip too, and floats do not subtract exactly.
+    # now + by must flip too, and floats do not subtract exactly.
     while not flipped(now + by):
         by = math.nextafter(by, math.copysign(math.inf, by))
     return by
@@ -211,7 +211,7 @@ def _between(flipped: Callable[[float], bool], now: float, end: float) -> float 
 
 
 def preference(decision: Decision) -> Preference | None:
-    """The meter of the strongest preferred taint in force, None without one or without costs.
+    """The preference of the strongest preferred taint, None without one or without costs.
 
     ``crossover = exp(tanh(weight))``, at most 2.1415 for a weight of 1. Candidates are compared
     by their cost with all *other* preferences applied.
@@ -237,11 +237,9 @@ def preference(decision: Decision) -> Preference | None:
             remote.append(raw * preference_multiplier((rest,)))
     crossover = 1.0 / preference_multiplier((weight,))
     if not local:
-        return Preference(item.taint, weight, crossover, None, None, "nobody carries the taint")
+        return Preference(item.taint, weight, crossover, None, None, "no candidate has the taint")
     if not remote:
-        return Preference(
-            item.taint, weight, crossover, None, 0.0, "every candidate carries the taint"
-        )
+        return Preference(item.taint, weight, crossover, None, 0.0, "every candidate has the taint")
     return _metered(item.taint, weight, crossover, local, min(remote))
 
 
@@ -251,7 +249,7 @@ def _metered(
     best = min(raw * preference_multiplier((rest,)) for raw, rest in local)
     if remote == 0:
         if best == 0:
-            verdict = "no effect: both cost 0, a multiplier cannot tell them apart"
+            verdict = "no effect: both cost 0, so a multiplier changes nothing"
             return Preference(taint, weight, crossover, None, None, verdict)
         verdict = "no weight can keep it local: the best other costs 0"
         return Preference(taint, weight, crossover, None, None, verdict)
@@ -270,7 +268,7 @@ def _metered(
 def _weight_to_win(raw: float, rest: float, remote: float) -> float | None:
     """The weight in 0..1 at which ``raw * exp(-tanh(rest + weight))`` reaches ``remote``.
 
-    Winning needs strictly more than it, unless it is 0 and the candidate is cheaper anyway.
+    The candidate wins above it, or at 0 if it is cheaper without a preference.
     """
     if raw == 0:
         return 0.0

@@ -1,7 +1,7 @@
-"""The Decision: a routing result that carries everything that produced it.
+"""The Decision: a routing result with everything that produced it.
 
-It is built on every request, in columns (one list a term, not one object a candidate), because
-there is no second path that explains: dispatch, dry run, dashboard and refusal read this value.
+It is built on every request, in columns (one list per term, not one object per candidate). There is
+no second path for explanations: dispatch, dry run, dashboard and refusal read this value.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Outcome = Literal[
     "pinned_ineligible",
 ]
 
-#: Codes that a rejection can carry; stable, other tools match on them.
+#: Codes of rejections by the built-in filters; stable, other tools match on them.
 REJECTION_CODES = (
     "model",
     "role",
@@ -60,7 +60,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A rank, and the reason for which a filter took it out."""
+    """A rank, and the reason for which a filter rejected it."""
 
     worker: Worker
     dp_rank: int
@@ -71,9 +71,9 @@ class Rejection:
 class FunnelStep:
     """One filter: how many ranks entered, how many were left.
 
-    ``rejected`` holds the reasons where they were asked for (dry run, refusal), else it is empty
-    while ``entered - left`` still counts. ``skipped`` says why a filter that would have emptied
-    the set was not applied.
+    ``rejected`` has the reasons in a dry run and in a refusal, else it is empty while
+    ``entered - left`` still counts. ``skipped``: why a filter that would have emptied the set was
+    not applied.
     """
 
     filter: str
@@ -85,7 +85,7 @@ class FunnelStep:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One scored rank, made from the columns when somebody looks."""
+    """One scored rank, built from the columns on demand."""
 
     worker: Worker
     dp_rank: int
@@ -106,10 +106,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one hop decided, from which inputs.
+    """The decision of one hop, and its inputs.
 
     Columns (``workers``, ``refs``, ``costs`` and those inside ``inputs`` and ``terms``) have
-    one entry a scored candidate, in slot order. ``winner`` and ``tied`` are positions in them.
+    one entry per scored candidate, in slot order. ``winner`` and ``tied`` are positions in them.
     ``sample`` is the number in 0..1 that broke ties or drew from the temperature.
     """
 
@@ -136,7 +136,7 @@ class Decision:
     notes: tuple[str, ...] = ()
     message: str | None = None
 
-    # -- the answer ------------------------------------------------------------------------
+    # -- the result ------------------------------------------------------------------------
 
     @property
     def ref(self) -> WorkerWithDpRank | None:
@@ -160,7 +160,7 @@ class Decision:
 
     @property
     def runner_up(self) -> int | None:
-        """The cheapest candidate beside the winner."""
+        """The position of the cheapest candidate except the winner."""
         if self.winner is None or len(self.costs) < 2:
             return None
         rest = (i for i in range(len(self.costs)) if i != self.winner)
@@ -168,7 +168,7 @@ class Decision:
 
     @property
     def margin(self) -> float | None:
-        """By how many blocks the winner is cheaper than the runner-up; negative when sampled."""
+        """Blocks by which the winner is cheaper than the runner-up; may be negative if sampled."""
         second = self.runner_up
         if self.winner is None or second is None:
             return None
@@ -184,16 +184,16 @@ class Decision:
         return 0 if self.winner is None else self.overlap_blocks(self.winner) * self.block_size
 
     def require(self) -> WorkerWithDpRank:
-        """The winner; raises NoEligibleWorker or AllWorkersBusy carrying this decision."""
+        """The winner; raises NoEligibleWorker or AllWorkersBusy with this decision."""
         ref = self.ref
         if ref is None:
             raise (AllWorkersBusy if self.outcome == "all_busy" else NoEligibleWorker)(self)
         return ref
 
-    # -- looking closer --------------------------------------------------------------------
+    # -- details ---------------------------------------------------------------------------
 
     def probabilities(self) -> list[float]:
-        """How likely each candidate was to be picked."""
+        """The probability of each candidate."""
         return probabilities(list(self.costs), self.temperature) if self.costs else []
 
     def rows(self) -> Iterator[Candidate]:
@@ -220,10 +220,10 @@ class Decision:
     def replay(
         self, inputs: CostInputs | None = None, parameters: CostParameters | None = None
     ) -> Decision:
-        """The same decision evaluated again, with other inputs or parameters where given.
+        """The decision computed again, with other inputs or parameters where given.
 
-        With neither it must give the same winner: that is a test, and what makes a saved
-        decision a bug report. Modes without a cost formula keep their own terms.
+        With neither it has the same winner, so a saved decision is a complete bug report. Modes
+        other than ``kv`` keep their terms.
         """
         inputs = inputs if inputs is not None else self.inputs
         parameters = parameters or self.parameters
@@ -241,7 +241,7 @@ class Decision:
         )
 
     def summary(self) -> str:
-        """One line for people: the winner and its cost, or the histogram of what stood in the way.
+        """One line: the winner and its cost, or the number of rejected ranks by reason.
 
         ``0/6 workers eligible: 4 missing_taint dynamo.topology/zone=us-east-1a, 2 busy (...)``
         """
@@ -272,7 +272,7 @@ class Decision:
         return ", ".join(f"{count} {code}{detail}" for (code, detail), count in by_reason.items())
 
     def emptied_by(self) -> FunnelStep | None:
-        """The filter that took the last candidates out; None of a selected decision."""
+        """The filter that rejected the last candidates; None for a selected decision."""
         if self.winner is not None:
             return None
         return next((step for step in self.funnel if step.entered and not step.left), None)
@@ -310,7 +310,7 @@ class Decision:
 
 
 def ref_dict(worker: Worker, dp_rank: int) -> dict[str, Any]:
-    """The REF of the contract: ``worker`` is the safe key, ids exceed 2^53."""
+    """The REF of the contract. Use ``worker`` as key in JSON: ids exceed 2^53."""
     return {"worker": worker.name, "worker_id": worker.worker_id, "dp_rank": dp_rank}
 
 
@@ -352,10 +352,10 @@ def _candidate_dict(row: Candidate) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RoutingPlan:
-    """Both hops of one request. ``prefill`` is None for an aggregated request.
+    """The hops of one request. ``prefill`` is None for an aggregated request.
 
     ``implied`` are the constraints that the chosen prefill worker adds to the decode hop;
-    ``relaxed`` says that a ``fallback`` policy gave them up because nobody satisfied them.
+    ``relaxed``: a ``fallback`` policy dropped them because no decode worker satisfied them.
     """
 
     id: str
@@ -367,12 +367,12 @@ class RoutingPlan:
 
     @property
     def ok(self) -> bool:
-        """Every hop of the plan has a winner."""
+        """Whether every hop of the plan has a winner."""
         return self.refusal is None
 
     @property
     def refusal(self) -> Decision | None:
-        """The decision that has no winner, prefill first; None for a plan that can be served."""
+        """The decision without a winner, prefill first; None if every hop has one."""
         for decision in (self.prefill, self.decode):
             if decision is not None and decision.winner is None:
                 return decision
@@ -380,18 +380,18 @@ class RoutingPlan:
 
     @property
     def final(self) -> Decision:
-        """The hop whose worker answers the client (or the refusal)."""
+        """The decision of the hop that answers the client, or the refusal."""
         refusal = self.refusal
         if refusal is not None:
             return refusal
         decision = self.decode if self.decode is not None else self.prefill
         if decision is None:
-            raise ValueError(f"plan {self.id} has no decision at all")
+            raise ValueError(f"plan {self.id} has no decision")
         return decision
 
 
 class RoutingRefused(RouterCoreError):
-    """No worker was selected; ``decision`` says which filter emptied the candidates and why."""
+    """No worker was selected; ``decision`` has the filters and their reasons."""
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision.summary())

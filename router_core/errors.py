@@ -1,4 +1,4 @@
-"""The errors that router_core raises.
+"""The errors of router_core.
 
 ::
 
@@ -14,8 +14,8 @@
         ├── NoEligibleWorker  a filter emptied the candidate set
         └── AllWorkersBusy    only the busy filter stands between the request and a worker
 
-A refused *event* (a block whose parent is unknown, a removal of something that was never stored) is
-not an error: the stream goes on and the reason is part of the returned result.
+A refused *event* (a block whose parent is unknown, a removal of a block that was never stored) is
+not an error: the stream continues and the returned result has the reason.
 """
 
 

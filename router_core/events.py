@@ -1,12 +1,12 @@
-"""What a worker's KV cache says about itself, as values.
+"""Events of one rank's KV cache, and what the index did with them.
 
-The router's changes wrap these with the worker, its data-parallel rank and the event's id. Hashes
-stand in columns, not one object a block: a stored event of 32 blocks is one value, and the index
-reads the columns as they are.
+The router's change ``KvEvent`` adds the worker and its data-parallel rank. Hashes are in columns,
+not one object per block: a stored event of 32 blocks is one value, and the index reads the columns
+directly.
 
 ``block_hashes`` are the **engine's** names of blocks. They are opaque: two workers may use
 different names for the same content (Python's hash seed), and nothing is matched by them. They
-serve to name a parent, and to say later which block is gone.
+name a parent, and later the blocks that are removed.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ DEVICE = "device"
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """A chain of blocks was written to the cache.
+    """A chain of blocks was stored in the cache.
 
     ``parent_hash``: the engine's name of the block before the first, None at a prompt's start.
     ``block_hashes[i]``: the engine's name (u64) of block i; ``local_hashes[i]`` its local hash
     (u64, :func:`router_core.hashing.local_block_hashes`). The two have equal length.
-    ``tier``: where the blocks lie.
+    ``tier``: the memory that has the blocks.
     """
 
     parent_hash: int | None
@@ -53,11 +53,11 @@ class Fault(StrEnum):
     """Why blocks of a stored event were refused; stable codes."""
 
     UNKNOWN_PARENT = "unknown_parent"
-    """The worker does not hold the parent, so the blocks' place is unknown. Nothing was stored."""
+    """The worker does not hold the parent, so the prefix is unknown. Nothing was stored."""
     HASH_CONFLICT = "hash_conflict"
-    """The worker's engine already calls another block of its cache by this hash."""
+    """The worker's engine already uses this hash for another block of its cache."""
     COLUMNS_DIFFER = "columns_differ"
-    """Not one local hash for each engine hash. Nothing was stored."""
+    """The numbers of local hashes and engine hashes differ. Nothing was stored."""
     NOT_A_HASH = "not_a_hash"
     """A local hash outside 0 .. 2**64 - 1."""
     SLOT_DROPPED = "slot_dropped"
@@ -66,7 +66,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The block at which a stored event was refused; it and all blocks after it were not stored."""
+    """Why blocks of a stored event were refused: the first refused block and all after it."""
 
     code: Fault
     value: int | None
@@ -78,7 +78,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class StoreResult:
-    """What a stored event did, in blocks: newly held, held before, refused (with the reason)."""
+    """The result of a stored event, in blocks: newly held, held before, refused (with a reason)."""
 
     stored: int
     known: int
@@ -87,11 +87,11 @@ class StoreResult:
 
 @dataclass(frozen=True, slots=True)
 class RemoveResult:
-    """What a removal did, in blocks.
+    """The result of a removal, in blocks.
 
-    ``hidden``: blocks that lost their prefix because an earlier block went; they count as not held
-    until they are stored again. ``unknown``: names that mean no block the worker holds, which is
-    normal for blocks hidden before.
+    ``hidden``: blocks that lost their prefix because an earlier block was removed; they count as
+    not held until they are stored again. ``unknown``: names of no block that the worker holds,
+    which is normal for blocks hidden before.
     """
 
     removed: int
@@ -101,18 +101,18 @@ class RemoveResult:
 
 _MESSAGES = {
     Fault.UNKNOWN_PARENT: "parent block {value} is not held by the worker; {blocks} blocks refused",
-    Fault.HASH_CONFLICT: "block hash {value} already names other content of the worker; "
-    "it and what follows, {blocks} blocks, refused",
-    Fault.COLUMNS_DIFFER: "{blocks} block hashes came with {value} local hashes; expected as many",
+    Fault.HASH_CONFLICT: "block hash {value} is in use for another block of the worker; "
+    "{blocks} blocks refused",
+    Fault.COLUMNS_DIFFER: "{blocks} block hashes and {value} local hashes; expected equal numbers",
     Fault.NOT_A_HASH: "the local hash of block {value} is not an unsigned 64-bit number; "
-    "it and what follows, {blocks} blocks, refused",
-    Fault.SLOT_DROPPED: "the worker was dropped; {blocks} blocks refused",
+    "{blocks} blocks refused",
+    Fault.SLOT_DROPPED: "the worker is lost; {blocks} blocks refused",
 }
 
 
 def refused_store(
     code: Fault, value: int | None, blocks: int, *, stored: int = 0, known: int = 0
 ) -> StoreResult:
-    """The result of a stored event of which the last ``blocks`` were refused."""
+    """The result of a stored event whose last ``blocks`` were refused."""
     message = _MESSAGES[code].format(value=value, blocks=blocks)
     return StoreResult(stored, known, Refusal(code, value, blocks, message))

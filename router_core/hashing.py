@@ -9,8 +9,7 @@ Two hashes name a block of a prompt:
 Only complete blocks are hashed; a prompt's tail shorter than a block has no hash. Source: the
 behaviour of ai-dynamo-runtime 1.6.1, recorded in ``tests/captures/hash_vectors.json``.
 
-The third name, the *engine's* block hash, is whatever the engine publishes; see
-:mod:`router_core.events`.
+The *engine's* block hash is a third name, opaque to the router; see :mod:`router_core.events`.
 """
 
 from array import array
@@ -28,14 +27,14 @@ from xxhash import xxh3_64_intdigest
 from router_core.errors import HashingError
 
 SEED = 1337
-"""Seed of every block hash before an adapter or a cache namespace is mixed in."""
+"""Seed of every block hash without an adapter or a cache namespace."""
 
 _U32_MAX = 2**32 - 1
 _U64 = 2**64
 _I64 = 2**63
 TOKEN_BYTES = 4
-# Blocks that one Struct cuts out of the token bytes in a single call: slicing costs 78 ns a block,
-# this 14 ns. A compiled Struct is kept per (block bytes, count), hence a bounded count.
+# Blocks that one Struct cuts out of the token bytes in one call: slicing takes 78 ns per block,
+# this 14 ns. A compiled Struct is kept per (block bytes, count), so the count is bounded.
 _CUT = 128
 _PAIR = Struct("<QQ").pack
 
@@ -46,7 +45,7 @@ class MultimodalObject(TypedDict):
     mm_hash: int
     """u64 identity of the object's content."""
     offsets: Sequence[Sequence[int]]
-    """Token ranges ``[start, end)`` that the object covers; carried, not hashed."""
+    """Token ranges ``[start, end)`` that the object covers; not hashed."""
 
 
 class BlockMultimodalInfo(TypedDict):
@@ -99,20 +98,20 @@ def local_block_hashes(
 ) -> list[int]:
     """Local hashes (u64) of the complete blocks of ``tokens``.
 
-    ``tokens``: ids in 0 .. 2**32 - 1. An ``array('I')`` spares the conversion (about a third of
-    the whole). ``block_size``: tokens a block, at least 1.
+    ``tokens``: ids in 0 .. 2**32 - 1. An ``array('I')`` needs no conversion (about a third of the
+    time). ``block_size``: tokens per block, at least 1.
 
     ``lora_name`` and ``cache_namespace`` (a cache salt) keep the blocks of different adapters and
     tenants apart; the empty string means none. With ``is_eagle`` a block's window is one token
     longer than its stride, so a block completes only when the token after it is known.
-    ``block_mm_infos[i]`` names the multimodal objects of block i; missing entries mean none.
+    ``block_mm_infos[i]`` has the multimodal objects of block i; missing entries mean none.
 
     Raises `HashingError` for a block size below 1, a token out of range, or a multimodal object
     without its fields.
     """
     if block_size < 1:
-        raise HashingError(f"block size is {block_size}; expected at least 1 token a block")
-    data = token_bytes(tokens)  # a prompt shorter than a block is held to the same range of ids
+        raise HashingError(f"block size is {block_size}; expected at least 1 token per block")
+    data = token_bytes(tokens)  # prompts shorter than a block have the same range of ids
     count = (len(tokens) - 1 if is_eagle else len(tokens)) // block_size
     if count <= 0:
         return []
@@ -129,7 +128,7 @@ def local_block_hashes(
 
 
 def hash_blocks(data: bytes, stride: int, count: int, seed: int, start: int = 0) -> list[int]:
-    """Local hashes of ``count`` blocks of ``stride`` bytes that lie in ``data`` from ``start``."""
+    """Local hashes of ``count`` blocks of ``stride`` bytes in ``data`` from ``start``."""
     if count <= _CUT:
         blocks = _cutter(stride, count).unpack_from(data, start)
         return list(map(xxh3_64_intdigest, blocks, repeat(seed)))
@@ -166,7 +165,7 @@ def chain(parent: int, local: int) -> int:
 
 
 def to_signed(value: int) -> int:
-    """A u64 as the i64 with the same bits: Dynamo's JSON shows sequence hashes that way."""
+    """A u64 as the i64 with the same bits, the form of sequence hashes in Dynamo's JSON."""
     return value - _U64 if value >= _I64 else value
 
 
@@ -181,7 +180,7 @@ def mixed_seed(lora_name: str | None, cache_namespace: str | None) -> int:
     if lora_name:
         seed += xxh3_64_intdigest(lora_name.encode(), 0)
     if cache_namespace:
-        # Another seed than the adapter's, so that equal names do not give equal hashes.
+        # The seed differs from the adapter's, so that equal names give different hashes.
         seed += xxh3_64_intdigest(cache_namespace.encode(), 1)
     return seed % _U64
 

@@ -1,8 +1,8 @@
-"""The prefix index: which worker holds how many leading blocks of a prompt.
+"""The prefix index: how many leading blocks of a prompt each worker holds.
 
-`BlockOwnership` keeps who holds what; this adds the matching of a prompt, the loss of a worker in
-bounded slices, and dump and restore. A mask of holders can only shrink with depth, which makes
-bisection over a prompt exact.
+`BlockOwnership` keeps the holders of each block; this adds the matching of a prompt, the removal of
+a lost worker in bounded steps, and dump and restore. A mask of holders can only shrink with depth,
+which makes bisection over a prompt exact.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +31,8 @@ class PrefixIndex(BlockOwnership):
         """How many leading blocks of a prompt each slot holds.
 
         ``sequence_hashes``: of the prompt's complete blocks, in order. ``candidates``: a mask of
-        the slots to consider; None means all. Cost: two look-ups if all who hold the first block
-        hold the last, otherwise about log2(blocks) more per distinct depth.
+        the slots to consider; None means all. Cost: two look-ups if all slots that hold the first
+        block hold the last, otherwise about log2(blocks) more per distinct depth.
         """
         live = self._live if candidates is None else self._live & candidates
         return match_prefix(self._owners, sequence_hashes, live)
@@ -40,16 +40,16 @@ class PrefixIndex(BlockOwnership):
     # ---- losing a worker
 
     def begin_drop(self, slot: int) -> None:
-        """``slot`` matches nothing from now on; its blocks are taken away by `sweep`."""
+        """Exclude ``slot`` from matching; `sweep` removes its blocks."""
         if slot in self._dropping or not self._counts.get(slot):
             return
         self._live &= ~(1 << slot)
         self._dropping[slot] = []
 
     def sweep(self, max_blocks: int) -> int:
-        """Visit at most ``max_blocks`` blocks of dropped slots; returns the blocks still to take.
+        """Visit at most ``max_blocks`` blocks of dropped slots; returns the blocks still to remove.
 
-        0 means that every dropped slot is free. A visit costs about half a microsecond.
+        0 means that every dropped slot is free. A visit takes about half a microsecond.
         """
         for slot in list(self._dropping):
             if max_blocks <= 0:
@@ -66,15 +66,15 @@ class PrefixIndex(BlockOwnership):
         return sum(self._counts.get(slot, 0) for slot in self._dropping)
 
     def is_free(self, slot: int) -> bool:
-        """Whether nothing of ``slot`` is left, so that another worker may have it."""
+        """Whether ``slot`` has no blocks left, so that another worker may get it."""
         return slot not in self._dropping and not self._counts.get(slot)
 
     # ---- dump and restore
 
     def stored_events(self, slot: int, max_blocks: int = 512) -> Iterator[BlocksStored]:
-        """Events that store what ``slot`` holds, parents before children, in the slot's names.
+        """Events that store the blocks of ``slot``, parents before children, in the slot's names.
 
-        At most ``max_blocks`` blocks an event. The index must not change meanwhile.
+        At most ``max_blocks`` blocks per event. The index must not change during the iteration.
         """
         bit = 1 << slot
         if not self._live & bit:
@@ -102,8 +102,7 @@ class PrefixIndex(BlockOwnership):
             starts += [(block, kid) for _, kid in held]
 
     def copy(self) -> "PrefixIndex":
-        """The same blocks, apart from these: 0.3 s for a million unshared
-        ones, where a dump takes seconds."""
+        """An independent copy: 0.3 s for a million unshared blocks, where a dump takes seconds."""
         made = PrefixIndex()
         made._owners = self._owners.copy()
         made._children = self._children.copy()
@@ -116,7 +115,7 @@ class PrefixIndex(BlockOwnership):
         return made
 
     def dump(self) -> dict[str, Any]:
-        """The whole index as plain values (JSON, pickle); `restore` matches the same.
+        """The whole index as plain data (JSON, pickle); the index of `restore` matches the same.
 
         ``{"schema": 1, "slots": [{"slot": n, "events": [{"parent_hash", "block_hashes",
         "local_hashes"}, ...]}, ...]}``; each slot's events are parents first. Slots being dropped
@@ -143,7 +142,7 @@ class PrefixIndex(BlockOwnership):
 
     @classmethod
     def restore(cls, dump: Mapping[str, Any]) -> "PrefixIndex":
-        """The index that `dump` described; `SnapshotError` for another schema or broken chains."""
+        """The index of a `dump`; raises `SnapshotError` for another schema or broken chains."""
         if dump.get("schema") != DUMP_SCHEMA:
             raise SnapshotError(
                 f"prefix index dump has schema {dump.get('schema')!r}; expected {DUMP_SCHEMA}"

@@ -1,8 +1,8 @@
-"""What the router itself put on each rank: prefill tokens, KV blocks, requests.
+"""The load that the router booked on each rank: prefill tokens, KV blocks, requests.
 
-Blocks of prompts that running requests share are counted once a rank. Since a prompt's blocks are
-a chain from its start, the set of ranks that hold a block only shrinks with depth, so how much of
-a new prompt a rank already holds is found by bisection, as in the prefix index.
+Prompt blocks that running requests share are counted once per rank. Since a prompt's blocks are
+a chain from its start, the set of ranks that hold a block only shrinks with depth, so bisection
+finds how much of a new prompt a rank already holds, as in the prefix index.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router_core.worker_sets import Overlaps, match_prefix
 
 @dataclass(slots=True)
 class ActiveRequest:
-    """One booking. ``prefill_tokens`` returns to 0 with the first output token."""
+    """One booking. ``prefill_tokens`` is 0 after the first output token."""
 
     request_id: str
     stage: Stage
@@ -29,7 +29,7 @@ class ActiveRequest:
     booked_at: float
     seen_at: float
     output_blocks: int = 0
-    #: Blocks by which decay lowered this request's weight (zero or negative).
+    #: Change of this request's blocks by decay (zero or negative).
     adjustment: float = 0.0
 
 
@@ -42,7 +42,7 @@ class PotentialLoad:
 
 
 class ActiveSequences:
-    """Bookings and the per-slot columns that the cost reads. Times are seconds of any one clock."""
+    """Bookings, and the per-slot columns that the cost reads. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self.prefill_tokens: list[int] = []
@@ -54,7 +54,7 @@ class ActiveSequences:
         self._stages: dict[str, tuple[Stage, ...]] = {}
         self._of_slot: list[set[tuple[str, Stage]]] = []
         self._holders: dict[int, int] = {}
-        #: (hash, slot) -> further requests that hold the block there; absent means one.
+        #: (hash, slot) -> additional requests that hold the block there; absent means 0.
         self._more: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
@@ -64,11 +64,11 @@ class ActiveSequences:
         return iter(self._bookings.values())
 
     def bookings(self, request_id: str) -> tuple[ActiveRequest, ...]:
-        """The hops on which the request is active, in booking order."""
+        """The bookings of the request, one per hop, in booking order."""
         return tuple(self._bookings[request_id, s] for s in self._stages.get(request_id, ()))
 
     def grow(self, capacity: int) -> None:
-        """Columns cover slots 0 .. capacity - 1."""
+        """Extend the columns to the slots 0 .. capacity - 1."""
         missing = capacity - len(self.prefill_tokens)
         if missing > 0:
             for column in (self.prefill_tokens, self.decode_blocks, self.requests, self._whole):
@@ -77,7 +77,7 @@ class ActiveSequences:
             self._of_slot.extend(set() for _ in range(missing))
 
     def shared_blocks(self, sequence_hashes: Sequence[int], candidates: int) -> Overlaps:
-        """Leading blocks of the prompt that running requests already hold, by slot."""
+        """Leading blocks of the prompt that running requests hold, by slot."""
         return match_prefix(self._holders, sequence_hashes, candidates)
 
     # -- changes ---------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class ActiveSequences:
         anonymous_blocks: int,
         now: float,
     ) -> bool:
-        """Count a request on a slot; False (and nothing changes) if that hop is booked already."""
+        """Count a request on a slot; False, and nothing changes, if that hop is booked already."""
         key = (request_id, stage)
         if key in self._bookings:
             return False
@@ -110,7 +110,7 @@ class ActiveSequences:
         return True
 
     def prefill_done(self, request_id: str, now: float) -> tuple[int, ...]:
-        """Drop the request's prefill load; the slots whose load changed."""
+        """End the request's prefill load; returns the slots whose load changed."""
         changed = []
         for stage in self._stages.get(request_id, ()):
             booking = self._bookings[request_id, stage]
@@ -122,17 +122,17 @@ class ActiveSequences:
         return tuple(changed)
 
     def touch(self, request_id: str, now: float) -> bool:
-        """The request showed a sign of life; False for an unknown one."""
+        """Record progress of the request; False for an unknown request."""
         for stage in self._stages.get(request_id, ()):
             self._bookings[request_id, stage].seen_at = now
         return request_id in self._stages
 
     def output_block(self, request_id: str, fraction: float | None, now: float) -> int | None:
-        """One more generated block; the slot, or None for an unknown request.
+        """Add one generated block; returns the slot, or None for an unknown request.
 
         With ``fraction`` f in 0..1 every block that only this request uses (its exclusive prompt
-        suffix and its outputs) counts f from now on, as in Dynamo. Unlike there, a block that
-        somebody else still holds counts 1 again once this request is freed.
+        suffix and its outputs) now counts f, as in Dynamo. Different from Dynamo, a block that
+        another request still holds counts 1 again when this request is freed.
         """
         stages = self._stages.get(request_id)
         if not stages:
@@ -152,7 +152,7 @@ class ActiveSequences:
         return slot
 
     def free(self, request_id: str, stage: Stage | None = None) -> tuple[int, ...]:
-        """Forget the request on one hop or on all; the slots whose load changed."""
+        """End the request on one hop or on all; returns the slots whose load changed."""
         stages = self._stages.get(request_id, ())
         ending = stages if stage is None else tuple(s for s in stages if s == stage)
         changed = []
@@ -175,7 +175,7 @@ class ActiveSequences:
         return tuple(changed)
 
     def expire(self, now: float, max_idle: float) -> tuple[tuple[str, Stage], ...]:
-        """Free bookings without progress for more than ``max_idle`` seconds; which ones."""
+        """Free bookings without progress for over ``max_idle`` seconds and return their keys."""
         stale = [
             (booking.request_id, booking.stage)
             for booking in self._bookings.values()
@@ -186,7 +186,7 @@ class ActiveSequences:
         return tuple(stale)
 
     def drop_slot(self, slot: int) -> None:
-        """A rank is gone: so are its bookings."""
+        """Free all bookings of a rank that is removed."""
         for request_id, stage in tuple(self._of_slot[slot]):
             self.free(request_id, stage)
 
@@ -217,7 +217,9 @@ class ActiveSequences:
         load.grow(capacity)
         for row in plain:
             if not 0 <= row["slot"] < capacity:
-                raise SnapshotError(f"booking of {row['request_id']}: no slot {row['slot']}")
+                raise SnapshotError(
+                    f"booking of {row['request_id']}: slot {row['slot']} does not exist"
+                )
             load.book(
                 row["request_id"],
                 row["stage"],
@@ -239,7 +241,7 @@ class ActiveSequences:
     # -- inside ----------------------------------------------------------------------------
 
     def _hold(self, slot: int, hashes: tuple[int, ...]) -> int:
-        """Take the blocks on a slot; how many of them nobody held there before."""
+        """Add the blocks to a slot; returns how many no request held there before."""
         bit = 1 << slot
         fresh = 0
         holders = self._holders
@@ -253,7 +255,7 @@ class ActiveSequences:
         return fresh
 
     def _drop(self, slot: int, hashes: tuple[int, ...]) -> int:
-        """Give the blocks back; how many of them nobody holds there any more."""
+        """Release the blocks of a slot; returns how many no request holds there any more."""
         bit = 1 << slot
         gone = 0
         for block in hashes:

@@ -1,6 +1,6 @@
-"""From a request to the plan of its hops: which hops there are, prefill, what it implies, decode.
+"""Plan the hops of a request: prefill, the constraints that it implies, decode.
 
-Everything here reads a RoutingView and changes nothing.
+All functions read a RoutingView and change nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from router_core.workers import Role, Worker
 
 
 def stages(view: RoutingView, model: str) -> tuple[Stage, ...]:
-    """The hops that a request of ``model`` takes now: prefill and decode, or aggregated.
+    """The hops of a request of ``model`` on the current fleet: prefill and decode, or aggregated.
 
-    Disaggregated as soon as a prefill worker answers, unless only aggregated workers could decode.
+    Disaggregated if a prefill worker is available, unless only aggregated workers could decode.
     """
     registry = view.registry
     prefill = role_mask(registry, model, Role.PREFILL) & ~registry.unavailable
@@ -47,8 +47,8 @@ def plan(
 ) -> RoutingPlan:
     """Decide every hop of a request without booking any.
 
-    ``required`` is checked here, before anything is dispatched: a plan that cannot place the
-    decode hop is a refusal although its prefill hop has a winner.
+    ``required`` is checked here, before dispatch: a plan without a decode worker is a refusal
+    although its prefill hop has a winner.
     """
     if stages(view, request.model) == ("aggregated",):
         decision = _select(view, request, "aggregated", sample=samples[0], detail=detail)
@@ -67,8 +67,7 @@ def continue_plan(
 ) -> RoutingPlan:
     """The plan that follows from a prefill decision; decides the decode hop again.
 
-    Also what a frontend asks between the hops, when prefill is done and the fleet may have
-    changed.
+    Frontends use it between the hops too, when prefill is done and the fleet may have changed.
     """
     begun = RoutingPlan(request.id, request.model, prefill, None)
     if prefill.winner is None:
@@ -163,11 +162,11 @@ def _select_prefill(
     if emptied is None or emptied.filter != "decode_capacity":
         return _explained(view, decision)
     if crossing:
-        # fallback: nobody has capacity in the domain, so its workers may cross it.
+        # fallback: the domain has no decode worker, so its prefill workers may cross it.
         free = _select(
             view, request, "prefill", sample=sample, detail=detail, capacity_mask=crossing
         )
-        skipped = "no domain has an eligible decode worker; the fallback policy may cross"
+        skipped = "no domain has an eligible decode worker; the fallback policy may cross domains"
         funnel = tuple(
             replace(step, skipped=skipped) if step.filter == "decode_capacity" else step
             for step in free.funnel
@@ -181,8 +180,8 @@ def _select_prefill(
 def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, int]:
     """Prefill slots that the decode-capacity guard admits, and those that may cross.
 
-    None where the guard is off or no hard policy is in force: then routing is exactly what it is
-    without topology.
+    None where the guard is off or no required policy applies: then topology does not change
+    routing.
     """
     if not view.config.decode_capacity_guard:
         return None, 0
@@ -201,7 +200,7 @@ def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, i
 
 
 def _only_busy(view: RoutingView, request: RoutingRequest) -> bool:
-    """Whether a transfer domain that could prefill would have a decode worker if none was busy."""
+    """Whether a domain with a prefill worker would have a decode worker if none was busy."""
     prefill = eligible(view, _context(view, request, "prefill"), view.profile.filters)
     calm = tuple(one for one in view.profile.filters if one.name != "busy")
     decode = eligible(view, _context(view, request, "decode"), calm)
@@ -221,7 +220,7 @@ def _derive(view: RoutingView, model: str, worker: Worker | None) -> ImpliedCons
 
 
 def _explained(view: RoutingView, decision: Decision) -> Decision:
-    """The decision with a message where a whole role is missing."""
+    """The decision, with a message if all workers of a role are missing."""
     if decision.winner is not None or decision.message:
         return decision
     message = _missing_role(view, decision)
@@ -239,5 +238,5 @@ def _missing_role(view: RoutingView, decision: Decision) -> str | None:
     last = decision.emptied_by()
     if Role.DECODE not in roles or last is None or last.filter != "role":
         return None
-    gone = "answers" if Role.PREFILL in roles else "is registered"
-    return f"no prefill worker of {model!r} {gone}, and its decode workers cannot prefill"
+    lack = "available" if Role.PREFILL in roles else "registered"
+    return f"no prefill worker of {model!r} is {lack}, and its decode workers cannot prefill"

@@ -1,4 +1,4 @@
-"""The concrete filters and scorers, and the profile of every router mode.
+"""The filters and scorers, and the profile of every router mode.
 
 To add a mode: write its scorer and add a line to PROFILES. To add a filter: write the class, put
 it in FILTERS where it belongs in the funnel, and its code into decision.REJECTION_CODES.
@@ -23,7 +23,7 @@ from router_core.workers import Worker
 
 
 class ModelFilter:
-    """Serves the request's model."""
+    """Pass workers of the request's model."""
 
     name = "model"
 
@@ -36,7 +36,7 @@ class ModelFilter:
 
 
 class RoleFilter:
-    """Can serve the hop."""
+    """Pass workers whose role can serve the hop."""
 
     name = "role"
 
@@ -52,7 +52,7 @@ class RoleFilter:
 
 
 class AllowedFilter:
-    """Is among the worker ids that the request allows, and is the pinned one where one is."""
+    """Pass the worker ids that the request allows, and only the pinned worker if there is one."""
 
     name = "allowed"
 
@@ -82,7 +82,7 @@ class AllowedFilter:
 
 
 class AvailableFilter:
-    """Answers its health probe and was not ejected."""
+    """Pass workers that respond to health probes and are not ejected."""
 
     name = "available"
 
@@ -95,9 +95,9 @@ class AvailableFilter:
 
 
 class DomainFilter:
-    """Publishes the router policy's transfer domain, where that policy is required.
+    """Pass workers that publish the router policy's transfer domain, if that policy is required.
 
-    The design proposal's table: a worker without the level is excluded from selection.
+    As in Dynamo's design proposal: a worker without the domain is excluded from selection.
     """
 
     name = "domain"
@@ -117,7 +117,7 @@ class DomainFilter:
 
 
 class TaintFilter:
-    """Carries every required taint."""
+    """Pass workers that have every required taint."""
 
     name = "taints"
 
@@ -138,7 +138,7 @@ class TaintFilter:
 
 
 class CapacityFilter:
-    """Prefill only: the transfer domain of the worker has an eligible decode worker."""
+    """On prefill, pass workers whose transfer domain has an eligible decode worker."""
 
     name = "decode_capacity"
 
@@ -159,7 +159,7 @@ class CapacityFilter:
 
 
 class BusyFilter:
-    """Is under the busy thresholds."""
+    """Pass workers that are not over a busy threshold."""
 
     name = "busy"
 
@@ -169,7 +169,7 @@ class BusyFilter:
     def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
         reasons = view.busy.reasons(slot)
         if not reasons:
-            return Reason("busy", None, None, "over a threshold when it was last judged")
+            return Reason("busy", None, None, "was over a threshold at the last check")
         first = reasons[0]
         return Reason("busy", first.value, first.limit, first.message)
 
@@ -221,7 +221,7 @@ def kv_scorer(
 def rotation_scorer(
     inputs: CostInputs, parameters: CostParameters, candidates: CandidateSet, turn: int
 ) -> tuple[TermColumn, ...]:
-    """Round-robin: how many turns until it is this rank's, in ascending id order."""
+    """Round-robin: turns until a rank is due, in ascending id order."""
     count = len(candidates.slots)
     values = [0] * count
     for place, position in enumerate(candidates.cycle):
@@ -232,14 +232,14 @@ def rotation_scorer(
 def random_scorer(
     inputs: CostInputs, parameters: CostParameters, candidates: CandidateSet, turn: int
 ) -> tuple[TermColumn, ...]:
-    """Random: no term, so that all candidates tie and the sample decides."""
+    """Random: no terms, so all candidates tie and the sample decides."""
     return ()
 
 
 def active_requests_scorer(
     inputs: CostInputs, parameters: CostParameters, candidates: CandidateSet, turn: int
 ) -> tuple[TermColumn, ...]:
-    """Least-loaded: requests in flight through this router."""
+    """Least-loaded: active requests booked by this router."""
     return (TermColumn("active_requests", "requests", 1.0, inputs.active_requests),)
 
 
@@ -253,6 +253,6 @@ PROFILES: dict[str, Profile] = {
 
 
 def _has_instead(worker: Worker, taint: str) -> str | None:
-    """The value that the worker has in the taint's topology domain, None where it has none."""
+    """The worker's value in the taint's topology domain, None without one."""
     wanted = topology_of(taint)
     return worker.domains.get(wanted[0]) if wanted is not None else None

@@ -1,9 +1,9 @@
-"""Block hashes of prompts whose beginnings were seen before.
+"""Block hashes with a memory of the beginnings of earlier prompts.
 
-System prompts, documents and conversations come back, longer each time; that is what a prefix
-cache lives on, and so can hashing. `PromptHasher` keeps the hashes of pieces of `PIECE` blocks,
-found by a 128-bit hash over the piece and all before it. A prompt seen before costs little more
-than laying its tokens out as bytes, about a third of hashing it; a new one costs a tenth more.
+System prompts, documents and conversations repeat, longer each time; prefix caches depend on that,
+and hashing can use it too. `PromptHasher` keeps the hashes of pieces of `PIECE` blocks, found by a
+128-bit hash over the piece and all before it. A repeated prompt takes little more time than its
+conversion to bytes, about a third of hashing it; a new prompt takes a tenth more.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from router_core.hashing import (
 )
 
 PIECE = 32
-"""Blocks that are remembered together."""
+"""Blocks of one remembered piece."""
 
 _LOW = 2**64 - 1
 _Piece = tuple[list[int], list[int]]
@@ -32,21 +32,21 @@ _Piece = tuple[list[int], list[int]]
 class PromptHasher:
     """`hash_prompt` for one block size, with a bounded memory of what it hashed.
 
-    ``max_blocks``: blocks remembered at most, about 120 bytes each. What was not asked for while
-    half of that was newly learned is forgotten. The results do not depend on the memory.
+    ``max_blocks``: limit of remembered blocks, about 120 bytes each. A piece that was not used
+    while half of the limit was added is dropped. The results do not depend on the memory.
     """
 
-    __slots__ = ("_max_pieces", "_recent", "_settled", "block_size")
+    __slots__ = ("_max_pieces", "_older", "_recent", "block_size")
 
     def __init__(self, block_size: int, max_blocks: int = 131_072) -> None:
         if block_size < 1:
-            raise HashingError(f"block size is {block_size}; expected at least 1 token a block")
+            raise HashingError(f"block size is {block_size}; expected at least 1 token per block")
         self.block_size = block_size
         self._max_pieces = max_blocks // PIECE // 2
-        # Two generations: a find in the settled one moves up, and when the recent one is full it
-        # becomes the settled one. This costs a hit nothing, where strict LRU order would.
+        # Two generations: a hit in the older one is copied to the recent one, and a full recent one
+        # becomes the older one. Strict LRU order would make every hit slower.
         self._recent: dict[int, _Piece] = {}
-        self._settled: dict[int, _Piece] = {}
+        self._older: dict[int, _Piece] = {}
 
     def hash_prompt(
         self,
@@ -79,7 +79,7 @@ class PromptHasher:
         whole = count - count % PIECE
         for start in range(0, whole * stride, PIECE * stride):
             key = xxh3_128_intdigest(data[start : start + PIECE * stride], key & _LOW)
-            piece = self._recent.get(key) or self._settled.get(key)
+            piece = self._recent.get(key) or self._older.get(key)
             if piece is None:
                 hashes = hash_blocks(data, stride, PIECE, seed, start)
                 piece = hashes, sequence_hashes(hashes, parent)
@@ -97,9 +97,9 @@ class PromptHasher:
     @property
     def remembered_blocks(self) -> int:
         """Blocks whose hashes are remembered, at most ``max_blocks``."""
-        return PIECE * len(self._recent.keys() | self._settled.keys())
+        return PIECE * len(self._recent.keys() | self._older.keys())
 
     def _remember(self, key: int, piece: _Piece) -> None:
         if len(self._recent) >= self._max_pieces:
-            self._settled, self._recent = self._recent, {}
+            self._older, self._recent = self._recent, {}
         self._recent[key] = piece

@@ -1,4 +1,4 @@
-"""The registry: which workers there are, and the slot that each of their ranks has.
+"""The registry of workers, and the slot of each of their ranks.
 
 A *slot* is a small integer for one (worker, data-parallel rank). Sets of slots are ints used as
 bit masks, so "decode workers of this model in zone-a that are alive" is three ``&`` of numbers
@@ -38,8 +38,8 @@ class CandidateSet:
 class WorkerRegistry:
     """Workers, their slots, and the masks that routing filters by.
 
-    A slot keeps its number for as long as its rank is registered. The slot of a lost rank is
-    given out again only after :meth:`release`, because the prefix index sweeps lazily.
+    A rank keeps its slot while it is registered. The slot of a lost rank is assigned again only
+    after :meth:`release`, because the prefix index removes its blocks in steps.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class WorkerRegistry:
         self._cannot_prefill = 0
         #: Slots whose worker publishes a KV-transfer policy of its own.
         self.own_policy = 0
-        #: Grows with every change of what :meth:`candidates` or a policy could answer.
+        #: Grows with every change of the workers.
         self.version = 0
         self._candidates: dict[int, CandidateSet] = {}
 
@@ -80,7 +80,7 @@ class WorkerRegistry:
 
     @property
     def capacity(self) -> int:
-        """Slots ever given out; the length of every per-slot column."""
+        """Number of slots ever assigned; the length of every per-slot column."""
         return len(self._refs)
 
     def slot(self, worker_id: int, dp_rank: int) -> int | None:
@@ -138,7 +138,7 @@ class WorkerRegistry:
         return mask
 
     def candidates(self, mask: int) -> CandidateSet:
-        """The ranks of a mask. Remembered: the same few masks come back all the time."""
+        """The ranks of a mask; cached, because the same few masks repeat."""
         known = self._candidates.get(mask)
         if known is None:
             if len(self._candidates) >= 64:
@@ -163,8 +163,8 @@ class WorkerRegistry:
         holder = self._names.get(worker.name)
         if holder is not None and holder != worker.worker_id:
             raise WorkerError(
-                f"worker name {worker.name!r} belongs to worker {holder}; give {worker.worker_id} "
-                "another name="
+                f"worker name {worker.name!r} belongs to worker {holder}; give worker "
+                f"{worker.worker_id} another name"
             )
         old = self._workers.get(worker.worker_id)
         dropped: list[int] = []
@@ -193,7 +193,7 @@ class WorkerRegistry:
         return tuple(dropped)
 
     def remove(self, worker_id: int) -> tuple[int, ...]:
-        """Forget a worker; returns its slots, which stay reserved until :meth:`release`."""
+        """Remove a worker; returns its slots, which stay reserved until :meth:`release`."""
         worker = self._workers.pop(worker_id, None)
         if worker is None:
             return ()
@@ -209,12 +209,12 @@ class WorkerRegistry:
         return tuple(dropped)
 
     def release(self, slot: int) -> None:
-        """A swept slot may be given to the next worker."""
+        """Make a swept slot available to the next worker."""
         self._free.append(slot)
         self._free.sort(reverse=True)
 
     def set_available(self, worker_id: int, reason: str | None) -> None:
-        """``reason`` None: routable; a text: kept, but no candidate, and this is why."""
+        """Exclude a worker from routing for ``reason``; None includes it again."""
         if worker_id not in self._workers:
             return
         bits = self.mask_of((worker_id,))
@@ -228,7 +228,7 @@ class WorkerRegistry:
     # -- snapshot --------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """Plain data: the workers with their slots, so that masks mean the same after restore."""
+        """Plain data: the workers with their slots, so that masks stay valid after restore."""
         return {
             "capacity": self.capacity,
             "workers": [
@@ -239,7 +239,7 @@ class WorkerRegistry:
 
     @classmethod
     def restore(cls, plain: dict[str, Any]) -> WorkerRegistry:
-        """The inverse of :meth:`dump`; slots that nobody had are free. Raises WorkerError."""
+        """The inverse of :meth:`dump`; slots without a worker are free. Raises WorkerError."""
         registry = cls()
         capacity = plain["capacity"]
         registry._refs = [None] * capacity
@@ -248,7 +248,10 @@ class WorkerRegistry:
         for row in plain["workers"]:
             worker = Worker.from_dict(row)
             if len(row["slots"]) != len(worker.ranks) or used & set(row["slots"]):
-                raise WorkerError(f"worker {worker.name}: slots {row['slots']} do not fit")
+                raise WorkerError(
+                    f"worker {worker.name}: slots {row['slots']} are in use or do not match "
+                    "its ranks"
+                )
             used |= set(row["slots"])
             for rank, slot in zip(worker.ranks, row["slots"], strict=True):
                 if not 0 <= slot < capacity:

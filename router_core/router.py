@@ -1,7 +1,7 @@
-"""The router: its state, and the one place where changes take effect.
+"""The router: its state, and the only place where changes take effect.
 
-``select`` and ``plan`` read; ``apply`` writes. Nothing here knows the time: callers pass ``now``
-in seconds of any one monotonic clock, and ``sample`` where chance is wanted.
+``plan`` reads; ``apply`` writes. The router has no clock and no randomness: callers pass ``now`` in
+seconds of any one monotonic clock, and ``samples`` for ties and temperatures.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SNAPSHOT_SCHEMA = 1
 
 @dataclass(slots=True)
 class Freshness:
-    """What is known of one rank's data. Times are those passed to ``apply``; None is never.
+    """Age and completeness of one rank's data. Times are those passed to ``apply``; None: never.
 
-    ``index_state``: ``current``, ``gapped`` (batches were lost) or ``absent`` (nobody tells).
+    ``index_state``: ``current``, ``gapped`` (batches were lost) or ``absent`` (no cache events).
     """
 
     index_state: str = "absent"
@@ -46,7 +46,7 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A router's state at one moment, apart from the router: safe to read in another thread."""
+    """A copy of a router's state at one moment; safe to read in another thread."""
 
     parts: dict[str, Any]
     index: PrefixIndex
@@ -59,8 +59,8 @@ class Captured:
 class Router:
     """Routing state of any number of models.
 
-    ``registry``, ``index``, ``load`` and ``busy`` may be read by anyone; they change only through
-    :meth:`apply` (and :meth:`sweep`, which finishes what a lost worker left behind).
+    Callers may read ``registry``, ``index``, ``load`` and ``busy``; these change only through
+    :meth:`apply` (and :meth:`sweep`, which frees the memory of lost workers).
     """
 
     def __init__(self, config: RouterConfig | None = None, profile: Profile | None = None) -> None:
@@ -101,7 +101,7 @@ class Router:
     def view(
         self, config: RouterConfig | None = None, what_if: WhatIf | None = None
     ) -> RoutingView:
-        """What decisions read: live, or with other settings or pretended load (a dry run)."""
+        """What decisions read: the live state, or other settings or pretended load (a dry run)."""
         config = config or self.config
         if config is self.config and what_if is None:
             live = self._live
@@ -114,7 +114,7 @@ class Router:
         return self._view(config, busy, what_if)
 
     def stages(self, model: str) -> tuple[Stage, ...]:
-        """The hops that a request of ``model`` takes now (:func:`planning.stages`)."""
+        """The hops of a request of ``model`` (:func:`planning.stages`)."""
         return planning.stages(self.view(), model)
 
     def plan(
@@ -145,7 +145,7 @@ class Router:
     def decode_by_prefill(
         self, request: RoutingRequest, plan: RoutingPlan, *, view: RoutingView | None = None
     ) -> Iterator[RoutingPlan]:
-        """The plan for each prefill rank that could have been chosen."""
+        """The plan for each prefill rank that a tie or the temperature could have chosen."""
         return planning.decode_by_prefill(view or self.view(), request, plan)
 
     def overlap_scores(self, request: RoutingRequest) -> dict[WorkerWithDpRank, int]:
@@ -176,7 +176,7 @@ class Router:
     # -- bookings --------------------------------------------------------------------------
 
     def booking(self, decision: Decision, request: RoutingRequest) -> Booked:
-        """The change that gives the request to the decision's winner; apply it to book."""
+        """The change that gives the request to the decision's winner; `apply` it to book."""
         ref = decision.require()
         parameters = decision.parameters
         tokens = request.isl_tokens - decision.cached_tokens
@@ -195,7 +195,7 @@ class Router:
     # -- changes ---------------------------------------------------------------------------
 
     def apply(self, change: Change, now: float) -> Applied:
-        """Take one change at time ``now``; a change that cannot be taken changes nothing."""
+        """Apply one change at time ``now``; a refused change changes nothing."""
         match change:
             case c.KvEvent():
                 return self._kv_event(change, now)
@@ -239,10 +239,10 @@ class Router:
                 return OK
 
     def sweep(self, max_blocks: int = 2_000) -> bool:
-        """Forget some of what lost workers had cached; True while there is more to do.
+        """Remove some cached blocks of lost workers; True while there is more to do.
 
-        A lost worker is no candidate from the moment it is lost; this only frees memory and slot,
-        in slices that fit between two turns of an event loop.
+        A lost worker is excluded from routing at once; this only frees its memory and slot, in
+        steps that fit between two turns of an event loop.
         """
         if not self._draining:
             return False
@@ -259,7 +259,7 @@ class Router:
     # -- snapshot --------------------------------------------------------------------------
 
     def capture(self) -> Captured:
-        """All state at this moment, cheaply; what is costly is left to ``Captured.document``."""
+        """A copy of all state; the slow part, encoding it, is left to ``Captured.document``."""
         return Captured(
             {
                 "schema": SNAPSHOT_SCHEMA,
@@ -304,7 +304,8 @@ class Router:
             router.rotation = {(model, stage): n for model, stage, n in plain["rotation"]}
             router.freshness = {int(k): Freshness(*v) for k, v in plain["freshness"].items()}
         except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise SnapshotError(f"snapshot cannot be restored: {error!r}") from error
+            detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
+            raise SnapshotError(f"snapshot cannot be restored: {detail}") from error
         return router
 
     # -- inside ----------------------------------------------------------------------------
@@ -325,7 +326,7 @@ class Router:
         )
 
     def _busy_under(self, default: Thresholds) -> BusyTracker:
-        """The busy masks under other default thresholds, beside the live ones."""
+        """The busy masks with other default thresholds."""
         tracker = BusyTracker(self.registry, self.load)
         tracker.default = default
         tracker.grow(self.registry.capacity)
@@ -407,7 +408,7 @@ class Router:
             now=now,
         )
         if not taken:
-            message = f"request {change.request_id} is booked on the {change.stage} hop already"
+            message = f"request {change.request_id} is already booked on the {change.stage} hop"
             return Applied(False, "duplicate_request", message)
         key = (self.registry.worker(slot).model, change.stage)
         self.rotation[key] = self.rotation.get(key, 0) + 1
@@ -456,13 +457,13 @@ class Router:
 
 
 def _unknown_worker(worker_id: int) -> Applied:
-    return Applied(False, "unknown_worker", f"no worker {worker_id} is registered")
+    return Applied(False, "unknown_worker", f"worker {worker_id} is not registered")
 
 
 def _unknown_request(request_id: str) -> Applied:
-    return Applied(False, "unknown_request", f"no active request {request_id}")
+    return Applied(False, "unknown_request", f"request {request_id} has no active booking")
 
 
 def _unknown_rank(worker_id: int, dp_rank: int) -> Applied:
-    message = f"no worker {worker_id} with rank {dp_rank} is registered"
+    message = f"rank {dp_rank} of worker {worker_id} is not registered"
     return Applied(False, "unknown_worker", message)

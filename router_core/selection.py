@@ -1,7 +1,7 @@
-"""Choosing one rank: filters narrow, terms score, a picker picks, and the Decision records it.
+"""Choose one rank for one hop: filters exclude, terms score, the lowest cost or a draw wins.
 
-Filters are masks over slots; why a rank was rejected is worked out only when somebody wants to
-know (a dry run, a refusal). Nothing here changes state.
+Filters are masks over slots; reasons of rejections are computed only for a dry run or a refusal.
+Nothing in this module changes state.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from router_core.topology import RouterPolicy, TransferGroupsCache
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
 from router_core.workers import Role
 
-#: Rejections that a refusal on the request path spells out for one filter; a dry run has all.
+#: Rejections per filter that a refusal on the request path explains; a dry run has all.
 MAX_REFUSAL_REASONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The client chose the worker, and perhaps the rank."""
+    """The worker that the client chose; any of its ranks if ``dp_rank`` is None."""
 
     worker_id: int
     dp_rank: int | None = None
@@ -39,12 +39,11 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """What routing needs to know of a request; never its text.
+    """What routing reads of a request; never its text.
 
     ``isl_tokens`` is the prompt length in tokens. ``sequence_hashes`` are the chained hashes of
     its complete blocks of ``block_size`` tokens; without a tokenizer they are empty and
-    ``overlap_modelled`` is False, so that everything downstream can say so. ``notes`` is what every
-    decision on the request has to mention.
+    ``overlap_modelled`` is False. ``notes`` are copied into every decision on the request.
     """
 
     id: str
@@ -90,7 +89,7 @@ class RoutingRequest:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """Load that a dry run pretends: slot -> tokens or blocks on top (negative: less)."""
+    """Pretended load of a dry run: slot -> tokens or blocks to add (negative: to subtract)."""
 
     prefill_tokens: Mapping[int, int] = field(default_factory=dict)
     decode_blocks: Mapping[int, int] = field(default_factory=dict)
@@ -98,7 +97,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class RoutingView:
-    """What a decision may read.
+    """The state that a decision may read.
 
     ``rotation``: requests booked so far, by (model, stage). ``parameters`` and ``policy`` follow
     from ``config``; ``profile`` too, unless the router has its own.
@@ -121,8 +120,8 @@ class RoutingView:
 class SelectionContext:
     """One hop of one request. ``role_mask``: slots whose role can serve the hop.
 
-    ``capacity_mask``, on a prefill hop under the decode-capacity guard, are the slots whose
-    transfer domain has an eligible decode rank.
+    ``capacity_mask``: on a prefill hop with the decode-capacity guard, the slots whose transfer
+    domain has an eligible decode rank. ``domain``: the domain that a required router policy needs.
     """
 
     request: RoutingRequest
@@ -135,20 +134,20 @@ class SelectionContext:
 
 
 class Filter(Protocol):
-    """Takes ranks out. ``name`` is what the funnel calls it."""
+    """Excludes ranks. ``name`` is its name in the funnel."""
 
     @property
     def name(self) -> str: ...
 
     def mask(self, view: RoutingView, context: SelectionContext) -> int | None:
-        """Slots that pass, None where the filter does not apply to this hop."""
+        """Slots that pass; None if the filter does not apply to this hop."""
 
     def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
-        """Why ``slot`` does not pass; asked only for slots that do not."""
+        """Why ``slot`` does not pass; called only for slots that do not."""
 
 
 class Scorer(Protocol):
-    """Makes the cost terms of the candidates."""
+    """Computes the cost terms of the candidates; ``turn``: requests booked so far on this hop."""
 
     def __call__(
         self,
@@ -189,7 +188,7 @@ def select(
 ) -> Decision:
     """Choose a rank for one hop.
 
-    ``sample`` (0 <= sample < 1) breaks ties and draws from the temperature. ``detail`` spells out
+    ``sample`` (0 <= sample < 1) breaks ties and draws from the temperature. ``detail`` explains
     every rejection. A refusal is a normal Decision without a winner.
     """
     request, stage, profile = context.request, context.stage, view.profile
@@ -255,7 +254,7 @@ def cost_inputs(
     mask: int,
     parameters: CostParameters,
 ) -> CostInputs:
-    """The columns that the formula reads, for the ranks in ``mask``."""
+    """The inputs of the formula for the ranks in ``mask``."""
     request, slots, load = context.request, candidates.slots, view.load
     overlaps = shared = NO_OVERLAPS
     if request.sequence_hashes and context.stage != "decode":
@@ -283,7 +282,7 @@ def cost_inputs(
 def _multipliers(
     view: RoutingView, context: SelectionContext, slots: Sequence[int]
 ) -> list[float] | None:
-    # Dynamo ignores preferences on a pinned request; there is nothing left to prefer.
+    # As in Dynamo, a pinned request has no preferences: there is no choice left.
     preferred = context.constraints.preferred
     if not preferred or context.pin is not None:
         return None
@@ -329,7 +328,7 @@ def _rejections(
 
 
 def _refused(funnel: Sequence[FunnelStep], context: SelectionContext) -> Outcome:
-    """Which outcome an emptied funnel means."""
+    """The outcome of a funnel without candidates."""
     last = funnel[-1] if funnel else None
     if last is None or not last.entered or last.filter in ("model", "role"):
         return "no_workers"
@@ -339,7 +338,7 @@ def _refused(funnel: Sequence[FunnelStep], context: SelectionContext) -> Outcome
 
 
 def eligible(view: RoutingView, context: SelectionContext, filters: Sequence[Filter]) -> int:
-    """The slots that pass all filters, without reasons: what the capacity guard asks."""
+    """The slots that pass all filters, without reasons; used by the decode-capacity guard."""
     mask = view.registry.alive
     for one in filters:
         passing = one.mask(view, context)
@@ -349,5 +348,5 @@ def eligible(view: RoutingView, context: SelectionContext, filters: Sequence[Fil
 
 
 def role_mask(registry: WorkerRegistry, model: str, role: Role) -> int:
-    """Registered ranks of a model with a role, whether they answer or not."""
+    """Registered ranks of a model with a role, available or not."""
     return registry.model(model) & registry.role(role)

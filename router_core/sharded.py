@@ -1,8 +1,8 @@
 """An int -> int mapping that grows in small steps.
 
-A dict that has filled up moves all its entries to a larger table in one insertion: 10 ms and more
-for 100,000 entries, during which an event loop stands still. `ShardedDict` spreads the entries over
-`SHARDS` dicts that grow on their own, so that one such move is of about 1/`SHARDS` of them.
+A full dict moves all its entries to a larger table in one insertion: 10 ms and more for 100,000
+entries, during which an event loop is blocked. `ShardedDict` spreads the entries over `SHARDS`
+dicts that grow independently, so that one such move is of about 1/`SHARDS` of the entries.
 """
 
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
@@ -10,9 +10,9 @@ from itertools import repeat
 from operator import mod
 
 SHARDS = 61
-"""Dicts of one mapping. A key's is its remainder: a prime spreads counted-up keys, keys with equal
-low bits and hashes alike, and leaves a shard's keys different in the low bits by which a dict
-places them."""
+"""Number of dicts in one mapping. A key's dict is its remainder: a prime spreads consecutive keys,
+keys with equal low bits and hashes, and the keys of one shard differ in the low bits by which a
+dict places them."""
 
 
 def shards_of(keys: Iterable[int]) -> list[int]:
@@ -23,8 +23,8 @@ def shards_of(keys: Iterable[int]) -> list[int]:
 class ShardedDict(MutableMapping[int, int]):
     """A mapping whose largest pause is 1/`SHARDS` of a dict's; iterates shard by shard.
 
-    ``shards[key % SHARDS]`` may be used directly where a call a key is too dear: a look-up then
-    takes about 30 ns more than in one dict, through `get` or ``[]`` about 100 ns.
+    ``shards[key % SHARDS]`` may be used directly where a call per key is too slow: a look-up then
+    takes about 30 ns more than in one dict, through `get` or ``[]`` about 100 ns more.
     """
 
     __slots__ = ("shards",)
@@ -52,30 +52,30 @@ class ShardedDict(MutableMapping[int, int]):
             yield from shard
 
     def find(self, key: int) -> int | None:
-        """The value of ``key``, None if there is none: `get` without a default, but quicker."""
+        """The value of ``key``, None if absent: `get` without a default, but faster."""
         return self.shards[key % SHARDS].get(key)
 
     def find_many(self, keys: Sequence[int], shards: Sequence[int]) -> list[int | None]:
         """The value of each of ``keys``, None for those that are absent.
 
-        ``shards``: of each key, by `shards_of`, so that mappings with equal keys share the work.
+        ``shards``: of each key, from `shards_of`; mappings with equal keys can share them.
         """
         return [*map(dict.get, map(self.shards.__getitem__, shards), keys)]
 
     def add_many(
         self, keys: Sequence[int], values: Sequence[int], shards: Sequence[int]
     ) -> list[int]:
-        """Give each absent one of ``keys`` its value; returns the value that each has now."""
+        """Set each absent key to its value; returns the resulting value of each key."""
         return [*map(dict.setdefault, map(self.shards.__getitem__, shards), keys, values)]
 
     def set_many(self, keys: Sequence[int], values: Iterable[int], shards: Sequence[int]) -> None:
-        """Set each of ``keys`` to its value, as far as the shorter one of them goes."""
+        """Set each key to its value, up to the end of the shorter column."""
         table = self.shards
         for shard, key, value in zip(shards, keys, values, strict=False):
             table[shard][key] = value
 
     def copy(self) -> "ShardedDict":
-        """The same entries, apart from these."""
+        """An independent copy."""
         made = ShardedDict()
         made.shards = tuple(shard.copy() for shard in self.shards)
         return made

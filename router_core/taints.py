@@ -1,6 +1,6 @@
-"""Taints: what workers carry, what requests require or prefer, and what a preference is worth.
+"""Taints of workers, constraints of requests, and the weight of a preference.
 
-A taint is an opaque string compared exactly. Topology is carried by *canonical* taints,
+A taint is an opaque string, compared exactly. Topology is expressed by *canonical* taints,
 ``dynamo.topology/<domain>=<value>``, one for each domain that a worker publishes.
 """
 
@@ -19,12 +19,12 @@ Kind = Literal["required", "preferred"]
 
 
 def canonical_taint(domain: str, value: str) -> str:
-    """The taint that says "this worker is in ``value`` of ``domain``"."""
+    """The taint of workers that are in ``value`` of ``domain``."""
     return f"{TOPOLOGY_PREFIX}{domain}={value}"
 
 
 def topology_of(taint: str) -> tuple[str, str] | None:
-    """``(domain, value)`` of a canonical topology taint, None of any other taint."""
+    """``(domain, value)`` of a canonical topology taint, None for any other taint."""
     if not taint.startswith(TOPOLOGY_PREFIX):
         return None
     domain, separator, value = taint[len(TOPOLOGY_PREFIX) :].partition("=")
@@ -33,10 +33,10 @@ def topology_of(taint: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class TaintConstraint:
-    """One constraint and where it came from.
+    """One constraint and its origin.
 
-    ``weight`` is None for a required taint; for a preferred one it is any finite number, negative
-    meaning "avoid". ``origin`` is text for people: ``request``, ``kv-transfer policy of worker
+    ``weight`` is None for a required taint; for a preferred one it is any finite number, and a
+    negative one means "avoid". ``origin`` is a text: ``request``, ``kv-transfer policy of worker
     prefill-a0``, ``router policy``.
     """
 
@@ -63,8 +63,8 @@ class RoutingConstraints:
     def merged(self, derived: Iterable[TaintConstraint]) -> RoutingConstraints:
         """These and ``derived``: required taints are added, a preferred weight is overwritten.
 
-        That a derived weight replaces the request's own for the same taint is what Dynamo 1.6
-        does (observed: a request's -5 for the policy's taint left 0.85 in force).
+        As in Dynamo 1.6, a derived weight replaces the request's own for the same taint (observed:
+        with a request's -5 for the policy's taint, the policy's 0.85 applied).
         """
         items = {(item.taint, item.kind): item for item in self.items}
         for item in derived:
@@ -100,7 +100,7 @@ def constraints(
 
 
 def preference_multiplier(weights: Iterable[float]) -> float:
-    """What the cost of a worker is multiplied by when it carries preferred taints.
+    """The factor on the cost of a worker that has preferred taints, from their weights.
 
     ``exp(-tanh(sum of the weights))``, between 0.3679 (strongly preferred) and 2.7183 (strongly
     avoided); 1.0 without a match. Source: Dynamo 1.6.1, observed to four digits.

@@ -1,19 +1,19 @@
-"""From the chosen prefill worker to what the decode worker must satisfy.
+"""Derive the constraints of the decode hop from the chosen prefill worker.
 
-The policy is the prefill worker's own where it publishes one, else the router's. The cases are
+The policy is the prefill worker's own if it publishes one, else the router's. The cases are
 those of Dynamo's prefill router, in its order; the router's own policy adds ``fallback``.
 
 ============================================== =====================================
 the chosen prefill worker ...                  the decode hop
 ============================================== =====================================
 is unknown, a sibling is ``required``          refused (PolicyUnderivable)
-is unknown otherwise                           unconstrained
-has no policy, nor has the router              unconstrained
+is unknown, no sibling is ``required``         unconstrained
+has no policy, the router has none             unconstrained
 has a transfer domain but no value for it      refused
 is ``preferred`` without a weight              refused
 is ``required``                                requires its domain's taint
 is ``preferred``                               prefers it, with the policy's weight
-has no policy, the router's is ``fallback``    requires it; unconstrained when nobody has it
+has no policy, the router's is ``fallback``    requires it; unconstrained without such
 ============================================== =====================================
 """
 
@@ -50,7 +50,7 @@ class RouterPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ImpliedConstraints:
-    """What a prefill worker implies for decode. ``relaxable``: dropped when nobody satisfies it."""
+    """Constraints of the decode hop. ``relaxable``: dropped if no decode worker satisfies them."""
 
     constraints: tuple[TaintConstraint, ...] = ()
     relaxable: bool = False
@@ -86,7 +86,7 @@ def implied_constraints(
     if value is None:
         raise PolicyUnderivable(
             f"prefill worker {worker.name} configured kv_transfer_domain={domain!r}, but its "
-            "topology_domains do not contain that domain; restart it once its file is there"
+            "topology_domains do not contain that domain; restart it when its topology file exists"
         )
     enforcement = config.kv_transfer_enforcement
     if enforcement is None:
@@ -114,7 +114,7 @@ def _from_router(worker: Worker, policy: RouterPolicy | None) -> ImpliedConstrai
         if policy.enforcement == "required":
             raise PolicyUnderivable(
                 f"prefill worker {worker.name} publishes no topology domain {policy.domain!r}, "
-                "which the router's KV-transfer policy requires; publish it or choose fallback"
+                "which the router's KV-transfer policy requires; publish the domain or use fallback"
             )
         return UNCONSTRAINED
     taint = canonical_taint(policy.domain, value)
@@ -126,9 +126,9 @@ def _from_router(worker: Worker, policy: RouterPolicy | None) -> ImpliedConstrai
 
 
 def policy_conflict(worker: Worker, policy: RouterPolicy | None) -> str | None:
-    """Why the worker's own policy and the router's disagree; None where they do not.
+    """How the worker's own policy differs from the router's; None if it does not.
 
-    The worker's wins; that both are there and differ is a condition that people should see.
+    The worker's policy applies; a difference is reported as a condition.
     """
     config = worker.runtime_config
     if policy is None or config.kv_transfer_domain is None:
@@ -153,7 +153,7 @@ def _say(domain: str, enforcement: str | None, weight: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TransferGroup:
-    """Prefill ranks that imply the same hard decode constraint. ``relaxable`` as above."""
+    """Prefill ranks that imply the same required taint; ``relaxable`` as above."""
 
     taint: str
     mask: int
@@ -164,8 +164,8 @@ class TransferGroup:
 class TransferGroups:
     """The prefill ranks of a registry by the decode constraint that they imply.
 
-    ``free`` are ranks without a hard constraint, ``underivable`` ranks whose policy cannot be
-    applied (choosing one would refuse the request).
+    ``free``: ranks without a required taint. ``underivable``: ranks whose policy cannot be applied
+    (choosing one would refuse the request).
     """
 
     groups: tuple[TransferGroup, ...] = ()
@@ -196,7 +196,7 @@ class TransferGroups:
 
 
 class TransferGroupsCache:
-    """The groups of the present fleet and policy, worked out again when either changes."""
+    """The groups of the current fleet and policy, computed again when either changes."""
 
     def __init__(self) -> None:
         self._known: tuple[int, RouterPolicy | None, TransferGroups] | None = None

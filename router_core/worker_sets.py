@@ -1,8 +1,8 @@
-"""Sets of workers as bitmasks, and how much of a prompt each worker holds.
+"""Sets of workers as bit masks, and the leading prompt blocks that each worker holds.
 
-The worker registry gives every (worker, data-parallel rank) a small integer **slot**; bit
-``1 << slot`` stands for it in a mask. One machine-level ``and`` over masks replaces a loop over
-workers, and a mask of 1,024 workers is one object of 160 bytes.
+The worker registry gives every (worker, data-parallel rank) a small integer **slot**, bit
+``1 << slot`` of a mask. One ``and`` of two masks replaces a loop over workers, and a mask of 1,024
+workers is one object of 160 bytes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _DIGITS = bytes.maketrans(b"01", b"\x00\x01")
 def slots_of(mask: int) -> tuple[int, ...]:
     """The slots in ``mask``, ascending; raises ValueError for a negative (endless) one."""
     if mask < 0:
-        raise ValueError(f"a mask of slots is not negative, got {mask}")
+        raise ValueError(f"expected a mask of at least 0, got {mask}")
     if mask.bit_count() >= 16:
         digits = bin(mask)[:1:-1].encode().translate(_DIGITS)
         return tuple(compress(count(), digits))
@@ -36,8 +36,8 @@ class Overlaps:
 
     ``levels`` are pairs (depth, mask), **deepest first**: the slots in ``mask`` hold exactly the
     first ``depth`` blocks (at least 1). The masks are disjoint; a slot in none of them holds
-    nothing of the prompt. There is one pair per distinct depth, so workers that share a prefix cost
-    nothing apiece.
+    nothing of the prompt. There is one pair per distinct depth, so workers that share a prefix take
+    no extra memory.
     """
 
     levels: tuple[tuple[int, int], ...]
@@ -51,9 +51,9 @@ class Overlaps:
         return 0
 
     def best(self, mask: int) -> tuple[int, int]:
-        """The deepest match among the slots of ``mask``: (depth, those of them that have it).
+        """The deepest match among the slots of ``mask``: (depth, the slots that have it).
 
-        (0, ``mask``) if none of them holds anything: then all are equally good.
+        (0, ``mask``) if none of them holds a block.
         """
         for depth, level in self.levels:
             if level & mask:
@@ -86,8 +86,8 @@ def match_prefix(holders: Mapping[int, int], hashes: Sequence[int], candidates: 
     """How many leading ``hashes`` each candidate slot holds.
 
     ``holders``: hash -> mask of the slots that hold it, where a slot that holds a hash of a chain
-    holds every one before it, so that masks only shrink with depth. Cost: two look-ups if all who
-    hold the first hash hold the last, otherwise about log2(hashes) more per distinct depth.
+    holds every one before it, so that masks only shrink with depth. Cost: two look-ups if all slots
+    that hold the first hash hold the last, otherwise about log2(hashes) more per distinct depth.
     """
     total = len(hashes)
     if not total or not candidates:
@@ -102,7 +102,7 @@ def match_prefix(holders: Mapping[int, int], hashes: Sequence[int], candidates: 
         return Overlaps(((total, first),))
     levels = [(total, last)] if last else []
     # Intervals of the chain within which the set of holders shrinks; the deepest on top. Sets only
-    # shrink, so an interval with equal ends holds no change and is not looked into.
+    # shrink, so an interval with equal ends has no change and is skipped.
     intervals = [(0, first, total - 1, last)]
     while intervals:
         low, at_low, high, at_high = intervals.pop()

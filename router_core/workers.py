@@ -1,4 +1,4 @@
-"""Workers as the router sees them: identity, role and what they publish about themselves."""
+"""Workers: identity, role, and the card that they publish."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from router_core.errors import WorkerError
 from router_core.taints import TOPOLOGY_PREFIX, canonical_taint
 
-#: What an unknown ``max_num_batched_tokens`` counts as in fractions of it (Dynamo 1.6, observed).
+#: Value of an unknown ``max_num_batched_tokens`` (as observed in Dynamo 1.6).
 UNKNOWN_BATCHED_TOKENS = 10_000_000
-#: Ranks of one worker that the registry accepts.
+#: Limit of data-parallel ranks per worker.
 MAX_RANKS = 1024
 
 
@@ -26,7 +26,7 @@ class WorkerWithDpRank(NamedTuple):
 
 
 class Role(StrEnum):
-    """What a worker does with a request."""
+    """The part of a request that a worker serves."""
 
     AGGREGATED = "aggregated"
     PREFILL = "prefill"
@@ -35,14 +35,14 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelRuntimeConfig:
-    """What a worker publishes about itself, validated as Dynamo validates a registration.
+    """The card that a worker publishes, validated like a registration in Dynamo.
 
     Raises WorkerError: a domain or value that is empty, has surrounding white space or holds
     ``=``; a transfer domain that is not in ``topology_domains``; an enforcement without a domain;
     ``preferred`` without a weight, a weight without ``preferred``, a weight outside 0..1.
     Taints with the reserved prefix are dropped and rebuilt from ``topology_domains``.
-    ``validate=False`` takes a card that somebody published past those checks as it is, as long as
-    its counts are numbers.
+    ``validate=False`` accepts a card that was published without those checks; only its counts must
+    be valid.
     """
 
     total_kv_blocks: int | None = None
@@ -73,7 +73,7 @@ class ModelRuntimeConfig:
         object.__setattr__(self, "taints", frozenset(own))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data under the wire's names; fields that are not set are left out."""
+        """Plain data with Dynamo's field names, without fields that are not set."""
         plain: dict[str, Any] = {}
         for name in self.__dataclass_fields__:
             if name == "validate":
@@ -108,9 +108,9 @@ class ModelRuntimeConfig:
 class Worker:
     """One worker of one model.
 
-    ``name`` is unique in a registry and what people read. ``block_size`` is in tokens.
-    ``can_prefill`` says whether a decode worker can also compute a prompt by itself.
-    ``kv_events`` is False for a worker whose cache content nobody tells: it is routed by load.
+    ``name`` is unique in a registry. ``block_size`` is in tokens. ``can_prefill``: whether a decode
+    worker can also compute a prompt by itself. ``kv_events`` is False for a worker that does not
+    report what it caches: it is routed by load.
     """
 
     worker_id: int
@@ -135,7 +135,7 @@ class Worker:
 
     @property
     def ranks(self) -> range:
-        """The data-parallel ranks that the card announces."""
+        """The data-parallel ranks of the card."""
         start = self.runtime_config.data_parallel_start_rank
         return range(start, start + self.runtime_config.data_parallel_size)
 

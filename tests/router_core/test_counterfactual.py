@@ -182,7 +182,7 @@ def test_the_meter_agrees_with_a_sweep_of_the_formula(
         assert meter.smallest_weight == pytest.approx(swept, abs=1.01e-3)
         assert wins(min(1.0, meter.smallest_weight + 1e-6)) or meter.smallest_weight > 1 - 2e-6
     if local == remote == 0:
-        assert meter.verdict == "no effect: both cost 0, a multiplier cannot tell them apart"
+        assert meter.verdict == "no effect: both cost 0, so a multiplier changes nothing"
     elif remote == 0:
         assert meter.verdict.startswith("no weight can keep it local")
 
@@ -200,7 +200,7 @@ def test_the_meter_agrees_with_a_sweep_of_the_formula(
             "no weight in 0..1 can keep it local: use required or add decode workers",
         ),
         (21, 10, 2.1, math.atanh(math.log(2.1)), "spills to another domain"),
-        (0, 0, None, None, "no effect: both cost 0, a multiplier cannot tell them apart"),
+        (0, 0, None, None, "no effect: both cost 0, so a multiplier changes nothing"),
     ],
 )
 def test_the_meter_in_numbers(
@@ -221,5 +221,5 @@ def test_no_meter_without_a_preference() -> None:
     decision = made.plan(request(32, constraints=constraints((), {"gold": 1.0}))).final
     meter = preference(decision)
     assert meter is not None
-    assert meter.verdict == "nobody carries the taint"
+    assert meter.verdict == "no candidate has the taint"
     assert preference(replace(decision, costs=())) is None

@@ -9,7 +9,7 @@ from dynctl.documents.thresholds import Latch, SignalRow
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.thresholds.replicas import Values
 from dynctl.sources.thresholds.trial import RankStanding, standings
-from router_core import REPORTED_TOKENS, UNKNOWN_BATCHED_TOKENS, SignalStanding
+from router_core import REPORTED_TOKENS, UNKNOWN_BATCHED_TOKENS, ThresholdSignal
 
 _NEXT_REPORT = "a Dynamo frontend judges again when load is reported next"
 _CALM_RANK = "another rank of the worker is calm: still routed to"
@@ -47,7 +47,7 @@ def signal_rows(
 
 
 def _row(
-    replica: str, standing: RankStanding, signal: SignalStanding, dynamo: DynamoView | None
+    replica: str, standing: RankStanding, signal: ThresholdSignal, dynamo: DynamoView | None
 ) -> SignalRow:
     worker, rank = standing.worker, standing.rank
     if dynamo is None:
@@ -80,7 +80,7 @@ def _row(
     )
 
 
-def _latch(signal: SignalStanding) -> Latch:
+def _latch(signal: ThresholdSignal) -> Latch:
     if not signal.reported:
         return "live"
     if signal.value is None:
@@ -88,7 +88,7 @@ def _latch(signal: SignalStanding) -> Latch:
     return "latched" if signal.over else "open"
 
 
-def _why(standing: RankStanding, signal: SignalStanding, never: str) -> str:
+def _why(standing: RankStanding, signal: ThresholdSignal, never: str) -> str:
     """Why this signal does not make the worker busy; empty where it does, or only is not over."""
     told = standing.worker.runtime_config
     if signal.limit is None:
@@ -103,7 +103,7 @@ def _why(standing: RankStanding, signal: SignalStanding, never: str) -> str:
 
 
 def _as_dynamo(
-    standing: RankStanding, signal: SignalStanding, dynamo: DynamoView
+    standing: RankStanding, signal: ThresholdSignal, dynamo: DynamoView
 ) -> tuple[Latch, str]:
     """What holds on a Dynamo frontend, whose latches show only in whether it refuses a worker."""
     if signal.signal == REPORTED_TOKENS:

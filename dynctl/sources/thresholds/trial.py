@@ -13,7 +13,7 @@ from router_core import (
     ModelRuntimeConfig,
     Role,
     Router,
-    SignalStanding,
+    ThresholdSignal,
     ThresholdsSet,
     Worker,
     WorkerUpserted,
@@ -28,7 +28,7 @@ class RankStanding:
     worker: WorkerRow
     rank: RankRow
     judged: WorkerRow
-    signals: tuple[SignalStanding, ...]
+    signals: tuple[ThresholdSignal, ...]
 
 
 def judged_rows(
@@ -56,7 +56,7 @@ def standings(
             row,
             rank,
             judged[row.worker_id],
-            router.busy.standings(slot),
+            router.busy.signals(slot),
         )
         for row in rows
         if row.model == model
