@@ -3,7 +3,7 @@
 A publisher numbers its messages of a topic from 0. Who joins late begins with whatever comes first.
 From there a higher number than the next is a loss, counted and told. A lower one is a duplicate or
 a straggler, which is counted and skipped, or the publisher began anew: the rules are those of
-:class:`~dynctl.adapters.zmq.kv_event_sequence.EventSequence`, with one more. A publisher whose
+:class:`~dynctl.wire.event_sequence.EventSequence`, with one more. A publisher whose
 clock was set back while it restarted would look like stragglers for ever, so a run of stragglers in
 ascending order counts as a restart.
 
@@ -22,10 +22,10 @@ from dynctl.adapters.ports import (
     ChannelMessage,
     ChannelValue,
 )
-from dynctl.adapters.zmq.kv_event_sequence import EventSequence, Place
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.discovery import EventChannel
 from dynctl.wire.dynamo.events import Envelope
+from dynctl.wire.event_sequence import EventSequence, Place
 
 _STRAGGLERS: Final = 8
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.adapters.zmq.kv_event_sequence import EventSequence, Place
+from dynctl.wire.event_sequence import EventSequence, Place
 
 
 def place(sequence, seq, *, digest=None, ts=None, reconnected=False):
