@@ -67,16 +67,6 @@ REFUSED: Final = (
 KNOWN_CIRCLES: Final[frozenset[tuple[str, ...]]] = frozenset(
     {
         (
-            "router_core.changes",
-            "router_core.config",
-            "router_core.cost",
-            "router_core.decision",
-            "router_core.errors",
-            "router_core.setting",
-            "router_core.taints",
-            "router_core.workers",
-        ),
-        (
             "dynctl.sources.dynamo.frontend",
             "dynctl.sources.dynamo.replicas",
             "dynctl.sources.frontend.source",

@@ -72,7 +72,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "dynctl/top",
         "dynctl/verify",
         "dynctl/wire",
-        "router_core",
     }
 )
 
