@@ -46,7 +46,7 @@ def worker(
 
 
 def router(*workers: Worker, **settings: Any) -> Router:
-    """A router with the settings, knowing the workers."""
+    """A router with the settings and the workers."""
     made = Router(RouterConfig().with_values(settings))
     for one in workers:
         taken = made.apply(WorkerUpserted(one), 0.0)
@@ -86,7 +86,7 @@ def active(
     blocks: int = 0,
     dp_rank: int = 0,
 ) -> Booked:
-    """A booking of so many tokens and blocks that nobody shares."""
+    """A booking with unshared tokens and blocks."""
     return Booked(name, stage, worker_id, dp_rank, prefill_tokens, (), blocks)
 
 
@@ -96,9 +96,9 @@ def apply_all(target: Router, *changes: Change, now: float = 1.0) -> None:
         assert taken.ok, taken.message
 
 
-def costs(target: Router, asked: RoutingRequest, stage: str | None = None) -> dict[str, float]:
+def costs(target: Router, wanted: RoutingRequest, stage: str | None = None) -> dict[str, float]:
     """Worker name -> cost on the named hop (the final one unless named)."""
-    plan = target.plan(asked)
+    plan = target.plan(wanted)
     decision = plan.prefill if stage == "prefill" else plan.final
     assert decision is not None
     return {row.worker.name: row.cost for row in decision.rows()}

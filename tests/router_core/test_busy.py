@@ -1,4 +1,4 @@
-"""Busy thresholds, against what a live 1.6.1 frontend was seen to do (and where ours differs)."""
+"""Busy thresholds compared with a live 1.6.1 frontend, and where ours differ."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_signals_are_never_summed() -> None:
     assert not is_busy(made, 2)
 
 
-def test_a_new_card_is_judged_anew() -> None:
+def test_a_new_card_is_checked_again() -> None:
     made = fleet(**decode(0.5))
     apply_all(made, LoadReported(2, 0, active_decode_blocks=60))
     assert is_busy(made, 2)
@@ -150,7 +150,7 @@ def test_a_new_card_is_judged_anew() -> None:
 
 
 @pytest.mark.parametrize("mode", ["kv", "round-robin", "random", "least-loaded"])
-def test_busy_workers_drop_out_in_every_mode(mode: str) -> None:
+def test_busy_workers_are_excluded_in_every_mode(mode: str) -> None:
     made = router(
         worker(1, total_kv_blocks=100),
         worker(2, total_kv_blocks=100),

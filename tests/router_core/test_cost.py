@@ -58,8 +58,8 @@ def test_worked_table_of_the_0_9_guide() -> None:
     fleet = router(*(worker(i + 1, name) for i, name in enumerate(table)))
     for i, (cached, _, _) in enumerate(table.values()):
         apply_all(fleet, stored(i + 1, cached))
-    asked = request(160)
-    plan = fleet.plan(asked)
+    wanted = request(160)
+    plan = fleet.plan(wanted)
     assert plan.decode is not None
     prefill = {row.worker.name: row.prefill_blocks or 0.0 for row in plan.decode.rows()}
     assert prefill == {"w1": 8.0, "w2": 5.0, "w3": 2.0}
@@ -68,9 +68,9 @@ def test_worked_table_of_the_0_9_guide() -> None:
     # The same through the router: the prompt's own ten blocks count alike everywhere.
     for i, (_, decode, _) in enumerate(table.values()):
         apply_all(fleet, active(i + 1, f"busy{i}", blocks=decode))
-    assert costs(fleet, asked) == {name: total + 10 for name, (_, _, total) in table.items()}
-    assert fleet.plan(asked).final.worker is not None
-    assert fleet.plan(asked).final.worker.name == "w2"  # type: ignore[union-attr]
+    assert costs(fleet, wanted) == {name: total + 10 for name, (_, _, total) in table.items()}
+    assert fleet.plan(wanted).final.worker is not None
+    assert fleet.plan(wanted).final.worker.name == "w2"  # type: ignore[union-attr]
 
 
 def test_observed_costs_of_an_aggregated_pool() -> None:
@@ -82,8 +82,8 @@ def test_observed_costs_of_an_aggregated_pool() -> None:
         return tuple(costs(fleet, one)["a"] for one in (x, y, z))  # type: ignore[return-value]
 
     def hold(name: str, what: str) -> None:
-        asked = {"x": x, "y": y}[what]
-        booked = fleet.booking(fleet.plan(asked, samples=(0.0, 0.0)).final, asked)
+        wanted = {"x": x, "y": y}[what]
+        booked = fleet.booking(fleet.plan(wanted, samples=(0.0, 0.0)).final, wanted)
         apply_all(
             fleet,
             type(booked)(name, "aggregated", 1, 0, booked.prefill_tokens, booked.sequence_hashes),
@@ -184,7 +184,7 @@ def test_a_preference_has_no_effect_at_cost_zero_and_none_on_a_pinned_request() 
     assert costs(fleet, pinned) == {"w1": 4.0}
 
 
-def test_credit_zero_ignores_caches_but_books_what_is_not_cached() -> None:
+def test_credit_zero_ignores_caches_but_books_only_uncached_tokens() -> None:
     fleet = router(worker(1), worker(2), overlap_score_credit=0.0)
     apply_all(fleet, stored(1, 4))
     assert costs(fleet, request(64)) == {"w1": 8.0, "w2": 8.0}
@@ -198,7 +198,7 @@ def test_without_prefill_tracking_the_credit_is_taken_from_decode_blocks() -> No
     assert costs(fleet, request(64)) == {"w1": 1.0, "w2": 4.0}
 
 
-def test_credit_decay_fades_the_credit_of_the_more_loaded() -> None:
+def test_credit_decay_lowers_the_credit_of_more_loaded_workers() -> None:
     fleet = router(worker(1), worker(2), overlap_score_credit_decay=1.0)
     apply_all(fleet, stored(1, 4), active(1, "busy", prefill_tokens=64))
     # P is 4 blocks above the least loaded, the prompt has 4 blocks: decay 1 / (1 + 4/4).

@@ -1,4 +1,4 @@
-"""Flips are applied and must act; 99 % of them must not. The preference meter against a sweep."""
+"""A flip changes the winner, 99 % of it does not. The preference equals a sweep of the formula."""
 
 from __future__ import annotations
 

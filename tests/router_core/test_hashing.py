@@ -1,4 +1,4 @@
-"""Hashes are held to vectors recorded from Dynamo 1.6.1, option by option and error by error."""
+"""Hashes equal the vectors recorded from Dynamo 1.6.1, option by option and error by error."""
 
 import json
 from array import array
@@ -122,7 +122,7 @@ def test_each_block_is_hashed_by_itself(tokens: list[int], block_size: int) -> N
 
 
 @pytest.mark.parametrize("blocks", [127, 128, 129, 255, 256, 257, 400])
-def test_long_prompts_are_cut_without_a_seam(blocks: int) -> None:
+def test_long_prompts_have_the_same_hashes_as_their_blocks(blocks: int) -> None:
     tokens = [n * 7919 % 50_000 for n in range(blocks * 3 + 2)]
     one_by_one = [local_block_hashes(tokens[at : at + 3], 3)[0] for at in range(0, blocks * 3, 3)]
     assert local_block_hashes(tokens, 3) == one_by_one

@@ -1,4 +1,4 @@
-"""The prefix index: worked examples, one behaviour a test. Random ones: test_index_properties."""
+"""The prefix index: worked examples, one behaviour per test. Random ones: test_index_properties."""
 
 import json
 import pickle
@@ -77,7 +77,7 @@ def test_storing_again_changes_nothing_and_is_not_counted_twice() -> None:
     assert (index.entry_count, index.node_count) == (0, 0)
 
 
-def test_removing_a_middle_block_hides_what_follows_until_stored_again() -> None:
+def test_removing_a_middle_block_hides_the_blocks_after_it_until_stored_again() -> None:
     index = stored(0, 1)
     assert index.remove(0, [103]) == RemoveResult(removed=1, hidden=3, unknown=0)
     assert depths(index) == {0: 2, 1: 6}
@@ -95,7 +95,7 @@ def test_a_tail_is_removed_in_any_order(order: list[int]) -> None:
     assert depths(index) == {0: 3}
 
 
-def test_removing_what_is_not_held_is_counted() -> None:
+def test_removals_of_blocks_not_held_are_counted() -> None:
     index = stored(0)
     index.store(1, None, NAMES[:1], LOCAL[:1])
     assert index.remove(1, [999, 106, 101]) == RemoveResult(1, 0, 2)
@@ -219,7 +219,7 @@ def test_a_bad_event_is_refused_not_raised(
     assert result.stored == index.block_count(0) == kept
 
 
-def test_an_empty_event_is_nothing() -> None:
+def test_an_empty_event_changes_nothing() -> None:
     index = PrefixIndex()
     assert index.store(0, None, [], []) == StoreResult(0, 0)
     assert index.is_free(0)
@@ -270,7 +270,7 @@ def test_dropping_an_empty_slot_needs_no_sweep() -> None:
     assert index.sweep(10) == 0
 
 
-def test_dump_is_json_parents_first_in_each_workers_own_names() -> None:
+def test_dump_is_json_with_parents_first_and_each_workers_names() -> None:
     index = stored(0)
     index.store(1, None, [1, 2, 3], LOCAL[:3])
     index.store(1, 2, [4], [LOCAL[5]])
@@ -302,7 +302,7 @@ def test_stored_events_are_cut_to_a_bound() -> None:
     assert list(PrefixIndex().stored_events(3)) == []
 
 
-def test_restore_refuses_what_it_does_not_understand() -> None:
+def test_restore_refuses_other_schemas_and_broken_chains() -> None:
     with pytest.raises(SnapshotError, match="schema 2"):
         PrefixIndex.restore({"schema": 2, "slots": []})
     broken = {"parent_hash": 5, "block_hashes": [6], "local_hashes": [7]}

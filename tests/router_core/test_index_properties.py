@@ -25,7 +25,7 @@ SLOTS = [0, 1, 2, 3, 40, 65]
 
 
 class Model:
-    """What a slot holds, said as simply as possible."""
+    """The blocks of one slot, in the simplest form."""
 
     def __init__(self) -> None:
         self.paths: dict[Path, int] = {}
@@ -73,7 +73,7 @@ class History:
         self.index = PrefixIndex()
         self.models: dict[int, Model] = {slot: Model() for slot in SLOTS}
         self.dropping: set[int] = set()
-        # Slots whose engines have hashes that nobody else has.
+        # Slots whose engines have hashes of their own.
         self.own = {slot for slot in SLOTS if self.random.random() < self.random.choice([0, 0.5])}
         self.seen: Counter[str] = Counter()
 
@@ -84,7 +84,7 @@ class History:
         self.say(f"{step.__name__} {slot}")
         step(slot)
         self.check_counts()
-        self.check_nothing_is_left_behind()
+        self.check_no_leftovers()
         for _ in range(3):
             self.match()
 
@@ -94,7 +94,7 @@ class History:
         return tuple(self.random.randrange(3) for _ in range(self.random.randint(1, 5)))
 
     def held_path(self, slot: int | None = None) -> Path:
-        """A path held by the slot, or by anyone; () if none is."""
+        """A path that the slot holds, or any slot; () if there is none."""
         models = self.models.values() if slot is None else [self.models[slot]]
         held = sorted(path for model in models for path in model.paths)
         return self.random.choice(held) if held else ()
@@ -210,7 +210,7 @@ class History:
         if not self.dropping:
             assert self.index.node_count == len(distinct)
 
-    def check_nothing_is_left_behind(self) -> None:
+    def check_no_leftovers(self) -> None:
         """Names, links and roots exist for live blocks alone."""
         index, names = self.index, self.index._names
         assert set(names.names) <= set(index._owners)

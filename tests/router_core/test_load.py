@@ -1,4 +1,4 @@
-"""Active sequences: sharing, release, decay, expiry, and a model that counts the slow way."""
+"""Active sequences: sharing, release, decay, expiry, and a comparison with a naive model."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_duplicate_bookings_and_unknown_requests_change_nothing() -> None:
     apply_all(made, held("a", (1, 2), 32))
     before = made.snapshot()
     assert made.apply(held("a", (1, 2), 32), 1.0).code == "duplicate_request"
-    assert made.apply(OutputBlock("nobody"), 1.0).code == "unknown_request"
+    assert made.apply(OutputBlock("unknown"), 1.0).code == "unknown_request"
     assert made.apply(OutputBlock("a", 1.5), 1.0).code == "invalid"
     assert made.apply(active(9, "x"), 1.0).code == "unknown_worker"
-    apply_all(made, Freed("nobody"), PrefillDone("nobody"))
+    apply_all(made, Freed("unknown"), PrefillDone("unknown"))
     assert made.snapshot() == before
 
 
@@ -72,7 +72,7 @@ def test_stale_bookings_expire_and_progress_keeps_them() -> None:
     made.apply(held("alive", (3,), 16), 0.0)
     assert made.apply(Progressed("alive"), 200.0).ok
     assert made.load.prefill_tokens == [48]
-    assert made.apply(Progressed("nobody"), 200.0).code == "unknown_request"
+    assert made.apply(Progressed("unknown"), 200.0).code == "unknown_request"
     made.apply(Expired(), 300.0)
     assert len(made.load) == 2
     made.apply(Expired(), 300.1)
@@ -83,22 +83,22 @@ def test_stale_bookings_expire_and_progress_keeps_them() -> None:
 
 def test_both_hops_of_a_request_are_booked_and_freed_apart() -> None:
     made = router(worker(1, role="prefill"), worker(2, role="decode"))
-    asked = request(40)
-    plan = made.plan(asked)
+    wanted = request(40)
+    plan = made.plan(wanted)
     assert plan.prefill is not None
     assert plan.decode is not None
-    apply_all(made, made.booking(plan.prefill, asked), made.booking(plan.decode, asked))
+    apply_all(made, made.booking(plan.prefill, wanted), made.booking(plan.decode, wanted))
     assert made.load.prefill_tokens == [40, 0]
     assert made.load.decode_blocks == [0, 2]
-    apply_all(made, Freed(asked.id, "prefill"))
+    apply_all(made, Freed(wanted.id, "prefill"))
     assert (made.load.prefill_tokens, made.load.decode_blocks) == ([0, 0], [0, 2])
-    apply_all(made, Freed(asked.id))
+    apply_all(made, Freed(wanted.id))
     assert (made.load.requests, len(made.load)) == ([0, 0], 0)
 
 
 @dataclass
 class Naive:
-    """Every booking as it is; the counts are taken by walking over all of them."""
+    """All bookings in a list; every count is a loop over them."""
 
     bookings: dict[str, tuple[int, tuple[int, ...], int]] = field(default_factory=dict)
 
@@ -149,6 +149,6 @@ def test_load_equals_the_naive_count(
                 naive.bookings[name] = (*naive.bookings[name][:2], 0)
         assert made.load.decode_blocks == [naive.blocks(s) for s in range(3)]
         assert made.load.prefill_tokens == [naive.tokens(s) for s in range(3)]
-        for asked in PATHS:
-            found = made.load.shared_blocks(asked, 0b111)
-            assert [found.get(s) for s in range(3)] == [naive.shared(s, asked) for s in range(3)]
+        for path in PATHS:
+            found = made.load.shared_blocks(path, 0b111)
+            assert [found.get(s) for s in range(3)] == [naive.shared(s, path) for s in range(3)]

@@ -74,6 +74,6 @@ def test_the_temperature_belongs_to_kv() -> None:
 
 
 @pytest.mark.parametrize("mode", ["power-of-two", "direct", "device-aware-weighted"])
-def test_modes_that_are_not_built_say_so(mode: str) -> None:
+def test_modes_that_are_not_built_are_refused_by_name(mode: str) -> None:
     with pytest.raises(ConfigError, match="not built yet"):
         three(mode)

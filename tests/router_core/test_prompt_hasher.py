@@ -1,4 +1,4 @@
-"""A hasher with a memory gives what hashing without one gives."""
+"""A hasher with memory returns the same hashes as hashing without memory."""
 
 import random
 

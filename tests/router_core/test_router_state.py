@@ -1,4 +1,4 @@
-"""State is what the changes made it: a snapshot at any point plus the rest gives the same."""
+"""A snapshot at any point plus the later changes gives the same state."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ def change(draw: st.DrawFn) -> c.Change:
 
 
 def answers(made: Router) -> list[Any]:
-    """What the router says now to a few requests."""
+    """The router's plans of a few requests."""
     said = []
-    for asked in (request(96), request(40, seed=1), request(40, pin_decode=Pin(1))):
-        plan = made.plan(asked, samples=(0.3, 0.6), detail=True)
+    for wanted in (request(96), request(40, seed=1), request(40, pin_decode=Pin(1))):
+        plan = made.plan(wanted, samples=(0.3, 0.6), detail=True)
         said += [d.to_dict() for d in (plan.prefill, plan.decode) if d is not None]
     return said
 
 
 @settings(max_examples=60)
 @given(st.lists(change(), max_size=30), st.data())
-def test_state_after_all_changes_is_a_snapshot_plus_the_rest(
+def test_a_snapshot_plus_later_changes_equals_the_state(
     steps: list[c.Change], data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(steps)))
@@ -102,7 +102,7 @@ def test_state_after_all_changes_is_a_snapshot_plus_the_rest(
         assert one[part] == other[part], part
 
 
-def test_a_lost_worker_is_no_candidate_at_once_and_its_slot_comes_back_swept() -> None:
+def test_a_lost_worker_is_excluded_at_once_and_its_slot_is_reused_after_the_sweep() -> None:
     made = router(worker(1), worker(2))
     apply_all(made, stored(1, 6), active(1, "x", blocks=3), c.WorkerLost(1))
     assert {w.name for w in made.plan(request(96)).final.workers} == {"w2"}
@@ -120,7 +120,7 @@ def test_a_lost_worker_is_no_candidate_at_once_and_its_slot_comes_back_swept() -
     }
 
 
-def test_events_for_strangers_and_for_unknown_parents_are_refused_with_a_reason() -> None:
+def test_events_of_unknown_workers_and_parents_are_refused_with_a_reason() -> None:
     made = router(worker(1))
     assert made.apply(stored(9, 1), 0.0).code == "unknown_worker"
     assert made.apply(stored(1, 1, dp_rank=5), 0.0).code == "unknown_worker"
@@ -159,7 +159,7 @@ def test_missing_roles_are_named() -> None:
     assert router(worker(1, role="decode")).plan(request(16)).ok
 
 
-def test_the_last_prefill_worker_that_stops_answering_leaves_decode_alone() -> None:
+def test_without_an_available_prefill_worker_decode_workers_serve_alone() -> None:
     made = router(worker(1, role="prefill"), worker(2, role="decode"))
     apply_all(made, c.WorkerAvailability(1, "connection refused"))
     plan = made.plan(request(16))
@@ -194,7 +194,7 @@ def test_presets_and_bounds() -> None:
                 preset(name).with_values(bad)
 
 
-def test_a_capture_stays_what_it_was_while_the_router_goes_on() -> None:
+def test_a_capture_does_not_change_with_the_router() -> None:
     made = router(worker(1), worker(2))
     apply_all(made, stored(1, 6), stored(2, 3), active(1, "x", blocks=3))
     captured, before = made.capture(), made.snapshot()

@@ -25,7 +25,7 @@ def names(decision: Any) -> set[str]:
 
 
 def unchecked(worker_id: int, **runtime: Any) -> Worker:
-    """A card that somebody wrote past validation, as seen in the wild."""
+    """A card without validation, as some live deployments publish."""
     config = ModelRuntimeConfig(**runtime, validate=False)
     return Worker(worker_id, f"x{worker_id}", MODEL, Role.PREFILL, runtime_config=config)
 
@@ -124,8 +124,8 @@ def observed_fleet(**settings: Any) -> Any:
 def test_observed_edges(
     prefill: int, wish: dict[str, float], decode: set[str], cost: float
 ) -> None:
-    asked = request(40, pin_prefill=Pin(prefill), constraints=constraints((), wish))
-    plan = observed_fleet(decode_capacity_guard=False).plan(asked)
+    wanted = request(40, pin_prefill=Pin(prefill), constraints=constraints((), wish))
+    plan = observed_fleet(decode_capacity_guard=False).plan(wanted)
     assert plan.decode is not None
     lowest = min(plan.decode.costs)
     best = {
@@ -159,13 +159,13 @@ def test_required_without_decode_in_the_domain_is_refused_before_dispatch() -> N
 def test_pins(
     pin_prefill: int, pin_decode: int | None, required: tuple[str, ...], outcome: str
 ) -> None:
-    asked = request(
+    wanted = request(
         40,
         pin_prefill=Pin(pin_prefill),
         pin_decode=None if pin_decode is None else Pin(pin_decode),
         constraints=constraints(required),
     )
-    assert observed_fleet(decode_capacity_guard=False).plan(asked).final.outcome == outcome
+    assert observed_fleet(decode_capacity_guard=False).plan(wanted).final.outcome == outcome
 
 
 # -- the proposal's "Runtime routing" table, under the router's own policy --------------------
@@ -302,7 +302,7 @@ def test_guard_refuses_before_dispatch_when_no_domain_has_capacity() -> None:
     assert "no decode capacity (zone=a has no eligible decode worker)" in plan.prefill.summary()
 
 
-def test_guard_says_busy_when_only_busy_decode_workers_are_left() -> None:
+def test_guard_reports_all_busy_when_only_busy_decode_workers_are_left() -> None:
     fleet = guarded()
     apply_all(
         fleet,
@@ -321,7 +321,7 @@ def test_guard_does_not_call_a_pin_across_domains_busy() -> None:
     assert plan.prefill.outcome == "pinned_ineligible"
 
 
-def test_guard_never_acts_for_preferred() -> None:
+def test_guard_does_not_apply_to_preferred() -> None:
     fleet = router(
         worker(1, "pA", "prefill", zone="a", policy="preferred", weight=0.85),
         worker(2, "pB", "prefill", zone="b", policy="preferred", weight=0.85),
