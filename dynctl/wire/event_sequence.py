@@ -1,21 +1,23 @@
-"""Where a batch stands in its stream: next, after a hole, seen before, late, or from a new process.
+"""The sequence of a publisher's messages: which one is next, after a gap, duplicate, late or new.
 
-Pure: sequence numbers, digests and the engine's own timestamps in, a verdict out.
+Pure: numbers, digests and the publisher's timestamps in, a verdict out. Every reader of numbered
+events uses it: engines' batches, messages of the event plane, router events.
 
-Going back in sequence has three possible causes. The same bytes under the same number are a
-duplicate. Other bytes under a number that was seen are a new process, since an engine never reuses
-a number. Where the old bytes are no longer known, the engine's clock decides: an older timestamp
-than the last one applied is a straggler, a newer one a new process. After a lost connection the
-clock is not trusted (it may have been set back, or belong to another host), so there it is a new
-process.
+A number below the expected one has three possible causes. The same bytes under the same number are
+a duplicate. Other bytes under a known number come from a new process, because a publisher never
+reuses a number. If the bytes are no longer known, the publisher's clock decides: a timestamp before
+the last applied one is a late message, a later one a new process. After a lost connection the clock
+is not trusted (it may have been set back, or belong to another host), so there it is a new process.
+Without digests and timestamps a number below the expected one is always late.
 """
 
 from enum import Enum
+from typing import Final
 
-_REMEMBERED = 256  # digests of the last applied batches, about 30 KB a stream
+_REMEMBERED: Final = 256  # digests of the last applied messages, about 30 KB for each sequence
 
 
-class Place(Enum):
+class Verdict(Enum):
     NEXT = "next"
     GAP = "gap"
     DUPLICATE = "duplicate"
@@ -24,51 +26,86 @@ class Place(Enum):
 
 
 class EventSequence:
-    """Follows the sequence numbers of one publisher, which count from 0."""
+    """The sequence of one publisher.
 
-    def __init__(self) -> None:
-        self.last_seq: int | None = None
-        self._last_ts = float("-inf")
+    ``first``: the first number of a publisher. ``late_join``: the reader may join late, so whatever
+    number arrives first is the next one. ``restart_run``: this many late numbers in ascending order
+    count as a restart (a publisher whose clock was set back while it restarted); None: never.
+    """
+
+    def __init__(
+        self, first: int = 0, *, late_join: bool = False, restart_run: int | None = None
+    ) -> None:
+        self.last: int | None = None
+        self._first = first
+        self._joining = late_join
+        self._restart_run = restart_run
+        self._last_timestamp = float("-inf")
         self._digests: dict[int, int] = {}
+        self._late_run = 0
+        self._last_late = -1
 
     @property
     def expected(self) -> int:
-        """The number that the next batch must have."""
-        return 0 if self.last_seq is None else self.last_seq + 1
+        """The next number."""
+        return self._first if self.last is None else self.last + 1
 
-    def place(self, seq: int, digest: int, ts: float | None, *, reconnected: bool) -> Place:
-        """Where a batch stands. ``digest`` identifies its bytes; ``ts`` is the engine's time in
-        seconds, None when the batch is unreadable; ``reconnected`` says that the connection broke
-        since the last batch that followed on."""
-        if seq == self.expected:
-            return Place.NEXT
-        if seq > self.expected:
-            return Place.GAP
-        known = self._digests.get(seq)
+    def missing_before(self, number: int) -> int:
+        """How many numbers are missing between the last applied one and ``number``."""
+        return 0 if self._joining else max(0, number - self.expected)
+
+    def judge(
+        self,
+        number: int,
+        digest: int | None = None,
+        timestamp: float | None = None,
+        *,
+        reconnected: bool = False,
+    ) -> Verdict:
+        """The position of a message.
+
+        ``digest`` identifies its bytes; ``timestamp`` is the publisher's time in seconds, None if
+        unknown; ``reconnected``: the connection broke since the last message that was applied.
+        """
+        if self._joining or number == self.expected:
+            return Verdict.NEXT
+        if number > self.expected:
+            return Verdict.GAP
+        known = self._digests.get(number)
         if known is not None:
-            return Place.DUPLICATE if known == digest else Place.RESTART
-        if reconnected or (ts is not None and ts > self._last_ts):
-            return Place.RESTART
-        return Place.LATE
+            return Verdict.DUPLICATE if known == digest else Verdict.RESTART
+        if reconnected or (timestamp is not None and timestamp > self._last_timestamp):
+            return Verdict.RESTART
+        self._late_run = self._late_run + 1 if number == self._last_late + 1 else 1
+        self._last_late = number
+        restarted = self._restart_run is not None and self._late_run >= self._restart_run
+        return Verdict.RESTART if restarted else Verdict.LATE
 
-    def is_last(self, seq: int, digest: int) -> bool:
-        """Whether these are the very bytes that were applied last."""
-        return seq == self.last_seq and self._digests.get(seq) == digest
+    def is_last(self, number: int, digest: int) -> bool:
+        """Whether these bytes are the last applied message."""
+        return number == self.last and self._digests.get(number) == digest
 
-    def advance(self, seq: int, digest: int, ts: float | None) -> int:
-        """Take ``seq`` as applied; returns how many numbers before it were skipped."""
-        skipped = seq - self.expected
-        self.last_seq = seq
-        self._digests[seq] = digest
-        # Holes leave old entries behind, so the size is held by age of insertion, not by number.
+    def advance(
+        self, number: int, digest: int | None = None, timestamp: float | None = None
+    ) -> int:
+        """Take ``number`` as applied; returns how many numbers before it are missing."""
+        missing = self.missing_before(number)
+        self.last = number
+        self._joining = False
+        self._late_run = 0
+        if digest is not None:
+            self._digests[number] = digest
+        # Gaps leave old entries, so the size is bounded by age of insertion, not by number.
         while len(self._digests) > _REMEMBERED:
             del self._digests[next(iter(self._digests))]
-        if ts is not None:
-            self._last_ts = max(self._last_ts, ts)
-        return skipped
+        if timestamp is not None:
+            self._last_timestamp = max(self._last_timestamp, timestamp)
+        return missing
 
     def reset(self) -> None:
-        """Forget everything: a new process counts from 0."""
-        self.last_seq = None
-        self._last_ts = float("-inf")
+        """Forget everything: a new process starts again at the first number."""
+        self.last = None
+        self._joining = False
+        self._last_timestamp = float("-inf")
         self._digests.clear()
+        self._late_run = 0

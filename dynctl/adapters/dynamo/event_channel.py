@@ -1,11 +1,8 @@
-"""What every event plane does with the messages of one channel, whatever brought them.
+"""The intake of one event channel, the same for every event plane.
 
-A publisher numbers its messages of a topic from 0. Who joins late begins with whatever comes first.
-From there a higher number than the next is a loss, counted and told. A lower one is a duplicate or
-a straggler, which is counted and skipped, or the publisher began anew: the rules are those of
-:class:`~dynctl.wire.event_sequence.EventSequence`, with one more. A publisher whose
-clock was set back while it restarted would look like stragglers for ever, so a run of stragglers in
-ascending order counts as a restart.
+A publisher numbers its messages of a topic from 0; a late reader begins with whatever arrives
+first. :class:`~dynctl.wire.event_sequence.EventSequence` judges the numbers: gaps are counted and
+reported, duplicates and late messages are counted and skipped, a restart is reported.
 
 No IO: envelopes and errors in, values out through ``emit``.
 """
@@ -25,9 +22,9 @@ from dynctl.adapters.ports import (
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.discovery import EventChannel
 from dynctl.wire.dynamo.events import Envelope
-from dynctl.wire.event_sequence import EventSequence, Place
+from dynctl.wire.event_sequence import EventSequence, Verdict
 
-_STRAGGLERS: Final = 8
+_RESTART_RUN: Final = 8
 
 
 class ChannelIntake:
@@ -41,10 +38,8 @@ class ChannelIntake:
         self.counts = ChannelCounts()
         self.connected = False
         self._emit = emit
-        self._sequence = EventSequence()
+        self._sequence = EventSequence(late_join=True, restart_run=_RESTART_RUN)
         self._reconnected = False
-        self._stragglers = 0
-        self._last_straggler = -1
         self._told: set[ChannelCode] = set()
 
     # -- the connection ---------------------------------------------------------------------
@@ -74,20 +69,16 @@ class ChannelIntake:
         # Seeded with the time, because reports of a calm worker are the same bytes again and again.
         digest = xxh3_64_intdigest(envelope.payload, envelope.published_at)
         ts = float(envelope.published_at)
-        if self._sequence.last_seq is None:
-            self._sequence.advance(seq, digest, ts)
-        else:
-            place = self._sequence.place(seq, digest, ts, reconnected=self._reconnected)
-            if place is Place.DUPLICATE or (place is Place.LATE and not self._runs_anew(seq)):
-                self.counts.duplicates += 1
-                return
-            if place is Place.LATE or place is Place.RESTART:
-                self._restart(seq)
-            skipped = self._sequence.advance(seq, digest, ts)
-            if skipped:
-                self._lose(skipped, seq)
+        verdict = self._sequence.judge(seq, digest, ts, reconnected=self._reconnected)
+        if verdict is Verdict.DUPLICATE or verdict is Verdict.LATE:
+            self.counts.duplicates += 1
+            return
+        if verdict is Verdict.RESTART:
+            self._restart(seq)
+        missing = self._sequence.advance(seq, digest, ts)
+        if missing:
+            self._lose(missing, seq)
         self._reconnected = False
-        self._stragglers = 0
         self.counts.received += 1
         self._emit(
             ChannelMessage(
@@ -119,13 +110,8 @@ class ChannelIntake:
             1,
         )
 
-    def _runs_anew(self, seq: int) -> bool:
-        self._stragglers = self._stragglers + 1 if seq == self._last_straggler + 1 else 1
-        self._last_straggler = seq
-        return self._stragglers >= _STRAGGLERS
-
     def _restart(self, seq: int) -> None:
-        last = self._sequence.last_seq
+        last = self._sequence.last
         self._sequence.reset()
         self._told.clear()
         self.counts.restarts += 1

@@ -32,7 +32,7 @@ from dynctl.adapters.zmq.kv_event_source import (
 from dynctl.adapters.zmq.replay import ReplayFailed, ReplaySilent, replay
 from dynctl.base.decode_errors import WireError
 from dynctl.documents.workers import StreamState
-from dynctl.wire.event_sequence import EventSequence, Place
+from dynctl.wire.event_sequence import EventSequence, Verdict
 from dynctl.wire.index_events import Drop, DropCode, to_index_events
 from dynctl.wire.vllm_events import (
     EventBatch,
@@ -90,7 +90,7 @@ class ZmqKvEvents:
         """A snapshot of the counters."""
         return StreamState(
             connected=self._connected,
-            last_seq=self._sequence.last_seq,
+            last_seq=self._sequence.last,
             last_batch_at=self._last_batch_at,
             missing=max(self._missing.values()),
             dropped=dict(self._dropped),
@@ -165,10 +165,10 @@ class ZmqKvEvents:
 
     async def _check_identity(self, context: zmq.asyncio.Context) -> None:
         """Ask for the last applied batch and all after it: the same process gives it back."""
-        if self._sequence.last_seq is None:
+        if self._sequence.last is None:
             await self._heal(context, 0)
         else:
-            await self._heal(context, self._sequence.last_seq, verify=True)
+            await self._heal(context, self._sequence.last, verify=True)
 
     # -- live messages ----------------------------------------------------------------------
 
@@ -182,23 +182,23 @@ class ZmqKvEvents:
         batch, problem = self._read(payload)
         digest = xxh3_64_intdigest(payload)
         ts = None if batch is None else batch.ts
-        place = self._sequence.place(seq, digest, ts, reconnected=self._reconnected)
-        started = self._sequence.last_seq is not None
-        if place is Place.GAP and started and self._reconnected:
+        verdict = self._sequence.judge(seq, digest, ts, reconnected=self._reconnected)
+        started = self._sequence.last is not None
+        if verdict is Verdict.GAP and started and self._reconnected:
             # The replay socket could not say who this is. A restarted process is by far the
             # likelier cause of a hole after a lost connection, and an empty index is only slower,
             # while a stale one routes to blocks that are gone.
-            place = Place.RESTART
-        if place is Place.RESTART:
-            self._restart(f"sequence went from {self._sequence.last_seq} to {seq}", seq)
-            place = Place.NEXT if seq == 0 else Place.GAP
-        if place is Place.GAP:
+            verdict = Verdict.RESTART
+        if verdict is Verdict.RESTART:
+            self._restart(f"sequence went from {self._sequence.last} to {seq}", seq)
+            verdict = Verdict.NEXT if seq == 0 else Verdict.GAP
+        if verdict is Verdict.GAP:
             self._counts["gaps"] += 1
             await self._heal(context, self._sequence.expected)
-            place = self._sequence.place(seq, digest, ts, reconnected=False)
-        if place is Place.DUPLICATE:
+            verdict = self._sequence.judge(seq, digest, ts, reconnected=False)
+        if verdict is Verdict.DUPLICATE:
             self._counts["duplicates"] += 1
-        elif place is Place.LATE:
+        elif verdict is Verdict.LATE:
             self._counts["late"] += 1
         else:
             self._apply(seq, digest, batch, problem, replayed=False)
@@ -295,12 +295,12 @@ class ZmqKvEvents:
         """Apply the answer from ``start``. vLLM's ROUTER drops what exceeds its queue of 1000, in
         the middle or at the end, so as long as asking brings something it is asked on."""
         while True:
-            before = self._sequence.last_seq
+            before = self._sequence.last
             try:
                 if await self._apply_answer(context, start):
                     return
             except ReplaySilent:
-                if self._sequence.last_seq == before:
+                if self._sequence.last == before:
                     raise
             start = self._sequence.expected
 
@@ -341,7 +341,7 @@ class ZmqKvEvents:
     # -- telling ----------------------------------------------------------------------------
 
     def _restart(self, why: str, seq: int) -> None:
-        last = self._sequence.last_seq
+        last = self._sequence.last
         self._sequence.reset()
         self._told.clear()
         self._reconnected = False

@@ -38,6 +38,7 @@ from dynctl.sources.dynamo.planes import watch_discovery
 from dynctl.wire.dynamo.active_sequences import decode_sequences
 from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES, EventChannel
 from dynctl.wire.dynamo.events import RouterEvent, decode_kv_metrics, decode_router_events
+from dynctl.wire.event_sequence import EventSequence, Verdict
 from router_core import Worker
 
 MAX_QUEUED: Final = 10_000
@@ -97,7 +98,7 @@ class PublisherTail:
         self._rank = dp_rank
         self._emit = emit
         self._now_ms = now_ms
-        self._last: int | None = None
+        self._sequence = EventSequence(first=1, late_join=True)
         self._dropped = 0  # messages known to be lost since the last event
         self._was_connected = False
 
@@ -115,21 +116,23 @@ class PublisherTail:
         self._tell_dropped()
 
     def _event(self, event: RouterEvent, at_ms: int) -> None:
-        last, number, odd = self._last, event.event_id, None
+        sequence, number, odd = self._sequence, event.event_id, None
         if (event.worker_id, event.dp_rank) != (self.worker.worker_id, self._rank):
             self._remark(
                 TailKind.FOREIGN,
                 f"an event of worker {event.worker_id:x} rank {event.dp_rank} came on this channel",
             )
             return
-        if last is not None and number <= last:
-            odd = f"again or late: after event {last:,}"
-        elif last is not None and number > last + 1:
-            self._gap(last + 1, number - 1)
+        verdict = sequence.judge(number)
+        if verdict is Verdict.LATE:
+            odd = f"again or late: after event {sequence.last:,}"
+        elif verdict is Verdict.GAP:
+            self._gap(sequence.expected, number - 1)
         else:
             self._tell_dropped()
         self._dropped = 0
-        self._last = max(number, last or 0)
+        if verdict is not Verdict.LATE:
+            sequence.advance(number)
         self._emit(event_line(self.worker, event, at_ms, odd))
 
     def _gap(self, first: int, last: int) -> None:
@@ -155,7 +158,7 @@ class PublisherTail:
                     self._remark(TailKind.RECONNECT, value.message)
                 self._was_connected = True
             case ChannelCode.PUBLISHER_RESTARTED:
-                self._last, self._dropped = None, 0
+                self._sequence, self._dropped = EventSequence(first=1, late_join=True), 0
                 self._remark(
                     TailKind.RESTART, f"{value.message}; what it cached before counts as gone"
                 )

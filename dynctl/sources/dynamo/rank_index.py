@@ -41,6 +41,7 @@ from dynctl.wire.dynamo.recovery import (
     TooNew,
     TreeDump,
 )
+from dynctl.wire.event_sequence import EventSequence, Verdict
 
 #: Live events that wait for a recovery; beyond this they are let go and asked for again.
 MAX_WAITING: Final = 20_000
@@ -89,7 +90,7 @@ class RankIndex:
         self._clock = clock
         self._counts = _Counts()
         self._connected = False
-        self._last: int | None = None
+        self._sequence = EventSequence(first=1)
         self._last_at: float | None = None
         self._missing = 0
         self._waiting: list[RouterEvent] = []
@@ -109,7 +110,7 @@ class RankIndex:
         counts = self._counts
         return StreamState(
             connected=self._connected,
-            last_seq=self._last,
+            last_seq=self._sequence.last,
             last_batch_at=self._last_at,
             batches=counts.batches,
             gaps=counts.gaps,
@@ -167,7 +168,7 @@ class RankIndex:
                 self._connected = False
                 self._unheard = value.message
                 self._tell(StreamCode.STREAM_DISCONNECTED, value.message)
-                if self._last is None:
+                if self._sequence.last is None:
                     self.ask()  # it may answer all the same: what it holds now is worth having
             case ChannelCode.PUBLISHER_RESTARTED:
                 self._restarted(value.message)
@@ -191,17 +192,19 @@ class RankIndex:
             return
         if self._asking:
             self._wait(event)
-        elif self._last is not None and event.event_id <= self._last:
-            self._counts.duplicates += 1
-        elif self._last is not None and event.event_id == self._last + 1:
-            self._apply([event])
-        elif self._loose:
-            self._skip_to(event.event_id)
-            self._apply([event])
-        else:
-            self._counts.gaps += 1
-            self.ask()
-            self._wait(event)
+            return
+        match self._sequence.judge(event.event_id):
+            case Verdict.NEXT:
+                self._apply([event])
+            case Verdict.GAP if self._loose:
+                self._skip_to(event.event_id)
+                self._apply([event])
+            case Verdict.GAP:
+                self._counts.gaps += 1
+                self.ask()
+                self._wait(event)
+            case _:
+                self._counts.duplicates += 1
 
     def _wait(self, event: RouterEvent) -> None:
         self._waiting.append(event)
@@ -245,7 +248,7 @@ class RankIndex:
         for _ in range(_ROUNDS):
             self._due.clear()
             await self._round()
-            if self._last is not None and not self._waiting and not self._due.is_set():
+            if self._sequence.last is not None and not self._waiting and not self._due.is_set():
                 self._asking = self._loose = False
                 self._why, self._missing = "", 0
                 self._emit_condition(StreamCode.INDEX_CURRENT, "nothing is missing", missing=0)
@@ -254,7 +257,8 @@ class RankIndex:
 
     async def _round(self) -> None:
         # Events that were taken loosely may hide holes: only the whole index is sure then.
-        start = None if self._last is None or self._loose else self._last + 1
+        started = self._sequence.last is not None and not self._loose
+        start = self._sequence.expected if started else None
         answer = await self._recover(self.source, start)
         match answer:
             case TreeDump(events, last):
@@ -263,15 +267,15 @@ class RankIndex:
                 )
                 # The numbers inside a dump mean nothing: where it ends is said beside it.
                 await self._take_over(events, after=None)
-                self._last = last
+                self._sequence.advance(last)
             case Events(events, last):
-                await self._take_over(events, after=self._last or 0)
-                self._last = max(last, self._last or 0)
+                await self._take_over(events, after=self._sequence.last or 0)
+                self._sequence.advance(max(last, self._sequence.last or 0))
             case TooNew(newest_available=newest):
-                if self._last is not None and not answer.nothing_missed:
-                    self._restarted(f"it has {newest} events, we have seen {self._last}")
+                if self._sequence.last is not None and not answer.nothing_missed:
+                    self._restarted(f"it has {newest} events, we have seen {self._sequence.last}")
                     return
-                self._last = newest
+                self._sequence.advance(newest)
             case InvalidRange() | RecoveryError():
                 told = answer.message if isinstance(answer, RecoveryError) else "invalid range"
                 raise RequestPlaneError(f"the worker cannot say what it caches: {told}")
@@ -290,14 +294,14 @@ class RankIndex:
         """Apply what waited as far as it follows on; the rest waits for the next answer."""
         waiting, self._waiting = sorted(self._waiting, key=_number), []
         for at, event in enumerate(waiting):
-            last = self._last or 0
-            if event.event_id <= last:
-                self._counts.duplicates += 1
-            elif event.event_id == last + 1:
-                self._apply([event])
-            else:
-                self._waiting = waiting[at:]
-                return
+            match self._sequence.judge(event.event_id):
+                case Verdict.NEXT:
+                    self._apply([event])
+                case Verdict.GAP:
+                    self._waiting = waiting[at:]
+                    return
+                case _:
+                    self._counts.duplicates += 1
 
     def _give_up(self, why: str) -> None:
         """Go on without an answer; what lies before the next event is lost for now."""
@@ -306,7 +310,7 @@ class RankIndex:
         # Whatever came before we listened is unknown too, though nobody can say how much it was.
         self._missing = max(self._missing, 1)
         for event in sorted(self._waiting, key=_number):
-            if self._last is None or event.event_id > self._last:
+            if self._sequence.judge(event.event_id) in (Verdict.NEXT, Verdict.GAP):
                 self._skip_to(event.event_id)
                 self._apply([event])
         self._waiting = []
@@ -316,15 +320,16 @@ class RankIndex:
 
     def _skip_to(self, number: int) -> None:
         """Admit that the events before ``number`` that we did not see are lost."""
-        lost = number - (self._last or 0) - 1
-        if lost > 0:
+        lost = self._sequence.missing_before(number)
+        if lost:
             self._counts.gaps += 1
             self._counts.lost += lost
             self._missing += lost
 
     def _restarted(self, why: str) -> None:
         self._counts.restarts += 1
-        self._last, self._waiting, self._missing = None, [], 0
+        self._sequence.reset()
+        self._waiting, self._missing = [], 0
         self._emit_condition(
             StreamCode.ENGINE_RESTARTED, f"the publisher restarted: {why}", clears=True, missing=0
         )
@@ -335,7 +340,7 @@ class RankIndex:
     def _apply(self, events: list[RouterEvent] | tuple[RouterEvent, ...]) -> None:
         if not events:
             return
-        self._last = events[-1].event_id
+        self._sequence.advance(events[-1].event_id)
         known = []
         for event in events:
             if isinstance(event.event, UnknownEvent):
@@ -346,7 +351,7 @@ class RankIndex:
             else:
                 known.append(event.event)
         rank = (self.source.worker_id, self.source.dp_rank)
-        self._emit(IndexUpdate(*rank, self._last, tuple(known), 0.0))
+        self._emit(IndexUpdate(*rank, events[-1].event_id, tuple(known), 0.0))
 
     def _tell_once(self, code: StreamCode, message: str) -> None:
         if code not in self._told:
