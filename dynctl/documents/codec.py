@@ -1,12 +1,12 @@
 """The codec of all documents: value -> JSON -> value.
 
-A document is a frozen msgspec struct. Its ``kind`` names it and its ``schema`` grows when a field
-changes its meaning; new fields may appear at any time and are ignored by older readers.
+A document is a frozen msgspec struct. Its ``kind`` names it, and its ``schema`` grows when a field
+changes its meaning. New fields may appear at any time; older readers ignore them.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,25 +15,32 @@ from dynctl.base.decode_errors import WireError
 Document = TypeVar("Document", bound=msgspec.Struct)
 
 
+class _Header(msgspec.Struct, frozen=True):
+    kind: Any = None
+    schema: Any = None
+
+
 def encode(document: msgspec.Struct) -> bytes:
     """The document as compact JSON."""
     return msgspec.json.encode(document)
 
 
 def decode(data: bytes, form: type[Document], name: str = "") -> Document:
-    """Read a document of one form; raises WireError.
+    """Read a document; raises WireError for another kind, a newer schema, or other fields.
 
-    ``name`` is what the error calls it, else its kind. A document of another kind or of a newer
-    schema is refused.
+    ``name`` is what the error calls the document; by default its kind.
     """
     defaults = {field.name: field.default for field in msgspec.structs.fields(form)}
     kind, schema = defaults.get("kind"), defaults.get("schema")
-    name = name or str(kind)
+    name = name or (kind if isinstance(kind, str) else form.__name__)
     try:
-        found = msgspec.json.decode(data, type=form)
-    except msgspec.MsgspecError as error:
+        header = msgspec.json.decode(data, type=_Header)
+        if isinstance(kind, str) and header.kind not in (None, kind):
+            raise WireError(name, f"expected kind {kind}, got {str(header.kind)[:64]!r}")
+        if isinstance(schema, int) and isinstance(header.schema, int) and header.schema > schema:
+            raise WireError(name, f"expected schema {schema}, got {header.schema}")
+        return msgspec.json.decode(data, type=form)
+    except msgspec.ValidationError as error:
         raise WireError(name, str(error)) from None
-    got, version = getattr(found, "kind", None), getattr(found, "schema", None)
-    if got != kind or (schema is not None and version is not None and version > schema):
-        raise WireError(name, f"expected schema {schema} or older, got {got} of schema {version}")
-    return found
+    except msgspec.DecodeError as error:
+        raise WireError(name, f"not JSON: {error}") from None

@@ -1,7 +1,7 @@
-"""A saved view: the router's whole state at one moment, so that a decision can be made again.
+"""A saved view: the whole state of a router at one moment, to repeat a decision.
 
-The file is JSON. It holds hashes, loads, cards and settings, never prompts or tokens. ``now`` is
-the saving router's clock, so ages are the same whenever the file is read.
+The file is JSON. It contains hashes, loads, cards and settings, never prompts or tokens. ``now`` is
+the clock of the router that saved it, so ages do not depend on when the file is read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dynctl.base.decode_errors import WireError
+from dynctl.documents.codec import decode, encode
 from router_core import Captured, Router, SnapshotError
 
 SCHEMA = 1
@@ -21,10 +22,10 @@ MAX_BYTES = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SavedView:
-    """What a view file says. ``model_paths``: model -> tokenizer directory where it was known.
+    """The content of a view file. ``model_paths``: model -> tokenizer directory, where known.
 
-    ``chats``: how the router's frontend reads a chat before its template does: ``plain`` as it
-    came, or ``dynamo`` as Dynamo's frontend.
+    ``chats``: how the router's frontend prepares a chat for its template: ``plain`` as received,
+    or ``dynamo`` as Dynamo's frontend does.
     """
 
     router: Router
@@ -35,6 +36,21 @@ class SavedView:
     assumptions: tuple[str, ...] = ()
     source: str = "view"
     chats: str = "plain"
+
+
+class _ViewDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The file. ``snapshot`` is :meth:`Router.snapshot`."""
+
+    kind: str = "RoutingView"
+    schema: int = SCHEMA
+    now: float
+    preset: str | None = None
+    source: str = "view"
+    chats: str = "plain"
+    model_paths: dict[str, str] = {}
+    tokenizers: dict[str, str] = {}
+    assumptions: tuple[str, ...] = ()
+    snapshot: dict[str, Any]
 
 
 def encode_view(
@@ -50,46 +66,38 @@ def encode_view(
 ) -> bytes:
     """The file's bytes, from ``router.capture()``.
 
-    ``tokenizers``: model -> fingerprint, to notice another tokenizer.
+    ``tokenizers``: model -> fingerprint, which shows whether another tokenizer is in use.
     """
-    document: dict[str, Any] = {
-        "kind": "RoutingView",
-        "schema": SCHEMA,
-        "now": now,
-        "preset": preset,
-        "source": source,
-        "chats": chats,
-        "model_paths": model_paths or {},
-        "tokenizers": tokenizers or {},
-        "assumptions": list(assumptions),
-        "snapshot": captured.document(),
-    }
-    return msgspec.json.encode(document)
+    return encode(
+        _ViewDocument(
+            now=now,
+            preset=preset,
+            source=source,
+            chats=chats,
+            model_paths=model_paths or {},
+            tokenizers=tokenizers or {},
+            assumptions=assumptions,
+            snapshot=captured.document(),
+        )
+    )
 
 
 def decode_view(data: bytes) -> SavedView:
-    """Read a view file; raises WireError naming what does not fit."""
+    """Read a view file; raises WireError naming the field that does not fit."""
     if len(data) > MAX_BYTES:
         raise WireError("view file", f"{len(data):,} bytes are over the limit of {MAX_BYTES:,}")
+    read = decode(data, _ViewDocument, "view file")
     try:
-        document = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise WireError("view file", f"not JSON: {error}") from None
-    if not isinstance(document, dict) or document.get("kind") != "RoutingView":
-        kind = document.get("kind") if isinstance(document, dict) else type(document).__name__
-        raise WireError("view file", f"expected kind RoutingView, got {kind!r}")
-    if document.get("schema") != SCHEMA:
-        raise WireError("view file", f"expected schema {SCHEMA}, got {document.get('schema')!r}")
-    try:
-        return SavedView(
-            router=Router.restore(document["snapshot"]),
-            now=float(document["now"]),
-            preset=document.get("preset"),
-            model_paths=dict(document.get("model_paths", {})),
-            tokenizers=dict(document.get("tokenizers", {})),
-            assumptions=tuple(document.get("assumptions", ())),
-            source=str(document.get("source", "view")),
-            chats=str(document.get("chats", "plain")),
-        )
+        router = Router.restore(read.snapshot)
     except (KeyError, TypeError, ValueError, SnapshotError) as error:
         raise WireError("view file", str(error)) from None
+    return SavedView(
+        router=router,
+        now=read.now,
+        preset=read.preset,
+        model_paths=read.model_paths,
+        tokenizers=read.tokenizers,
+        assumptions=read.assumptions,
+        source=read.source,
+        chats=read.chats,
+    )

@@ -1,0 +1,156 @@
+"""Every document: value -> JSON -> value, with the field names that people's tools rely on."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import inspect
+
+import dynctl
+from dynctl import documents
+from dynctl.base.decode_errors import WireError
+from dynctl.documents.codec import decode, encode
+from dynctl.documents.decisions import PastDecision
+from dynctl.documents.route_result import RouteResult
+from dynctl.findings import report
+
+UPDATE = bool(os.environ.get("DYNCTL_UPDATE_GOLDEN"))
+FIELDS = Path(__file__).parent / "fields.txt"
+ROOT = Path(dynctl.__file__).parent
+
+
+def _structs() -> Iterator[type[msgspec.Struct]]:
+    modules = [
+        importlib.import_module(f"dynctl.documents.{one.name}")
+        for one in pkgutil.iter_modules(documents.__path__)
+    ]
+    for module in (*modules, report):
+        for value in vars(module).values():
+            if not isinstance(value, type) or not issubclass(value, msgspec.Struct):
+                continue
+            if value.__module__ == module.__name__ and not value.__name__.startswith("_"):
+                yield value
+
+
+STRUCTS = sorted(_structs(), key=lambda one: one.__name__)
+KINDS = {
+    one: field.default
+    for one in STRUCTS
+    for field in msgspec.structs.fields(one)
+    if field.name == "kind" and isinstance(field.default, str)
+}
+
+_ANY = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=4)
+
+
+def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
+    """Values of a field's type."""
+    match kind:
+        case inspect.StructType(cls=cls):
+            return documents_of(cls)
+        case inspect.VarTupleType(item_type=item):
+            return st.lists(values(item), max_size=2).map(tuple)
+        case inspect.CollectionType(item_type=item):
+            return st.lists(values(item), max_size=2)
+        case inspect.TupleType(item_types=items):
+            return st.tuples(*map(values, items))
+        case inspect.DictType(key_type=key, value_type=value):
+            return st.dictionaries(values(key), values(value), max_size=2)
+        case inspect.UnionType(types=types):
+            return st.one_of(*map(values, types))
+        case inspect.LiteralType(values=literals):
+            return st.sampled_from(literals)
+        case inspect.EnumType(cls=cls):
+            return st.sampled_from(list(cls))
+        case inspect.IntType():
+            return st.integers(-(2**63), 2**64 - 1)
+        case inspect.FloatType():
+            return st.floats(allow_nan=False, allow_infinity=False)
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.StrType():
+            return st.text(max_size=4)
+        case inspect.NoneType():
+            return st.none()
+        case inspect.AnyType():
+            return _ANY
+    raise AssertionError(f"no values of {kind}")
+
+
+def documents_of(form: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    """Documents with every field given, except kind and schema."""
+    info = inspect.type_info(form)
+    assert isinstance(info, inspect.StructType)
+    given_fields = {
+        one.name: values(one.type)
+        for one in info.fields
+        if form not in KINDS or one.name not in ("kind", "schema")
+    }
+    return st.builds(form, **given_fields)
+
+
+@pytest.mark.parametrize("form", STRUCTS, ids=lambda form: form.__name__)
+def test_a_value_survives_json(form: type[msgspec.Struct]):
+    @settings(max_examples=10, deadline=None)
+    @given(documents_of(form))
+    def survives(document: msgspec.Struct) -> None:
+        data = encode(document)
+        assert decode(data, form) == document
+        if not form.__struct_config__.omit_defaults:
+            names = [one.encode_name for one in msgspec.structs.fields(form)]
+            assert list(json.loads(data)) == names
+
+    survives()
+
+
+def test_field_names_are_as_committed():
+    lines = [
+        f"{one.__name__}: {', '.join(field.encode_name for field in msgspec.structs.fields(one))}\n"
+        for one in STRUCTS
+    ]
+    kinds = [f"kind {kind}: {one.__name__}\n" for one, kind in KINDS.items()]
+    drawn = "".join([*lines, *kinds])
+    if UPDATE:
+        FIELDS.write_text(drawn)
+    assert drawn == FIELDS.read_text()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"[]", "RouteResult: Expected `object`, got `array`"),
+        (b"{", "RouteResult: not JSON: Input data was truncated"),
+        (b'{"kind": "FleetLoad"}', "RouteResult: expected kind RouteResult, got 'FleetLoad'"),
+        (b'{"kind": "RouteResult", "schema": 2}', "RouteResult: expected schema 1, got 2"),
+        (b'{"kind": "RouteResult"}', "RouteResult: Object missing required field `model`"),
+    ],
+)
+def test_another_document_is_refused(data: bytes, expected: str):
+    with pytest.raises(WireError) as raised:
+        decode(data, RouteResult)
+    assert str(raised.value) == expected
+
+
+def test_a_past_decision_is_read_as_a_route_result():
+    assert issubclass(PastDecision, RouteResult)
+
+
+def test_documents_with_a_kind_live_in_documents():
+    known = {f"documents/{path.name}" for path in (ROOT / "documents").glob("*.py")}
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if re.search(r"^    kind: str = .*\n    schema: int", path.read_text(), re.M)
+    }
+    assert found - known == {"findings/report.py"}
