@@ -71,7 +71,6 @@ KNOWN_CIRCLES: Final[frozenset[tuple[str, ...]]] = frozenset(
             "dynctl.sources.dynamo.replicas",
             "dynctl.sources.frontend.source",
         ),
-        ("dynctl.top.actions", "dynctl.top.app"),
     }
 )
 

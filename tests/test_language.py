@@ -69,7 +69,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "dynctl/simulation",
         "dynctl/sources",
         "dynctl/tokenization",
-        "dynctl/top",
         "dynctl/verify",
         "dynctl/wire",
     }

@@ -1,4 +1,4 @@
-"""`dynctl top` on the screen: tables of one snapshot, and the app that shows one after the other.
+"""`dynctl top`: the dashboard, and its single frame for `--once`.
 
-Only the modules with widgets import textual, so that ``top --once`` does not wait for it.
+Only the modules with widgets import textual, so that ``top --once`` starts fast.
 """

@@ -1,7 +1,7 @@
-"""The app of `dynctl top`: one source, one snapshot after the other, four panels.
+"""The Textual app of `dynctl top`: one source, one snapshot per refresh, four panels.
 
-Widgets are given pictures and ask nobody. The app asks the source, in one task of its own; keys
-that need more (a decision explained, thresholds tried) ask it once.
+Panels only draw what they are given. The app reads the source in one background task; keys that
+need more (explain a decision, try thresholds) read it once.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import ClassVar, Final
+from time import localtime, strftime
+from typing import Any, ClassVar, Final
 
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import Input
 
-from dynctl.base.errors import ExitCode
-from dynctl.documents.snapshot import Alert, DomainView, Snapshot
+from dynctl.base.errors import DynctlError, ExitCode
+from dynctl.documents.snapshot import Alert, DomainRow, DomainView, Snapshot
+from dynctl.documents.workers import WorkerRow
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.source import LiveSource
-from dynctl.top.actions import Opening
 from dynctl.top.custody import ReadChain, registered_chain
+from dynctl.top.details import Details, Shown, row_name
 from dynctl.top.filter import RowFilter
 from dynctl.top.header import State, header
 from dynctl.top.history import History
-from dynctl.top.keys import BINDINGS, FOOTER, OWN
+from dynctl.top.keys import BINDINGS, FOOTER, OWN, help_text
 from dynctl.top.layout import CSS, THEME, heights
 from dynctl.top.marks import BAD, BOLD, CURSOR, DIM, Line, plain
 from dynctl.top.panels.alerts import AlertPanel, alert_picture
@@ -37,23 +40,25 @@ from dynctl.top.panels.decisions import DecisionPanel, decision_picture
 from dynctl.top.panels.domains import DomainPanel, domain_picture
 from dynctl.top.panels.panel import AnyPanel, Panel
 from dynctl.top.panels.workers import WorkerPanel, worker_picture
-from dynctl.top.widgets import Lines, Prompt
+from dynctl.top.thresholds import ThresholdScreen
+from dynctl.top.widgets import Lines, Prompt, TextScreen
 
 RATES: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
-#: Screens of this height have a second line for what a row has no room for.
+#: From this height on the hint below the panels has two lines.
 _ROOMY: Final = 30
-#: How long a message stands in the place of the keys.
+#: Seconds that a message replaces the line of keys.
 NOTICE_S: Final = 6.0
-#: Shares of crossing hand-offs are of the last minutes once there was a minute to look at.
+#: Shares of crossing hand-offs cover the recent past only, once it is this many seconds long.
 _WATCHED_S: Final = 60.0
+_NO_ROW: Final = "there is no row to open"
 
 
 class TopApp(App[int]):
-    """Shows ``source``, which is entered already.
+    """The dashboard of ``source``, which is entered already.
 
-    ``rate``: seconds between two looks. ``domain``: what to group by at first. ``wall``: seconds
-    since the epoch, for ages. ``chain`` reads where a worker's topology came from; ``directory``
-    is where exports go.
+    ``rate``: seconds between two readings. ``domain``: the first domain to group by. ``wall``:
+    seconds since the epoch. ``chain`` reads a worker's chain of custody; exports are written to
+    ``directory``.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -61,8 +66,8 @@ class TopApp(App[int]):
     CSS = CSS
     BINDINGS: ClassVar[list[BindingType]] = BINDINGS
 
-    class Looked(Message):
-        """The source was read."""
+    class SourceRead(Message):
+        """A new snapshot was read."""
 
         def __init__(self, snapshot: Snapshot) -> None:
             super().__init__()
@@ -80,15 +85,16 @@ class TopApp(App[int]):
         directory: Path = Path(),
     ) -> None:
         super().__init__(ansi_color=True)
-        self.opening = Opening(self, chain, directory)
         self.source = source
         self.rate = rate
         self.readonly = readonly
+        self.directory = directory
         self.paused = False
         self.snapshot: Snapshot | None = None
         self.view: DomainView | None = None
         self.alerts: tuple[Alert, ...] = ()
         self.wall = wall
+        self._details = Details(source, chain)
         self._domain = domain
         self._zoomed = False
         self._notice = ""
@@ -109,7 +115,7 @@ class TopApp(App[int]):
         )
         self._last_panel: AnyPanel = self.decisions
         self._head = Lines(id="head")
-        self._prompt = Prompt("/", "words that must be in the row; !word must not", id="prompt")
+        self._prompt = Prompt("/", "words that rows must contain; !word excludes", id="prompt")
         self._hint = Lines(id="hint")
         self._foot = Lines(id="foot", base=CURSOR)
 
@@ -124,41 +130,42 @@ class TopApp(App[int]):
         self.register_theme(THEME)
         self.theme = THEME.name
         self.screen.set_focus(self.decisions)
-        self.run_worker(self._look(), name="look", exit_on_error=True)
-        self.set_interval(1.0, self._tick)
+        self.run_worker(self._read_source(), name="look", exit_on_error=True)
+        # The clock, and ages that grow while the source does not answer.
+        self.set_interval(1.0, self._show_frame)
         self._show_frame()
 
-    # -- failing ---------------------------------------------------------------------------
+    # -- failures --------------------------------------------------------------------------
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the app before the person did; a defect of ours."""
+        """The defect that ended the app, None if the user ended it."""
         error = self._exception
         return getattr(error, "error", None) or error
 
     def _print_error_renderables(self) -> None:
-        """Textual would print a page of traceback; who ran the app says what there is to say."""
+        """Print nothing: Textual would print a traceback, and the caller reports ``failure``."""
         self._exit_renderables.clear()
 
-    # -- looking ---------------------------------------------------------------------------
+    # -- the source ------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        """Ask the source again and again; a key may ask at once."""
+    async def _read_source(self) -> None:
+        """Read the source every ``rate`` seconds, or at once after :meth:`refresh_now`."""
         while True:
             began = time.monotonic()
             self._wake.clear()
             if not self.paused:
-                self.post_message(self.Looked(await self.source.snapshot()))
+                self.post_message(self.SourceRead(await self.source.snapshot()))
             left = self.rate - (time.monotonic() - began)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.05, left)):
                     await self._wake.wait()
 
-    def look_now(self) -> None:
-        """Ask the source without waiting for the next turn."""
+    def refresh_now(self) -> None:
+        """Read the source without waiting for the next interval."""
         self._wake.set()
 
-    def on_top_app_looked(self, message: Looked) -> None:
+    def on_top_app_source_read(self, message: SourceRead) -> None:
         self.take(message.snapshot)
 
     def take(self, snapshot: Snapshot) -> None:
@@ -168,7 +175,7 @@ class TopApp(App[int]):
         self._show_all()
 
     def _show_all(self) -> None:
-        """Give every panel its picture of the present snapshot."""
+        """Give every panel its part of the current snapshot."""
         snapshot = self.snapshot
         if snapshot is None:
             return
@@ -189,16 +196,12 @@ class TopApp(App[int]):
         self._arrange()
         self._show_frame()
 
-    def _tick(self) -> None:
-        """The clock, and what gets old while nobody answers."""
-        self._show_frame()
-
     # -- the frame -------------------------------------------------------------------------
 
     def on_resize(self) -> None:
         self._arrange()
         self._show_frame()
-        # Wider screens get other columns, once the panels know how wide they are.
+        # Wider screens get other columns, once the panels have their new widths.
         self.call_after_refresh(self._show_all)
 
     def on_panel_moved(self) -> None:
@@ -207,7 +210,7 @@ class TopApp(App[int]):
 
     @property
     def focused_panel(self) -> AnyPanel:
-        """The panel in focus, or the one that was before the prompt came."""
+        """The panel in focus; while the prompt has the focus, the last one before it."""
         return self.focused if isinstance(self.focused, Panel) else self._last_panel
 
     def _arrange(self) -> None:
@@ -236,7 +239,7 @@ class TopApp(App[int]):
             self._notice = ""
         hint = self._hint_lines(width)
         if self._notice:
-            # One that is too long for the line of keys begins above it.
+            # A message that is too long for the line of keys begins above it.
             *above, last = wrap(self._notice, max(1, width - 2))
             self._hint.show([plain(f" {line}", BOLD) for line in above] or hint)
             self._foot.show([plain(f" {last}", BOLD)])
@@ -246,8 +249,8 @@ class TopApp(App[int]):
             self._foot.show([plain(f" {keys}", DIM)])
 
     def _hint_lines(self, width: int) -> list[Line]:
-        """What stands below the panels: why this is not the present, else what the row under the
-        cursor has no room for."""
+        """Below the panels: why the snapshot is not current, else more about the row under the
+        cursor."""
         snapshot, panel = self.snapshot, self.focused_panel
         row = panel.current
         text, style = (panel.hint(row) if row is not None else ""), DIM
@@ -260,15 +263,15 @@ class TopApp(App[int]):
         return [plain(f" {line}", style) for line in lines]
 
     def say(self, text: str) -> None:
-        """A message for the person, in the place of the keys for a few seconds."""
+        """Show a message in place of the keys for a few seconds."""
         self._notice, self._notice_until = text, self.wall() + NOTICE_S
         self._show_frame()
 
     # -- keys ------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Keys are the panels' own: over another screen, and while somebody types, only Ctrl-C
-        (and Esc out of the line that is typed) mean something here."""
+        """Whether a key acts: the panels' keys do nothing over another screen and while the
+        prompt has the focus; Ctrl-C always acts, Esc also leaves the prompt."""
         if action == "leave" and parameters == (int(ExitCode.INTERRUPTED),):
             return True
         if action not in OWN or len(self.screen_stack) > 1:
@@ -305,31 +308,6 @@ class TopApp(App[int]):
         self.screen.set_focus(self._last_panel)
         self._arrange()
 
-    def action_open(self) -> None:
-        self.opening.open()
-
-    def action_describe(self) -> None:
-        self.opening.describe()
-
-    def action_yaml(self) -> None:
-        self.opening.yaml()
-
-    def action_thresholds(self) -> None:
-        self.opening.thresholds()
-
-    def action_export(self) -> None:
-        self.run_worker(self.opening.export(), group="export", exclusive=True)
-
-    def action_index(self, everybody: int) -> None:
-        reading = self.opening.read_index(everybody=bool(everybody))
-        self.run_worker(reading, group="index", exclusive=True)
-
-    def filter_workers(self, text: str) -> None:
-        """Show the workers that a filter keeps."""
-        self.workers_panel.set_filter(RowFilter.parse(text))
-        self.screen.set_focus(self.workers_panel)
-        self._arrange()
-
     def action_sort(self) -> None:
         self.focused_panel.sort_next()
 
@@ -349,19 +327,16 @@ class TopApp(App[int]):
     def action_pause(self) -> None:
         self.paused = not self.paused
         if not self.paused:
-            self.look_now()
+            self.refresh_now()
         self._show_frame()
 
     def action_rate(self) -> None:
         self.rate = next((rate for rate in RATES if rate > self.rate), RATES[0])
-        self.look_now()
+        self.refresh_now()
         self._show_frame()
 
-    def action_help(self) -> None:
-        self.opening.help()
-
     async def action_back(self) -> None:
-        """One step: the prompt, then the filter, then all panels again."""
+        """One step back: close the prompt, else drop the filter, else show all panels."""
         if self._prompt.display:
             self._last_panel.set_filter(RowFilter())
             self._end_prompt()
@@ -374,3 +349,97 @@ class TopApp(App[int]):
 
     def action_leave(self, code: int) -> None:
         self.exit(code, return_code=code)
+
+    # -- keys that open something ----------------------------------------------------------
+
+    def action_open(self) -> None:
+        """Enter: the workers of a domain, or the details of another row."""
+        row, view = self.focused_panel.current, self.view
+        if isinstance(row, DomainRow) and view and view.domain is not None and row.value:
+            self.workers_panel.set_filter(RowFilter.parse(f"{view.domain}={row.value}"))
+            self.screen.set_focus(self.workers_panel)
+            self._arrange()
+        else:
+            card = isinstance(row, WorkerRow)
+            self._push_details(": card and chain of custody" if card else "", self._details.open)
+
+    def action_describe(self) -> None:
+        self._push_details("", self._details.describe)
+
+    def action_yaml(self) -> None:
+        self._push_details(" as YAML", lambda row, _: self._details.yaml(row))
+
+    def action_help(self) -> None:
+        self.push_screen(TextScreen("help", _read_help))
+
+    def action_thresholds(self) -> None:
+        """``t``: the form of busy thresholds."""
+        snapshot = self.snapshot
+        if snapshot is None or not snapshot.thresholds:
+            unknown = snapshot.unknown("thresholds") if snapshot is not None else None
+            why = unknown.unknown if unknown is not None else "no model is served"
+            self.say(f"thresholds are unknown: {why}")
+            return
+
+        def done(changed: bool | None) -> None:
+            if changed:
+                self.refresh_now()
+
+        self.push_screen(ThresholdScreen(self.source, snapshot, readonly=self.readonly), done)
+
+    def action_export(self) -> None:
+        self.run_worker(self._export(), group="export", exclusive=True)
+
+    def action_index(self, every: int) -> None:
+        self.run_worker(self._read_index(every=bool(every)), group="index", exclusive=True)
+
+    def _push_details(self, title: str, read: Callable[[Any, Shown], Any]) -> None:
+        row = self.focused_panel.current
+        if row is None or self.snapshot is None or self.view is None:
+            self.say(_NO_ROW)
+            return
+        shown = Shown(self.snapshot, self.view, self.wall())
+        self.push_screen(TextScreen(row_name(row) + title, partial(read, row, shown)))
+
+    async def _export(self) -> None:
+        """``e``: save the source's view to a new file."""
+        self.say("saving the view ..")
+        try:
+            data = await self.source.save()
+            name = strftime("dynctl-view-%Y%m%d-%H%M%S.json", localtime(self.wall()))
+            path = await asyncio.to_thread(write_view, self.directory / name, data)
+        except DynctlError as error:
+            self.say(f"not saved: {error.message}")
+        except OSError as error:
+            self.say(f"not saved: {error.filename}: {error.strerror}")
+        else:
+            self.say(f"saved {path} ({len(data):,} bytes); dynctl --view FILE reads it")
+
+    async def _read_index(self, *, every: bool) -> None:
+        """``i``: read the cache of the worker under the cursor; ``I``: of all workers."""
+        worker = None if every else self.workers_panel.current
+        if worker is None and not every:
+            self.say(_NO_ROW)
+            return
+        try:
+            self.say(await self.source.read_index(worker))
+        except DynctlError as error:
+            self.say(error.message)
+        self.refresh_now()
+
+
+async def _read_help() -> Any:
+    return help_text
+
+
+def write_view(path: Path, data: bytes) -> Path:
+    """Write a new file and return its path; existing files get a number added to the name."""
+    target = path
+    for number in range(1, 100):
+        try:
+            with target.open("xb") as file:
+                file.write(data)
+            return target
+        except FileExistsError:
+            target = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    raise FileExistsError(17, "too many views saved within this second", str(target))

@@ -1,7 +1,7 @@
-"""Where a worker's topology came from, link by link, as far as somebody can tell from here.
+"""The chain of custody of one worker's topology.
 
-A registered card tells its own part: card, taint, router. What comes before it (node, pod, file)
-only a cluster knows, which is asked when a person opens one worker, and never unasked.
+A registered card shows the links card, taint and router. The links before it (node, pod, file)
+come from the cluster, which is read only when a user opens a worker.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dynctl.documents.verify import LINK_NAMES, Cell, CellState, CustodyRow
 from dynctl.documents.workers import WorkerRow
 from router_core import TOPOLOGY_PREFIX
 
-NO_CLUSTER: Final = "no cluster was named"
-NOT_IN_CLUSTER: Final = "the cluster has no pod of that name"
+NO_CLUSTER: Final = "no cluster specified"
+NOT_IN_CLUSTER: Final = "the cluster has no pod with this name"
 
 ReadChain = Callable[[WorkerRow], CustodyRow]
-"""Asks the cluster, beside the event loop. Raises DynctlError."""
+"""Reads the chain of a worker; runs in a thread. Raises DynctlError."""
 
 
 def transfer_domain(worker: WorkerRow) -> str | None:
-    """The domain that the worker's chain is about: that of its policy, else its first one."""
+    """The domain of the worker's chain: the one of its policy, else zone, else its first."""
     own = worker.runtime_config.get("kv_transfer_domain")
     if isinstance(own, str):
         return own
@@ -30,7 +30,7 @@ def transfer_domain(worker: WorkerRow) -> str | None:
 
 
 def registered_chain(worker: WorkerRow, why: str = NO_CLUSTER) -> CustodyRow:
-    """The links that a card tells. ``why``: why the ones before it are not known."""
+    """The chain as far as the card shows it. ``why``: why the links before it are unknown."""
     domain = transfer_domain(worker)
     unknown = Cell(CellState.UNKNOWN, why=why)
     value = worker.domains.get(domain) if domain is not None else None
@@ -40,7 +40,7 @@ def registered_chain(worker: WorkerRow, why: str = NO_CLUSTER) -> CustodyRow:
         cell = Cell(CellState.NONE) if taint is None else Cell(CellState.SAME, taint)
     else:
         cell = Cell(CellState.MISSING if taint is None else CellState.DIFFERS, taint)
-    # Who tells of the worker is a router that has registered it with these taints.
+    # The source of the worker is a router that registered it with these taints.
     router = Cell(CellState.NONE) if taint is None else Cell(CellState.SAME, taint)
     cells = (unknown, unknown, unknown, card, cell, router)
     broken = (CellState.DIFFERS, CellState.MISSING)
@@ -58,7 +58,7 @@ def registered_chain(worker: WorkerRow, why: str = NO_CLUSTER) -> CustodyRow:
 
 
 def cluster_chain(options: GlobalOptions) -> ReadChain:
-    """Reads the chain of one worker in the cluster that the options name."""
+    """A reader of chains in the cluster that the options specify."""
 
     def read(worker: WorkerRow) -> CustodyRow:
         from dynctl.verify.run import VerifyOptions, verified
@@ -71,7 +71,7 @@ def cluster_chain(options: GlobalOptions) -> ReadChain:
 
 
 def chain_reader(options: GlobalOptions) -> ReadChain:
-    """The fullest chain that the options allow."""
+    """The reader of the most complete chain that the options allow."""
     from dynctl.sources.dynamo.planes import backend
 
     named = backend(options)

@@ -1,4 +1,4 @@
-"""What the person typed behind ``/``: which rows stay."""
+"""The filter behind ``/``: which rows a panel shows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Words that must all be in a row, and words that must not. Case does not matter.
+    """Words that a row must contain, and words that it must not contain, in any case.
 
-    ``zone=zone-a decode !busy``: a word after ``!`` excludes; ``!`` alone turns all around.
+    ``zone=zone-a decode !busy``: ``!`` before a word excludes; ``!`` alone inverts the filter.
     """
 
     text: str = ""
@@ -35,21 +35,21 @@ class RowFilter:
     def __bool__(self) -> bool:
         return bool(self.wanted or self.unwanted)
 
-    def keeps(self, said: str) -> bool:
-        """Whether a row that says this stays; ``said`` is in lower case."""
-        found = all(word in said for word in self.wanted)
-        found = found and not any(word in said for word in self.unwanted)
+    def keeps(self, words: str) -> bool:
+        """Whether a row with these words, in lower case, is shown."""
+        found = all(word in words for word in self.wanted)
+        found = found and not any(word in words for word in self.unwanted)
         return found is not self.inverse
 
-    def rows(self, rows: Iterable[Row], says: Callable[[Row], str]) -> list[Row]:
-        """The rows that stay."""
+    def rows(self, rows: Iterable[Row], words: Callable[[Row], str]) -> list[Row]:
+        """The rows that the filter keeps."""
         if not self:
             return list(rows)
-        return [row for row in rows if self.keeps(says(row).lower())]
+        return [row for row in rows if self.keeps(words(row).lower())]
 
 
-def worker_says(worker: WorkerRow, every_s: float | None = None) -> str:
-    """All that a filter may look for in a worker."""
+def worker_words(worker: WorkerRow, every_s: float | None = None) -> str:
+    """The words of a worker that a filter can match."""
     state = "gone" if worker.status != "ready" else "busy" if worker.busy else "ready"
     stale = stale_reason(worker, every_s)
     parts = [

@@ -1,4 +1,4 @@
-"""The two lines on top: facts and the time, numbers and whether this is the present. Pure."""
+"""The lines above the panels: source, routing mode, numbers, and whether the data is current."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dynctl.screens.topology import policy_text
 from dynctl.top.marks import BAD, BOLD, GOOD, PLAIN, WARN, Line, Marks, plain
 from dynctl.top.panels.columns import clock
 
-#: A snapshot is not live any more after this many turns without another.
+#: A snapshot is out of date after this many intervals without a new one.
 _TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How the dashboard looks: every ``rate`` seconds, or not at present."""
+    """Modes of the dashboard. ``rate``: seconds between two readings."""
 
     rate: float
     paused: bool = False
@@ -35,13 +35,13 @@ def header(
     width: int,
     now: float,
 ) -> list[Line]:
-    """Two lines of ``width`` cells. ``title`` stands where nothing was read yet."""
+    """Two lines of ``width`` cells. ``title``: shown until the first snapshot."""
     if snapshot is None:
         return [plain(f" dynctl top  {title}", BOLD), plain(" reading ..")]
     time_of_day = clock(now, tenths=False)
     room = width - len(time_of_day) - 3
     first = fitting(facts(snapshot, view), room - 1)
-    word, style = standing(snapshot, state, now)
+    word, style = currency_mark(snapshot, state, now)
     room_below = max(10, width - len(word) - 3)
     second = fitting(numbers(snapshot), room_below)
     return [
@@ -50,14 +50,14 @@ def header(
     ]
 
 
-def standing(snapshot: Snapshot, state: State, now: float) -> tuple[str, Style]:
-    """Whether what is shown is the present, in a few words."""
+def currency_mark(snapshot: Snapshot, state: State, now: float) -> tuple[str, Style]:
+    """Whether the data is current, in a few words."""
     mode = "  readonly" if state.readonly else ""
     if state.paused:
         return f"‖ PAUSED at {clock(snapshot.at, tenths=False)}{mode}", WARN
     if snapshot.problem:
-        heard = [one.at for one in snapshot.told.values() if one.at is not None]
-        return f"✗ NOT CURRENT, {age(now - max(heard, default=now))} old{mode}", BAD
+        read = [one.at for one in snapshot.told.values() if one.at is not None]
+        return f"✗ NOT CURRENT, {age(now - max(read, default=now))} old{mode}", BAD
     old = currency(snapshot, now)
     if old and now - snapshot.at > _TURNS * state.rate:
         return f"✗ {old}{mode}", BAD
@@ -66,30 +66,30 @@ def standing(snapshot: Snapshot, state: State, now: float) -> tuple[str, Style]:
 
 GAP: Final = "   "
 _MODELS: Final = 3
-#: Data this much older than it should be is said to be old.
+#: Seconds from which on a snapshot is shown as old.
 LATE_S: Final = 3.0
 
 
 def facts(snapshot: Snapshot, view: DomainView | None) -> list[str]:
-    """What does not change from second to second, most important first."""
+    """Facts that rarely change, most important first."""
     header = snapshot.header
-    told = [f"dynctl top  {snapshot.source}"]
+    parts = [f"dynctl top  {snapshot.source}"]
     models = list(header.models)
     if models:
         more = f" +{len(models) - _MODELS}" if len(models) > _MODELS else ""
-        told.append(", ".join(models[:_MODELS]) + more)
-    told += [header.mode] if header.mode is not None else []
-    told += policies(view)
+        parts.append(", ".join(models[:_MODELS]) + more)
+    parts += [header.mode] if header.mode is not None else []
+    parts += policies(view)
     if header.frontends is not None and header.frontends[1] > 1:
         answering, named = header.frontends
-        told.append(f"{answering} of {named} frontends")
+        parts.append(f"{answering} of {named} frontends")
     if header.preset is not None:
-        told.append(header.preset)
-    return told
+        parts.append(header.preset)
+    return parts
 
 
 def policies(view: DomainView | None) -> list[str]:
-    """The KV-transfer policies in force in one word each: ``required zone``."""
+    """The KV-transfer policies in force: ``required zone``."""
     found: dict[str | None, dict[str, None]] = {}
     for row in view.rows if view is not None else ():
         for one in row.capacity.policies:
@@ -100,20 +100,20 @@ def policies(view: DomainView | None) -> list[str]:
 
 
 def numbers(snapshot: Snapshot) -> list[str]:
-    """What changes all the time: requests, the router's queue, decisions."""
+    """Numbers that change all the time: requests, the router's queue, decisions."""
     header = snapshot.header
     workers = snapshot.workers
-    told = [plural(len(workers), "worker")]
+    parts = [plural(len(workers), "worker")]
     if header.in_flight is not None:
-        told.append(f"in flight {count(header.in_flight)}")
-    told.append(f"router queue {queue(snapshot)}")
+        parts.append(f"in flight {count(header.in_flight)}")
+    parts.append(f"router queue {queue(snapshot)}")
     if header.recorded is not None:
-        told.append(f"decisions {count(header.recorded)}")
-    return told
+        parts.append(f"decisions {count(header.recorded)}")
+    return parts
 
 
 def queue(snapshot: Snapshot) -> str:
-    """The router's own queue: a number, ``none`` where it has none, ``?`` where nobody tells."""
+    """Length of the router's own queue; ``none`` if it has no queue, ``?`` if unknown."""
     if snapshot.header.queue is not None:
         return count(snapshot.header.queue)
     unknown = snapshot.unknown("queue")
@@ -121,7 +121,7 @@ def queue(snapshot: Snapshot) -> str:
 
 
 def fitting(parts: Sequence[str], width: int) -> str:
-    """As many of ``parts`` as fit, the first ones; the first is shortened if it must be."""
+    """The first of ``parts`` that fit ``width``; the very first is shortened if necessary."""
     line = middle(parts[0], width)
     for part in parts[1:]:
         if len(line) + len(GAP) + len(part) <= width:
@@ -130,23 +130,23 @@ def fitting(parts: Sequence[str], width: int) -> str:
 
 
 def meter_line(meter: Meter, marks: Marks, now: float, width: int | None = None) -> str:
-    """How near a preferred domain is to spilling, as of the last decision that preferred it."""
+    """How close a preferred domain is to spilling, at the last decision that preferred it."""
     preference = meter.preference
     place = f"prefers {meter.value} {amount(preference.weight)}"
     when = f"{age(max(0.0, now - meter.at))} ago"
     if preference.now is None:
-        told = [f"{place}: {preference.verdict}", f"({when})"]
+        parts = [f"{place}: {preference.verdict}", f"({when})"]
     else:
         fullness = meter.fullness or 0.0
         mark = "SPILLS" if fullness >= 1 else "local"
         bar = marks.bar(fullness, 10)
-        told = [
+        parts = [
             f"{place}  {bar} {mark} {preference.now:.2f}x",
             f"the best other, spills at {preference.crossover:.2f}x",
             f"({when})",
         ]
-    line = told[0]
-    for part in told[1:]:
+    line = parts[0]
+    for part in parts[1:]:
         if width is not None and len(line) + 1 + len(part) > width:
             break
         line += f" {part}"
@@ -154,10 +154,10 @@ def meter_line(meter: Meter, marks: Marks, now: float, width: int | None = None)
 
 
 def currency(snapshot: Snapshot, now: float) -> str:
-    """Empty while this is the present; else since when it is not, and why."""
+    """Why and since when the data is out of date; empty if it is current."""
     late = now - snapshot.at
     if snapshot.problem:
-        told = [one.at for one in snapshot.told.values() if one.at is not None]
-        last = f"as of {clock(max(told), tenths=False)}: " if told else ""
+        read = [one.at for one in snapshot.told.values() if one.at is not None]
+        last = f"as of {clock(max(read), tenths=False)}: " if read else ""
         return f"{last}{snapshot.problem}"
     return f"{age(late)} old" if late > LATE_S else ""

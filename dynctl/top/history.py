@@ -1,6 +1,6 @@
-"""The last minutes of every domain, for sparklines and shares of the recent past.
+"""The last minutes of every domain, for sparklines and recent shares.
 
-Bounded: one number a bucket, a fixed number of buckets, and domains that left are dropped.
+Bounded: one number per bucket, a fixed number of buckets; domains without workers are dropped.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ BUCKETS: Final = 60
 _MOST_SERIES: Final = 16_384
 
 Key = tuple[str, str, str]
-"""``(model, domain, value)``; hand-offs are not told by model, theirs is ""."""
+"""``(model, domain, value)``; hand-offs are not counted by model, their model is ""."""
 
 
 class Series:
-    """A number by bucket of time; the last one of a bucket stays."""
+    """A number per time bucket; a bucket keeps its last number."""
 
     __slots__ = ("_points",)
 
@@ -39,7 +39,7 @@ class Series:
 
     def last(self, count: int, step: int, at: float) -> list[float | None]:
         """``count`` values up to ``at``, oldest first, each the largest of ``step`` buckets; None
-        where nothing was seen."""
+        where there is no value."""
         end = int(at // BUCKET_S) // step
         found: dict[int, float] = {}
         for bucket, value in self._points:
@@ -51,14 +51,14 @@ class Series:
 
 
 class History:
-    """Remembers snapshots. Feed it every one, in order."""
+    """Keeps numbers of snapshots. Add every snapshot, in order."""
 
     def __init__(self) -> None:
         self._series: dict[str, dict[Key, Series]] = defaultdict(dict)
         self._since: float | None = None
 
     def add(self, snapshot: Snapshot) -> None:
-        """Take the loads and hand-offs of a snapshot. One with a problem adds nothing."""
+        """Add the loads and hand-offs of a snapshot; a snapshot with a problem is ignored."""
         if snapshot.problem:
             return
         at = snapshot.at
@@ -78,22 +78,22 @@ class History:
                     del table[gone]
 
     def kv_share(self, key: Key, count: int, step: int, at: float) -> list[float | None]:
-        """KV blocks used of total (0..1) of the workers that generate there: the last ``count``
-        times ``step`` buckets."""
+        """Used share of KV blocks (0..1) of a domain's generating workers: ``count`` values of
+        ``step`` buckets each."""
         return self._last("kv", key, count, step, at)
 
     def prefill_tokens(self, key: Key, count: int, step: int, at: float) -> list[float | None]:
-        """Active prefill tokens there."""
+        """Active prefill tokens of a domain."""
         return self._last("prefill", key, count, step, at)
 
     def watched(self, at: float) -> float:
-        """Seconds that :meth:`recent_transfers` looks back, five minutes at most."""
+        """Seconds that :meth:`recent_transfers` covers, at most five minutes."""
         return 0.0 if self._since is None else min(at - self._since, BUCKET_S * BUCKETS)
 
     def recent_transfers(self, snapshot: Snapshot) -> dict[tuple[str, str], tuple[int, int]]:
         """(domain, value) -> hand-offs of the last minutes that stayed and that crossed.
 
-        Counts that went down are those of a restarted frontend, and count from 0.
+        A count that decreased is from a restarted frontend and starts at 0.
         """
         return {
             (one.domain, one.value): (
@@ -114,7 +114,7 @@ class History:
 
 
 def _sums(workers: Iterable[WorkerRow]) -> dict[str, dict[Key, float]]:
-    """The share of KV blocks used on workers that generate, and prefill tokens of all."""
+    """Used share of KV blocks of generating workers, and prefill tokens of all workers."""
     used: dict[Key, int] = defaultdict(int)
     total: dict[Key, int] = defaultdict(int)
     prefill: dict[Key, float] = defaultdict(float)
@@ -123,9 +123,9 @@ def _sums(workers: Iterable[WorkerRow]) -> dict[str, dict[Key, float]]:
         tokens = held = have = 0
         for rank in row.ranks:
             tokens += rank.active_prefill_tokens
-            told = rank.reported.kv_used_blocks
-            if told is not None and isinstance(size, int):
-                held, have = held + told, have + size
+            reported = rank.reported.kv_used_blocks
+            if reported is not None and isinstance(size, int):
+                held, have = held + reported, have + size
         for domain, value in row.domains.items():
             key = (row.model, domain, value)
             prefill[key] += tokens

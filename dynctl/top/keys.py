@@ -1,4 +1,4 @@
-"""The keys of the panels: what each does, and the line that reminds of them."""
+"""The keys of the panels, the line of keys at the bottom, and the help page behind ``?``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from dynctl.base.errors import ExitCode
 from dynctl.screens.canvas import Canvas
 
-#: Looked at before the widget in focus, so that keys that come fast act in their order.
+#: Handled before the widget in focus, so that fast keystrokes act in their order.
 BINDINGS: Final[list[BindingType]] = [
     Binding(key, action, show=False, priority=True)
     for key, action in (
@@ -37,13 +37,13 @@ BINDINGS: Final[list[BindingType]] = [
     )
 ]
 
-#: What keys do on the panels.
+#: The actions of the panels' keys.
 OWN: Final = frozenset(
     "panel next_panel filter sort reverse group open describe yaml thresholds export index pause "
     "rate help back leave".split()
 )
 
-#: The keys, the longest line that fits.
+#: The line of keys; the first that fits is shown.
 FOOTER: Final = (
     "1-4 panels  / filter  s sort  g group  ↵ open  d describe  y yaml  t thresholds  e export  "
     "p pause  r rate  ? help  q quit",
@@ -52,43 +52,44 @@ FOOTER: Final = (
 
 
 KEYS: Final = (
-    ("1 2 3 4", "go to domains, workers, decisions, alerts; again: only this panel"),
-    ("Tab", "the next panel"),
-    ("up down PgUp PgDn", "walk the rows (also j k space Home End)"),
-    ("Enter", "open: workers of a domain, a worker, a decision explained, a finding"),
-    ("d  y", "describe the row in words; as YAML"),
-    ("/  !", "filter: words that must be in the row, !word must not; ! alone turns it around"),
-    ("s  S", "sort by the next column; turn the order around"),
-    ("g", "group domains by the next of zone, rack, host, .."),
-    ("t", "busy thresholds: try values, see who would turn busy, set them after a question"),
-    ("i  I", "read what the worker caches, or all of them, where that is not told unasked"),
-    ("e", "export the view to a file for --view: route --explain works on it offline"),
-    ("p", "pause; what is shown stays"),
-    ("r", "look less or more often"),
-    ("?", "this page"),
-    ("Esc", "back: close, drop the filter, show all panels"),
+    ("1 2 3 4", "go to domains, workers, decisions, alerts; again: show only this panel"),
+    ("Tab", "go to the next panel"),
+    ("up down PgUp PgDn", "move through the rows (also j k space Home End)"),
+    ("Enter", "open the row: workers of a domain, a worker, a decision explained, a finding"),
+    ("d  y", "describe the row; show it as YAML"),
+    ("/  !", "filter: rows must contain the words and no !word; ! alone inverts the filter"),
+    ("s  S", "sort by the next column; reverse the order"),
+    ("g", "group by the next domain: zone, rack, host, .."),
+    ("t", "busy thresholds: try values, see which workers turn busy, then set them"),
+    ("i  I", "read the cache of this worker; of all workers, if they do not report it"),
+    ("e", "export the view to a file; --view FILE and route --explain read it offline"),
+    ("p", "pause or continue the refresh"),
+    ("r", "change the refresh interval"),
+    ("?", "show this page"),
+    ("Esc", "go back: close, drop the filter, show all panels"),
     ("q  Ctrl-C", "quit"),
 )
 WORDS: Final = (
-    ("busy", "every rank of the worker is over a busy threshold: it gets no new request"),
-    ("gone", "the worker does not answer, or is not routable"),
-    ("stale", "it should have told its load again by now, or events of its cache were lost: dim"),
+    ("busy", "every rank of the worker is over a busy threshold: it gets no new requests"),
+    ("gone", "the worker does not respond or is not routable"),
+    ("stale", "the load report is overdue, or KV events were lost; the row is dim"),
     ("STRANDED", "prefill workers whose policy leaves them no decode worker"),
-    ("KV USED", "KV blocks in use of all, on workers that decode (or do both)"),
-    ("WAIT", "requests accepted by the engines and not begun; + where not all of them tell"),
+    ("KV USED", "used share of all KV blocks, on workers that decode"),
+    ("WAIT", "requests that the engines accepted and have not started; + if some engines do not "
+     "report it"),
     ("P:D", "available decode workers for each available prefill worker"),
-    ("CROSS", "share of KV hand-offs that left the domain value they began in"),
-    ("CACHED", "prompt blocks that the prefill worker had cached, of all"),
-    ("MARGIN", "by how many blocks the winner was cheaper than the next"),
-    ("prefers", "a preferred domain costs so many times the best other one, and spills when that "
-     "reaches the crossover"),
-    ("?", "not known: the source does not tell; Enter or the panel says how to give it"),
+    ("CROSS", "share of KV hand-offs that left their domain value"),
+    ("CACHED", "prompt blocks found in the prefill worker's cache, of all prompt blocks"),
+    ("MARGIN", "how many blocks the winner was cheaper than the next candidate"),
+    ("prefers", "cost of the preferred domain as a multiple of the best other one; requests spill "
+     "when it reaches the crossover"),
+    ("?", "unknown: the source does not report it; Enter or the panel shows how to provide it"),
 )  # fmt: skip
 _LABEL: Final = 20
 
 
 def help_text(canvas: Canvas) -> str:
-    """The page, for a canvas."""
+    """The help page."""
     lines = [canvas.bold("keys"), ""]
     for keys, does in KEYS:
         lines += canvas.paragraph(does, first=f"  {keys}".ljust(_LABEL), rest=" " * _LABEL)

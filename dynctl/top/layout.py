@@ -1,4 +1,4 @@
-"""How high each panel is: the one in focus gets the room, the others what is left. Pure."""
+"""Heights of the panels, and the colours: the panel in focus gets the room first."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Final
 
 from textual.theme import Theme
 
-#: A panel without room still shows its title.
+#: Lines of a panel that only shows its title.
 TITLE: Final = 1
-#: The panel in focus gets at least this share of the screen, if it has so much to show.
+#: The panel in focus gets at least this share of the screen, if its content fills it.
 _FOCUS: Final = 0.45
-#: With fewer lines a table is not worth its heading: then only the title is shown.
+#: With fewer lines only the title is shown.
 _LEAST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Lines that a panel could fill, and how many are enough while another one is in focus.
+    """Lines that a panel can fill, and how many suffice while another one is in focus.
 
-    ``order``: who is served first, the lowest.
+    ``order``: panels with a lower number are served first.
     """
 
     natural: int
@@ -29,7 +29,7 @@ class Wish:
 
 
 def heights(total: int, wishes: Sequence[Wish], focused: int, *, zoomed: bool = False) -> list[int]:
-    """Lines of each panel; their sum is ``total`` unless even the titles are more than that."""
+    """Lines of each panel; their sum is ``total`` unless the titles alone exceed it."""
     count = len(wishes)
     given = [TITLE] * count
     left = total - count * TITLE

@@ -28,25 +28,25 @@ def plain(text: str, style: Style = PLAIN) -> Line:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The characters that they are drawn with. ``steps``: from nothing to full."""
+    """Characters of bars and sparklines. ``steps``: from empty to full."""
 
     full: str
     empty: str
     steps: str
 
     def bar(self, share: float | None, width: int) -> str:
-        """``share`` (0..1; more is full) as a bar; blank where it is not known."""
+        """``share`` (0..1; more is full) as a bar; blank if unknown."""
         if share is None:
             return " " * width
         cells = min(width, max(0, round(share * width)))
-        # Something is never nothing, and not quite all is never all.
+        # More than 0 shows at least one mark, less than 1 leaves at least one empty.
         cells = max(cells, 1) if share > 0 else cells
         cells = min(cells, width - 1) if share < 1 else cells
         return self.full * cells + self.empty * (width - cells)
 
     def sparkline(self, values: Sequence[float | None], top: float | None = None) -> str:
-        """One character a value, blank where it is not known. ``top`` is full; None: the largest
-        one."""
+        """One character per value, blank if unknown. ``top``: the value of a full mark, None for
+        the largest value."""
         known = [value for value in values if value is not None]
         high = top if top is not None else max(known, default=0.0)
         last = len(self.steps) - 1

@@ -1,4 +1,4 @@
-"""`dynctl top --once`: look, draw, end."""
+"""`dynctl top --once`: one frame as text or JSON."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.documents.snapshot import (
-    Alert,
-    DecisionLine,
-    DomainView,
-    Part,
-    Snapshot,
-    TopFrame,
-)
+from dynctl.documents.snapshot import Alert, DecisionLine, DomainView, Part, Snapshot, TopFrame
 from dynctl.documents.topology import TopologyShow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, Fitted, fit, visible
@@ -37,33 +30,33 @@ from dynctl.top.run import silent_logs
 
 
 def print_frame(source: LiveSource, options: GlobalOptions, domain: str | None) -> None:
-    """One frame of ``source`` on stdout. Raises as the source, and UsageProblem for a domain that
-    no worker publishes."""
-    frame = framed(asyncio.run(_looked(source)), domain)
+    """Print one frame of ``source``. Raises as the source, and UsageProblem for a domain that no
+    worker publishes."""
+    frame = frame_of(asyncio.run(_snapshot(source)), domain)
     emit(frame, options, screen=top_frame)
 
 
-def framed(snapshot: Snapshot, domain: str | None = None) -> TopFrame:
-    """A snapshot with what follows from it."""
+def frame_of(snapshot: Snapshot, domain: str | None = None) -> TopFrame:
+    """A snapshot with its domains and alerts."""
     known = sorted({name for row in snapshot.workers for name in row.domains})
     if domain is not None and domain not in known:
         raise UsageProblem(
-            f"--domain {domain}: no worker publishes it; "
-            f"published: {', '.join(known) or 'no domain at all'}"
+            f"--domain {domain}: no worker publishes this domain; "
+            f"published: {', '.join(known) or 'none'}"
         )
     board = DomainBoard()
     view = board.view(snapshot, domain)
     return TopFrame(snapshot, view, list(AlertBoard().alerts(snapshot, board.capacity(snapshot))))
 
 
-async def _looked(source: LiveSource) -> Snapshot:
+async def _snapshot(source: LiveSource) -> Snapshot:
     with silent_logs():
         async with source:
             await source.settle()
             return await source.snapshot()
 
 
-#: Decisions of one frame; all that were read are in -o json.
+#: Decisions in the text; -o json has all that were read.
 DECISIONS: Final = 10
 
 
@@ -89,10 +82,10 @@ def top_frame(frame: TopFrame, canvas: Canvas) -> str:
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
-def unknown_lines(told: Part, canvas: Canvas) -> list[str]:
-    """Why a part is not known, and how to give it."""
-    lines = canvas.paragraph(f"not known: {told.unknown}", first="", rest="  ")
-    for way in told.provide.splitlines():
+def unknown_lines(origin: Part, canvas: Canvas) -> list[str]:
+    """Why a part is unknown, and how to provide it."""
+    lines = canvas.paragraph(f"unknown: {origin.unknown}", first="", rest="  ")
+    for way in origin.provide.splitlines():
         lines += canvas.paragraph(way, first="  ", rest="    ")
     return lines
 
@@ -124,7 +117,7 @@ def _decisions(
     for meter in snapshot.meters:
         yield from canvas.paragraph(meter_line(meter, ASCII, snapshot.at), first="", rest="  ")
     if not shown:
-        yield "none yet"
+        yield "no decisions yet"
         return
     columns = decision_table(domain)
     fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), shown, canvas.width)
@@ -132,7 +125,7 @@ def _decisions(
     for line in shown:
         yield decision_text(fitted, line, canvas.width)
     if any(not line.complete for line in shown):
-        yield "? stands where only the winner is known"
+        yield "? = unknown, the source reports the winner only"
 
 
 def decision_text(fitted: Fitted[DecisionLine], line: DecisionLine, width: int | None) -> str:

@@ -1,4 +1,4 @@
-"""From a source to a running dashboard, and back to a terminal as it was, however it ends."""
+"""Run the dashboard on a terminal and restore the terminal afterwards."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def run_dashboard(
     readonly: bool = False,
     reads_stdin: bool = False,
 ) -> int:
-    """Show ``source`` until the person leaves; the exit code. ``reads_stdin``: the source has
-    standard input for itself, so keys come from the terminal. Raises as the source, UsageProblem
-    off a terminal, and what the dashboard itself failed with once the terminal is restored."""
+    """Show ``source`` until the user quits; return the exit code. ``reads_stdin``: the source
+    reads standard input, so keys come from the terminal. Raises as the source, UsageProblem
+    without a terminal, and a failure of the dashboard once the terminal is restored."""
     if reads_stdin:
         _keys_from_terminal()
     ours = sys.stdout.isatty() and sys.stderr.isatty() and os.isatty(0)
     if not ours or os.environ.get("TERM") == "dumb":
         raise UsageProblem(
-            "top draws on a terminal, and this is none that can be drawn on",
+            "top needs a terminal that supports cursor movement",
             "dynctl top --once prints one frame; -o json prints it for programs",
         )
     if options.no_color:
@@ -79,18 +79,18 @@ async def _run(
 
 
 def _keys_from_terminal() -> None:
-    """Standard input is a log: put the terminal in its place, as pagers do."""
+    """Replace standard input, which is a log, by the terminal, as pagers do."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR)
     except OSError:
-        return  # there is none, which is said next
+        return  # the caller reports the missing terminal
     os.dup2(terminal, 0)
     os.close(terminal)
 
 
 @contextlib.contextmanager
 def silent_logs() -> Iterator[None]:
-    """What libraries and rooms log would be written across the screen."""
+    """Keep log lines off the screen."""
     handler = logging.NullHandler()
     root = logging.getLogger()
     root.addHandler(handler)

@@ -1,6 +1,6 @@
-"""Busy thresholds from the dashboard: type values, see who would turn busy or calm, then set them.
+"""The form of busy thresholds: edit values, see which ranks turn busy or calm, then set them.
 
-Nothing is set without the effect having been on the screen and a ``y`` to it.
+Values are set only after their effect was shown and confirmed with ``y``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _READ: Final = " readonly: values can be tried, not set  Esc edits them"
 
 
 class ThresholdScreen(Screen[bool]):
-    """``snapshot``: what the values are now. Ends with whether something was set."""
+    """``snapshot`` has the current values. The result is whether values were set."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", show=False),
@@ -91,7 +91,7 @@ class ThresholdScreen(Screen[bool]):
         return self._models[self._model]
 
     def values(self) -> Values:
-        """What is typed, where it differs from what is in force. Raises UsageProblem."""
+        """The edited values that differ from the current ones. Raises UsageProblem."""
         present = self._snapshot.thresholds[self.model]
         found: Values = {}
         for field in self._fields:
@@ -145,7 +145,7 @@ class ThresholdScreen(Screen[bool]):
         try:
             values = self.values()
             if not values:
-                self.effect.show("these are the values in force: nothing would change")
+                self.effect.show("no change: these are the current values")
                 return
             judged = await self._source.judged(self.model, values)
         except DynctlError as error:
@@ -165,23 +165,23 @@ class ThresholdScreen(Screen[bool]):
         except DynctlError as error:
             self._failed(error)
             return
-        told = ", ".join(
+        changes = ", ".join(
             f"{label} {_text(after.get(name))}" for name, label, _ in THRESHOLDS if name in values
         )
-        self.app.say(f"{self.model}: set {told}")  # type: ignore[attr-defined]
+        self.app.say(f"{self.model}: set {changes}")  # type: ignore[attr-defined]
         self.dismiss(True)
 
     def _change(self, values: Values, judged: Sequence[Any], *, applied: bool) -> str:
         rows = [row for row in self._snapshot.workers if row.model == self.model]
         before = self._snapshot.thresholds[self.model]
-        told = ThresholdChange(
+        change = ThresholdChange(
             self._source.title,
             ModelThresholds(self.model, **_named(before)),
             ModelThresholds(self.model, **_named({**before, **values})),
             applied,
             rank_effects(rows, [row for row in judged if row.model == self.model]),
         )
-        return threshold_change(told, Canvas(max(40, self.size.width - 1)))
+        return threshold_change(change, Canvas(max(40, self.size.width - 1)))
 
     def _failed(self, error: DynctlError) -> None:
         self.effect.show("\n".join([error.message, *error.hint.splitlines()]))
@@ -201,10 +201,9 @@ class ThresholdScreen(Screen[bool]):
         self._explained.show(
             [
                 plain(
-                    " A rank over one of them is busy; a worker whose ranks all are gets no new",
-                    DIM,
+                    " A rank over any threshold is busy. A worker gets no new requests while", DIM
                 ),
-                plain(" request. off switches one off.", DIM),
+                plain(" all its ranks are busy. off disables a threshold.", DIM),
             ]
         )
         keys: Line = plain(_KEYS.format(model=_MODEL if len(self._models) > 1 else ""))

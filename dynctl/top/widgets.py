@@ -1,4 +1,4 @@
-"""Widgets that show lines of text and nothing else; only lines that changed are drawn again."""
+"""Widgets: lines, scrolling text, a screen of text, a prompt. Only changed lines are drawn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar, Final
 
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
@@ -18,17 +19,18 @@ from textual.widgets import Input, Label
 
 from dynctl.base.errors import DynctlError
 from dynctl.screens.canvas import Canvas
+from dynctl.top.details import Draw
 from dynctl.top.marks import ACCENT, BOLD, CURSOR, DIM, PLAIN, Line, plain
 
 
 def strip(line: Line, width: int, base: Style = PLAIN) -> Strip:
-    """A line on ``width`` cells; ``base`` lies under all of it."""
+    """A line on ``width`` cells; ``base``: the style under all of it."""
     segments = [Segment(text, base + style if base else style) for text, style in line if text]
     return Strip(segments).adjust_cell_length(width, base).simplify()
 
 
 class Lines(Widget):
-    """Lines from the top; what does not fit is not shown."""
+    """Lines from the top; the rest is cut."""
 
     DEFAULT_CSS = "Lines { height: 1; }"
 
@@ -39,7 +41,7 @@ class Lines(Widget):
         self._strips: list[Strip] = []
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Show these from now on."""
+        """Replace the lines."""
         self._lines = list(lines)
         self._draw()
 
@@ -57,7 +59,7 @@ class Lines(Widget):
 
 
 def redraw(widget: Widget, shown: list[Strip], fresh: list[Strip]) -> None:
-    """Put ``fresh`` into ``shown`` and draw the lines that differ."""
+    """Replace ``shown`` by ``fresh`` and draw the lines that differ."""
     width, height = widget.size
     changed = [
         y
@@ -73,14 +75,12 @@ def redraw(widget: Widget, shown: list[Strip], fresh: list[Strip]) -> None:
         widget.refresh(*(Region(0, y, width, 1) for y in changed))
 
 
-Draw = Callable[[Canvas], str]
-"""Text for a canvas; it may be drawn again for another width."""
 Read = Callable[[], Awaitable[Draw]]
-"""Asks for what is to be drawn. May raise DynctlError, which is shown instead."""
+"""Reads what is to be drawn. A DynctlError is shown instead."""
 
 
 class TextView(Widget, can_focus=True):
-    """Text that scrolls. Columns that do not fit are cut, since drawn text fits its canvas."""
+    """Text that scrolls."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "scroll(1)", show=False),
@@ -99,13 +99,13 @@ class TextView(Widget, can_focus=True):
         self._strips: list[Strip] = []
 
     def show(self, text: str) -> None:
-        """``text`` may have escape codes for weight."""
+        """Show ``text``, which may contain a canvas's escape codes."""
         self._lines = [_line(one) for one in text.rstrip("\n").split("\n")]
         self._draw()
 
     @property
     def position(self) -> str:
-        """Which lines are in sight, empty where all are."""
+        """The visible lines, ``1-22 of 24``; empty if all are visible."""
         height, total = self.size.height, len(self._lines)
         return f"{self._top + 1}-{min(self._top + height, total)} of {total}" * (total > height)
 
@@ -138,7 +138,7 @@ class TextView(Widget, can_focus=True):
 
 
 class TextScreen(Screen[None]):
-    """``read`` says what to draw, once; ``title`` stands above it."""
+    """A screen of text below ``title``. ``read`` is called once."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "back", "back"),
@@ -175,9 +175,9 @@ class TextScreen(Screen[None]):
         self.dismiss()
 
     def moved(self) -> None:
-        """Say which lines are in sight."""
-        told = [(f" {self._title}  ", BOLD + ACCENT), (self.view.position, DIM)]
-        self._head.show([told])
+        """Show the position in the text."""
+        title = [(f" {self._title}  ", BOLD + ACCENT), (self.view.position, DIM)]
+        self._head.show([title])
         keys = f"{self._keys}  " if self._keys else ""
         self._foot.show([plain(f" Esc back  ↑↓ PgUp PgDn scroll  {keys}".rstrip())])
 
@@ -197,7 +197,7 @@ class TextScreen(Screen[None]):
         self.moved()
 
 
-#: The weights that a canvas gives.
+#: The escape codes of a canvas.
 _WEIGHTS: Final = {"1": BOLD, "2": DIM, "0": PLAIN}
 
 
@@ -206,12 +206,35 @@ def _line(text: str) -> Line:
     first, *rest = text.split("\x1b[")
     pieces = [(first, PLAIN)]
     for part in rest:
-        code, _, said = part.partition("m")
-        pieces.append((said, _WEIGHTS.get(code, PLAIN)))
+        code, _, words = part.partition("m")
+        pieces.append((words, _WEIGHTS.get(code, PLAIN)))
     return pieces
 
 
 _LONGEST: Final = 200
+
+
+class _Line(Input):
+    """An Input whose editing keys act in the order of typing, even when keys arrive in a burst.
+
+    Textual lets bound keys travel up to the app first, so letters would overtake a backspace.
+    """
+
+    _ACTIONS: ClassVar[dict[str, str]] = {
+        key: binding.action
+        for binding in Input.BINDINGS
+        if isinstance(binding, Binding)
+        for key in binding.key.split(",")
+    }
+
+    async def _on_key(self, event: events.Key) -> None:
+        action = self._ACTIONS.get(event.key)
+        if action is None:
+            await super()._on_key(event)
+            return
+        event.stop()
+        event.prevent_default()
+        await self.run_action(action)
 
 
 class Prompt(Horizontal):
@@ -234,7 +257,7 @@ class Prompt(Horizontal):
     def __init__(self, label: str, hint: str = "", *, field: bool = False, id: str) -> None:
         super().__init__(id=id, classes="-field" if field else "")
         self.label = label.strip()
-        self.input = Input(
+        self.input = _Line(
             placeholder="" if field else hint, max_length=_LONGEST, select_on_focus=False
         )
         self.input.cursor_blink = False

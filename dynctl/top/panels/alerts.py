@@ -1,4 +1,4 @@
-"""The panel of alerts: what is wrong now, with its code."""
+"""The panel of alerts: current findings with their codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynctl.top.panels.panel import Panel, Picture
 
 
 class AlertPanel(Panel[Alert]):
-    """A row for each finding, failures first."""
+    """One row per finding, failures first."""
 
     ENOUGH: ClassVar[int] = 6
     ORDER: ClassVar[int] = 1
@@ -32,15 +32,15 @@ class AlertPanel(Panel[Alert]):
 
 
 def alert_picture(alerts: Sequence[Alert], now: float) -> Picture[Alert]:
-    """The alerts, counted by level."""
+    """The alerts of a snapshot."""
     fails = sum(one.level == "fail" for one in alerts)
     warns = len(alerts) - fails
-    told = [f"{fails} failing"] if fails else []
-    told += [f"{warns} warning{'s' if warns > 1 else ''}"] if warns else []
+    counts = [f"{fails} failing"] if fails else []
+    counts += [f"{warns} warning{'s' if warns > 1 else ''}"] if warns else []
     return Picture(
         rows=alerts,
         columns=alert_table(now),
         title="alerts",
-        summary=", ".join(told) or "none",
-        instead=("nothing is wrong, as far as this source can tell",),
+        summary=", ".join(counts) or "none",
+        instead=("no findings",),
     )

@@ -1,7 +1,7 @@
 """The columns of the dashboard's panels.
 
-Those of domains and workers are the columns of `topology show` and `workers list`, so that a
-number reads the same in all of them, and a few that only something alive has.
+Domains and workers have the columns of `topology show` and `workers list`, so that a number reads
+the same everywhere, and a few more that need continuous readings.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Row = TypeVar("Row")
 Inner = TypeVar("Inner")
 
 BAR: Final = 10
-#: Not known, which is neither none nor zero.
+#: Unknown, which is different from none and from zero.
 UNKNOWN: Final = "?"
 NOTHING: Final = "-"
-#: What gives way on a narrow screen, first the highest; state and workers never do.
+#: Columns that leave on narrow screens, the highest first; state and workers always stay.
 _DOMAIN_RANKS: Final = {"ratio": 3, "prefill_tokens": 5, "kv_used": 8, "policy": 6}
 _ROOMY: Final = 120
-#: What a router counts by itself, or is told by others.
+#: Columns that a router counts or that workers report.
 _LOADS: Final = ("prefill_tokens", "decode_blocks")
 
 
 def lifted(column: Column[Inner], inner: Callable[[Row], Inner], **changes: Any) -> Column[Row]:
-    """A column of something that a row holds."""
+    """A column of a value inside a row."""
     text, value = column.text, column.value
     return replace(  # type: ignore[return-value]
         column,
@@ -63,7 +63,7 @@ def domain_table(
     history: History | None = None,
     width: int = 80,
 ) -> list[Column[DomainRow]]:
-    """``history``: for sparklines; None shows none. ``width`` says how long they may be."""
+    """``history``: for sparklines, None for none. ``width`` limits their length."""
     shared = domain_columns([row.capacity for row in view.rows], view.domain)
     columns: list[Column[DomainRow]] = []
     for column in shared:
@@ -74,7 +74,7 @@ def domain_table(
         if column.key == "prefill_tokens":
             mine = replace(mine, heading="PREFILL TOK")
         if column.key in _LOADS and snapshot.unknown("load") is not None:
-            mine = _untold(mine)
+            mine = _unknown(mine)
         if column.key == "ratio":
             columns += [_kv_bar(marks), _waiting()]
         if column.key == "policy":
@@ -85,30 +85,30 @@ def domain_table(
     return columns
 
 
-def _untold(column: Column[Row]) -> Column[Row]:
-    """A column whose numbers nobody told; the router's own count of nothing is no answer."""
+def _unknown(column: Column[Row]) -> Column[Row]:
+    """A column whose values are not reported; the router's own count of 0 is meaningless."""
     return replace(column, text=lambda row: UNKNOWN, value=lambda row: None)
 
 
 def _with_stale(column: Column[DomainRow]) -> Column[DomainRow]:
     text, role = column.text, column.key
 
-    def told(row: DomainRow) -> str:
+    def with_stale(row: DomainRow) -> str:
         stale = row.stale.get(role)
         return text(row) + (f", {stale:,} stale" if stale else "")
 
-    return replace(column, text=told)
+    return replace(column, text=with_stale)
 
 
 def generating(row: DomainRow) -> RoleCapacity:
-    """Who holds the blocks of answers: decode workers, else aggregated ones."""
+    """The role that holds the KV blocks of answers: decode, else aggregated."""
     capacity = row.capacity
     decode, alone = capacity.decode, capacity.aggregated
     return decode if decode.workers or not alone.workers else alone
 
 
 def kv_share(row: DomainRow) -> float | None:
-    """KV blocks used of total, 0..1; None where workers do not tell."""
+    """Used share of all KV blocks, 0..1; None if not reported."""
     role = generating(row)
     if role.kv_used_blocks is None or not role.kv_total_blocks:
         return None
@@ -174,10 +174,10 @@ def _trends(
 
 
 def worker_table(snapshot: Snapshot) -> list[Column[WorkerRow]]:
-    """The columns of `workers list`, and why a worker is busy, stale or gone."""
+    """The columns of `workers list`, and the reason why a worker is busy, stale or gone."""
     workers = snapshot.workers
     columns = [
-        _untold(column)
+        _unknown(column)
         if (column.key in _LOADS and snapshot.unknown("load") is not None)
         or (column.key == "requests" and snapshot.unknown("requests") is not None)
         else column
@@ -200,7 +200,7 @@ def worker_table(snapshot: Snapshot) -> list[Column[WorkerRow]]:
 
 
 def why(worker: WorkerRow, every_s: float | None) -> str:
-    """Why a worker is gone, busy or stale; empty for one that is none of it."""
+    """Why a worker is gone, busy or stale; empty if it is none of these."""
     if worker.reason:
         return worker.reason
     for rank in worker.ranks:
@@ -212,8 +212,8 @@ def why(worker: WorkerRow, every_s: float | None) -> str:
 
 def _waits() -> Column[WorkerRow]:
     def waiting(row: WorkerRow) -> int | None:
-        told = [rank.reported.waiting_requests for rank in row.ranks]
-        known = [number for number in told if number is not None]
+        reported = [rank.reported.waiting_requests for rank in row.ranks]
+        known = [number for number in reported if number is not None]
         return sum(known) if known else None
 
     return Column("waiting", "WAIT", lambda w: count(waiting(w)), waiting, right=True, rank=5)
@@ -223,7 +223,7 @@ def _waits() -> Column[WorkerRow]:
 
 
 def decision_table(domain: str | None) -> list[Column[DecisionLine]]:
-    """``domain``: which one of a worker's domains to show, None for none."""
+    """``domain``: the domain to show, None for none."""
     columns: list[Column[DecisionLine]] = [
         Column("at", "TIME", lambda d: clock(d.at), lambda d: d.at),
         Column("id", "ID", lambda d: d.id[-8:], lambda d: d.id, rank=5),
@@ -250,7 +250,7 @@ def decision_table(domain: str | None) -> list[Column[DecisionLine]]:
 
 
 def places(line: DecisionLine, domain: str) -> str:
-    """``zone-a``, or ``zone-a>zone-b`` where the KV cache crossed."""
+    """``zone-a``, or ``zone-a>zone-b`` if the KV cache crossed."""
     last = line.domains.get(domain)
     first = line.prefill_domains.get(domain)
     if first is None or line.prefill is None or first == last:
@@ -259,14 +259,14 @@ def places(line: DecisionLine, domain: str) -> str:
 
 
 def refusal(line: DecisionLine) -> str:
-    """What stands in the place of workers and numbers."""
+    """The text of a refusal, in place of workers and numbers."""
     return f"REFUSED {line.outcome}: {line.message or 'no worker'}"
 
 
 def clock(at: float, *, tenths: bool = True) -> str:
-    """The time of day here."""
-    told = datetime.fromtimestamp(at).astimezone()
-    return told.strftime("%H:%M:%S") + (f".{told.microsecond // 100_000}" if tenths else "")
+    """The local time of day."""
+    local = datetime.fromtimestamp(at).astimezone()
+    return local.strftime("%H:%M:%S") + (f".{local.microsecond // 100_000}" if tenths else "")
 
 
 def _worker(ref: Any) -> str:
@@ -301,7 +301,7 @@ def _margin(line: DecisionLine) -> str:
 
 
 def alert_table(now: float) -> list[Column[Alert]]:
-    """``now``: wall-clock seconds, for how long an alert has been there."""
+    """``now``: wall-clock seconds, for the age of alerts."""
     return [
         Column("level", "LEVEL", lambda a: a.level.upper(), lambda a: a.level),
         Column("code", "CODE", lambda a: a.code, lambda a: a.code),

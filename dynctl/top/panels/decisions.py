@@ -1,5 +1,4 @@
-"""The panel of decisions: the last ones, refusals in between, and how near a preference is to
-spilling."""
+"""The panel of decisions and refusals, and how close preferences are to spilling."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _NEAR: Final = 0.9
 
 
 class DecisionPanel(Panel[DecisionLine]):
-    """A row for each decision, the newest on top."""
+    """One row per decision, the newest on top."""
 
     ENOUGH: ClassVar[int] = 12
     ORDER: ClassVar[int] = 2
@@ -29,11 +28,11 @@ class DecisionPanel(Panel[DecisionLine]):
     def key(self, row: DecisionLine) -> Hashable:
         return (row.source, row.id, row.at)
 
-    def says(self, row: DecisionLine) -> str:
-        told = [super().says(row), row.model or "", row.id]
-        told += [refusal(row)] if row.refused else ["selected"]
-        told += [f"{name}={value}" for name, value in (row.prefill_domains | row.domains).items()]
-        return " ".join(told)
+    def words(self, row: DecisionLine) -> str:
+        words = [super().words(row), row.model or "", row.id]
+        words += [refusal(row)] if row.refused else ["selected"]
+        words += [f"{name}={value}" for name, value in (row.prefill_domains | row.domains).items()]
+        return " ".join(words)
 
     def style(self, row: DecisionLine) -> Style:
         return BAD if row.refused else WARN if row.relaxed else PLAIN
@@ -61,28 +60,28 @@ class DecisionPanel(Panel[DecisionLine]):
 def decision_picture(
     snapshot: Snapshot, domain: str | None, now: float, width: int
 ) -> Picture[DecisionLine]:
-    """The decisions of a snapshot, or why there are none and how to get some."""
+    """The decisions of a snapshot, or why they are unknown and how to provide them."""
     unknown = snapshot.unknown("decisions")
     if unknown is not None:
         ways = tuple(f"  {way}" for way in unknown.provide.splitlines())
         return Picture(
             title="decisions",
-            summary="not known",
-            instead=(f"not known: {unknown.unknown}", *ways),
+            summary="unknown",
+            instead=(f"unknown: {unknown.unknown}", *ways),
         )
     shown = snapshot.decisions
     refused = sum(line.refused for line in shown)
-    told = [f"{len(shown):,}"]
-    told += [f"{refused:,} refused"] if refused else []
-    told += [f"{snapshot.missed:,} not shown"] if snapshot.missed else []
-    told += ["winners only"] if any(not line.complete for line in shown) else []
-    # The nearest to spilling first.
+    counts = [f"{len(shown):,}"]
+    counts += [f"{refused:,} refused"] if refused else []
+    counts += [f"{snapshot.missed:,} not shown"] if snapshot.missed else []
+    counts += ["winners only"] if any(not line.complete for line in shown) else []
+    # The closest to spilling first.
     meters = sorted(snapshot.meters, key=lambda meter: -(meter.fullness or 0.0))[:_METERS]
     return Picture(
         rows=shown,
         columns=decision_table(domain),
         title="decisions",
-        summary=", ".join(told),
+        summary=", ".join(counts),
         above=[
             plain(
                 f" {meter_line(meter, BLOCKS, now, width - 2)}",
@@ -94,5 +93,5 @@ def decision_picture(
             )
             for meter in meters
         ],
-        instead=("none yet: nothing was routed since this source began to tell",),
+        instead=("no decisions yet",),
     )

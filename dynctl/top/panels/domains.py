@@ -1,4 +1,4 @@
-"""The panel of domains: what each can serve, and whether it strands anybody."""
+"""The panel of domains: capacity, load, and stranded workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FULL = 0.9
 
 
 class DomainPanel(Panel[DomainRow]):
-    """A row for each value of the domain that the fleet is grouped by."""
+    """One row per value of the domain that the fleet is grouped by."""
 
     ENOUGH: ClassVar[int] = 8
     ORDER: ClassVar[int] = 0
@@ -48,30 +48,30 @@ class DomainPanel(Panel[DomainRow]):
         for one in capacity.stranded:
             return f"STRANDED {', '.join(one.workers[:3])}: {one.reason}; {one.outcome}"
         role = generating(row)
-        told = [f"{row.value or NO_DOMAIN}: {plural(len(capacity.workers), 'worker')}"]
+        parts = [f"{row.value or NO_DOMAIN}: {plural(len(capacity.workers), 'worker')}"]
         if role.kv_reporting < role.ranks:
-            told.append(f"{role.kv_reporting} of {role.ranks} ranks tell their KV blocks")
+            parts.append(f"{role.kv_reporting} of {role.ranks} ranks report their KV blocks")
         if row.local is not None:
-            told.append(f"{row.local:,} hand-offs stayed, {row.crossing or 0:,} crossed")
-        return ", ".join(told)
+            parts.append(f"{row.local:,} hand-offs stayed, {row.crossing or 0:,} crossed")
+        return ", ".join(parts)
 
 
 def domain_picture(
     view: DomainView, snapshot: Snapshot, history: History, watched_s: float, width: int
 ) -> Picture[DomainRow]:
-    """``watched_s``: the time that the share of crossing hand-offs is of; 0 is all of it."""
+    """``watched_s``: the seconds that the share of crossing hand-offs covers; 0: since start."""
     title = "domains" if view.domain is None else f"domains by {view.domain}"
     others = [name for name in view.domains if name != view.domain]
-    told = [f"g: {', '.join(others)}"] if others else []
+    parts = [f"g: {', '.join(others)}"] if others else []
     if snapshot.unknown("transfers") is None and view.domain is not None:
-        told.append(f"cross: {f'last {age(watched_s)}' if watched_s else 'since start'}")
+        parts.append(f"cross: {f'last {age(watched_s)}' if watched_s else 'since start'}")
     stranded = sum(bool(row.capacity.stranded) for row in view.rows)
     if stranded:
-        told.insert(0, f"{stranded} stranded")
+        parts.insert(0, f"{stranded} stranded")
     return Picture(
         rows=view.rows,
         columns=domain_table(view, snapshot, BLOCKS, history, width),
         title=title,
-        summary="  ".join(told),
+        summary="  ".join(parts),
         instead=(f"no workers are registered ({snapshot.source})",),
     )

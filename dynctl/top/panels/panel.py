@@ -1,7 +1,7 @@
-"""A panel: a title, a table of rows that can be walked, filtered and sorted, and a cursor.
+"""A panel: a title and a table with a cursor, which users filter and sort.
 
-It is given a picture (rows and columns) and draws it; it asks nobody. Only the lines in sight are
-made, so a thousand rows scroll as fast as ten.
+It draws the picture (rows and columns) that it is given. Only the visible lines are built, so a
+thousand rows scroll as fast as ten (docs/decisions/0019).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dynctl.top.widgets import redraw, strip
 
 Row = TypeVar("Row")
 _UNSORTED: Final = -1
-#: Columns that nobody sorts by.
+#: Columns without an order.
 _ORDERLESS: Final = ("trend", "trend_prefill", "message", "why")
-#: More rows than this are not all measured for their widths each time, but every so often.
+#: With more rows than this, column widths are measured over all rows only every _SELDOM times.
 _MANY: Final = 100
 _SELDOM: Final = 10
 _SENTENCES: Final = ("message", "why")
@@ -35,8 +35,8 @@ _SENTENCES: Final = ("message", "why")
 
 @dataclass(frozen=True, slots=True)
 class Picture(Generic[Row]):
-    """What a panel shows. ``above``: lines over the table. ``instead``: in its place, where there
-    are no rows. ``summary``: beside the title."""
+    """The content of a panel. ``above``: lines over the table. ``instead``: shown if there are no
+    rows. ``summary``: beside the title."""
 
     rows: Sequence[Row] = ()
     columns: Sequence[Column[Row]] = ()
@@ -47,7 +47,7 @@ class Picture(Generic[Row]):
 
 
 class Panel(Widget, Generic[Row], can_focus=True):
-    """``number``: the key that brings it into focus. What rows are is said by subclasses."""
+    """``number``: the key that moves the focus here. Subclasses define the rows."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", show=False),
@@ -59,21 +59,21 @@ class Panel(Widget, Generic[Row], can_focus=True):
     ]
     DEFAULT_CSS = "Panel { height: 1; }"
 
-    #: How many lines are enough while another panel is in focus, and who is served first.
+    #: Lines that suffice while another panel is in focus; panels with a lower order come first.
     ENOUGH: ClassVar[int] = 8
     ORDER: ClassVar[int] = 0
-    #: Whether the cursor stays on top while new rows come in there.
+    #: Whether a cursor on the first row stays there when new rows arrive on top.
     FOLLOWS: ClassVar[bool] = False
 
     class Moved(Message):
-        """The cursor is on another row, or another panel came into focus."""
+        """The cursor moved, or another panel got the focus."""
 
     def __init__(self, number: int, *, id: str) -> None:
         super().__init__(id=id)
         self.number = number
         self.picture: Picture[Row] = Picture()
         self.filter = RowFilter()
-        #: What is shown is not the present.
+        #: Whether the data is out of date.
         self.faded = False
         self.cursor = 0
         self._sort_key: str | None = None
@@ -88,43 +88,43 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self._least_for: object = None
         self._strips: list[Strip] = []
 
-    # -- what subclasses say ---------------------------------------------------------------
+    # -- for subclasses --------------------------------------------------------------------
 
     def key(self, row: Row) -> Hashable:
-        """What a row is recognised by when the next picture comes."""
+        """The identity of a row in successive pictures."""
         raise NotImplementedError
 
-    def says(self, row: Row) -> str:
-        """The words that a filter looks in."""
+    def words(self, row: Row) -> str:
+        """The words that a filter can match."""
         return " ".join(column.text(row) for column in self.picture.columns)
 
     def style(self, row: Row) -> Style:
-        """How a whole row is drawn."""
+        """The style of a row."""
         return PLAIN
 
     def cell_style(self, row: Row, key: str) -> Style:
-        """How one cell is drawn, over the row's style."""
+        """The style of one cell, over the row's style."""
         return PLAIN
 
     def pieces(self, row: Row, fitted: Fitted[Row]) -> Line:
         """The cells of a row."""
-        told: list[tuple[str, Style]] = []
+        pieces: list[tuple[str, Style]] = []
         for column, width in zip(fitted.columns, fitted.widths, strict=True):
             text = column.text(row)
-            # Both ends tell names apart; of a sentence the beginning does.
+            # Names differ at both ends, sentences at the beginning.
             text = _cut(text, width) if column.key in _SENTENCES else middle(text, width)
             padded = text.rjust(width) if column.right else text.ljust(width)
-            told += [(padded, self.cell_style(row, column.key)), (" " * GAP, PLAIN)]
-        return told[:-1]
+            pieces += [(padded, self.cell_style(row, column.key)), (" " * GAP, PLAIN)]
+        return pieces[:-1]
 
     def hint(self, row: Row) -> str:
-        """What a cell has no room for; stands below the panels while the cursor is here."""
+        """More about a row, shown below the panels while the cursor is on it."""
         return ""
 
     # -- content ---------------------------------------------------------------------------
 
     def show(self, picture: Picture[Row]) -> None:
-        """Show a picture; the cursor stays on the row that it was on."""
+        """Show a picture; the cursor stays on its row."""
         self.picture = picture
         self._arrange()
 
@@ -139,34 +139,34 @@ class Panel(Widget, Generic[Row], can_focus=True):
 
     @property
     def current(self) -> Row | None:
-        """The row that the cursor is on."""
+        """The row under the cursor."""
         return self._rows[self.cursor] if self._rows else None
 
     @property
     def wish(self) -> Wish:
-        """How much room it would like."""
+        """The lines that the panel can fill."""
         content = len(self._rows) + 1 if self._rows else max(1, len(self.picture.instead))
         return Wish(1 + len(self.picture.above) + content, self.ENOUGH, self.ORDER)
 
     def sort_next(self) -> None:
-        """Sort by the next column that is in sight; after the last one not at all."""
+        """Sort by the next visible column; after the last one, use the original order."""
         columns = self._sortable()
         keys = [column.key for column in columns]
         place = keys.index(self._sort_key) if self._sort_key in keys else _UNSORTED
         place += 1
         self._sort_key = keys[place] if place < len(keys) else None
         if self._sort_key is not None:
-            # Of numbers the large ones are looked for, of names the first ones.
+            # Numbers start with the largest, names with the first.
             self._descending = columns[place].right
         self._from_the_top()
 
     def reverse(self) -> None:
-        """Turn the order around."""
+        """Reverse the order."""
         self._descending = not self._descending
         self._from_the_top()
 
     def _from_the_top(self) -> None:
-        """In another order one looks at what comes first."""
+        """Move the cursor to the first row of the new order."""
         self.cursor, self._key = 0, None
         self._arrange()
 
@@ -175,12 +175,12 @@ class Panel(Widget, Generic[Row], can_focus=True):
         return [column for column in shown if column.key not in _ORDERLESS]
 
     def _arrange(self) -> None:
-        """Filter, sort, and find the row again that the cursor was on."""
-        rows = self.filter.rows(self.picture.rows, self.says)
+        """Filter, sort, and keep the cursor on its row."""
+        rows = self.filter.rows(self.picture.rows, self.words)
         rows = self._sorted(rows)
         follows = self.FOLLOWS and self.cursor == 0 and self._sort_key is None
         self._rows = rows
-        # The columns of the last picture say which can be sorted by, until they are drawn anew.
+        # Sorting uses the columns of the last picture until the new ones are fitted.
         self._fitted_for = 0
         if not follows and self._key is not None:
             place = next((i for i, row in enumerate(rows) if self.key(row) == self._key), None)
@@ -234,7 +234,7 @@ class Panel(Widget, Generic[Row], can_focus=True):
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
 
     def draw(self) -> None:
-        """Make the lines in sight."""
+        """Build the visible lines."""
         width, height = self.size
         if not width or not height:
             return
@@ -272,10 +272,9 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self._top = max(0, min(self._top, len(self._rows) - room))
 
     def _fit(self, width: int) -> Fitted[Row]:
-        """Columns and widths. Widths only grow, so that columns stay where they are.
+        """Columns and widths. Widths only grow, so that columns do not move.
 
-        Of many rows those in sight are measured each time and the others now and then: a cell
-        that gets wider out of sight can wait.
+        With many rows, the visible ones are measured each time and the others from time to time.
         """
         if self._fitted is not None and self._fitted_for == width:
             return self._fitted
@@ -297,11 +296,11 @@ class Panel(Widget, Generic[Row], can_focus=True):
         picture, rows = self.picture, self._rows
         bar = "━" if self.has_focus else "─"
         name = BOLD + ACCENT if self.has_focus else PLAIN
-        told = [part for part in (picture.summary, self._arranged()) if part]
+        parts = [part for part in (picture.summary, self._arrangement()) if part]
         room = self._room()
         if len(rows) > room and self.size.height > 2:
-            told.append(f"{self._top + 1}-{min(self._top + room, len(rows))} of {len(rows):,}")
-        beside = "  ".join(told)
+            parts.append(f"{self._top + 1}-{min(self._top + room, len(rows))} of {len(rows):,}")
+        beside = "  ".join(parts)
         title = f" {self.number} {picture.title} "
         beside = middle(beside, max(0, width - len(title) - 6))
         left = width - len(title) - len(beside) - 3 - (1 if beside else 0)
@@ -310,7 +309,8 @@ class Panel(Widget, Generic[Row], can_focus=True):
             line.append((f"{beside} ", PLAIN))
         return [*line, (bar * max(0, left + 1), DIM)]
 
-    def _arranged(self) -> str:
+    def _arrangement(self) -> str:
+        """The filter and the sort order."""
         parts = []
         if self.filter:
             parts.append(f"/{self.filter.text} ({len(self._rows):,} of {len(self.picture.rows):,})")

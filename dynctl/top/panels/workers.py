@@ -1,4 +1,4 @@
-"""The panel of workers: `workers list`, alive."""
+"""The panel of workers: the columns of `workers list`, refreshed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.style import Style
 
 from dynctl.documents.snapshot import Snapshot, stale_reason
 from dynctl.documents.workers import WorkerRow
-from dynctl.top.filter import worker_says
+from dynctl.top.filter import worker_words
 from dynctl.top.marks import BAD, DIM, PLAIN, WARN
 from dynctl.top.panels.columns import why, worker_table
 from dynctl.top.panels.panel import Panel, Picture
 
 
 class WorkerPanel(Panel[WorkerRow]):
-    """A row for each worker. What may not hold any more is dim."""
+    """One row per worker; rows with stale data are dim."""
 
     ENOUGH: ClassVar[int] = 12
     ORDER: ClassVar[int] = 3
@@ -28,8 +28,8 @@ class WorkerPanel(Panel[WorkerRow]):
     def key(self, row: WorkerRow) -> Hashable:
         return row.worker_id
 
-    def says(self, row: WorkerRow) -> str:
-        return worker_says(row, self.every_s)
+    def words(self, row: WorkerRow) -> str:
+        return worker_words(row, self.every_s)
 
     def style(self, row: WorkerRow) -> Style:
         return DIM if stale_reason(row, self.every_s) is not None else PLAIN
@@ -44,7 +44,7 @@ class WorkerPanel(Panel[WorkerRow]):
     def hint(self, row: WorkerRow) -> str:
         reason = why(row, self.every_s)
         if row.status != "ready":
-            return f"{row.name} is {row.status}: {reason or 'nobody says why'}"
+            return f"{row.name} is {row.status}: {reason or 'no reason reported'}"
         if row.busy:
             return f"{row.name} is busy: {reason}"
         return f"{row.name} is stale: {reason}" if reason else ""
@@ -59,15 +59,15 @@ def worker_picture(snapshot: Snapshot) -> Picture[WorkerRow]:
         row.status == "ready" and stale_reason(row, snapshot.load_every_s) is not None
         for row in workers
     )
-    told = [f"{len(workers):,}"]
-    told += [f"{busy:,} busy"] if busy else []
-    told += [f"{stale:,} stale"] if stale else []
-    told += [f"{gone:,} gone"] if gone else []
+    counts = [f"{len(workers):,}"]
+    counts += [f"{busy:,} busy"] if busy else []
+    counts += [f"{stale:,} stale"] if stale else []
+    counts += [f"{gone:,} gone"] if gone else []
     index = snapshot.unknown("index")
     return Picture(
         rows=workers,
         columns=worker_table(snapshot),
         title="workers",
-        summary=", ".join(told) + ("  caches not read: i, I" if index else ""),
+        summary=", ".join(counts) + ("  caches not read: i, I" if index else ""),
         instead=(f"no workers are registered ({snapshot.source})",),
     )

@@ -14,7 +14,7 @@ from dynctl.cli.app import run
 from dynctl.screens.canvas import Canvas
 from dynctl.sources.demo.fleet import demo_source
 from dynctl.sources.domains import DomainBoard
-from dynctl.top.once import framed, top_frame
+from dynctl.top.once import frame_of, top_frame
 from tests.dynctl.top.fleet import meter, snapshot
 from tests.golden.fleets import stranded_zones
 
@@ -63,15 +63,19 @@ def test_a_saved_view_is_a_still_picture(capsys: pytest.CaptureFixture[str], tmp
     code, out, _ = dynctl(capsys, "top", "--once", "--view", file)
     assert code == 0
     assert "workers (6)" in out
-    assert "not known: a saved view keeps no decisions" in out
+    assert "unknown: a saved view keeps no decisions" in out
     assert "router queue ?" in out
 
 
 @pytest.mark.parametrize(
     ("line", "code", "error"),
     [
-        (["--demo", "--once", "--domain", "row"], 2, "--domain row: no worker publishes it"),
-        (["--demo"], 2, "top draws on a terminal, and this is none that can be drawn on"),
+        (
+            ["--demo", "--once", "--domain", "row"],
+            2,
+            "--domain row: no worker publishes this domain",
+        ),
+        (["--demo"], 2, "top needs a terminal that supports cursor movement"),
         (["--demo", "--frontend", "http://127.0.0.1:1"], 2, "two sources were given"),
         (["--demo", "--once", "--frontend-log", "x"], 2, "demo fleet tells its decisions itself"),
         (["--once", "--frontend", "http://127.0.0.1:1"], 3, "no frontend tells its fleet"),
@@ -103,7 +107,7 @@ def test_help_and_one_frame_do_not_import_textual():
 def test_a_frame_fits_its_terminal_and_needs_no_more_than_ascii(width: int):
     source = stranded_zones()
     shown = snapshot(source, meters=(meter(2.1),), problem="http://x does not answer")
-    text = top_frame(framed(shown), Canvas(width))
+    text = top_frame(frame_of(shown), Canvas(width))
     assert text.isascii()
     assert all(len(line) <= width for line in text.splitlines())
     assert "NOT CURRENT  as of 12:04:31: http://x does not answer" in text
@@ -117,7 +121,7 @@ def test_a_frame_says_the_same_numbers_as_the_lists():
 
     source = stranded_zones()
     shown = snapshot(source)
-    text = top_frame(framed(shown), Canvas(None, wide=True))
+    text = top_frame(frame_of(shown), Canvas(None, wide=True))
     listed = draw(WorkerList("x", list(shown.workers)), Canvas(None, wide=True))
     topology = draw(DomainBoard().view(shown).shown, Canvas(None, wide=True))
     for name in ("prefill-b0", "decode-b0", "prefill-d1"):

@@ -254,16 +254,14 @@ async def test_a_decision_that_cannot_be_read_says_why(shown: Shown):
         )
 
 
-async def test_a_winner_is_told_without_asking(shown: Shown):
+async def test_a_winner_without_candidates_is_described_from_its_line(shown: Shown):
     source = StillSource()
     line = msgspec.structs.replace(source.shown.decisions[0], complete=False, cost=None)
     source.shown = msgspec.structs.replace(source.shown, decisions=(line,))
     async with shown(source) as pilot:
         await pilot.press("enter")
         await settled(pilot)
-        assert "A live Dynamo tells the winner and nothing of those who lost" in screen_text(
-            pilot.app
-        )
+        assert "A live Dynamo reports the chosen workers only" in screen_text(pilot.app)
         assert source.asked == []
 
 
@@ -310,7 +308,7 @@ async def test_export_writes_a_view_that_decides_the_same(shown: Shown, tmp_path
 
 async def test_export_that_cannot_be_written_says_why(shown: Shown, tmp_path):
     async with shown() as pilot:
-        app_of(pilot).opening._directory = tmp_path / "nowhere"
+        app_of(pilot).directory = tmp_path / "nowhere"
         await pilot.press("e")
         await settled(pilot)
         assert "not saved: " in screen_text(pilot.app)

@@ -14,7 +14,7 @@ from dynctl.sources.alerts import AlertBoard, capacity_alerts
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo.snapshot import RowCache
 from dynctl.top.custody import registered_chain
-from dynctl.top.filter import RowFilter, worker_says
+from dynctl.top.filter import RowFilter, worker_words
 from dynctl.top.header import meter_line
 from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
@@ -224,7 +224,7 @@ def test_alerts_come_worst_first_and_remember_since_when():
 )  # fmt: skip
 def test_filter(text: str, kept: str):
     rows = two_zones().workers()
-    found = RowFilter.parse(text).rows(rows, worker_says)
+    found = RowFilter.parse(text).rows(rows, worker_words)
     expected = [row.name for row in rows] if kept == "all" else kept.split()
     assert [row.name for row in found] == expected
 

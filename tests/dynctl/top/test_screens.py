@@ -104,7 +104,7 @@ async def test_state_is_as_committed(shown: Shown, name: str):
     async with shown(source, size=SMALL) as pilot:
         if name == "lost":
             pilot.app.wall = lambda: NOW + 12  # type: ignore[attr-defined]
-            pilot.app._tick()  # type: ignore[attr-defined]
+            pilot.app._show_frame()  # type: ignore[attr-defined]
             await pilot.pause()
         as_committed(f"{name}-80x24.txt", screen_text(pilot.app))
 

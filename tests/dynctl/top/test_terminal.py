@@ -138,7 +138,7 @@ def test_a_session_before_a_fleet_of_processes(terminal, fleet: DemoFleet):
     screen.keys("Down")
     screen.keys("BSpace", "BSpace", "BSpace", "9", "9")
     screen.keys("Enter")
-    screen.wait("y sets them")
+    screen.wait("y sets these values")
     screen.keys("y")
     screen.wait("set prefill tokens 99")
     told = httpx.get(f"{fleet.url}/busy_threshold").json()["thresholds"][0]
@@ -225,7 +225,7 @@ def test_it_works_with_a_log_on_standard_input(terminal, tmp_path: Path):
     screen = terminal(f"(echo '{log}'; sleep 30) | {line}")
     screen.wait("winners only")
     screen.keys("d")
-    screen.wait("told by")
+    screen.wait("outcome       selected")
     screen.keys("Escape")
     screen.wait("4 alerts")
     screen.keys("q")

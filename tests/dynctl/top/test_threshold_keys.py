@@ -70,7 +70,7 @@ async def test_readonly_tries_and_never_sets(shown: Shown):
     [
         (["x"], "active_prefill_tokens_threshold: expected"),
         (["backspace"] * 5 + ["minus", "1"], "active_prefill_tokens_threshold: "),
-        ([], "these are the values in force"),
+        ([], "no change: these are the current values"),
         (["ctrl+u", *"none"], "prefill tokens    10,000 -> off"),
     ],
 )
@@ -117,9 +117,9 @@ async def test_a_value_is_edited_at_the_cursor(shown: Shown):
         assert "prefill tokens    10,000 -> 205,000" in screen_text(pilot.app)
 
 
-async def test_thresholds_that_nobody_tells(shown: Shown):
+async def test_unknown_thresholds(shown: Shown):
     told = {"thresholds": Part("", unknown="none was named", provide="--frontend URL")}
     source = StillSource(snapshot(thresholds={}, told=told))
     async with shown(source) as pilot:
         await pilot.press("t")
-        assert "thresholds are not known: none was named" in screen_text(pilot.app)
+        assert "thresholds are unknown: none was named" in screen_text(pilot.app)

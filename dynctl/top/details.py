@@ -1,8 +1,10 @@
-"""One row in all its detail, as text: what Enter and ``d`` open. Pure."""
+"""Details of one row as text: what Enter, ``d`` and ``y`` open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dynctl.documents.snapshot import (
@@ -23,17 +25,21 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
 from dynctl.screens.columns import table
 from dynctl.screens.numbers import age, amount, count, plural
+from dynctl.screens.render import yaml_text
+from dynctl.screens.route import ExplainScreen
 from dynctl.screens.topology import policy_text, topology_notes
 from dynctl.screens.workers import worker_detail
+from dynctl.sources.source import LiveSource
+from dynctl.top.custody import ReadChain
 from dynctl.top.panels.columns import clock, places, worker_table
 
 _LABEL: Final = 14
 _CLUSTER: Final = "dynctl top .. --kube-context NAME -n NAMESPACE shows the links before the card"
 _WINNER_ONLY: Final = (
-    "A live Dynamo tells the winner and nothing of those who lost. Ask before the request: "
-    'dynctl route --explain "PROMPT" with the same options.'
+    "A live Dynamo reports the chosen workers only, not the other candidates. To see all "
+    'candidates before a request: dynctl route --explain "PROMPT" with the same options.'
 )
-#: How a link is marked.
+#: The mark of each link state.
 _STATES: Final = {
     CellState.SAME: "ok",
     CellState.DIFFERS: "!=",
@@ -41,8 +47,72 @@ _STATES: Final = {
     CellState.NONE: "(none)",
     CellState.UNKNOWN: "?",
 }
-#: Which parts of a snapshot a worker's numbers are made of.
+#: The snapshot parts that a worker's numbers come from.
 _PARTS: Final = ("workers", "load", "index", "waiting")
+
+Row = DomainRow | WorkerRow | DecisionLine | Alert
+Draw = Callable[[Canvas], str]
+"""Text for a canvas; called again when the width changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the dashboard shows. ``now``: wall-clock seconds."""
+
+    snapshot: Snapshot
+    view: DomainView
+    now: float
+
+
+class Details:
+    """Texts about rows. ``source`` explains decisions, ``chain`` reads chains of custody."""
+
+    def __init__(self, source: LiveSource, chain: ReadChain) -> None:
+        self._source = source
+        self._chain = chain
+
+    async def open(self, row: Row, shown: Shown) -> Draw:
+        """Enter: a worker's card and chain, a decision explained, a finding. Raises DynctlError."""
+        match row:
+            case WorkerRow():
+                chain = await asyncio.to_thread(self._chain, row)
+                return lambda canvas: card_text(row, chain, canvas)
+            case DecisionLine() if row.complete:
+                result = await self._source.decision(row)
+                return lambda canvas: ExplainScreen()(result, canvas)
+            case _:
+                return await self.describe(row, shown)
+
+    async def describe(self, row: Row, shown: Shown) -> Draw:
+        """``d``: all that is known about a row."""
+        snapshot, view, now = shown.snapshot, shown.view, shown.now
+        match row:
+            case DomainRow():
+                return lambda canvas: domain_text(row, view, snapshot, canvas)
+            case WorkerRow():
+                return lambda canvas: worker_text(row, snapshot, now, canvas)
+            case DecisionLine():
+                return lambda canvas: decision_text(row, view.domain, canvas)
+            case Alert():
+                return lambda canvas: alert_text(row, now, canvas)
+
+    async def yaml(self, row: Row) -> Draw:
+        """``y``: the row as YAML."""
+        text = yaml_text(row)
+        return lambda _: text
+
+
+def row_name(row: Row) -> str:
+    """A row's name in titles."""
+    match row:
+        case DomainRow():
+            return row.value or NO_DOMAIN
+        case WorkerRow():
+            return row.name
+        case DecisionLine():
+            return f"decision {row.id}"
+        case Alert():
+            return f"{row.code} {row.subject}"
 
 
 def card_text(worker: WorkerRow, chain: CustodyRow, canvas: Canvas) -> str:
@@ -53,7 +123,7 @@ def card_text(worker: WorkerRow, chain: CustodyRow, canvas: Canvas) -> str:
     for name, value in worker.runtime_config.items():
         if value in (None, {}, [], ()):
             unset.append(name)
-        elif name != "taints":  # they stand below, one a line
+        elif name != "taints":  # listed below
             lines += canvas.paragraph(_value(value), first=f"  {name}: ", rest="    ")
     if unset:
         lines += canvas.paragraph(", ".join(unset), first="  not set: ", rest="    ")
@@ -64,11 +134,11 @@ def card_text(worker: WorkerRow, chain: CustodyRow, canvas: Canvas) -> str:
 
 
 def chain_lines(chain: CustodyRow, canvas: Canvas) -> Iterator[str]:
-    """A link a line, from the node's label to the router."""
+    """One line per link, from the node's label to the router."""
     domain = f": {chain.domain}" if chain.domain else ""
     yield canvas.bold(f"chain of custody{domain}")
     if chain.domain is None:
-        yield "  it publishes no topology domain"
+        yield "  the worker publishes no topology domain"
     for name, cell in chain.cells.items():
         mark = "<- breaks here" if name == chain.first_break else ""
         yield f"  {name:<10} {_cell(cell)}  {mark}".rstrip()
@@ -79,13 +149,13 @@ def chain_lines(chain: CustodyRow, canvas: Canvas) -> Iterator[str]:
 
 
 def worker_text(worker: WorkerRow, snapshot: Snapshot, now: float, canvas: Canvas) -> str:
-    """``d`` on a worker: what `workers show` says, and how old each datum is."""
+    """``d`` on a worker: the screen of `workers show`, and the source and age of its data."""
     lines = worker_detail(WorkerDetail(snapshot.source, worker), canvas).rstrip("\n").split("\n")
     stale = stale_reason(worker, snapshot.load_every_s)
     if stale is not None:
         lines += ["", *canvas.paragraph(stale, first="stale: ", rest="  ")]
-    lines += ["", canvas.bold("where this comes from")]
-    lines += told_lines(snapshot, _PARTS, now, canvas)
+    lines += ["", canvas.bold("sources")]
+    lines += source_lines(snapshot, _PARTS, now, canvas)
     lines += ["", canvas.bold("thresholds")]
     present = snapshot.thresholds.get(worker.model, {})
     for name, value in present.items():
@@ -93,25 +163,25 @@ def worker_text(worker: WorkerRow, snapshot: Snapshot, now: float, canvas: Canva
     return "\n".join(lines)
 
 
-def told_lines(
+def source_lines(
     snapshot: Snapshot, parts: Sequence[str], now: float, canvas: Canvas
 ) -> Iterator[str]:
-    """Source and age of each part, or why it is not known."""
+    """Source and age of each part, or why it is unknown."""
     for part in parts:
-        told = snapshot.told.get(part, Part(snapshot.source, unknown="nobody tells"))
-        if told.unknown:
+        origin = snapshot.told.get(part, Part(snapshot.source, unknown="not reported"))
+        if origin.unknown:
             yield from canvas.paragraph(
-                f"not known: {told.unknown}", first=f"  {part}".ljust(_LABEL), rest=" " * _LABEL
+                f"unknown: {origin.unknown}", first=f"  {part}".ljust(_LABEL), rest=" " * _LABEL
             )
-            for way in told.provide.splitlines():
+            for way in origin.provide.splitlines():
                 yield from canvas.paragraph(way, first=" " * _LABEL)
         else:
-            old = "" if told.at is None else f", {age(max(0.0, now - told.at))} old"
-            yield f"  {part}".ljust(_LABEL) + told.source + old
+            old = "" if origin.at is None else f", {age(max(0.0, now - origin.at))} old"
+            yield f"  {part}".ljust(_LABEL) + origin.source + old
 
 
 def domain_text(row: DomainRow, view: DomainView, snapshot: Snapshot, canvas: Canvas) -> str:
-    """``d`` on a domain: both roles, policies, who is stranded, and its workers."""
+    """``d`` on a domain: capacity by role, policies, notes on stranded workers, its workers."""
     capacity = row.capacity
     name = capacity.value or NO_DOMAIN
     lines = [canvas.bold(f"{view.domain or 'domain'} {name}  {capacity.model}"), ""]
@@ -140,7 +210,7 @@ def domain_text(row: DomainRow, view: DomainView, snapshot: Snapshot, canvas: Ca
 
 
 def decision_text(line: DecisionLine, domain: str | None, canvas: Canvas) -> str:
-    """A decision as far as its line tells it: all there is to a winner from a log or an event."""
+    """``d`` on a decision: the fields of its line."""
     pairs = [
         ("decision", line.id),
         ("made", clock(line.at)),
@@ -152,7 +222,7 @@ def decision_text(line: DecisionLine, domain: str | None, canvas: Canvas) -> str
         ("cached", _cached(line)),
         ("cost", "?" if line.cost is None else f"{amount(line.cost)} blocks"),
         ("margin", "?" if line.margin is None else f"{amount(line.margin)} blocks"),
-        ("told by", line.source),
+        ("source", line.source),
     ]
     lines = [f"{label:<{_LABEL}}{text}" for label, text in pairs]
     if line.message:
@@ -163,7 +233,7 @@ def decision_text(line: DecisionLine, domain: str | None, canvas: Canvas) -> str
 
 
 def alert_text(alert: Alert, now: float, canvas: Canvas) -> str:
-    """A finding, and the page of its code where it has one."""
+    """A finding, and the page of its code if it has one."""
     since = "?" if alert.since is None else f"{age(now - alert.since)} ago"
     lines = [canvas.bold(f"{alert.level.upper()} {alert.code}  {alert.subject}"), ""]
     for label, text in (("found", alert.message), ("fix", alert.fix), ("since", since)):
