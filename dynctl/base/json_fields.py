@@ -48,12 +48,6 @@ def read_text(value: Any, path: str, *, longest: int) -> str:
     return value
 
 
-def read_flag(value: Any, path: str) -> bool:
-    if not isinstance(value, bool):
-        raise wrong_type(path, "true or false", value)
-    return value
-
-
 def read_integer(value: Any, path: str, low: int, high: int) -> int:
     """An integer in ``low`` .. ``high``; 3.0 is not one, nor is true."""
     if type(value) is not int:

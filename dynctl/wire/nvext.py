@@ -4,24 +4,17 @@ Keys and their nesting are those that a 1.6.1 frontend lists when it refuses ano
 answers a wrong value with the deserializer's own text; here the path of the field is named.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.base.json_fields import (
-    U32_MAX,
-    U64_MAX,
-    read_array,
-    read_flag,
-    read_integer,
-    read_number,
-    read_object,
-    read_text,
-    read_tokens,
-    refuse_unknown,
-)
-from router_core import NO_CONSTRAINTS, RoutingConstraints, constraints
+from dynctl.base.json_fields import U64_MAX, describe
+from dynctl.wire.json_body import U32, U64, TokenId, check_u64, convert, given
+from router_core import RoutingConstraints, constraints
 
 QUERY_INSTANCE_ID: Final = "query_instance_id:"
 """The annotation that asks for the routing only. The colon is part of it: without the colon Dynamo
@@ -32,61 +25,72 @@ PREFILL_HEADER: Final = "x-prefill-instance-id"
 REQUEST_ID_HEADER: Final = "x-request-id"
 
 MAX_TOKENS_IN_REQUEST: Final = 4 * 1024 * 1024
-_MAX_TAINTS: Final = 256
-_MAX_LIST: Final = 256
-_MAX_TEXT: Final = 1024
 _MAX_REQUEST_ID: Final = 256
 _I32: Final = 2**31
 
+_Text = Annotated[str, Meta(max_length=1024)]
+_Texts = Annotated[tuple[_Text, ...], Meta(max_length=256)]
+TokenIds = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_TOKENS_IN_REQUEST)]
 
-@dataclass(frozen=True, slots=True)
-class AgentHints:
-    """What the client knows about its own request.
+
+class AgentHints(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the client reports about its own request.
 
     ``priority`` moves it in the queue, ``strict_priority`` puts it in a tier of its own, ``osl``
     is the expected output length in tokens, ``latency_sensitivity`` a weight.
     """
 
-    priority: int | None = None
-    strict_priority: int | None = None
-    osl: int | None = None
+    priority: Annotated[int, Meta(ge=-_I32, le=_I32 - 1)] | None = None
+    strict_priority: U32 | None = None
+    osl: U32 | None = None
     speculative_prefill: bool | None = None
     latency_sensitivity: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RouterTargets:
+class RouterTargets(Struct, frozen=True, forbid_unknown_fields=True):
     """Latency targets, in the unit that the client's deployment uses (Dynamo passes them on)."""
 
     ttft_target: float | None = None
     itl_target: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NvExt:
-    """The controls of one request; field names are the wire's. None means not given."""
+class Taints(Struct, frozen=True, forbid_unknown_fields=True):
+    """The taints that a worker must have, and those that it should have, with their weights."""
+
+    required_taints: _Texts | None = None
+    preferred_taints: Annotated[dict[_Text, float], Meta(max_length=256)] | None = None
+
+
+class NvExt(Struct, frozen=True, forbid_unknown_fields=True):
+    """The routing controls of one request. None means not given."""
 
     greed_sampling: bool | None = None
     use_raw_prompt: bool | None = None
-    annotations: tuple[str, ...] = ()
-    backend_instance_id: int | None = None
-    token_data: tuple[int, ...] | None = None
-    max_thinking_tokens: int | None = None
-    cache_salt: str | None = None
-    extra_fields: tuple[str, ...] = ()
+    annotations: _Texts = ()
+    backend_instance_id: U64 | None = None
+    token_data: TokenIds | None = None
+    max_thinking_tokens: U32 | None = None
+    cache_salt: _Text | None = None
+    extra_fields: _Texts = ()
     metadata_upload: Any = None
-    prefill_worker_id: int | None = None
-    decode_worker_id: int | None = None
-    dp_rank: int | None = None
-    prefill_dp_rank: int | None = None
+    prefill_worker_id: U64 | None = None
+    decode_worker_id: U64 | None = None
+    dp_rank: U32 | None = None
+    prefill_dp_rank: U32 | None = None
     agent_hints: AgentHints = AgentHints()
     request_timestamp_ms: float | None = None
-    routing_constraints: RoutingConstraints = NO_CONSTRAINTS
+    routing_constraints: Taints = Taints()
     router: RouterTargets = RouterTargets()
 
     @property
+    def constraints(self) -> RoutingConstraints:
+        """``routing_constraints`` as the router takes them."""
+        taints = self.routing_constraints
+        return constraints(taints.required_taints or (), taints.preferred_taints)
+
+    @property
     def dry_run(self) -> bool:
-        """Whether only the routing is asked for; nothing is booked and no engine is called."""
+        """Whether the client wants the routing only: no booking, no call of an engine."""
         return any(text.startswith(QUERY_INSTANCE_ID) for text in self.annotations)
 
     def wants(self, extra_field: str) -> bool:
@@ -96,10 +100,8 @@ class NvExt:
 
 
 NO_NVEXT: Final = NvExt()
-KNOWN_KEYS: Final = tuple(field.name for field in fields(NvExt))
-_HINT_KEYS: Final = tuple(field.name for field in fields(AgentHints))
-_TARGET_KEYS: Final = tuple(field.name for field in fields(RouterTargets))
-_CONSTRAINT_KEYS: Final = ("required_taints", "preferred_taints")
+KNOWN_KEYS: Final = NvExt.__struct_fields__
+_WORKER_IDS: Final = ("backend_instance_id", "prefill_worker_id", "decode_worker_id")
 
 
 def parse_nvext(value: Any, path: str = "nvext") -> NvExt:
@@ -109,13 +111,18 @@ def parse_nvext(value: Any, path: str = "nvext") -> NvExt:
     """
     if value is None:
         return NO_NVEXT
-    found = read_object(value, path)
-    refuse_unknown(found, path, KNOWN_KEYS)
-    given: dict[str, Any] = {}
-    for key, item in found.items():
-        if item is not None:
-            given[key] = _READERS[key](item, f"{path}.{key}")
-    return NvExt(**given)
+    found = convert(given(value) if isinstance(value, dict) else value, NvExt, path)
+    for name in _WORKER_IDS:
+        check_u64(getattr(found, name), f"{path}.{name}")
+    for taint, weight in (found.routing_constraints.preferred_taints or {}).items():
+        if not math.isfinite(weight):
+            raise RequestError(
+                400,
+                "out_of_range",
+                f"{path}.routing_constraints.preferred_taints[{taint!r}]",
+                f"expected a finite number, got {describe(weight)}",
+            )
+    return found
 
 
 def apply_headers(nvext: NvExt, headers: Mapping[str, str]) -> NvExt:
@@ -132,7 +139,7 @@ def apply_headers(nvext: NvExt, headers: Mapping[str, str]) -> NvExt:
     prefill = _instance_header(lowered, PREFILL_HEADER)
     if prefill is not None:
         pinned["prefill_worker_id"] = prefill
-    return replace(nvext, **pinned) if pinned else nvext
+    return msgspec.structs.replace(nvext, **pinned) if pinned else nvext
 
 
 def request_id_of(headers: Mapping[str, str]) -> str | None:
@@ -169,89 +176,3 @@ def _instance_header(headers: Mapping[str, str], name: str) -> int | None:
             400, "invalid_header", name, f"expected a worker id from 0 to {U64_MAX} in decimal"
         )
     return int(text)
-
-
-def _parse_constraints(value: Any, path: str) -> RoutingConstraints:
-    found = read_object(value, path)
-    refuse_unknown(found, path, _CONSTRAINT_KEYS)
-    required: tuple[str, ...] = ()
-    if found.get("required_taints") is not None:
-        required = _texts(found["required_taints"], f"{path}.required_taints")
-    preferred: dict[str, float] = {}
-    if found.get("preferred_taints") is not None:
-        where = f"{path}.preferred_taints"
-        weights = read_object(found["preferred_taints"], where)
-        if len(weights) > _MAX_TAINTS:
-            raise RequestError(
-                400,
-                "out_of_range",
-                where,
-                f"expected at most {_MAX_TAINTS} taints, got {len(weights)}",
-            )
-        for taint, weight in weights.items():
-            name = read_text(taint, where, longest=_MAX_TEXT)
-            preferred[name] = read_number(weight, f"{where}[{name!r}]")
-    return constraints(required, preferred)
-
-
-def _parse_hints(value: Any, path: str) -> AgentHints:
-    found = read_object(value, path)
-    refuse_unknown(found, path, _HINT_KEYS)
-    given: dict[str, Any] = {
-        key: _HINT_READERS[key](item, f"{path}.{key}")
-        for key, item in found.items()
-        if item is not None
-    }
-    return AgentHints(**given)
-
-
-def _parse_targets(value: Any, path: str) -> RouterTargets:
-    found = read_object(value, path)
-    refuse_unknown(found, path, _TARGET_KEYS)
-    given = {
-        key: read_number(item, f"{path}.{key}") for key, item in found.items() if item is not None
-    }
-    return RouterTargets(**given)
-
-
-def _texts(value: Any, path: str) -> tuple[str, ...]:
-    items = read_array(value, path, longest=_MAX_LIST)
-    return tuple(read_text(item, f"{path}[{i}]", longest=_MAX_TEXT) for i, item in enumerate(items))
-
-
-def _within(low: int, high: int) -> Callable[[Any, str], int]:
-    return lambda value, path: read_integer(value, path, low, high)
-
-
-def _as_is(value: Any, path: str) -> Any:
-    return value
-
-
-_worker: Final = _within(0, U64_MAX)
-_count: Final = _within(0, U32_MAX)
-_HINT_READERS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
-    "priority": _within(-_I32, _I32 - 1),
-    "strict_priority": _within(0, U32_MAX),
-    "osl": _count,
-    "speculative_prefill": read_flag,
-    "latency_sensitivity": read_number,
-}
-_READERS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
-    "greed_sampling": read_flag,
-    "use_raw_prompt": read_flag,
-    "annotations": _texts,
-    "backend_instance_id": _worker,
-    "token_data": lambda value, path: read_tokens(value, path, longest=MAX_TOKENS_IN_REQUEST),
-    "max_thinking_tokens": _count,
-    "cache_salt": lambda value, path: read_text(value, path, longest=_MAX_TEXT),
-    "extra_fields": _texts,
-    "metadata_upload": _as_is,
-    "prefill_worker_id": _worker,
-    "decode_worker_id": _worker,
-    "dp_rank": _count,
-    "prefill_dp_rank": _count,
-    "agent_hints": _parse_hints,
-    "request_timestamp_ms": read_number,
-    "routing_constraints": _parse_constraints,
-    "router": _parse_targets,
-}

@@ -7,30 +7,68 @@ could not tokenize routes blindly.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-import msgspec
+from msgspec import Meta, Struct
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.base.json_fields import (
-    U32_MAX,
-    read_array,
-    read_flag,
-    read_integer,
-    read_object,
-    read_text,
-    read_tokens,
-    wrong_type,
-)
+from dynctl.base.json_fields import describe
 from dynctl.wire import nvext as controls
-from dynctl.wire.nvext import NO_NVEXT, NvExt, parse_nvext, request_id_of
+from dynctl.wire.json_body import U32, convert, decode_object, given
+from dynctl.wire.nvext import NO_NVEXT, NvExt, TokenIds, parse_nvext, request_id_of
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
-_MAX_MODEL: Final = 512
-_MAX_MESSAGES: Final = 65_536
-_MAX_TOOLS: Final = 4096
 _MAX_PROMPTS: Final = 4096
-_MAX_CHOICES: Final = 128
+
+_Name = Annotated[str, Meta(max_length=512)]
+_Objects = Annotated[tuple[dict[str, Any], ...], Meta(max_length=4096)]
+
+
+class _StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _CommonFields(Struct, kw_only=True):
+    """The fields that both bodies share."""
+
+    model: Annotated[_Name, Meta(min_length=1)]
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    max_tokens: U32 | None = None
+    max_completion_tokens: U32 | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    user: _Name | None = None
+
+
+class _Part(Struct, gc=False):
+    type: str
+    text: Any = None
+
+
+_Content = Annotated[str | list[_Part] | None, Meta(title="a string or an array of parts")]
+
+
+class _Message(Struct):
+    role: str
+    content: _Content = None
+
+
+class _ChatFields(_CommonFields, kw_only=True):
+    """``chat_template_args`` are Dynamo's, ``chat_template_kwargs`` vLLM's; both are accepted."""
+
+    messages: Annotated[list[_Message], Meta(min_length=1, max_length=65_536)]
+    tools: _Objects | None = None
+    documents: _Objects | None = None
+    chat_template_args: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = {}
+    chat_template: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+
+class _CompletionFields(_CommonFields, kw_only=True):
+    prompt: Annotated[str | list[Any], Meta(title="a string, token ids, or an array of either")]
+
 
 R = TypeVar("R", "ChatRequest", "CompletionRequest")
 
@@ -91,33 +129,28 @@ def parse_chat_request(
 
     Raises RequestError: 413 over ``max_bytes``, 400 for anything that is not a chat request.
     """
-    found = _decode(body, max_bytes)
-    common = _common(found)
-    messages, text_only = _messages(_required(found, "messages"))
-    add_prompt = _flag(found, "add_generation_prompt", default=True)
-    continues = _flag(found, "continue_final_message", default=False)
-    if continues and found.get("add_generation_prompt") is None:
-        add_prompt = False
-    if continues and add_prompt:
+    found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
+    fields = convert(given(found), _ChatFields)
+    add_prompt = fields.add_generation_prompt
+    if add_prompt is None:
+        add_prompt = not fields.continue_final_message
+    if fields.continue_final_message and add_prompt:
         raise RequestError(
             400,
             "conflict",
             "continue_final_message",
             "cannot be true together with add_generation_prompt",
         )
-    template = found.get("chat_template")
     return ChatRequest(
-        **common,
-        messages=messages,
-        tools=_objects(found, "tools", _MAX_TOOLS),
-        documents=_objects(found, "documents", _MAX_TOOLS),
-        template_args=_template_args(found),
-        chat_template=None
-        if template is None
-        else read_text(template, "chat_template", longest=max_bytes),
+        **_common(found, fields),
+        messages=tuple(found["messages"]),
+        tools=fields.tools,
+        documents=fields.documents,
+        template_args=_template_args(fields),
+        chat_template=fields.chat_template,
         add_generation_prompt=add_prompt,
-        continue_final_message=continues,
-        text_only=text_only,
+        continue_final_message=fields.continue_final_message,
+        text_only=_text_only(fields.messages),
     )
 
 
@@ -125,9 +158,9 @@ def parse_completion_request(
     body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
 ) -> CompletionRequest:
     """A completion request; as `parse_chat_request`."""
-    found = _decode(body, max_bytes)
-    common = _common(found)
-    return CompletionRequest(**common, prompts=_prompts(_required(found, "prompt")))
+    found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
+    fields = convert(given(found), _CompletionFields)
+    return CompletionRequest(**_common(found, fields), prompts=_prompts(fields.prompt))
 
 
 def apply_headers(request: R, headers: Mapping[str, str]) -> R:
@@ -139,151 +172,60 @@ def apply_headers(request: R, headers: Mapping[str, str]) -> R:
     )
 
 
-def _decode(body: bytes | Mapping[str, Any], max_bytes: int) -> dict[str, Any]:
-    if isinstance(body, Mapping):
-        return dict(body)
-    if len(body) > max_bytes:
-        raise RequestError(
-            413, "body_too_large", None, f"the body has {len(body)} bytes, at most {max_bytes}"
-        )
-    try:
-        found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise RequestError(400, "invalid_json", None, f"the body is not JSON: {error}") from None
-    except RecursionError:
-        raise RequestError(400, "invalid_json", None, "the body is nested too deeply") from None
-    return read_object(found, None, private=True)
-
-
-def _required(found: Mapping[str, Any], name: str) -> Any:
-    value = found.get(name)
-    if value is None:
-        raise RequestError(400, "missing_field", name, "is required")
-    return value
-
-
-def _flag(found: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    value = found.get(name)
-    return default if value is None else read_flag(value, name)
-
-
-def _common(found: dict[str, Any]) -> dict[str, Any]:
-    model = read_text(_required(found, "model"), "model", longest=_MAX_MODEL)
-    if not model:
-        raise RequestError(400, "out_of_range", "model", "expected a model's name, got ''")
-    options = found.get("stream_options")
-    include_usage = False
-    if options is not None:
-        given = read_object(options, "stream_options").get("include_usage")
-        if given is not None:
-            include_usage = read_flag(given, "stream_options.include_usage")
-    limits = {
-        name: read_integer(found[name], name, 0, U32_MAX)
-        for name in ("max_tokens", "max_completion_tokens")
-        if found.get(name) is not None
-    }
-    n, user = found.get("n"), found.get("user")
+def _common(found: dict[str, Any], fields: _CommonFields) -> dict[str, Any]:
+    most = fields.max_completion_tokens
     return {
         "body": found,
-        "model": model,
-        "stream": _flag(found, "stream", default=False),
-        "include_usage": include_usage,
-        "max_tokens": limits.get("max_completion_tokens", limits.get("max_tokens")),
-        "n": 1 if n is None else read_integer(n, "n", 1, _MAX_CHOICES),
-        "user": None if user is None else read_text(user, "user", longest=_MAX_MODEL),
+        "model": fields.model,
+        "stream": fields.stream,
+        "include_usage": fields.stream_options.include_usage or False,
+        "max_tokens": fields.max_tokens if most is None else most,
+        "n": fields.n,
+        "user": fields.user,
         "nvext": parse_nvext(found.get("nvext")),
     }
 
 
-def _messages(value: Any) -> tuple[tuple[Mapping[str, Any], ...], bool]:
-    """The messages, and whether text is all that they hold."""
-    items = read_array(value, "messages", longest=_MAX_MESSAGES, private=True)
-    if not items:
-        raise RequestError(400, "out_of_range", "messages", "expected at least one message")
+def _text_only(messages: list[_Message]) -> bool:
+    """Whether all content is text. Raises RequestError for a text part without text."""
     text_only = True
-    for i, item in enumerate(items):
-        path = f"messages[{i}]"
-        message = read_object(item, path, private=True)
-        role = message.get("role")
-        if role is None:
-            raise RequestError(400, "missing_field", f"{path}.role", "is required")
-        if not isinstance(role, str):
-            raise wrong_type(f"{path}.role", "a string", role)
-        content = message.get("content")
-        if isinstance(content, list):
-            text_only &= _only_text(content, f"{path}.content")
-        elif content is not None and not isinstance(content, str):
-            raise wrong_type(
-                f"{path}.content", "a string or an array of parts", content, private=True
-            )
-    return tuple(items), text_only
-
-
-def _only_text(parts: list[Any], path: str) -> bool:
-    only_text = True
-    for i, item in enumerate(parts):
-        part = read_object(item, f"{path}[{i}]", private=True)
-        kind = part.get("type")
-        if not isinstance(kind, str):
-            raise wrong_type(f"{path}[{i}].type", "a string", kind)
-        if kind == "text":
-            text = part.get("text")
-            if not isinstance(text, str):
-                raise wrong_type(f"{path}[{i}].text", "a string", text, private=True)
-        else:
-            only_text = False
-    return only_text
-
-
-def _objects(
-    found: Mapping[str, Any], name: str, longest: int
-) -> tuple[Mapping[str, Any], ...] | None:
-    value = found.get(name)
-    if value is None:
-        return None
-    items = read_array(value, name, longest=longest, private=True)
-    return tuple(read_object(item, f"{name}[{i}]", private=True) for i, item in enumerate(items))
-
-
-def _template_args(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """vLLM says ``chat_template_kwargs``, Dynamo ``chat_template_args``; both are accepted."""
-    merged: dict[str, Any] = {}
-    for name in ("chat_template_args", "chat_template_kwargs"):
-        value = found.get(name)
-        if value is None:
-            continue
-        for key, item in read_object(value, name).items():
-            if key in merged and merged[key] != item:
+    for i, message in enumerate(messages):
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if part.type != "text":
+                text_only = False
+            elif not isinstance(part.text, str):
                 raise RequestError(
                     400,
-                    "conflict",
-                    f"{name}.{key[:40]}",
-                    "has another value in chat_template_args",
+                    "wrong_type",
+                    f"messages[{i}].content[{j}].text",
+                    f"expected a string, got {describe(part.text, private=True)}",
                 )
-            merged[key] = item
-    return merged
+    return text_only
 
 
-def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+def _template_args(fields: _ChatFields) -> Mapping[str, Any]:
+    both = {**fields.chat_template_args, **fields.chat_template_kwargs}
+    for key, value in fields.chat_template_args.items():
+        if both[key] != value:
+            raise RequestError(
+                400,
+                "conflict",
+                f"chat_template_kwargs.{key[:40]}",
+                "has another value in chat_template_args",
+            )
+    return both
+
+
+def _prompts(value: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
     """The four forms that OpenAI allows: text, token ids, and a batch of either."""
     if isinstance(value, str):
         return (value,)
-    if not isinstance(value, list):
-        raise wrong_type(
-            "prompt", "a string, token ids, or an array of either", value, private=True
-        )
-    if not value:
-        raise RequestError(400, "out_of_range", "prompt", "expected at least one prompt or token")
-    if not isinstance(value[0], str | list):
-        return (_prompt_tokens(value, "prompt"),)
-    batch: list[str | tuple[int, ...]] = []
-    for i, item in enumerate(read_array(value, "prompt", longest=_MAX_PROMPTS)):
-        if isinstance(item, str):
-            batch.append(item)
-        else:
-            batch.append(_prompt_tokens(item, f"prompt[{i}]"))
-    return tuple(batch)
-
-
-def _prompt_tokens(value: Any, path: str) -> tuple[int, ...]:
-    return read_tokens(value, path, longest=controls.MAX_TOKENS_IN_REQUEST)
+    if not value or not isinstance(value[0], str | list):
+        return (convert(value, TokenIds, "prompt"),)
+    if len(value) > _MAX_PROMPTS:
+        problem = f"expected at most {_MAX_PROMPTS} entries, got {len(value)}"
+        raise RequestError(400, "out_of_range", "prompt", problem)
+    return tuple(
+        item if isinstance(item, str) else convert(item, TokenIds, f"prompt[{i}]")
+        for i, item in enumerate(value)
+    )

@@ -268,7 +268,7 @@ class Inference:
                 base,
                 prompt,
                 decision_id=record.decision_id,
-                constraints=nvext.routing_constraints,
+                constraints=nvext.constraints,
                 pin_prefill=pin_of(nvext.prefill_worker_id, nvext.prefill_dp_rank),
                 pin_decode=pin_of(decode, nvext.dp_rank),
                 cache_namespace=nvext.cache_salt,

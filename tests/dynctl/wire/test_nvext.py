@@ -66,7 +66,7 @@ def test_keys_are_those_of_dynamo():
 
 def test_every_key_is_read():
     nvext = parse_nvext(EVERYTHING)
-    assert nvext.routing_constraints == constraints(
+    assert nvext.constraints == constraints(
         ["dynamo.topology/zone=zone-a"], {"fast": 0.85, "slow": -1.0}
     )
     assert nvext.agent_hints.priority == -3
@@ -207,7 +207,7 @@ def test_unknown_keys_are_named_with_the_known_ones():
         ({"router": {"ttft_target": []}}, "nvext.router.ttft_target: expected a number, "
          "got an array"),
         ({"greed_sampling": 0}, "nvext.greed_sampling: expected true or false, got 0"),
-        ({"token_data": []}, "nvext.token_data: expected at least one token id"),
+        ({"token_data": []}, "nvext.token_data: must not be empty"),
         ({"token_data": "hi"}, "nvext.token_data: expected an array, got a string"),
         (
             {"token_data": [1, "secret"]},
@@ -225,7 +225,7 @@ def test_wrong_value_is_named(value, message):
 
 def test_taints_are_bounded():
     error = refused({"routing_constraints": {"preferred_taints": {str(i): 1 for i in range(257)}}})
-    assert "at most 256 taints, got 257" in str(error)
+    assert "at most 256 entries, got 257" in str(error)
 
 
 def test_headers_pin_workers_and_win():

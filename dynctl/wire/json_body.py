@@ -1,0 +1,201 @@
+"""Decode JSON bodies into msgspec types; errors name the field, the expected and the found value.
+
+::
+
+    convert({"n": -1}, Body)    RequestError: n: expected an integer from 1 to 128, got -1
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, inspect
+
+from dynctl.base.decode_errors import RequestError
+from dynctl.base.json_fields import U32_MAX, U64_MAX, describe
+
+T = TypeVar("T")
+
+U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
+#: msgspec cannot hold the upper bound of 64 bits; see `check_u64`.
+U64 = Annotated[int, Meta(ge=0)]
+TokenId = Annotated[int, Meta(ge=0, le=U32_MAX, title="a token id (an integer)")]
+
+#: Fields with prompts or token ids. Errors never show their values.
+_PRIVATE: Final = frozenset(
+    {"documents", "messages", "prompt", "stop", "token_data", "tokens", "tools"}
+)
+_SHOWN_KEY: Final = 40
+_AT: Final = re.compile(r" - at `(?P<key>key` in `)?\$(?P<path>.*)`$", re.DOTALL)
+_STEP: Final = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+)\]|(?P<values>\[\.\.\.\])")
+_CONTAINERS: Final = (inspect.ListType, inspect.VarTupleType, inspect.DictType)
+_FIELD: Final = re.compile(r"`(?P<name>.*)`", re.DOTALL)
+
+
+def decode_object(body: bytes, max_bytes: int) -> dict[str, Any]:
+    """The JSON object of a body. Raises RequestError: 413 over ``max_bytes``, else 400."""
+    if len(body) > max_bytes:
+        raise RequestError(
+            413, "body_too_large", None, f"the body has {len(body)} bytes, at most {max_bytes}"
+        )
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise RequestError(400, "invalid_json", None, f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise RequestError(400, "invalid_json", None, "the body is nested too deeply") from None
+    if not isinstance(found, dict):
+        shown = describe(found, private=True)
+        raise RequestError(400, "wrong_type", None, f"expected an object, got {shown}")
+    return found
+
+
+def given(found: dict[str, Any]) -> dict[str, Any]:
+    """The fields whose value is not null: in the OpenAI API null means not given."""
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def convert(value: Any, kind: type[T], path: str = "") -> T:
+    """``value`` as a ``kind``. Raises RequestError (400); ``path`` stands before its field."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _request_error(str(error), value, kind, path) from None
+    except UnicodeError:
+        raise RequestError(
+            400, "out_of_range", path or None, "expected text that is valid Unicode"
+        ) from None
+
+
+def check_u64(value: int | None, path: str) -> None:
+    """Raise RequestError if ``value`` does not fit into 64 bits."""
+    if value is not None and value > U64_MAX:
+        expected = _expected_range(0, None)
+        raise RequestError(400, "out_of_range", path, f"{expected}, got {describe(value)}")
+
+
+def _request_error(text: str, value: Any, kind: Any, path: str) -> RequestError:
+    """The error for msgspec's ``text``; msgspec reports the place and not the value."""
+    at = _AT.search(text)
+    problem = text[: at.start()] if at else text
+    info = _plain(inspect.type_info(kind))
+    private = _is_private(path)
+    for step in _STEP.finditer(at["path"] if at else ""):
+        if step["field"]:
+            value, info = value[step["field"]], _field_type(info, step["field"])
+            path = f"{path}.{step['field']}" if path else step["field"]
+            private = private or step["field"] in _PRIVATE
+        elif step["index"]:
+            value, info = value[int(step["index"])], _item_type(info)
+            path = f"{path}[{step['index']}]"
+        else:
+            info = _item_type(info)
+            key, value = next((k, v) for k, v in value.items() if not _fits(v, info))
+            path = f"{path}[{key[:_SHOWN_KEY]!r}]"
+    if at and at["key"]:
+        return RequestError(400, "out_of_range", path, "a key has too many characters")
+    field = _FIELD.search(problem)
+    if problem.startswith("Object missing required field") and field:
+        name = f"{path}.{field['name']}" if path else field["name"]
+        return RequestError(400, "missing_field", name, "is required")
+    if problem.startswith("Object contains unknown field") and field:
+        known = ", ".join(one.encode_name for one in _struct(info).fields)
+        name = field["name"]
+        name = name if len(name) <= _SHOWN_KEY else name[:_SHOWN_KEY] + "..."
+        name = f"{path}.{name}" if path else name
+        return RequestError(400, "unknown_field", name, f"unknown field, expected one of {known}")
+    code = "wrong_type" if ", got " in problem else "out_of_range"
+    return RequestError(400, code, path or None, _problem(code, value, info, private))
+
+
+def _problem(code: str, value: Any, info: inspect.Type, private: bool) -> str:
+    shown = describe(value, private=private)
+    if code == "wrong_type":
+        return f"expected {_label(info)}, got {shown}"
+    if isinstance(value, str | list | dict):
+        kinds = {str: "characters", list: "entries", dict: "entries"}
+        most = _most(info, value)
+        if len(value) <= most:
+            return "must not be empty"
+        return f"expected at most {most} {kinds[type(value)]}, got {len(value)}"
+    got = "" if private else f", got {shown}"
+    bounds = next((one for one in _options(info) if isinstance(one, inspect.IntType)), None)
+    if bounds is None:
+        return f"expected a finite number{got}"
+    title = _titles(info)
+    return _expected_range(bounds.ge or 0, bounds.le, title.split(" (")[0] if title else "") + got
+
+
+def _expected_range(low: int, high: int | None, name: str = "") -> str:
+    return f"expected {name or 'an integer'} from {low} to {U64_MAX if high is None else high}"
+
+
+def _options(info: inspect.Type) -> Iterator[inspect.Type]:
+    """The types of a union, or the one type, without their titles and without null."""
+    for one in info.types if isinstance(info, inspect.UnionType) else (info,):
+        plain = _plain(one)
+        if not isinstance(plain, inspect.NoneType):
+            yield plain
+
+
+def _plain(info: inspect.Type) -> inspect.Type:
+    return info.type if isinstance(info, inspect.Metadata) else info
+
+
+def _titles(info: inspect.Type) -> str:
+    found = info.extra_json_schema if isinstance(info, inspect.Metadata) else None
+    return str((found or {}).get("title", ""))
+
+
+def _struct(info: inspect.Type) -> inspect.StructType:
+    return next(one for one in _options(info) if isinstance(one, inspect.StructType))
+
+
+def _field_type(info: inspect.Type, name: str) -> inspect.Type:
+    return next(one.type for one in _struct(info).fields if one.encode_name == name)
+
+
+def _item_type(info: inspect.Type) -> inspect.Type:
+    for one in _options(info):
+        if isinstance(one, inspect.ListType | inspect.VarTupleType):
+            return one.item_type
+        if isinstance(one, inspect.DictType):
+            return one.value_type
+    return inspect.AnyType()
+
+
+def _label(info: inspect.Type) -> str:
+    labels = {
+        inspect.StrType: "a string",
+        inspect.IntType: "an integer",
+        inspect.FloatType: "a number",
+        inspect.BoolType: "true or false",
+        inspect.ListType: "an array",
+        inspect.VarTupleType: "an array",
+    }
+    return _titles(info) or " or ".join(
+        labels.get(type(one), "an object") for one in _options(info)
+    )
+
+
+def _most(info: inspect.Type, value: Any) -> int:
+    """The most characters or entries of the option that ``value`` belongs to."""
+    for one in _options(info):
+        if isinstance(one, inspect.StrType if isinstance(value, str) else _CONTAINERS):
+            return len(value) if one.max_length is None else one.max_length
+    return len(value)
+
+
+def _fits(value: Any, info: inspect.Type) -> bool:
+    """Whether a value of an object is of the number or string type that all of them have."""
+    if isinstance(_plain(info), inspect.FloatType):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and abs(value) < 10**308
+    return isinstance(value, str)
+
+
+def _is_private(path: str) -> bool:
+    return not _PRIVATE.isdisjoint(re.findall(r"[^.\[\]]+", path))
