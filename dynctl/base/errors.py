@@ -59,6 +59,13 @@ class ReaderLeft(Exception):
     """Who reads stdout has left (``dynctl ... | head``): nothing is wrong, nothing more is said."""
 
 
+def single_line(text: str, most: int = 400) -> str:
+    """A foreign text as one printable line of at most ``most`` characters, for error messages."""
+    flat = " ".join(text.split())
+    plain = "".join(character if character.isprintable() else "?" for character in flat)
+    return plain if len(plain) <= most else plain[: most - 3] + "..."
+
+
 def exit_code_of(error: BaseException) -> ExitCode | None:
     """What an error means to the shell; None for one that nobody expects (a defect)."""
     if isinstance(error, DynctlError):

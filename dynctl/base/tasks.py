@@ -13,6 +13,11 @@ _MAX_PAUSE_S: Final = 30.0
 #: Longer than two of the longest pauses, so that a task that fails at every start stays failing.
 _SETTLED_S: Final = 75.0
 
+#: What one turn of the event loop takes from a flood of messages. Small, because streams of tokens
+#: wait meanwhile.
+TURN_MESSAGES: Final = 16
+TURN_BYTES: Final = 64 * 1024
+
 _log = logging.getLogger(__name__)
 
 

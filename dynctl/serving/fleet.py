@@ -25,12 +25,12 @@ from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.facts import (
     EngineFacts,
+    EngineQuestions,
     bootstrap_address,
     build_worker,
     event_sources,
 )
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.engines.probes import EngineQuestions
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.index_runtime import IndexRuntime

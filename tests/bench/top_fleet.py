@@ -17,7 +17,7 @@ import time
 from aiohttp import web
 
 from dynctl.serving.http.admin import Admin
-from dynctl.serving.http.fleet_feed import PATH, FleetFeed
+from dynctl.serving.http.fleet_endpoints import FLEET_PATH, FleetFeed
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
@@ -54,7 +54,7 @@ async def serve(count: int, rate: float) -> None:
         in_flight=lambda: traffic.in_flight,
     )  # fmt: skip
     app = web.Application()
-    app.router.add_get(PATH, feed.handle)
+    app.router.add_get(FLEET_PATH, feed.handle)
     app.add_routes(Admin(service, memory, preset="dynamo-1.6").routes())
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

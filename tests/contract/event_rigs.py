@@ -12,7 +12,7 @@ import nats
 import zmq
 import zmq.asyncio
 
-from dynctl.adapters.memory.events import MemoryEventPlane
+from dynctl.adapters.memory import MemoryEventPlane
 from dynctl.adapters.nats.address import NatsAuth
 from dynctl.adapters.nats.dynamo_events import NatsEventPlane
 from dynctl.adapters.ports import ChannelCondition, ChannelMessage, ChannelValue, EventPlane

@@ -17,7 +17,7 @@ from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
 from dynctl.adapters.etcd.grpc import Etcd3Discovery
 from dynctl.adapters.file import FileDiscovery
 from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
-from dynctl.adapters.memory.discovery import MemoryDiscovery
+from dynctl.adapters.memory import MemoryDiscovery
 from dynctl.adapters.ports import Deleted, Discovery, DiscoveryChange, DiscoveryEntry, Listed, Put
 from tests.contract.etcd_server import EtcdServer
 from tests.dynctl.adapters.kube_lab import (

@@ -21,8 +21,7 @@ import msgspec
 from dynctl import version
 from dynctl.adapters.kubernetes.login import Login
 from dynctl.adapters.ports import ClusterRefusal
-from dynctl.base.errors import DynctlError, Unreachable
-from dynctl.base.single_line import single_line
+from dynctl.base.errors import DynctlError, Unreachable, single_line
 
 MAX_BYTES: Final = 256 << 20
 """Of one answer, so of one page of a list."""

@@ -17,8 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from dynctl.adapters.kubernetes.kubeconfig import IN_CLUSTER, KubeContext
-from dynctl.base.errors import Unreachable, UsageProblem
-from dynctl.base.single_line import single_line
+from dynctl.base.errors import Unreachable, UsageProblem, single_line
 
 _SKEW: Final = timedelta(seconds=15)
 _SHORTEST_SECRET: Final = 5

@@ -19,8 +19,7 @@ import msgspec
 
 from dynctl.adapters.kubernetes.http import ApiServer, refusal_of, shut_socket
 from dynctl.adapters.ports import ClusterRefusal
-from dynctl.base.errors import Unreachable
-from dynctl.base.single_line import single_line
+from dynctl.base.errors import Unreachable, single_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,10 +24,9 @@ from nats.errors import NoServersError, SlowConsumerError
 from dynctl.adapters.dynamo.event_channel import ChannelIntake
 from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.ports import ChannelValue
-from dynctl.adapters.turns import TURN_BYTES, TURN_MESSAGES
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable
-from dynctl.base.tasks import Supervisor, end_tasks
+from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES, Supervisor, end_tasks
 from dynctl.wire.dynamo.discovery import EventChannel, NatsTransport
 from dynctl.wire.dynamo.events import Envelope, decode_envelope
 from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, Limits

@@ -3,7 +3,7 @@
 import zmq
 import zmq.asyncio
 
-from dynctl.adapters.turns import TURN_BYTES, TURN_MESSAGES
+from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES
 
 
 def new_context() -> zmq.asyncio.Context:

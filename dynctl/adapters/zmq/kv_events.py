@@ -21,7 +21,6 @@ from xxhash import xxh3_64_intdigest
 from zmq.utils.monitor import parse_monitor_message
 
 from dynctl.adapters.ports import IndexUpdate, StreamCode, StreamCondition, StreamValue
-from dynctl.adapters.turns import TURN_BYTES, TURN_MESSAGES
 from dynctl.adapters.zmq.context import drain
 from dynctl.adapters.zmq.kv_event_source import (
     DEFAULT_BOUNDS,
@@ -31,6 +30,7 @@ from dynctl.adapters.zmq.kv_event_source import (
 )
 from dynctl.adapters.zmq.replay import ReplayFailed, ReplaySilent, replay
 from dynctl.base.decode_errors import WireError
+from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES
 from dynctl.documents.workers import StreamState
 from dynctl.wire.event_sequence import EventSequence, Verdict
 from dynctl.wire.index_events import Drop, DropCode, to_index_events

@@ -17,7 +17,7 @@ from dynctl.documents.view import encode_view
 from dynctl.serving.http import busy_threshold
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.busy_threshold import BusyThresholds
-from dynctl.serving.http.json_answers import bad_request, json_answer, not_found
+from dynctl.serving.http.json_responses import bad_request, json_answer, not_found
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory

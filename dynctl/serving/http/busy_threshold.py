@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from dynctl.serving.http.json_answers import json_answer
+from dynctl.serving.http.json_responses import json_answer
 from dynctl.serving.service import RoutingService
 from router_core import THRESHOLD_SETTINGS, ThresholdsSet
 

@@ -12,14 +12,16 @@ from dynctl.base.decode_errors import RequestError
 from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.flow import Answer, Call, GaveUp, Refused, RequestFlow
-from dynctl.serving.http.inference_answers import (
+from dynctl.serving.http.inference_requests import first_given, parse_request, pin_of, prompt_of
+from dynctl.serving.http.inference_responses import (
     OutputBlocks,
+    client_error,
     dry_run_body,
+    gave_up,
+    outcome_of,
     pass_stream,
     unary_body,
 )
-from dynctl.serving.http.inference_errors import client_error, gave_up, outcome_of
-from dynctl.serving.http.request_parts import first_given, parse_request, pin_of, prompt_of
 from dynctl.serving.refusal import HttpError, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord

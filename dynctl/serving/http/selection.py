@@ -22,7 +22,7 @@ from dynctl.documents.selection import (
     selection_result,
 )
 from dynctl.serving.http.auth import guarded
-from dynctl.serving.http.json_answers import bad_request, json_answer, not_found, read_json_object
+from dynctl.serving.http.json_responses import bad_request, json_answer, not_found, read_json_object
 from dynctl.serving.http.selection_request import SelectionReader, naming_fields
 from dynctl.serving.refusal import HttpError, refusal
 from dynctl.serving.service import RoutingService

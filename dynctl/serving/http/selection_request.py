@@ -10,7 +10,7 @@ from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.selection import PinRef, SelectRequest, parse_select
-from dynctl.serving.http.json_answers import bad_request, read_json_object
+from dynctl.serving.http.json_responses import bad_request, read_json_object
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from router_core import HashingError, Pin, RoutingRequest, hash_prompt, sequence_hashes

@@ -23,12 +23,11 @@ from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.flow import RequestFlow
-from dynctl.serving.http import fleet_feed
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.auth import checked_token
-from dynctl.serving.http.fleet_endpoints import ControlApi
+from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.inference import Inference
-from dynctl.serving.http.json_answers import error_answer
+from dynctl.serving.http.json_responses import error_answer
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
@@ -96,7 +95,7 @@ class Frontend:
             sources=config.origins,
             enabled=config.admin_api,
         )
-        self.feed = fleet_feed.FleetFeed(
+        self.feed = FleetFeed(
             service,
             self.memory,
             transfers=self.metrics.transfers,
@@ -177,7 +176,7 @@ class Frontend:
             )
         app.add_routes(self.control.routes())
         app.router.add_get("/metrics", self.metrics.handle)
-        app.router.add_get(fleet_feed.PATH, self.feed.handle)
+        app.router.add_get(FLEET_PATH, self.feed.handle)
         app.add_routes(self.admin.routes())
         for more in self._extra_routes:
             app.add_routes(more(self))

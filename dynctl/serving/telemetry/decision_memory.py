@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from dynctl.serving.config import SMALL_FLEET
-from dynctl.serving.telemetry.kept_hops import (
+from dynctl.serving.telemetry.decision_storage import (
     CONSTRAINT_BYTES,
     BriefHop,
     PackedHop,

@@ -17,7 +17,7 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
-from dynctl.serving.http.fleet_feed import FleetFeed
+from dynctl.serving.http.fleet_endpoints import FleetFeed
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics

@@ -1,7 +1,7 @@
 import pytest
 
-from dynctl.adapters.memory import discovery as discovery_memory
-from dynctl.adapters.memory.discovery import MemoryDiscovery
+from dynctl.adapters import memory as discovery_memory
+from dynctl.adapters.memory import MemoryDiscovery
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Listed, Put
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dynctl.serving.prompts import NOT_MODELLED
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from dynctl.serving.telemetry.kept_hops import BriefHop, brief, pack
+from dynctl.serving.telemetry.decision_storage import BriefHop, brief, pack
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import WorkerUpserted, constraints, flip
 from tests.dynctl.serving.routed import request, router, store, worker

@@ -9,7 +9,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.documents.codec import decode
 from dynctl.documents.fleet_load import FleetLoad, joined_rows
 from dynctl.documents.workers import decode_worker_rows
-from dynctl.serving.http.fleet_feed import FleetFeed
+from dynctl.serving.http.fleet_endpoints import FleetFeed
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import MAX_WAITING, DecisionMemory
 from dynctl.serving.telemetry.observers import RequestRecord

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.adapters.memory.discovery import MemoryDiscovery
-from dynctl.adapters.memory.events import MemoryEventPlane
+from dynctl.adapters.memory import MemoryDiscovery, MemoryEventPlane
 from dynctl.adapters.ports import DiscoveryChange, Interrupted
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.events import TailKind, TailLine

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynctl.adapters.memory.discovery import MemoryDiscovery
-from dynctl.adapters.memory.events import MemoryEventPlane
+from dynctl.adapters.memory import MemoryDiscovery, MemoryEventPlane
 from dynctl.sources.dynamo.observer import Observer, ObserverBounds
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,

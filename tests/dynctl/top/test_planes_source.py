@@ -37,8 +37,7 @@ class Live:
     """The captured two-zone deployment, and the ways to speak on its planes."""
 
     def __init__(self) -> None:
-        from dynctl.adapters.memory.discovery import MemoryDiscovery
-        from dynctl.adapters.memory.events import MemoryEventPlane
+        from dynctl.adapters.memory import MemoryDiscovery, MemoryEventPlane
 
         self.values: dict[str, Any] = {
             key: row["value"] for key, row in json.loads(CAPTURE.read_text()).items()

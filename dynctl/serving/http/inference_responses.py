@@ -1,4 +1,4 @@
-"""What goes back to the client: streams passed through, bodies with ``nvext``, dry runs."""
+"""Responses of inference: streams, bodies with ``nvext``, dry runs, and failures as errors."""
 
 import re
 import time
@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 from aiohttp import HttpVersion11, web
 
+from dynctl.base.decode_errors import RequestError
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.flow import Answer
+from dynctl.serving.flow import Answer, GaveUp
+from dynctl.serving.refusal import HttpError, attempts_of
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.nvext import NvExt
@@ -290,3 +292,52 @@ def _with_nvext(event: bytes, extra: Mapping[str, Any]) -> bytes:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
+
+
+def client_error(error: RequestError) -> HttpError:
+    return HttpError(
+        error.status, str(error), "invalid_request_error", error.code, param=error.field
+    )
+
+
+def outcome_of(error: HttpError) -> str:
+    return "client_error" if error.status < 500 else "refused"
+
+
+def gave_up(error: GaveUp, record: RequestRecord) -> HttpError:
+    """The engines' failure as an answer: their own words where they had some."""
+    failure = error.failure
+    record.outcome = "client_error" if 400 <= failure.status < 500 else "upstream_error"
+    headers = {} if failure.retry_after is None else {"retry-after": failure.retry_after}
+    details: dict[str, Any] = {
+        "decision": error.plan.id,
+        "attempts": attempts_of(record.attempts),
+    }
+    told = _engine_error(failure.body)
+    if told is not None:
+        code = told.get("code")
+        status = failure.status or 502
+        return HttpError(
+            status,
+            str(told.get("message") or failure),
+            str(told.get("type") or "upstream_error"),
+            code if isinstance(code, (int, str)) else status,
+            param=told.get("param") if isinstance(told.get("param"), str) else None,
+            details=details,
+            headers=headers,
+        )
+    status = failure.status or (504 if failure.kind == "timeout" else 502)
+    return HttpError(
+        status, str(failure), "upstream_error", status, details=details, headers=headers
+    )
+
+
+def _engine_error(body: bytes) -> Mapping[str, Any] | None:
+    try:
+        plain = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(plain, dict):
+        return None
+    error = plain.get("error", plain)
+    return error if isinstance(error, dict) else None

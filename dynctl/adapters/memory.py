@@ -1,18 +1,104 @@
-"""An event plane without a network: for tests and for everything that runs in one process.
-
-Messages are encoded and decoded as on a wire. What networks do to them can be done here on
-purpose: lose, repeat, swap, garble, cut, and a publisher that begins anew.
-"""
+"""Discovery and an event plane inside one process: for embedded fleets and tests."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
 
 from dynctl.adapters.dynamo.event_channel import ChannelIntake
-from dynctl.adapters.ports import ChannelValue
+from dynctl.adapters.ports import (
+    ChannelValue,
+    Deleted,
+    DiscoveryChange,
+    DiscoveryEntry,
+    Listed,
+    Put,
+)
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.discovery import EventChannel
 from dynctl.wire.dynamo.events import Envelope, decode_envelope, encode_envelope
+
+_PENDING: Final = 10_000
+"""Changes that one slow reader may leave unread; after that it is given a new list instead."""
+
+
+class MemoryDiscovery:
+    """Keeps the entries itself. All methods are for the event loop's own thread."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, bytes] = {}
+        self._readers: set[_Reader] = set()
+        self._closed = asyncio.Event()
+
+    @property
+    def title(self) -> str:
+        return "memory"
+
+    def put(self, key: str, value: bytes) -> None:
+        """Register or replace an entry; the value it already has is no change."""
+        if self._entries.get(key) == value:
+            return
+        self._entries[key] = value
+        self._tell(Put(DiscoveryEntry(key, value)))
+
+    def delete(self, key: str) -> None:
+        """Remove an entry; one that is not there is no change."""
+        if self._entries.pop(key, None) is not None:
+            self._tell(Deleted(key))
+
+    async def list(self) -> Listed:
+        return self._listed()
+
+    async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
+        if self._closed.is_set():
+            return
+        reader = _Reader()
+        self._readers.add(reader)
+        try:
+            yield self._listed()
+            while True:
+                await reader.wake.wait()
+                reader.wake.clear()
+                while True:
+                    if reader.behind:
+                        reader.behind = False
+                        reader.changes.clear()
+                        yield self._listed()
+                    elif reader.changes:
+                        yield reader.changes.popleft()
+                    else:
+                        break
+                if self._closed.is_set():
+                    return
+        finally:
+            self._readers.discard(reader)
+
+    async def close(self) -> None:
+        """Ends every watch."""
+        self._closed.set()
+        for reader in self._readers:
+            reader.wake.set()
+
+    def _listed(self) -> Listed:
+        return Listed(tuple(DiscoveryEntry(*entry) for entry in self._entries.items()))
+
+    def _tell(self, change: DiscoveryChange) -> None:
+        for reader in self._readers:
+            if len(reader.changes) < _PENDING:
+                reader.changes.append(change)
+            else:
+                reader.behind = True
+            reader.wake.set()
+
+
+class _Reader:
+    """What one watch has not read yet."""
+
+    def __init__(self) -> None:
+        self.changes: deque[DiscoveryChange] = deque()
+        self.behind = False
+        self.wake = asyncio.Event()
 
 
 class MemoryEventPlane:
