@@ -12,6 +12,7 @@ from dynctl.documents.route_result import (
     Ref,
     RouteResult,
     Winner,
+    decision_ref,
     decision_result,
     preference_row,
 )
@@ -96,8 +97,8 @@ def decision_row(plan: RoutingPlan, *, at: float, whole: bool) -> DecisionRow:
         tokens=final.isl_tokens,
         blocks=final.prompt_blocks,
         cached_blocks=first.overlap_blocks(first.winner) if first.winner is not None else 0,
-        prefill=_ref(plan.prefill),
-        decode=_ref(plan.decode),
+        prefill=decision_ref(plan.prefill),
+        decode=decision_ref(plan.decode),
         domains={} if answering is None else dict(answering.domains),
         prefill_domains={}
         if plan.prefill is None or plan.prefill.worker is None
@@ -151,7 +152,7 @@ def past_decision(
         block_size=final.block_size,
         blocks=final.prompt_blocks,
         assumptions=list(dict.fromkeys(notes)),
-        winner=Winner(_ref(plan.prefill), _ref(plan.decode)),
+        winner=Winner(decision_ref(plan.prefill), decision_ref(plan.decode)),
         prefill=_shown(plan.prefill, whole),
         decode=_shown(plan.decode, whole),
         relaxed=plan.relaxed,
@@ -169,10 +170,3 @@ def _shown(decision: Decision | None, whole: bool) -> DecisionResult | None:
     result = decision_result(decision)
     # With two candidates left, what would have flipped the decision cannot be said any more.
     return result if whole else msgspec.structs.replace(result, flip=None, preference=None)
-
-
-def _ref(decision: Decision | None) -> Ref | None:
-    if decision is None or decision.winner is None:
-        return None
-    ref = decision.refs[decision.winner]
-    return Ref(decision.workers[decision.winner].name, ref.worker_id, ref.dp_rank)

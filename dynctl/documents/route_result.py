@@ -14,8 +14,11 @@ from typing import Any
 import msgspec
 
 from router_core import (
+    Candidate,
     Decision,
     Freshness,
+    FunnelStep,
+    Rejection,
     Router,
     RoutingPlan,
     RoutingRequest,
@@ -208,9 +211,9 @@ def route_result(
 
     prefill, decode = plan.prefill, plan.decode
     by_prefill = [
-        ByPrefill(_ref(other.prefill), shown(other.decode))
+        ByPrefill(ref, shown(other.decode))
         for other in islice(router.decode_by_prefill(request, plan, view=view), MAX_BY_PREFILL)
-        if other.prefill is not None and other.prefill.winner is not None
+        if (ref := decision_ref(other.prefill)) is not None
     ]
     return RouteResult(
         id=plan.id,
@@ -221,10 +224,7 @@ def route_result(
         block_size=request.block_size,
         blocks=request.prompt_blocks,
         assumptions=list(assumptions),
-        winner=Winner(
-            prefill=_ref(prefill) if prefill is not None and prefill.winner is not None else None,
-            decode=_ref(decode) if decode is not None and decode.winner is not None else None,
-        ),
+        winner=Winner(decision_ref(prefill), decision_ref(decode)),
         prefill=shown(prefill),
         decode=shown(decode),
         decode_by_prefill=by_prefill,
@@ -235,12 +235,89 @@ def route_result(
 def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -> DecisionResult:
     """The contract's form of one decision."""
     turned = flip(decision)
-    result = msgspec.convert(decision.to_dict(), DecisionResult)
-    return msgspec.structs.replace(
-        result,
+    return DecisionResult(
+        id=decision.id,
+        stage=decision.stage,
+        mode=decision.mode,
+        outcome=decision.outcome,
+        winner=decision_ref(decision),
+        margin=_float(decision.margin),
+        tied=[_ref_at(decision, position) for position in decision.tied],
+        temperature=float(decision.temperature),
+        parameters=decision.parameters.to_dict(),
+        terms=[Term(term.name, term.unit, float(term.weight)) for term in decision.terms],
+        constraints=[
+            Constraint(one.taint, one.kind, _float(one.weight), one.origin)
+            for one in decision.constraints.items
+        ],
+        funnel=[_funnel_row(step) for step in decision.funnel],
+        candidates=[_candidate_row(row) for row in decision.rows()],
+        overlap_modelled=decision.overlap_modelled,
+        notes=list(decision.notes),
+        message=None if decision.winner is not None else decision.summary(),
         flip=None if turned is None else FlipRow(turned.worker, turned.change, turned.by),
         preference=preference_row(decision),
         freshness=freshness,
+    )
+
+
+def _float(value: float | None) -> float | None:
+    """``value`` as JSON shows a float: settings may hold integers where floats are meant."""
+    return None if value is None else float(value)
+
+
+def decision_ref(decision: Decision | None) -> Ref | None:
+    """The winner of a decision; None without one."""
+    if decision is None or decision.winner is None:
+        return None
+    return _ref_at(decision, decision.winner)
+
+
+def _ref_at(decision: Decision, position: int) -> Ref:
+    ref = decision.refs[position]
+    return Ref(decision.workers[position].name, ref.worker_id, ref.dp_rank)
+
+
+def _funnel_row(step: FunnelStep) -> FunnelRow:
+    return FunnelRow(
+        step.filter,
+        step.entered,
+        step.left,
+        step.skipped,
+        [rejected_row(rejection) for rejection in step.rejected],
+    )
+
+
+def rejected_row(rejection: Rejection) -> RejectedRow:
+    """The contract's form of one rejected rank."""
+    worker, reason = rejection.worker, rejection.reason
+    return RejectedRow(
+        worker=worker.name,
+        worker_id=worker.worker_id,
+        code=reason.code,
+        message=reason.message,
+        dp_rank=rejection.dp_rank,
+        domains=dict(worker.domains),
+        value=reason.value,
+        limit=reason.limit,
+    )
+
+
+def _candidate_row(row: Candidate) -> CandidateRow:
+    return CandidateRow(
+        worker=row.worker.name,
+        worker_id=row.worker.worker_id,
+        cost=float(row.cost),
+        dp_rank=row.dp_rank,
+        domains=dict(row.worker.domains),
+        overlap_blocks=row.overlap_blocks,
+        prefill_blocks=row.prefill_blocks,
+        decode_blocks=row.decode_blocks,
+        active_requests=row.active_requests,
+        active_prefill_tokens=row.active_prefill_tokens,
+        terms=dict(row.terms),
+        multiplier=float(row.multiplier),
+        probability=row.probability,
     )
 
 
@@ -275,13 +352,6 @@ def freshness_of(router: Router, decision: Decision, now: float, load_source: st
         ),
         LoadFreshness(load_source, _oldest([row.load_at for row in rows], now)),
     )
-
-
-def _ref(decision: Decision | None) -> Ref:
-    if decision is None or decision.winner is None:
-        raise ValueError("a decision without a winner has no REF")
-    ref = decision.refs[decision.winner]
-    return Ref(decision.workers[decision.winner].name, ref.worker_id, ref.dp_rank)
 
 
 def _oldest(times: Sequence[float | None], now: float) -> float | None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import router_core.changes as c
 from router_core.config import PRESETS, preset
+from router_core.decision import Decision
 from router_core.errors import ConfigError, SnapshotError
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
 from router_core.router import Router
@@ -74,8 +75,21 @@ def answers(made: Router) -> list[Any]:
     said = []
     for wanted in (request(96), request(40, seed=1), request(40, pin_decode=Pin(1))):
         plan = made.plan(wanted, samples=(0.3, 0.6), detail=True)
-        said += [d.to_dict() for d in (plan.prefill, plan.decode) if d is not None]
+        for made_decision in (plan.prefill, plan.decode):
+            if made_decision is not None:
+                said.append(whole(made_decision))
     return said
+
+
+def whole(decision: Decision) -> tuple[Any, ...]:
+    """Everything that a decision says, to compare two of them."""
+    d = decision
+    terms = [(term.name, term.unit, term.weight) for term in d.terms]
+    return (
+        (d.id, d.stage, d.mode, d.outcome, d.summary(), d.notes, d.overlap_modelled),
+        (d.winner, d.refs, d.margin, d.tied, d.temperature, d.parameters),
+        (terms, d.constraints, d.funnel, list(d.rows())),
+    )
 
 
 @settings(max_examples=60)

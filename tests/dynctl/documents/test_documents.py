@@ -7,7 +7,7 @@ import json
 import os
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,11 @@ from dynctl import documents
 from dynctl.base.decode_errors import WireError
 from dynctl.documents.codec import decode, encode
 from dynctl.documents.decisions import PastDecision
-from dynctl.documents.route_result import RouteResult
+from dynctl.documents.route_result import DecisionResult, RouteResult
 from dynctl.findings import report
+from dynctl.sources.query import RouteQuery
+from dynctl.sources.view import ViewSource
+from tests.golden.fleets import TOKENS, stranded_zones, two_zones
 
 UPDATE = bool(os.environ.get("DYNCTL_UPDATE_GOLDEN"))
 FIELDS = Path(__file__).parent / "fields.txt"
@@ -154,3 +157,16 @@ def test_documents_with_a_kind_live_in_documents():
         if re.search(r"^    kind: str = .*\n    schema: int", path.read_text(), re.M)
     }
     assert found - known == {"findings/report.py"}
+
+
+@pytest.mark.parametrize("mode", ["kv", "round-robin", "random", "least-loaded"])
+@pytest.mark.parametrize("fleet", [two_zones, stranded_zones])
+def test_a_route_result_has_the_bytes_that_reading_it_back_gives(
+    fleet: Callable[..., ViewSource], mode: str
+):
+    """So no integer is written into a field of type float."""
+    source = fleet(router_mode=mode, router_temperature=1)
+    hop = source.route(RouteQuery(token_ids=TOKENS)).prefill
+    assert hop is not None
+    hop = msgspec.structs.replace(hop, flip=None)  # the amount of a flip may be an integer
+    assert encode(decode(encode(hop), DecisionResult)) == encode(hop)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dynctl.documents.route_result import decision_result
 from dynctl.serving.prompts import NOT_MODELLED
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.decision_storage import BriefHop, brief, pack
@@ -76,7 +77,7 @@ def test_every_mode_can_be_kept_either_way(mode):
     decision = router(worker(1), worker(2), worker(3), router_mode=mode).plan(request()).final
     assert brief(decision).expand().ref == decision.ref
     packed = pack(decision).expand()
-    assert packed.to_dict() == decision.to_dict()
+    assert decision_result(packed) == decision_result(decision)
     assert flip(packed) == flip(decision)
 
 
@@ -84,7 +85,7 @@ def test_packed_preferences_survive():
     made = router(worker(1, zone="a"), worker(2, zone="b"))
     wanted = constraints((), {"dynamo.topology/zone=b": 0.85})
     decision = made.plan(request(constraints=wanted)).final
-    assert pack(decision).expand().to_dict() == decision.to_dict()
+    assert decision_result(pack(decision).expand()) == decision_result(decision)
     assert brief(decision).expand().costs[0] == min(decision.costs)
 
 
