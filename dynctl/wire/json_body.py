@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -53,7 +53,7 @@ def decode_object(body: bytes, max_bytes: int) -> dict[str, Any]:
     return found
 
 
-def given(found: dict[str, Any]) -> dict[str, Any]:
+def given(found: Mapping[str, Any]) -> dict[str, Any]:
     """The fields whose value is not null: in the OpenAI API null means not given."""
     return {name: value for name, value in found.items() if value is not None}
 

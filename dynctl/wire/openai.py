@@ -21,6 +21,9 @@ MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 _MAX_PROMPTS: Final = 4096
 
 _Name = Annotated[str, Meta(max_length=512)]
+_StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Room = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Objects = Annotated[tuple[dict[str, Any], ...], Meta(max_length=4096)]
 
 
@@ -68,6 +71,33 @@ class _ChatFields(_CommonFields, kw_only=True):
 
 class _CompletionFields(_CommonFields, kw_only=True):
     prompt: Annotated[str | list[Any], Meta(title="a string, token ids, or an array of either")]
+
+
+class KvTransferParams(Struct):
+    """vLLM's hand-off: what the prefill engine holds, and where a decode engine pulls it."""
+
+    do_remote_decode: bool | None = None
+    do_remote_prefill: bool | None = None
+    remote_host: str | None = None
+    remote_port: Port | None = None
+    remote_engine_id: str | None = None
+    remote_request_id: str | None = None
+    remote_block_ids: tuple[U32, ...] | None = None
+
+
+class EngineFields(Struct):
+    """Fields of vLLM and SGLang that only engines read; a frontend passes them through."""
+
+    best_of: Annotated[int, Meta(ge=1, le=128)] = 1
+    ignore_eos: bool = False
+    stop: _StopString | Annotated[tuple[_StopString, ...], Meta(max_length=16)] = ()
+    cache_salt: str | None = None
+    routed_dp_rank: U32 | None = None
+    data_parallel_rank: U32 | None = None
+    kv_transfer_params: KvTransferParams | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: Port | None = None
+    bootstrap_room: Room | None = None
 
 
 R = TypeVar("R", "ChatRequest", "CompletionRequest")

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from dynctl.base.json_fields import describe
 from dynctl.simulation.engine import metrics
 from dynctl.simulation.engine.config import EngineConfigError
 from dynctl.simulation.engine.engine import Engine
@@ -13,16 +14,20 @@ from dynctl.simulation.engine.generate import EngineWentAway, generate
 from dynctl.simulation.engine.handoff import PULL_PATH
 from dynctl.simulation.engine.openai_request import (
     ApiError,
-    Fields,
     chat_tokens,
     check_model,
     decode_body,
-    kind_of,
     off_loop_if_long,
     prompt_tokens,
+    read_fields,
+    request_errors,
+    wrong_field,
 )
-from dynctl.simulation.engine.pull import serve_pull
+from dynctl.simulation.engine.pull import PullBody, serve_pull
 from dynctl.tokenization import PromptError
+from dynctl.wire.json_body import TokenId, given
+from dynctl.wire.nvext import strip_for_engine
+from dynctl.wire.openai import parse_chat_request
 from router_core import TOPOLOGY_PREFIX
 
 MAX_TAINTS = 256
@@ -56,6 +61,16 @@ def build_app(engine: Engine) -> web.Application:
         ]
     )
     return app
+
+
+class _TokenizeBody(msgspec.Struct):
+    model: str
+    prompt: str
+
+
+class _DetokenizeBody(msgspec.Struct):
+    model: str
+    tokens: list[TokenId]
 
 
 class EngineApi:
@@ -123,23 +138,27 @@ class EngineApi:
         return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
     def _tokenize(self, raw: bytes) -> list[int]:
-        body = decode_body(raw)
-        check_model(body, self._engine.config, required=False)
-        if "messages" in body.plain:
-            return chat_tokens(body, self._engine.tokenizer)
-        prompt = body.text("prompt")
-        if prompt is None:
-            raise body.fail("prompt", "a string (or messages, a list of chat messages)")
-        return prompt_tokens(prompt, self._engine.tokenizer)
+        model, tokenizer = self._engine.config.model, self._engine.tokenizer
+        body = {"model": model, **given(strip_for_engine(decode_body(raw)))}
+        if "messages" in body:
+            with request_errors():
+                chat = parse_chat_request(body)
+            check_model(chat.model, self._engine.config)
+            return chat_tokens(chat, tokenizer)
+        prompt = read_fields(body, _TokenizeBody)
+        check_model(prompt.model, self._engine.config)
+        return prompt_tokens(prompt.prompt, tokenizer)
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        body = decode_body(await request.read())
-        check_model(body, self._engine.config, required=False)
-        tokens = body.token_ids("tokens")
+        given_body = decode_body(await request.read())
+        body = read_fields(
+            {"model": self._engine.config.model, **given(given_body)}, _DetokenizeBody
+        )
+        check_model(body.model, self._engine.config)
         try:
-            text = self._engine.tokenizer.decode(tokens)
+            text = self._engine.tokenizer.decode(body.tokens)
         except PromptError:
-            raise body.fail("tokens", "token ids of this model's vocabulary") from None
+            raise wrong_field("tokens", "expected token ids of this model's vocabulary") from None
         return _json({"prompt": text})
 
     async def health(self, _request: web.Request) -> web.Response:
@@ -175,13 +194,11 @@ class EngineApi:
         return _json(self._engine.faults.as_dict())
 
     async def set_faults(self, request: web.Request) -> web.Response:
-        changes = dict(decode_body(await request.read()).plain)
+        changes = decode_body(await request.read())
         restart = changes.pop("restart_silently", False)
         if not isinstance(restart, bool):
-            raise ApiError(
-                400,
-                f"restart_silently is {kind_of(restart)}; expected true or false",
-                param="restart_silently",
+            raise wrong_field(
+                "restart_silently", f"expected true or false, got {describe(restart)}"
             )
         try:
             self._engine.faults.update(changes)
@@ -194,7 +211,7 @@ class EngineApi:
     async def set_taints(self, request: web.Request) -> web.Response:
         """Dynamo's route and answers: replaces the worker's own taints, keeps the topology's."""
         body = decode_body(await request.read())
-        taints = body.plain.get("taints")
+        taints = body.get("taints")
         if not (isinstance(taints, list) and all(isinstance(t, str) and t for t in taints)):
             return _taints_refused("'taints' must be a JSON array of strings")
         if len(taints) > MAX_TAINTS:
@@ -206,7 +223,7 @@ class EngineApi:
         return _json({"status": "ok", "taints": sorted(self._engine.taints)})
 
     async def kv_pull(self, request: web.Request) -> web.Response:
-        body: Fields = decode_body(await request.read())
+        body = read_fields(decode_body(await request.read()), PullBody)
         return _json(await serve_pull(self._engine, body))
 
     def _refuse_if_told(self) -> None:

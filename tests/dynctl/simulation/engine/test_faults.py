@@ -91,7 +91,7 @@ async def test_slow_factor_scales_every_duration(start: StartEngine, http) -> No
         ({"slow_factor": -1}, "--fault-slow-factor is -1.0"),
         ({"slow_factor": True}, "expected a number"),
         ({"stop_publishing": 1}, "expected true or false"),
-        ({"restart_silently": 1}, "restart_silently is a whole number"),
+        ({"restart_silently": 1}, "restart_silently: expected true or false, got 1"),
     ],
 )
 async def test_a_wrong_switch_changes_nothing(
