@@ -6,7 +6,6 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,7 +58,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "dynctl/adapters",
         "dynctl/cli",
         "dynctl/documents",
-        "dynctl/findings",
         "dynctl/health",
         "dynctl/manifests",
         "dynctl/planning",
@@ -75,39 +73,40 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
 )
 
 
-@cache
-def texts() -> Mapping[str, list[tuple[str, str]]]:
-    """Room -> (place, text) of everything that a user may read."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for path, room in sources():
-        found.setdefault(room, []).extend(literals(path))
-    for path in sorted((ROOT / "dynctl").rglob("*.toml")):
-        found[room_of(path)] += [
-            (f"{place(path)}: {key}", value)
-            for key, value in strings(tomllib.loads(path.read_text(encoding="utf-8")))
-        ]
-    found["dynctl/cli"] += help_texts(typer.main.get_command(build_app()))
-    found["README.md"] = prose(ROOT / "README.md")
-    found["docs"] = [one for path in sorted(ROOT.glob("docs/*.md")) for one in prose(path)]
-    found["docs"] += [one for path in sorted(ROOT.glob("docs/tour/*.md")) for one in prose(path)]
-    found["docs/decisions"] = [
-        one for path in sorted(ROOT.glob("docs/decisions/*.md")) for one in prose(path)
-    ]
-    found["completions"] = [
-        one for path in sorted((ROOT / "completions").iterdir()) for one in lines(path)
-    ]
-    return found
+PAGES: Final = {
+    "README.md": ("README.md",),
+    "docs": ("docs/*.md", "docs/tour/*.md"),
+    "docs/decisions": ("docs/decisions/*.md",),
+}
+ROOMS: Final = sorted(
+    {"completions", "dynctl", "router_core", *PAGES}
+    | {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("dynctl/*/__init__.py")}
+)
 
 
-def sources() -> Iterator[tuple[Path, str]]:
-    for package in ("dynctl", "router_core"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path, room_of(path)
+def texts(room: str) -> Iterator[tuple[str, str]]:
+    """(place, text) of everything in a room that a user may read."""
+    for page in PAGES.get(room, ()):
+        for path in sorted(ROOT.glob(page)):
+            yield from prose(path)
+    for path in sources(room):
+        yield from literals(path)
+    if room == "completions":
+        for path in sorted((ROOT / room).iterdir()):
+            yield from lines(path)
+    if room == "dynctl/cli":
+        yield from help_texts(typer.main.get_command(build_app()))
+    if room.startswith("dynctl/"):
+        for path in sorted((ROOT / room).rglob("*.toml")):
+            for key, value in strings(tomllib.loads(path.read_text(encoding="utf-8"))):
+                yield f"{place(path)}: {key}", value
 
 
-def room_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).parts
-    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+def sources(room: str) -> list[Path]:
+    """The modules of a room."""
+    if room == "dynctl":
+        return sorted((ROOT / room).glob("*.py"))
+    return sorted((ROOT / room).rglob("*.py")) if (ROOT / room).is_dir() else []
 
 
 def place(path: Path) -> str:
@@ -115,8 +114,11 @@ def place(path: Path) -> str:
 
 
 def literals(path: Path) -> list[tuple[str, str]]:
-    """String literals of a module that are not docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    """String literals of a module that are not docstrings; none where no word is banned."""
+    text = path.read_text(encoding="utf-8")
+    if not _BANNED.search(text):
+        return []
+    tree = ast.parse(text)
     documentation = {
         id(node.value)
         for node in ast.walk(tree)
@@ -134,7 +136,10 @@ def literals(path: Path) -> list[tuple[str, str]]:
 def names(path: Path) -> Iterator[tuple[str, str]]:
     """Names of the module, its classes and functions, and their arguments."""
     yield place(path), path.stem
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    if not any(word in text.lower() for word in BANNED_IN_NAMES):
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield f"{place(path)}:{node.lineno}", node.name
         elif isinstance(node, ast.arg):
@@ -180,17 +185,14 @@ def prose(path: Path) -> list[tuple[str, str]]:
 def findings(room: str) -> list[str]:
     """Banned words in a room, with their places."""
     found = []
-    for where, text in texts()[room]:
+    for where, text in texts(room):
         for quoted in QUOTED:
             text = text.replace(quoted, "")
         found += [
             f"{where}: {word[0].strip()!r} in {text!r:.90}" for word in _BANNED.finditer(text)
         ]
-    for path, its_room in sources():
-        if its_room == room:
-            found += [
-                f"{where}: the name {name}" for where, name in names(path) if banned_name(name)
-            ]
+    for path in sources(room):
+        found += [f"{where}: the name {name}" for where, name in names(path) if banned_name(name)]
     return found
 
 
@@ -199,7 +201,7 @@ def banned_name(name: str) -> bool:
     return any(word.lower() in BANNED_IN_NAMES for word in words)
 
 
-@pytest.mark.parametrize("room", sorted(texts()))
+@pytest.mark.parametrize("room", ROOMS)
 def test_texts_and_names_are_plain(room: str) -> None:
     found = findings(room)
     if room in NOT_CLEAN:
@@ -209,9 +211,9 @@ def test_texts_and_names_are_plain(room: str) -> None:
 
 
 def test_lists_are_exact() -> None:
-    assert set(texts()) >= NOT_CLEAN
-    everything = [text for found in texts().values() for _, text in found]
-    assert [one for one in QUOTED if not any(one in text for text in everything)] == []
+    assert set(ROOMS) >= NOT_CLEAN
+    everything = "\n".join(text for room in ROOMS for _, text in texts(room))
+    assert [one for one in QUOTED if one not in everything] == []
 
 
 @pytest.mark.parametrize(
@@ -247,6 +249,6 @@ def test_plain_phrases_are_not_found() -> None:
 if __name__ == "__main__":
     import sys
 
-    for one in sys.argv[1:] or sorted(texts()):
+    for one in sys.argv[1:] or ROOMS:
         for text in findings(one):
             sys.stdout.write(f"{text}\n")

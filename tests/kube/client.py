@@ -1,11 +1,15 @@
-"""A small synchronous client of the Kubernetes API, for actors and tests. Nothing of dynctl's."""
+"""Small synchronous clients of the Kubernetes API, for actors and tests. Nothing of dynctl's."""
 
 import ssl
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import msgspec
+
+from tests.kube.api_server import ApiServer
 
 Json = dict[str, Any]
 
@@ -30,8 +34,65 @@ class ApiError(Exception):
         return str(self.body.get("reason", ""))
 
 
-class Api:
-    """One server as one user. ``ca``: the authority's certificate in PEM. Close it, or use with."""
+class Requests(ABC):
+    """One server as one user. Everything raises ApiError."""
+
+    def get(self, path: str, **query: Any) -> Json:
+        return self._ask("GET", path, query)
+
+    def list(self, path: str, **query: Any) -> "list[Json]":
+        """All items, page after page where ``limit`` is given."""
+        items: list[Json] = []
+        while True:
+            answer = self._ask("GET", path, query)
+            items += answer["items"]
+            token = answer["metadata"].get("continue")
+            if not token:
+                return items
+            query["continue"] = token
+
+    def create(self, path: str, body: Any, **query: Any) -> Json:
+        return self._ask("POST", path, query, body)
+
+    def put(self, path: str, body: Any, **query: Any) -> Json:
+        return self._ask("PUT", path, query, body)
+
+    def patch(self, path: str, body: Any, kind: str = "merge", **query: Any) -> Json:
+        """``kind``: merge, strategic, json or apply; apply wants ``fieldManager``."""
+        return self._ask("PATCH", path, query, body, _PATCHES[kind])
+
+    def delete(self, path: str, **query: Any) -> Json:
+        return self._ask("DELETE", path, query)
+
+    @abstractmethod
+    def _ask(
+        self, method: str, path: str, query: Json, body: Any = None, kind: str = "application/json"
+    ) -> Json: ...
+
+
+class LocalApi(Requests):
+    """A server in this process, without sockets: the same handlers answer the same requests."""
+
+    def __init__(self, server: ApiServer, token: str) -> None:
+        self._server, self._token = server, token
+
+    def _ask(
+        self, method: str, path: str, query: Json, body: Any = None, kind: str = "application/json"
+    ) -> Json:
+        headers = {"Authorization": f"Bearer {self._token}", "User-Agent": self._token}
+        data = b"" if body is None else msgspec.json.encode(body)
+        if data:
+            headers["Content-Type"] = kind
+        texts = {name: str(value) for name, value in query.items()}
+        status, text = self._server.answer(method, path, texts, headers, data)
+        answer: Json = msgspec.json.decode(text)
+        if status >= 400:
+            raise ApiError(status, answer)
+        return answer
+
+
+class Api(Requests):
+    """Over HTTP. ``ca``: the authority's certificate in PEM. Close it, or use with."""
 
     def __init__(
         self,
@@ -66,36 +127,11 @@ class Api:
     def close(self) -> None:
         self.http.close()
 
-    def get(self, path: str, **query: Any) -> Json:
-        return self._ask("GET", path, query)
-
-    def list(self, path: str, **query: Any) -> "list[Json]":
-        """All items, page after page where ``limit`` is given."""
-        items: list[Json] = []
-        while True:
-            answer = self._ask("GET", path, query)
-            items += answer["items"]
-            token = answer["metadata"].get("continue")
-            if not token:
-                return items
-            query["continue"] = token
-
-    def create(self, path: str, body: Any, **query: Any) -> Json:
-        return self._ask("POST", path, query, json=body)
-
-    def put(self, path: str, body: Any, **query: Any) -> Json:
-        return self._ask("PUT", path, query, json=body)
-
-    def patch(self, path: str, body: Any, kind: str = "merge", **query: Any) -> Json:
-        """``kind``: merge, strategic, json or apply; apply wants ``fieldManager``."""
-        headers = {"Content-Type": _PATCHES[kind]}
-        return self._ask("PATCH", path, query, json=body, headers=headers)
-
-    def delete(self, path: str, **query: Any) -> Json:
-        return self._ask("DELETE", path, query)
-
-    def _ask(self, method: str, path: str, query: Json, **more: Any) -> Json:
-        response = self.http.request(method, path, params=query, **more)
+    def _ask(
+        self, method: str, path: str, query: Json, body: Any = None, kind: str = "application/json"
+    ) -> Json:
+        headers = {} if body is None else {"Content-Type": kind}
+        response = self.http.request(method, path, params=query, json=body, headers=headers)
         if response.is_success:
             answer: Json = response.json()
             return answer

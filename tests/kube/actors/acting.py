@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from tests.kube.client import Api, ApiError
+from tests.kube.client import ApiError, Requests
 from tests.kube.objects import Json, key_of
 
+_Bodies = list[Json]
 _ROOTS: Final[Mapping[str, tuple[str, str, bool]]] = {
     "Node": ("/api/v1", "nodes", False),
     "Pod": ("/api/v1", "pods", True),
@@ -42,16 +43,29 @@ class Clock:
 
 
 class Hands:
-    """What one user does at the API server, by kind. Everything raises ApiError."""
+    """What one user does at the API server, by kind. Everything raises ApiError.
 
-    def __init__(self, api: Api) -> None:
+    ``changed``: kind -> the last revision in which a list of it may have changed. What was listed
+    since then is used again, like the cache that a controller's watches fill.
+    """
+
+    def __init__(self, api: Requests, changed: Callable[[str], int]) -> None:
         self._api = api
+        self._changed = changed
+        self._lists: dict[str, tuple[int, _Bodies]] = {}
 
     def list(self, kind: str) -> list[Json]:
         """Of all namespaces, by namespace and name; nothing where the kind is not served.
 
-        Items have their kind and apiVersion, which a list does not repeat.
+        Items have their kind and apiVersion, which a list does not repeat. Callers share them and
+        do not change them.
         """
+        changed = self._changed(kind)
+        if self._lists.get(kind, (None,))[0] != changed:
+            self._lists[kind] = (changed, self._listed(kind))
+        return [*self._lists[kind][1]]
+
+    def _listed(self, kind: str) -> _Bodies:
         root, plural, _ = _ROOTS[kind]
         try:
             items = self._api.list(f"{root}/{plural}")

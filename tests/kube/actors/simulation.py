@@ -26,7 +26,7 @@ from tests.kube.actors.scheduler import Scheduler
 from tests.kube.actors.slices import SliceWriter
 from tests.kube.actors.worker import Workers
 from tests.kube.api_server import ADMIN_TOKEN, ApiServer
-from tests.kube.client import Api, ApiError
+from tests.kube.client import ApiError, LocalApi
 from tests.kube.deployment import is_worker
 from tests.kube.objects import Component, Json, key_of
 from tests.kube.objects.accounts import OPERATOR_NAME, OPERATOR_NAMESPACE, VIEWER_RULES, role
@@ -52,7 +52,7 @@ class Simulation:
     def __init__(self, server: ApiServer, clock: Clock, *, discovery: str = "kubernetes") -> None:
         self.server, self.clock, self.store = server, clock, server.store
         self._root = Path(tempfile.mkdtemp(prefix="kubelet-"))
-        self._apis: dict[str, Api] = {}
+        self._hands: dict[str, Hands] = {}
         server.add_user(VIEWER_TOKEN, "verifier")
         admin = self.hands()
         manager = self.account(OPERATOR_NAMESPACE, OPERATOR_NAME)
@@ -79,22 +79,20 @@ class Simulation:
         trace: TracebackType | None,
     ) -> None:
         self.frontends.close()
-        for api in self._apis.values():
-            api.close()
         shutil.rmtree(self._root, ignore_errors=True)
 
     # -- people ------------------------------------------------------------------------------------
 
     def hands(self, token: str = ADMIN_TOKEN) -> Hands:
         """A user's, by token."""
-        if token not in self._apis:
-            self._apis[token] = Api(self.server.url, token, self.server.ca, user_agent=token)
-        return Hands(self._apis[token])
+        if token not in self._hands:
+            self._hands[token] = Hands(LocalApi(self.server, token), self.store.changed)
+        return self._hands[token]
 
     def account(self, namespace: str, name: str) -> Hands:
         """Those of a service account."""
         token = f"{namespace}.{name}"
-        if token not in self._apis:
+        if token not in self._hands:
             self.server.add_service_account(token, namespace, name)
         return self.hands(token)
 

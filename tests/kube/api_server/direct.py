@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.kube.api_server.conformance import Writer
+from tests.kube.api_server.resources import ACCESS_RULES, CRDS
 from tests.kube.api_server.selectors import field_predicate, label_predicate
 from tests.kube.api_server.store import Json, Store, copied
 
@@ -110,6 +111,16 @@ class DirectStore:
     def compact(self) -> None:
         """Forget the past: watches and continue tokens of before are answered with 410."""
         self._store.storage.compact()
+
+    def changed(self, resource: str) -> int:
+        """The last revision in which a list of it may have changed: its objects, its definition,
+        or who may list it. -1 while it is not served."""
+        storage = self._store.storage
+        try:
+            key = self._store.registry.named(resource).key
+        except KeyError:
+            return -1
+        return storage.changed(key, CRDS.key, *(one.key for one in ACCESS_RULES))
 
     @property
     def revision(self) -> int:

@@ -96,12 +96,25 @@ def record_update(
     before: Json | None, after: Json, manager: Manager, time: str, keyed: bool
 ) -> None:
     """Give ``manager`` the fields that differ; take them, and the removed ones, from the others."""
-    old = {} if before is None else fields_of(before, keyed=keyed)
-    new = fields_of(after, keyed=keyed)
+    old = {} if before is None else fields_of(_differing(before, after), keyed=keyed)
+    new = fields_of(after if before is None else _differing(after, before), keyed=keyed)
     written = {path for path, value in new.items() if old.get(path, _ABSENT) != value}
     gone = set(old) - set(new)
     entries = [] if before is None else before["metadata"].get("managedFields", [])
     _store(after, entries, manager, time, written, lost=written | gone)
+
+
+def _differing(body: Json, other: Json) -> Json:
+    """The parts of ``body`` that ``other`` has not: top-level fields and those of metadata."""
+    found = {name: value for name, value in body.items() if other.get(name, _ABSENT) != value}
+    if "metadata" in found:
+        others = other.get("metadata", {})
+        found["metadata"] = {
+            name: value
+            for name, value in body["metadata"].items()
+            if others.get(name, _ABSENT) != value
+        }
+    return found
 
 
 def _store(

@@ -111,6 +111,7 @@ BUILT_IN = (
 
 CRDS = next(resource for resource in BUILT_IN if resource.kind == "CustomResourceDefinition")
 NAMESPACES = next(resource for resource in BUILT_IN if resource.kind == "Namespace")
+ACCESS_RULES = tuple(resource for resource in BUILT_IN if resource.group == _RBAC)
 PODS = next(resource for resource in BUILT_IN if resource.kind == "Pod")
 
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import yaml
 from aiohttp import web
+from multidict import CIMultiDict, MultiDict
 
 from tests.kube.api_server import faults as fault_kinds
 from tests.kube.api_server.bodies import refusal
@@ -48,6 +49,25 @@ class Request:
     user: str
     content_type: str
     status: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRequest:
+    """What the handlers read of a request, for one that comes from this process."""
+
+    method: str
+    path: str
+    query: MultiDict[str]
+    headers: CIMultiDict[str]
+    body: bytes
+    transport: None = None
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("Content-Type", "application/octet-stream")
+
+    async def read(self) -> bytes:
+        return self.body
 
 
 class ApiServer:
@@ -203,6 +223,29 @@ class ApiServer:
         if kind:
             raise unauthorized()
         return ANONYMOUS
+
+    def answer(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        body: bytes,
+    ) -> tuple[int, bytes]:
+        """Answer a request of this process, like one over HTTP: status and body.
+
+        Not for streams, nor for requests that a fault delays.
+        """
+        request = LocalRequest(method, path, MultiDict(query), CIMultiDict(headers), body)
+        steps = self._answer(cast(web.Request, request))
+        try:
+            steps.send(None)
+        except StopIteration as done:
+            response: web.Response = done.value
+            assert isinstance(response.body, bytes)
+            return response.status, response.body
+        steps.close()
+        raise RuntimeError(f"{method} {path} cannot be answered without a connection")
 
     # -- requests ----------------------------------------------------------------------------------
 

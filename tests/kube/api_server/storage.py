@@ -43,11 +43,16 @@ class Storage:
         self._oldest = 1
         self._objects: dict[Key, dict[Place, Json]] = {}
         self._log: dict[Key, list[Change]] = {}
+        self._changed: dict[Key, int] = {}
         self._listeners: list[Callable[[], None]] = []
 
     @property
     def revision(self) -> int:
         return self._revision
+
+    def changed(self, *keys: Key) -> int:
+        """The last revision in which an object of these resources changed; 0 before the first."""
+        return max(self._changed.get(key, 0) for key in keys)
 
     def read(self, key: Key, place: Place) -> Json | None:
         return self._objects.get(key, {}).get(place)
@@ -76,6 +81,7 @@ class Storage:
     def _record(self, key: Key, kind: str, body: Json, previous: Json | None) -> None:
         change = Change(self._revision, kind, body, previous)
         self._log.setdefault(key, []).append(change)
+        self._changed[key] = self._revision
         for listener in tuple(self._listeners):
             listener()
 

@@ -24,19 +24,22 @@ class Bell:
     def __init__(self, loop: asyncio.AbstractEventLoop, storage: Storage) -> None:
         self._loop = loop
         self._rung = asyncio.Event()
+        self._awaited = False
         storage.listen(self.ring_from_any_thread)
 
     def ring_from_any_thread(self) -> None:
-        if not self._loop.is_closed():
+        if self._awaited and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.ring)
 
     def ring(self) -> None:
+        self._awaited = False
         rung, self._rung = self._rung, asyncio.Event()
         rung.set()
 
     @property
     def next(self) -> asyncio.Event:
         """Is set at the next ring; take it before looking, wait for it after."""
+        self._awaited = True
         return self._rung
 
 

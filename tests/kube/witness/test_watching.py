@@ -130,7 +130,7 @@ def test_initial_events_want_their_resource_version_match(api: Api):
 
 
 def test_writers_in_many_threads_are_all_seen_in_order(api_server: ApiServer, watching: Any):
-    one = watching()
+    one = watching(resourceVersion=str(api_server.store.revision))
 
     def write(thread: int) -> None:
         for number in range(25):
