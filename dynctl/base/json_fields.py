@@ -1,7 +1,12 @@
-"""Reading untrusted JSON field by field: each reader returns a typed value or names the path."""
+"""Typed values from untyped JSON.
+
+``read_*`` are for requests: a wrong value raises RequestError with its path. The short ones
+(``text``, ``mapping``, ...) are for objects of other systems: a wrong value counts as absent.
+"""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from dynctl.base.decode_errors import RequestError
@@ -119,3 +124,37 @@ def refuse_unknown(value: Mapping[str, Any], path: str, known: Collection[str]) 
                 f"{path}.{shown}",
                 f"unknown field, expected one of {', '.join(known)}",
             )
+
+
+def text(value: Any) -> str:
+    """``value`` where it is a string, else nothing."""
+    return value if isinstance(value, str) else ""
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """``value`` where it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def sequence(value: Any) -> Sequence[Any]:
+    """``value`` where it is a list, else an empty one."""
+    return value if isinstance(value, list) else ()
+
+
+def texts(value: Any) -> dict[str, str]:
+    """The entries of a mapping whose values are strings: labels, annotations."""
+    return {key: one for key, one in mapping(value).items() if isinstance(one, str)}
+
+
+def count(value: Any) -> int:
+    """``value`` where it is a whole number, else 0."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def moment(value: Any) -> float | None:
+    """An RFC 3339 time as seconds since the epoch; None where it is none."""
+    try:
+        read = datetime.fromisoformat(text(value))
+    except ValueError:
+        return None
+    return read.timestamp() if read.tzinfo is not None else None

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.manifests.graphs import ClusterTopology, Graph
 from dynctl.manifests.transfer_policy import DRAFT_FIELDS, PATH
-from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
 _DRAFT_ENV: Final = {
     "DYN_ROUTER_KV_TRANSFER_TOPOLOGY_LEVEL": "DYN_KV_TRANSFER_DOMAIN on the workers",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.base.yaml_reader import MOST_BYTES, YamlError, YamlTooLarge, read_yaml_documents
-from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.pod_placement import allowed_values
-from dynctl.wire.kubernetes.fields import mapping, sequence, text
 from router_core import Role
 
 # -- role of a component ---------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from dynctl.wire.kubernetes.fields import mapping, sequence, text
+from dynctl.base.json_fields import mapping, sequence, text
 
 
 def allowed_values(pod: Mapping[str, Any], label_key: str) -> frozenset[str] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.documents.topology import TopologyShow
 from dynctl.documents.workers import WorkerRow
 from dynctl.manifests.files import Manifest
@@ -24,7 +25,6 @@ from dynctl.manifests.graphs import (
     topologies_of,
 )
 from dynctl.planning.capacity import MAX_WORKERS, Cell, Floating, Node
-from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
 MAX_PLACES = 1_000
 #: Broad to narrow: what is packed into a narrower level is packed into the broader one, too.

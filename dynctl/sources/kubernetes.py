@@ -15,10 +15,10 @@ from typing import Final, Literal
 
 from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.base.json_fields import mapping, sequence
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.wire.kubernetes.fields import mapping, sequence
 from dynctl.wire.kubernetes.forbidden import lacking
 from dynctl.wire.kubernetes.names import (
     COMPONENT_TYPE_LABEL,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from dynctl.base.json_fields import mapping
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.report import Report, summarize
 from dynctl.findings.runner import Check, Outcome, Skipped, found, outcome, run
@@ -27,7 +28,6 @@ from dynctl.verify.checks.nodes import NODE_CHECKS
 from dynctl.verify.facts import VerifyFacts
 from dynctl.verify.join import JoinedFacts, VerifiedGraph, join
 from dynctl.verify.policy import policy_of
-from dynctl.wire.kubernetes.fields import mapping
 
 SECTION: Final = "against the cluster"
 _FROM_VERIFY: Final = frozenset(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from dynctl.base.json_fields import mapping, text
 from dynctl.findings.runner import Check, Outcome, Skipped
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
@@ -19,7 +20,6 @@ from dynctl.manifests.graphs import Component, Graph, graphs_of
 from dynctl.manifests.lint.facts import LintFacts, spec_of
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import NO_CLUSTER
-from dynctl.wire.kubernetes.fields import mapping, text
 from router_core import Role
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from dynctl.base.json_fields import text
 from dynctl.manifests.graphs import ClusterTopology, Graph
 from dynctl.manifests.transfer_policy import is_domain
-from dynctl.wire.kubernetes.fields import text
 from dynctl.wire.kubernetes.names import (
     CLUSTER_TOPOLOGY_ANNOTATION,
     DOMAIN_LABEL_PREFIX,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dynctl.adapters.ports import AccessQuestion
+from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Found, Outcome, Skipped
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
@@ -20,11 +21,9 @@ from dynctl.verify.needs import NO_CLUSTER, in_cluster, live, pod_of
 from dynctl.verify.pod_spec import KUBERNETES, backend_of, registered_elsewhere
 from dynctl.verify.root_causes import log_of, stuck_at_start
 from dynctl.verify.wording import tally
-from dynctl.wire.kubernetes.fields import mapping
-from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL
 from dynctl.wire.kubernetes.objects import Pod
-from dynctl.wire.kubernetes.worker_metadata import PLURAL, WorkerMetadata
+from dynctl.wire.kubernetes.worker_metadata import PLURAL, WorkerMetadata, instance_id
 
 _WRITING: Final = ("create", "patch")
 

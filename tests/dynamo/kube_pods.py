@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dynctl.wire.kubernetes import names
-from dynctl.wire.kubernetes.instance_id import instance_id
+from dynctl.wire.kubernetes.worker_metadata import instance_id
 from tests.dynamo.client import FrontendClient
 from tests.dynamo.fleet import TINY_MODEL
 from tests.dynamo.processes import Process, free_port

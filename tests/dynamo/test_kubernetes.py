@@ -18,8 +18,7 @@ from dynctl.adapters.ports import DiscoveryEntry, Listed
 from dynctl.documents.route_result import RouteResult
 from dynctl.health.deployment import Deployment, Registrations
 from dynctl.sources.kubernetes import OUT_OF_REACH
-from dynctl.wire.kubernetes.instance_id import instance_id
-from dynctl.wire.kubernetes.worker_metadata import worker_metadata
+from dynctl.wire.kubernetes.worker_metadata import instance_id, worker_metadata
 from tests.dynamo.fleet import TINY_MODEL
 from tests.dynamo.kube_fleet import GRAPH, NAMESPACE, VIEWER, KubeFleet
 from tests.dynamo.kube_pods import ZONES, mockers

@@ -14,7 +14,7 @@ import pytest
 from dynctl.verify.join import join
 from dynctl.wire.dynamo.frontend_metrics import read_frontend_metrics
 from dynctl.wire.dynamo.worker_log import read_start_log
-from dynctl.wire.kubernetes.instance_id import instance_id
+from dynctl.wire.kubernetes.worker_metadata import instance_id
 from tests.kube import deployment, objects
 from tests.kube.actors import Simulation, living, simulation
 from tests.kube.actors.scheduler import fits

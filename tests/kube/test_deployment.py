@@ -14,8 +14,8 @@ from dynctl.findings.catalogue import catalogue
 from dynctl.verify.gather.cluster import Wanted, gather
 from dynctl.verify.gather.pods import Sampling
 from dynctl.verify.join import join
-from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.objects import Pod, pod
+from dynctl.wire.kubernetes.worker_metadata import instance_id
 from tests.kube import deployment
 from tests.kube.actors import living
 from tests.kube.deployment import card_config, healthy

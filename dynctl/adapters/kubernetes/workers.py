@@ -22,8 +22,8 @@ from dynctl.adapters.ports import (
     Put,
 )
 from dynctl.base.errors import Unreachable
+from dynctl.base.json_fields import mapping, text
 from dynctl.wire.kubernetes import worker_metadata as metadata
-from dynctl.wire.kubernetes.fields import mapping, text
 from dynctl.wire.kubernetes.forbidden import lacking
 from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL
 from dynctl.wire.kubernetes.objects import endpoints

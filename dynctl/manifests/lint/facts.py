@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.json_fields import mapping, text
 from dynctl.findings.runner import Skipped
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import (
@@ -23,7 +24,6 @@ from dynctl.manifests.graphs import (
     topologies_of,
 )
 from dynctl.manifests.transfer_policy import is_domain
-from dynctl.wire.kubernetes.fields import mapping, text
 
 
 @dataclass(frozen=True, slots=True)

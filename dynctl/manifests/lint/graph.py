@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS, Component, Graph, option
 from dynctl.manifests.lint.facts import (
@@ -16,7 +17,6 @@ from dynctl.manifests.lint.facts import (
     spec_of,
     subject_of,
 )
-from dynctl.wire.kubernetes.fields import mapping, sequence, text
 
 _MOST_COMPONENTS: Final = 25
 _TYPES: Final = ("frontend", "worker", "prefill", "decode", "planner", "epp")

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+from dynctl.base.json_fields import mapping, text
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.manifests.graphs import ClusterTopology, Graph
 from dynctl.manifests.lint.facts import LintFacts, has_policy, has_topologies, spec_of, subject_of
 from dynctl.manifests.transfer_policy import is_label_key
-from dynctl.wire.kubernetes.fields import mapping, text
 
 #: From broad to narrow, as Grove names them; any other name may stand anywhere.
 KNOWN_LEVELS: Final = ("region", "zone", "datacenter", "block", "rack", "host", "numa")

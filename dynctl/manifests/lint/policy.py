@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from dynctl.base.json_fields import mapping, text
 from dynctl.findings.runner import Check, Found, Outcome, found, outcome
 from dynctl.manifests.draft_shapes import Draft, draft_levels, drafts_of
 from dynctl.manifests.graphs import POLICY_PATH, Graph
@@ -20,7 +21,6 @@ from dynctl.manifests.lint.facts import (
     subject_of,
 )
 from dynctl.manifests.transfer_policy import FIELDS, Objection, objections
-from dynctl.wire.kubernetes.fields import mapping, text
 
 #: Words at the end of label keys that name a domain; a policy that says another one misleads.
 _DOMAIN_WORDS: Final = ("region", "zone", "datacenter", "block", "rack", "host", "numa")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from dynctl.base.json_fields import mapping, sequence
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found, outcome
 from dynctl.health.deployment import ObservedWorker
 from dynctl.health.facts import Unread
@@ -37,7 +38,6 @@ from dynctl.verify.registration import (
     wrong_ids,
 )
 from dynctl.verify.wording import excerpt, short, some, tally
-from dynctl.wire.kubernetes.fields import mapping, sequence
 from router_core import TOPOLOGY_PREFIX, Role, topology_of
 
 NO_ROUTER: Final = (

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from dynctl.base.json_fields import mapping, sequence
 from dynctl.findings.runner import Check, Outcome, Skipped, found
 from dynctl.health.deployment import ObservedWorker
 from dynctl.verify.chain import LinkName, WorkerChain
@@ -33,7 +34,6 @@ from dynctl.verify.policy import Policy
 from dynctl.verify.registration import Cards, cards_of, everyone, known
 from dynctl.verify.root_causes import astray
 from dynctl.verify.wording import some, tally
-from dynctl.wire.kubernetes.fields import mapping, sequence
 from router_core import canonical_taint
 
 _LONGEST: Final = 80

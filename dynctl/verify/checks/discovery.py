@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from dynctl.adapters.ports import AccessQuestion
+from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
@@ -37,11 +38,9 @@ from dynctl.verify.registration import (
 )
 from dynctl.verify.root_causes import log_of
 from dynctl.verify.wording import age, by_graph, excerpt, many, short, some, tally
-from dynctl.wire.kubernetes.fields import mapping
-from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
 from dynctl.wire.kubernetes.objects import Pod
-from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL, WorkerMetadata
+from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL, WorkerMetadata, instance_id
 
 # -- backends --------------------------------------------------------------------------------------
 

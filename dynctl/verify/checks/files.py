@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
 from dynctl.manifests.lint import graph as lint_graph
@@ -38,7 +39,6 @@ from dynctl.verify.pod_spec import (
 )
 from dynctl.verify.root_causes import astray, stuck_at_start
 from dynctl.verify.wording import age, of, tally
-from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.names import TOPOLOGY_VOLUME
 
 REFRESH_S: Final = 90.0

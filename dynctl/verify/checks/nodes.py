@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.checks.planes import count
 from dynctl.health.facts import Unread
@@ -28,7 +29,6 @@ from dynctl.verify.needs import (
     unsourced,
 )
 from dynctl.verify.wording import excerpt, short, some
-from dynctl.wire.kubernetes.fields import mapping, sequence, text
 from dynctl.wire.kubernetes.names import ENABLE_GROVE_ANNOTATION, GRAPH_LABEL
 from dynctl.wire.kubernetes.objects import Node, Pod
 

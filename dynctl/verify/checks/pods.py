@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from dynctl.base.json_fields import count, mapping
 from dynctl.findings.runner import Check, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import Component
@@ -30,7 +31,6 @@ from dynctl.verify.needs import (
 from dynctl.verify.pod_spec import annotation_differences, engine, is_untouched
 from dynctl.verify.root_causes import held_up_by, stuck_at_start
 from dynctl.verify.wording import age, by_graph, many, of, quoted, short, some, tally
-from dynctl.wire.kubernetes.fields import count, mapping
 from dynctl.wire.kubernetes.names import LABEL_MISSING_REASON, WORKER_HASH_LABEL
 from dynctl.wire.kubernetes.objects import Pod, PodEvent
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from dynctl.base.json_fields import count, mapping, sequence, text
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.manifests.draft_shapes import Draft, draft_levels, drafts_of
 from dynctl.manifests.graphs import GRAPH, POLICY_PATH, Graph
@@ -19,7 +20,6 @@ from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import applied_pairs, judged_live, last_applied, lint_facts
 from dynctl.verify.needs import cluster_of, graphs_read, live
 from dynctl.verify.wording import excerpt, some
-from dynctl.wire.kubernetes.fields import count, mapping, sequence, text
 from dynctl.wire.kubernetes.names import (
     DRAFT_LABEL_PREFIX,
     DRAFT_MOUNT_PATH,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Check, Found, Outcome, found
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
@@ -23,7 +24,6 @@ from dynctl.verify.pod_spec import (
 )
 from dynctl.verify.root_causes import has_started, held_up_by, log_of, stuck_at_start
 from dynctl.verify.wording import age, excerpt, tally
-from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.objects import Container, Pod
 
 NOT_READ: Final = "not asked for (--logs all)"

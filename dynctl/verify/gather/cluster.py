@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import Unreachable
+from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, TOPOLOGY_KINDS
@@ -39,7 +40,6 @@ from dynctl.verify.gather.permissions import (
 from dynctl.verify.gather.pods import Sampling, chosen, read_files, read_start
 from dynctl.verify.join import join
 from dynctl.wire.kubernetes import objects
-from dynctl.wire.kubernetes.fields import mapping, sequence, text
 from dynctl.wire.kubernetes.names import (
     DISCOVERY_ENABLED_LABEL,
     GRAPH_LABEL,

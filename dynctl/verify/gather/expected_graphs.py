@@ -10,10 +10,10 @@ from typing import Final
 
 from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import Unreachable
+from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import GRAPH, GRAPH_GROUP, GRAPH_VERSIONS
 from dynctl.verify.facts import ClusterFacts, VerifyFacts
-from dynctl.wire.kubernetes.fields import mapping, sequence, text
 from dynctl.wire.kubernetes.names import GRAPH_LABEL
 
 GRAPHS_RESOURCE: Final = f"dynamographdeployments.{GRAPH_GROUP}"

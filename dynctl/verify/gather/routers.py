@@ -14,13 +14,13 @@ from typing import Final, TypeVar
 
 from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import DynctlError
+from dynctl.base.json_fields import mapping
 from dynctl.health.facts import Unread
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.kubernetes import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.verify.facts import ProbeAnswer, RouterView
 from dynctl.verify.gather.permissions import unread
 from dynctl.verify.join import JoinedFacts
-from dynctl.wire.kubernetes.fields import mapping
 from dynctl.wire.kubernetes.objects import Pod
 
 T = TypeVar("T")

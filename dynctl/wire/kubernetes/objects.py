@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynctl.wire.kubernetes.fields import count, mapping, moment, sequence, text, texts
+from dynctl.base.json_fields import count, mapping, moment, sequence, text, texts
 from dynctl.wire.kubernetes.names import MAIN_CONTAINER
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from dynctl.base.json_fields import mapping, moment, sequence, text
 from dynctl.wire.dynamo.discovery import CARDS, EVENT_CHANNELS, EVENT_SOURCES, INSTANCES
-from dynctl.wire.kubernetes.fields import mapping, moment, sequence, text
 
 PLURAL: Final = "dynamoworkermetadatas"
 GROUP: Final = "nvidia.com"
@@ -24,6 +24,9 @@ _BUCKETS: Final = {
     "event_channels": EVENT_CHANNELS,
     "event_sources": EVENT_SOURCES,
 }
+
+_MASK: Final = (1 << 64) - 1
+_BITS: Final = (1 << 53) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +60,46 @@ def worker_metadata(body: Mapping[str, Any]) -> WorkerMetadata:
         moment(metadata.get("creationTimestamp")),
         mapping(mapping(body.get("spec")).get("data")),
     )
+
+
+def instance_id(name: str) -> int:
+    """The id, 0..2^53-1, of the worker whose DynamoWorkerMetadata has this name.
+
+    SipHash-1-3 with a zero key over the UTF-8 name and a byte 0xFF (Rust's DefaultHasher over a
+    str), cut to 53 bits so that it survives JSON numbers. Checked against Dynamo 1.6.1.
+    """
+    return _siphash13(name.encode() + b"\xff") & _BITS
+
+
+def _siphash13(data: bytes) -> int:
+    v0, v1 = 0x736F6D6570736575, 0x646F72616E646F6D
+    v2, v3 = 0x6C7967656E657261, 0x7465646279746573
+    whole = len(data) - len(data) % 8
+    tail = data[whole:].ljust(7, b"\0") + bytes([len(data) & 0xFF])
+    for start in range(0, whole + 8, 8):
+        block = data[start : start + 8] if start < whole else tail
+        word = int.from_bytes(block, "little")
+        v3 ^= word
+        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+        v0 ^= word
+    v2 ^= 0xFF
+    for _ in range(3):
+        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+    return v0 ^ v1 ^ v2 ^ v3
+
+
+def _round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
+    v0 = (v0 + v1) & _MASK
+    v1 = _rotated(v1, 13) ^ v0
+    v0 = _rotated(v0, 32)
+    v2 = (v2 + v3) & _MASK
+    v3 = _rotated(v3, 16) ^ v2
+    v0 = (v0 + v3) & _MASK
+    v3 = _rotated(v3, 21) ^ v0
+    v2 = (v2 + v1) & _MASK
+    v1 = _rotated(v1, 17) ^ v2
+    return v0, v1, _rotated(v2, 32), v3
+
+
+def _rotated(value: int, bits: int) -> int:
+    return ((value << bits) | (value >> (64 - bits))) & _MASK

@@ -30,9 +30,8 @@ from dynctl.verify.facts import (
 )
 from dynctl.verify.gather.permissions import worker_questions
 from dynctl.verify.join import JoinedFacts, join
-from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.objects import Container, Endpoint, Node, Pod, PodEvent
-from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
+from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata, instance_id
 from tests.dynctl.verify.whole_cluster import Cluster, judged, wrong
 from tests.kube import deployment
 

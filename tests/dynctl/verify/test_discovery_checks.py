@@ -12,9 +12,8 @@ from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.discovery import DISCOVERY_CHECKS
 from dynctl.verify.facts import Account, Registry, VerifyFacts
 from dynctl.verify.join import join
-from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
-from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
+from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata, instance_id
 from tests.dynctl.verify.scene import (
     DECODE,
     FRONTEND,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dynctl.wire.kubernetes.instance_id import instance_id
+from dynctl.wire.kubernetes.worker_metadata import instance_id
 from tests.kube import objects
 from tests.kube.actors.acting import Clock, Hands, message_of
 from tests.kube.actors.kubelet import Kubelet, Sandbox

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dynctl.wire.kubernetes.instance_id import instance_id
 from dynctl.wire.kubernetes.names import (
     COMPONENT_LABEL,
     DISCOVERY_BACKEND_LABEL,
@@ -17,6 +16,7 @@ from dynctl.wire.kubernetes.names import (
     GRAPH_LABEL,
     WORKER_HASH_LABEL,
 )
+from dynctl.wire.kubernetes.worker_metadata import instance_id
 from tests.kube.objects.meta import Json, metadata, owner
 
 MODEL = "Qwen/Qwen3-0.6B"
