@@ -61,7 +61,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "dynctl/health",
         "dynctl/manifests",
         "dynctl/planning",
-        "dynctl/screens",
         "dynctl/serving",
         "dynctl/settings",
         "dynctl/simulation",

@@ -1,4 +1,4 @@
-"""What went into a bundle, and what could not be had."""
+"""`bundle`: the files of a bundle, and what is missing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _COLUMNS: list[Column[BundleMember]] = [
 
 
 def bundle_report(result: BundleReport, canvas: Canvas) -> str:
-    """The members, then what was left out and why."""
+    """The members, then what is missing and why."""
     text = table(_COLUMNS, result.members, canvas)
     if result.left_out:
-        text += "\ncould not be had:\n"
+        text += "\nunavailable:\n"
         for one in result.left_out:
             lines = canvas.paragraph(f"{one.file}: {one.why}", first="  ", rest="    ")
             text += "".join(f"{line}\n" for line in lines)

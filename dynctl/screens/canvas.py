@@ -1,4 +1,4 @@
-"""What a screen is drawn on: how wide it is, and whether it may have weight."""
+"""The canvas of a screen: its width, and whether it may use bold and faint text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TextIO
 
 from dynctl.base.options import GlobalOptions, OutputFormat
 
-#: Width of a screen (not of a list) where nobody says how wide the terminal is.
+#: Width of a screen (not of a list) if the terminal's width is unknown.
 DEFAULT_WIDTH = 80
-#: Narrower terminals get lines that are this long and wrap by themselves.
+#: Narrower terminals get lines of this length and wrap them.
 MIN_WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """``width`` None: as wide as needed, which is what a pipe gets.
+    """``width`` None: as wide as needed, for pipes.
 
-    ``color`` only makes what is already said by a mark or a word bold or faint.
+    ``color``: bold and faint text, which only repeats what a mark or a word shows.
     """
 
     width: int | None = None
@@ -39,7 +39,7 @@ class Canvas:
         return f"\x1b[2m{text}\x1b[0m" if self.color else text
 
     def paragraph(self, text: str, *, first: str = "  ", rest: str | None = None) -> list[str]:
-        """``text`` wrapped to the screen, with what the first and the other lines start with."""
+        """``text`` wrapped to the screen. ``first``, ``rest``: how the lines begin."""
         return wrap(
             text,
             min(self.screen_width, 120),
@@ -51,7 +51,7 @@ class Canvas:
 
     @classmethod
     def of(cls, options: GlobalOptions, stream: TextIO | None = None) -> Canvas:
-        """The canvas of a stream (stdout), for these options and this environment."""
+        """The canvas of a stream (default stdout) for these options."""
         stream = stream or sys.stdout
         terminal = stream.isatty()
         plain = options.no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -60,9 +60,9 @@ class Canvas:
 
 
 def _width(stream: TextIO, terminal: bool) -> int | None:
-    said = os.environ.get("COLUMNS", "")
-    if said.isdigit() and int(said) > 0:
-        return max(MIN_WIDTH, int(said))
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) > 0:
+        return max(MIN_WIDTH, int(columns))
     if not terminal:
         return None
     try:

@@ -1,6 +1,6 @@
-"""The screen of checks: sections, a line a check, and what to do about each finding.
+"""The screen of checks: sections, one line per check, and the fix of each finding.
 
-Any room's report is drawn here, so that every doctor of dynctl looks the same.
+`check`, `topology verify` and `topology lint` draw their reports here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _SHORTEST: Final = 12
 
 
 def check_report(report: Report, canvas: Canvas) -> str:
-    """Everything that was checked, section by section, then the sums."""
+    """All checks, section by section, then the totals."""
     return joined([*checked(report, canvas), "", *sums(report, canvas)])
 
 
 def checked(report: Report, canvas: Canvas) -> Iterator[str]:
-    """What was looked at, and every section."""
+    """The sources and all sections."""
     yield from report.sources
     for section in report.sections:
         yield from titled(section.name, canvas)
@@ -40,21 +40,21 @@ def checked(report: Report, canvas: Canvas) -> Iterator[str]:
 
 
 def titled(name: str, canvas: Canvas) -> tuple[str, str, str]:
-    """How a section of the screen begins."""
+    """The heading of a section."""
     return "", canvas.bold(name), "-" * len(name)
 
 
 def joined(lines: Iterable[str]) -> str:
-    """The screen of some lines."""
+    """Lines as one text."""
     return "".join(line + "\n" for line in lines)
 
 
 def _section(section: Section, canvas: Canvas) -> Iterator[str]:
-    told: set[str] = set()
+    reasons: set[str] = set()
     for check in section.checks:
         if check.state is State.SKIP:
-            if check.message not in told:
-                told.add(check.message)
+            if check.message not in reasons:
+                reasons.add(check.message)
                 yield from _skipped(section, check, canvas)
         elif check.state is State.PASS:
             yield from _passed(check, canvas)
@@ -63,7 +63,7 @@ def _section(section: Section, canvas: Canvas) -> Iterator[str]:
 
 
 def _passed(check: CheckResult, canvas: Canvas) -> Iterator[str]:
-    """One line; what was seen gives way, from its end, where the terminal is narrow."""
+    """One line; on a narrow terminal the message is cut at its end."""
     line = f"{_MARKS[check.state]} {check.code} {check.title}"
     room = len(check.message)
     if canvas.width is not None:
@@ -75,7 +75,7 @@ def _passed(check: CheckResult, canvas: Canvas) -> Iterator[str]:
 
 
 def _skipped(section: Section, check: CheckResult, canvas: Canvas) -> list[str]:
-    """Checks that are skipped for one reason stand in one place."""
+    """Checks that are skipped for the same reason, together."""
     same = [
         one for one in section.checks if one.state is State.SKIP and one.message == check.message
     ]
@@ -90,7 +90,7 @@ def _skipped(section: Section, check: CheckResult, canvas: Canvas) -> list[str]:
 
 
 def _runs(codes: Sequence[str], chosen: Set[str]) -> Iterator[str]:
-    """The chosen ones of ``codes``; three and more in a row as ``DYT0401..DYT0405``."""
+    """The chosen codes; three or more in sequence as ``DYT0401..DYT0405``."""
     for picked, run in groupby(codes, key=chosen.__contains__):
         first, *rest = run
         if picked and len(rest) > 1:
@@ -115,14 +115,14 @@ def _wrong(check: CheckResult, canvas: Canvas) -> Iterator[str]:
     if canvas.wide or canvas.screen_width >= _ROOMY:
         entry = catalogue().get(check.code)
         yield from _labelled("why", [] if entry is None else [entry.cause], canvas)
-    told = _unique([one.fix for one in shown]) if canvas.wide else fixes(shown)
-    yield from _labelled("fix", told, canvas)
+    texts = _unique([one.fix for one in shown]) if canvas.wide else fixes(shown)
+    yield from _labelled("fix", texts, canvas)
     yield from _labelled("note", [check.message] if check.message else [], canvas)
     yield from _labelled("more", [f"dynctl explain {check.code}"], canvas)
 
 
 def _labelled(label: str, texts: Sequence[str], canvas: Canvas) -> Iterator[str]:
-    """``label`` before each of ``texts``; a hint of several lines keeps them."""
+    """``label`` before each of ``texts``; a text of several lines keeps its lines."""
     for text in texts:
         for number, line in enumerate(text.splitlines()):
             head = label if number == 0 else ""
@@ -135,7 +135,7 @@ def _unique(texts: Sequence[str]) -> list[str]:
 
 
 def sums(report: Report, canvas: Canvas) -> Iterator[str]:
-    """The checks counted, and what no check looks at."""
+    """The number of checks by state, and what no check covers."""
     summary = report.summary
     counted = (
         f"{summary.passed:,} passed",
@@ -145,9 +145,9 @@ def sums(report: Report, canvas: Canvas) -> Iterator[str]:
     )
     yield ", ".join(counted)
     if summary.unread:
-        yield f"warning: {summary.unread:,} of those skipped could not be read"
+        yield f"warning: {plural(summary.unread, 'skipped check')} could not read the data"
     if report.not_checked:
-        text = f"never checked: {', '.join(report.not_checked)}"
+        text = f"not covered by any check: {', '.join(report.not_checked)}"
         yield from canvas.paragraph(text, first="", rest="  ")
 
 
@@ -171,7 +171,7 @@ def code_page(page: CodePage, canvas: Canvas) -> str:
 
 
 def code_list(result: CodeList, canvas: Canvas) -> str:
-    """Every code with its claim."""
+    """All codes with their titles."""
     columns: list[Column[CodePage]] = [
         Column("code", "CODE", lambda c: c.code, lambda c: c.code),
         Column("level", "LEVEL", lambda c: c.level, lambda c: c.level),
@@ -182,16 +182,16 @@ def code_list(result: CodeList, canvas: Canvas) -> str:
 
 
 _KINDS_OF_KINDS: Final = ("Resource",)
-"""Their names are what a fix is about, not to whom it is done."""
+"""Kinds whose names a fix is about; they stay in the fix."""
 _FEWEST: Final = 3
-"""So many findings are gathered; two are read as fast one by one."""
+"""From this many findings on they are grouped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """``first`` stands for ``count`` findings, itself among them.
+    """``first`` stands for ``count`` similar findings, including itself.
 
-    ``one_fix``: they all have the fix of the first one, to the letter.
+    ``one_fix``: all of them have exactly the fix of the first one.
     """
 
     first: Finding
@@ -200,61 +200,61 @@ class Alike:
 
     @property
     def text(self) -> str:
-        """Of whom, and what."""
+        """Subject and value."""
         subject, value, more = self.first.subject, self.first.value, self.count - 1
-        # Reasons of others often name their subject themselves.
+        # Quoted reasons often contain their subject.
         if subject in value:
-            return f"{value} (and {more:,} more like it)" if more else value
+            return f"{value} (and {more:,} similar)" if more else value
         return f"{subject} and {more:,} more: {value}" if more else f"{subject}: {value}"
 
     @property
     def fix(self) -> str:
-        """What to do about all of them."""
+        """The fix of all of them."""
         if self.one_fix:
             return self.first.fix
-        return f"{self.first.fix}\nlikewise for {self.count - 1:,} more (-o wide shows all)"
+        return f"{self.first.fix}\nand the same for {self.count - 1:,} more (-o wide shows all)"
 
 
 def fixes(shown: Sequence[Alike]) -> list[str]:
-    """What to do about all that is shown; what is done alike to each of many is said once."""
+    """The fixes of the shown findings; similar fixes are combined."""
     groups: dict[str, list[Alike]] = defaultdict(list)
     for one in shown:
         groups[_pattern(one.first)[2]].append(one)
-    told = []
+    texts = []
     for group in groups.values():
         if len(group) < _FEWEST:
-            told += [one.fix for one in group]
+            texts += [one.fix for one in group]
         else:
             same = all(one.one_fix and one.fix == group[0].fix for one in group)
-            told.append(Alike(group[0].first, sum(one.count for one in group), same).fix)
-    return list(dict.fromkeys(told))
+            texts.append(Alike(group[0].first, sum(one.count for one in group), same).fix)
+    return list(dict.fromkeys(texts))
 
 
 def alike(findings: Sequence[Finding]) -> list[Alike]:
-    """Three or more that differ in their subject only become one, where the first of them stood."""
+    """Findings with three or more that differ only in their subject combined into one."""
     groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
     for one in findings:
         groups[_pattern(one)].append(one)
-    told: list[Alike] = []
+    combined: list[Alike] = []
     for one in findings:
         group = groups[_pattern(one)]
         if len(group) < _FEWEST:
-            told.append(Alike(one))
+            combined.append(Alike(one))
         elif one is group[0]:
-            told.append(Alike(one, len(group), len({other.fix for other in group}) == 1))
-    return told
+            combined.append(Alike(one, len(group), len({other.fix for other in group}) == 1))
+    return combined
 
 
 def one_by_one(findings: Sequence[Finding]) -> list[Alike]:
-    """Every finding for itself."""
+    """Every finding on its own."""
     return [Alike(one) for one in findings]
 
 
 def _pattern(finding: Finding) -> tuple[str, str, str]:
-    """The texts without what names the subject.
+    """The texts with the subject's name removed, to compare findings.
 
-    Commands name it without its kind and namespace; values are left alone there, since a name may
-    be that of a domain's value.
+    Commands contain the name without kind and namespace. Only the fix is searched for it: in values
+    a name may be the value of a domain.
     """
     value, expected, fix = (
         text.replace(finding.subject, "\0")

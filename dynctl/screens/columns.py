@@ -1,6 +1,6 @@
-"""A column is a value: what it is called, what it says to people and what to programs.
+"""Columns and tables: heading, text and raw value of each column, fitted to the terminal.
 
-Tables and the dashboard read the same lists, so a number cannot read differently in two places.
+Lists and the dashboard use the same columns, so that a number reads the same everywhere.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SHORTEST = 12
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
-    """``text`` for people, ``value`` for programs.
+    """``text``: what tables show; ``value``: what sorting compares.
 
-    ``rank`` says who stays when the terminal is narrow: 0 always, higher leaves earlier.
-    ``wide`` columns appear with ``-o wide``, or where there is room. ``name`` columns may be
-    shortened in the middle, to ``shortest`` characters where nothing else helps.
+    ``rank``: 0 always stays on narrow terminals, higher ranks leave earlier. ``wide`` columns
+    appear with ``-o wide`` or on wide terminals. ``name`` columns are shortened in the middle,
+    down to ``shortest`` characters.
     """
 
     key: str
@@ -42,7 +42,7 @@ class Column(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class Fitted(Generic[Row]):
-    """Columns that fit together, and how wide each is."""
+    """Columns that fit the width, with the width of each."""
 
     columns: tuple[Column[Row], ...]
     widths: tuple[int, ...]
@@ -71,10 +71,10 @@ def fit(
     width: int | None,
     least: Mapping[str, int] | None = None,
 ) -> Fitted[Row]:
-    """As many columns as fit ``width`` (None: no limit), least wanted left out first.
+    """The columns that fit ``width`` (None: no limit); the highest ranks leave first.
 
-    Where the columns that must stay are still too wide, names are shortened in the middle.
-    ``least``: key -> how wide a column is wanted even if no cell needs it.
+    If the remaining columns are still too wide, names are shortened in the middle.
+    ``least``: key -> minimum width of a column.
     """
     chosen = list(columns)
     wanted = least or {}
@@ -93,7 +93,7 @@ def fit(
             column.key: min(widths[column.key], 24) for column in columns if column.name
         }
         while total() > width:
-            # Names give way first, down to 24 characters, then columns, then names again.
+            # First shorten names to 24 characters, then drop columns, then shorten names again.
             names = [column for column in chosen if column.name]
             longest = max(names, key=lambda c: widths[c.key], default=None)
             if longest is not None and widths[longest.key] > wanted_names[longest.key]:
@@ -112,7 +112,7 @@ def fit(
 
 
 def sort_rows(columns: Sequence[Column[Row]], rows: Sequence[Row], key: str) -> list[Row]:
-    """Rows by the raw values of a column, those without a value last; raises UsageProblem."""
+    """Rows sorted by the raw values of a column, without a value last; raises UsageProblem."""
     wanted = key.strip().lower().replace("-", "_")
     found = [c for c in columns if wanted in (c.key, c.heading.lower(), c.key.partition(":")[2])]
     if not found:
@@ -123,9 +123,9 @@ def sort_rows(columns: Sequence[Column[Row]], rows: Sequence[Row], key: str) -> 
 
 
 def visible(columns: Sequence[Column[Row]], *, wide: bool, width: int | None) -> list[Column[Row]]:
-    """The columns of a table or, with ``wide``, all of them.
+    """The columns for a terminal; all of them with ``wide``.
 
-    A terminal of 100 columns or more is offered the wide ones too; they leave first.
+    A terminal of 100 columns or more also gets the wide ones; they leave first.
     """
     if wide:
         return [replace(column, rank=0) if width is None else column for column in columns]
@@ -135,7 +135,7 @@ def visible(columns: Sequence[Column[Row]], *, wide: bool, width: int | None) ->
 
 
 def table(columns: Sequence[Column[Any]], rows: Sequence[Any], canvas: Canvas) -> str:
-    """Heading and rows."""
+    """A list as a table: heading, one line per row, as wide as the canvas."""
     fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), rows, canvas.width)
     lines = [fitted.line(row) for row in rows]
     if canvas.headings:

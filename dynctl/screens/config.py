@@ -25,7 +25,7 @@ def config_report(result: ConfigReport, canvas: Canvas) -> str:
     unbuilt = [setting.name for setting in result.settings if not setting.built]
     text = head + table(columns, result.settings, canvas)
     if unbuilt:
-        note = f"not built yet, read and ignored: {', '.join(unbuilt)}"
+        note = f"not supported yet, validated and ignored: {', '.join(unbuilt)}"
         text += "\n" + "\n".join(canvas.paragraph(note, first="")) + "\n"
     return text
 
@@ -41,6 +41,6 @@ def setting_text(value: Any) -> str:
 def versions(result: Versions, canvas: Canvas) -> str:
     lines = [f"dynctl {result.client}  (Python {result.python})"]
     for peer in result.peers:
-        told = f"dynctl {peer.version}" if peer.version else peer.error or "no version told"
-        lines.append(f"{peer.url}  {told}")
+        text = f"dynctl {peer.version}" if peer.version else peer.error or "no version reported"
+        lines.append(f"{peer.url}  {text}")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Contexts as people see them."""
+"""`context`: the list, one context, and changes."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from dynctl.screens.columns import Column, table
 
 
 def context_list(result: ContextList, canvas: Canvas) -> str:
-    """A line a context; ``*`` marks the current one."""
+    """One line per context; ``*`` marks the current one."""
     if not result.contexts:
         return f"{result.file} has no contexts; dynctl context add NAME --frontend URL adds one\n"
     columns: list[Column[ContextRow]] = [
         Column("current", " ", lambda row: "*" if row.current else "", lambda row: row.current),
         Column("name", "NAME", lambda row: row.name, lambda row: row.name, name=True),
-        Column("values", "LOOKS AT", _line, lambda row: row.values, name=True, shortest=20),
+        Column("values", "OPTIONS", _line, lambda row: row.values, name=True, shortest=20),
     ]
     return table(columns, result.contexts, canvas)
 
 
 def context_detail(result: ContextDetail, canvas: Canvas) -> str:
-    """A line an option: what holds, and who says so."""
+    """One line per option: its value and where it comes from."""
     if result.name is None:
-        head = [f"no context  ({result.file} has no current one)"]
+        head = [f"no context  (none is current in {result.file})"]
     else:
-        by = {"current": "the current one", "argument": f"as with --context {result.name}"}
-        said = by.get(result.chosen_by, f"chosen by {result.chosen_by}")
-        head = [f"context {result.name}  ({said}; {result.file})"]
+        by = {"current": "current", "argument": f"as with --context {result.name}"}
+        chosen = by.get(result.chosen_by, f"chosen by {result.chosen_by}")
+        head = [f"context {result.name}  ({chosen}; {result.file})"]
     columns: list[Column[ContextValue]] = [
         Column("name", "OPTION", lambda one: one.name, lambda one: one.name),
         Column("value", "VALUE", _value, lambda one: one.value, name=True, shortest=16),
@@ -43,8 +43,8 @@ def context_detail(result: ContextDetail, canvas: Canvas) -> str:
     lines = [*head, "", table(columns, result.values, canvas).rstrip("\n")]
     for one in result.values:
         if one.unused_because is not None:
-            said = f"{one.name} {shown(one.unused)} of the context does not count"
-            lines += ["", *canvas.paragraph(f"{said}: {one.unused_because}", first="note: ")]
+            note = f"{one.name} {shown(one.unused)} of the context is not used"
+            lines += ["", *canvas.paragraph(f"{note}: {one.unused_because}", first="note: ")]
     return "\n".join(lines) + "\n"
 
 
@@ -52,11 +52,11 @@ def context_change(result: ContextChange, canvas: Canvas) -> str:
     if result.done == "used":
         return f"{result.name} is the current context\n"
     if result.done == "left":
-        return "there is no current context any more\n"
-    ended = "" if result.done != "removed" or result.current else "; there is no current one now"
+        return "no context is current now\n"
+    ended = "" if result.done != "removed" or result.current else "; no context is current now"
     lines = [f"{result.done} context {result.name}{ended}"]
     if result.done in ("added", "replaced") and result.current != result.name:
-        lines.append(f"  dynctl context use {result.name}   makes it the current one")
+        lines.append(f"  dynctl context use {result.name}   makes it current")
     return "\n".join(lines) + "\n"
 
 

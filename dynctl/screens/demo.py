@@ -1,4 +1,4 @@
-"""The demo's screens: a chapter each, with the decision that was really made, and the end."""
+"""`demo`: a screen per request with its actual decision, and the closing screen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ANSWER_CHARACTERS = 160
 
 
 def demo_step(step: DemoStep, canvas: Canvas) -> str:
-    """Title, what happens, the explain screen, and what the client saw."""
+    """Title, description, the explained decision, and the client's response."""
     title = f"{step.number}. {step.title}"
     lines = ["", canvas.bold(title), "=" * len(title)]
     lines += canvas.paragraph(step.doing, first="")
@@ -19,17 +19,17 @@ def demo_step(step: DemoStep, canvas: Canvas) -> str:
     answer = " ".join(step.answer.split())
     if len(answer) > _ANSWER_CHARACTERS:
         answer = answer[: _ANSWER_CHARACTERS - 3] + "..."
-    said = f"HTTP {step.status} after {step.seconds * 1000:.0f} ms: {answer}"
-    lines += canvas.paragraph(said, first="client".ljust(9), rest=" " * 9)
+    response = f"HTTP {step.status} after {step.seconds * 1000:.0f} ms: {answer}"
+    lines += canvas.paragraph(response, first="client".ljust(9), rest=" " * 9)
     return "\n".join(lines) + "\n"
 
 
 def demo_end(end: DemoEnd, canvas: Canvas) -> str:
-    """What was shown, and what to try next while the fleet is up."""
+    """The closing screen: what ran, and what to try next while the fleet runs."""
     if not end.kept:
         text = (
             f"That was a fleet of {plural(len(end.engines), 'engine')} and one frontend, "
-            f"{end.seconds:.1f} s in all. `dynctl demo --keep` leaves it up to play with."
+            f"{end.seconds:.1f} s in total. `dynctl demo --keep` keeps it running."
         )
         return "\n" + "\n".join(canvas.paragraph(text, first="")) + "\n"
     question = '"Which zone would serve this?"'
@@ -40,5 +40,5 @@ def demo_end(end: DemoEnd, canvas: Canvas) -> str:
         f"curl -s {end.url}/v1/chat/completions -H 'content-type: application/json' \\",
         '  -d \'{"model":"demo","messages":[{"role":"user","content":"Hello"}],"max_tokens":16}\'',
     ]
-    lines = ["", canvas.bold("The fleet stays up. In another terminal:"), ""]
-    return "\n".join([*lines, *(f"  {line}" for line in tries), "", "Ctrl-C ends it."]) + "\n"
+    lines = ["", canvas.bold("The fleet keeps running. In another terminal:"), ""]
+    return "\n".join([*lines, *(f"  {line}" for line in tries), "", "Ctrl-C stops it."]) + "\n"

@@ -1,4 +1,4 @@
-"""`events tail` for people: columns that stay where they are, remarks marked with ``!``."""
+"""`events tail`: a table whose columns keep their widths; ``!`` marks gaps and other remarks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from router_core import Worker
 _WIDEST_EVENT = f"! {TailKind.DISCONNECT}"
 #: Characters of a hash that a line shows; all of it is in -o jsonl.
 _HASH = 8
-#: Everything else is told in words.
+#: The kinds that fill the columns; the others are sentences.
 _IN_COLUMNS = (TailKind.STORED, TailKind.REMOVED, TailKind.CLEARED)
-#: Columns that such words share with events; they stand behind them.
+#: Columns that sentences have as well; the sentence follows them.
 _SHARED = ("time", "event", "worker", "domain")
 
 
 class EventLines:
-    """Draws lines. Widths come from the workers that are known when it begins.
+    """Draws lines. Column widths come from the workers at the start.
 
-    ``domain``: which one to show, None for none.
+    ``domain``: the domain to show, None for none.
     """
 
     def __init__(self, workers: Sequence[Worker], domain: str | None, canvas: Canvas) -> None:
@@ -46,7 +46,7 @@ class EventLines:
         return self._canvas.faint(self._fitted.heading()) + "\n"
 
     def line(self, line: TailLine) -> str:
-        """One line with its end; words that do not fit beside it stand on lines below."""
+        """One line with its line end; a sentence that does not fit continues below."""
         if line.event in _IN_COLUMNS:
             text = self._fitted.line(line)
             return self._with_words(text, f"! {line.message}" if line.message else "")
@@ -92,7 +92,7 @@ def _columns(domain: str | None) -> list[Column[TailLine]]:
 
 
 def _widest(worker: Worker | None) -> TailLine:
-    """As wide as lines of a worker get, so that columns need not move later."""
+    """The widest line of a worker, so that columns do not move later."""
     return TailLine(
         _WIDEST_EVENT.removeprefix("! "),
         "1970-01-01T00:00:00.000Z",
@@ -108,7 +108,7 @@ def _widest(worker: Worker | None) -> TailLine:
 
 
 def _clock(line: TailLine) -> str:
-    """The time of day here; the day itself is in -o jsonl."""
+    """The local time of day; -o jsonl has the date."""
     return datetime.fromisoformat(line.time).astimezone().strftime("%H:%M:%S.%f")[:-3]
 
 

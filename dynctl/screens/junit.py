@@ -1,6 +1,6 @@
 """A report of checks as JUnit XML, which CI systems show as tests.
 
-JUnit knows no warning: a check that warns has passed there, and says what it saw in its output.
+JUnit has no warnings: a check that warns counts as passed, with the warning in its output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NO_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 def junit(report: Report) -> str:
-    """One testsuite a section, one testcase a check; ends with a newline."""
+    """One testsuite per section, one testcase per check; ends with a newline."""
     suites = [_suite(section) for section in report.sections]
     root = ElementTree.Element("testsuites", {"name": "dynctl"} | _counts(report.checks))
     root.extend(suites)
@@ -42,17 +42,17 @@ def _case(section: Section, check: CheckResult) -> ElementTree.Element:
             found = f"{finding.subject}: {finding.value}"
             element = ElementTree.SubElement(case, "failure", message=_plain(found))
             element.set("type", check.code)
-            element.text = _plain(_told(finding))
+            element.text = _plain(_finding_text(finding))
         if not check.findings:
             element = ElementTree.SubElement(case, "failure", message=_plain(check.message))
             element.set("type", check.code)
     elif check.state is State.WARN:
-        lines = ["warning", *filter(None, [check.message]), *map(_told, check.findings)]
+        lines = ["warning", *filter(None, [check.message]), *map(_finding_text, check.findings)]
         ElementTree.SubElement(case, "system-out").text = _plain("\n".join(lines))
     return case
 
 
-def _told(finding: Finding) -> str:
+def _finding_text(finding: Finding) -> str:
     fix = f"\n  fix: {finding.fix}" if finding.fix else ""
     return f"{finding.subject}: {finding.value}\n  expected: {finding.expected}{fix}"
 

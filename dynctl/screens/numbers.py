@@ -1,4 +1,4 @@
-"""Numbers as people read them, and texts where there is little room; raw values go to JSON."""
+"""Numbers and shortened texts for screens; JSON has the raw values."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ _BOUNDARIES: Final = (", ", "; ", " (")
 
 
 def blocks(value: float | None) -> str:
-    """Three decimals, as the router's own logs have them."""
+    """Three decimals, as in the router's logs."""
     return "-" if value is None else f"{value:,.3f}"
 
 
@@ -26,7 +26,7 @@ def amount(value: float | None) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """How long ago; coarser the older."""
+    """An age; the older, the coarser."""
     if seconds is None:
         return "never"
     if seconds < 10:
@@ -44,9 +44,9 @@ def plural(number: int, noun: str) -> str:
 
 
 def opening(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters; what is left out is at its end, whole parts of it.
+    """``text`` in at most ``width`` characters, cut at the end of a phrase.
 
-    A sentence says what matters first. A single word, as a name, is shortened in the middle.
+    A single word, as a name, is shortened in the middle.
     """
     if len(text) <= width:
         return text
@@ -57,10 +57,8 @@ def opening(text: str, width: int) -> str:
 
 
 def middle(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters; what is left out is in the middle.
-
-    Names of pods are told apart by their ends, so both ends stay.
-    """
+    """``text`` in at most ``width`` characters, cut in the middle: names of pods differ at both
+    ends."""
     if len(text) <= width:
         return text
     if width <= 4:

@@ -1,4 +1,4 @@
-"""`topology plan`: capacity by domain, what losses cost, what to add and the commands for it."""
+"""`topology plan`: capacity by domain, the effect of losses, workers to add and their commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import amount, count, plural
 
 _MOST_NOTES = 8
-#: Of one kind of loss so many are shown, the worst first; -o json has all.
+#: Losses shown per kind, the worst first; -o json has all.
 _MOST_LOSSES = 4
 
 
@@ -99,10 +99,10 @@ def _text(canvas: Canvas, texts: Sequence[str]) -> str:
 
 
 def _headline(result: TopologyPlan) -> str:
-    target = f"target {result.ratio}" if result.ratio else "no target (--ratio 1:2)"
-    judged = f"judged under {result.enforcement}"
+    target = f"target {result.ratio}" if result.ratio else "no target (set one: --ratio 1:2)"
+    judged = f"policy {result.enforcement}"
     if result.enforcement == "mixed":
-        judged = "judged under each pool's own policy"
+        judged = "each pool's own policy"
     elif result.in_force not in (None, result.enforcement):
         judged += f" (in force: {result.in_force})"
     return (
@@ -189,7 +189,7 @@ def _percent(share: float) -> str:
 
 
 def _worst(losses: Sequence[Loss]) -> Iterator[Loss]:
-    """The worst of each kind; of one worker only the very worst, they differ little."""
+    """The worst losses of each kind; for single workers only the worst one."""
     kinds: dict[str, list[Loss]] = defaultdict(list)
     for loss in losses:
         kinds[loss.what].append(loss)
@@ -201,4 +201,4 @@ def _worst(losses: Sequence[Loss]) -> Iterator[Loss]:
 
 def _left_out(losses: Sequence[Loss], shown: Sequence[Loss]) -> list[str]:
     more = len(losses) - len(shown)
-    return [f"the worst of each kind; {plural(more, 'other')}: -o json"] if more else []
+    return [f"only the worst of each kind; {plural(more, 'other')}: -o json"] if more else []

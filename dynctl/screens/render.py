@@ -1,7 +1,7 @@
-"""The only writer to stdout: one result in, one of seven formats out.
+"""The only writer to stdout: a result in one of seven formats. A new screen is added to _SCREENS.
 
-Tables are for people (and fit their terminal); the others carry raw values. Off a terminal a list
-is as wide as it needs to be, so that a pipe never sees a shortened name.
+Tables fit the terminal; the other formats have raw values. Without a terminal a list is as wide as
+necessary, so that a pipe never sees a shortened name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dynctl.screens import (
 )
 from dynctl.screens.canvas import Canvas
 
-#: What could move a cursor, hide text or turn its direction, but for what Canvas itself writes.
+#: Characters that move the cursor, hide text or change its direction, except Canvas's own codes.
 _UNSAFE: Final = re.compile(
     r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]"
     r"|\x1b(?!\[[012]m)"
@@ -51,7 +51,7 @@ _UNSAFE: Final = re.compile(
 def emit(
     result: Any, options: GlobalOptions, *, screen: Callable[[Any, Canvas], str] | None = None
 ) -> None:
-    """Write ``result`` as the options ask; ``screen`` draws it instead of its usual table."""
+    """Write ``result`` in the format of the options; ``screen`` replaces its usual table."""
     output = options.output
     if output is OutputFormat.JSON:
         text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
@@ -74,7 +74,7 @@ def emit(
 
 
 def _shown(text: str) -> str:
-    """``text`` as a terminal may have it: it quotes files, cards and labels of strangers."""
+    """``text`` without unsafe characters: it quotes files, cards and labels from outside."""
     return _UNSAFE.sub("?", text)
 
 
@@ -84,19 +84,19 @@ def _junit(result: Any) -> str:
 
     if not isinstance(result, Report):
         raise UsageProblem(
-            "-o junit: only checks are written as junit; this command's answer holds none",
+            "-o junit: this command runs no checks; only checks have a junit format",
             "-o json",
         )
     return junit(result)
 
 
 def talk(message: str) -> None:
-    """A line for the person, on stderr: never part of the answer."""
+    """Write a line for the user to stderr."""
     sys.stderr.write(message + "\n")
 
 
 def doubted(doubts: Iterable[str]) -> None:
-    """What an answer about workers could not know, on stderr."""
+    """Write what is unknown about the workers of an answer to stderr."""
     for doubt in doubts:
         talk(f"note: {doubt}")
 
@@ -134,12 +134,12 @@ _SCREENS: dict[type, Any] = {
 
 
 def draw(result: Any, canvas: Canvas) -> str:
-    """The table of a result."""
+    """The screen of a result."""
     return str(_SCREENS[type(result)](result, canvas))
 
 
 def items(result: Any) -> Iterable[Any]:
-    """What a line of jsonl holds: each item of a list, else the whole result."""
+    """The lines of jsonl: the items of a list, else the whole result."""
     if isinstance(result, WorkerList):
         return result.workers
     if isinstance(result, TopologyShow | TopologyPlan):
@@ -162,7 +162,7 @@ def items(result: Any) -> Iterable[Any]:
 
 
 def _of_two_kinds(result: VerifyReport) -> Iterator[dict[str, Any]]:
-    """The checks, then the workers; each line says which it is."""
+    """The checks, then the workers; each line has its kind."""
     for check in result.checks:
         yield {"kind": "Check", **msgspec.to_builtins(check)}
     for row in result.chain:
@@ -170,7 +170,7 @@ def _of_two_kinds(result: VerifyReport) -> Iterator[dict[str, Any]]:
 
 
 def names(result: Any) -> list[str]:
-    """What ``-o name`` prints, one a line."""
+    """The lines of ``-o name``."""
     if isinstance(result, RouteResult):
         refs = (result.winner.prefill, result.winner.decode)
         return [ref.worker for ref in refs if ref is not None]

@@ -16,7 +16,7 @@ from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import amount, blocks, plural
 from dynctl.screens.route_candidates import HopTable
 
-#: Candidates that a hop shows unless all are asked for.
+#: Candidates shown per hop without --all.
 TOP = 8
 _LABEL = 9
 _TITLE = 11
@@ -32,8 +32,8 @@ class ExplainScreen:
         lines = _labelled(canvas, "request", _request(result))
         for assumption in words.assumptions(result):
             lines += _labelled(canvas, "assumed", assumption)
-        for asked in words.asked(result):
-            lines += _labelled(canvas, "asks", asked)
+        for constraint in words.request_constraints(result):
+            lines += _labelled(canvas, "asks", constraint)
         hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
         limit = None if self.show_all else TOP
         table = HopTable.of(result, hops, canvas, limit)
@@ -101,7 +101,7 @@ def _labelled(canvas: Canvas, label: str, text: str, *, bold: bool = False) -> l
 
 
 def route_short(result: RouteResult, canvas: Canvas) -> str:
-    """The answer and a line a hop; `--explain` has the rest."""
+    """The answer and one line per hop; `--explain` shows the rest."""
     hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
     chosen = [hop for hop in hops if hop.winner is not None]
     first, *others = words.answer(result)
@@ -140,7 +140,7 @@ def _hop_columns(result: RouteResult) -> list[Column[DecisionResult]]:
 
     def ahead(hop: DecisionResult) -> str:
         if len(hop.candidates) == 1:
-            return "the only one"
+            return "only one"
         if hop.tied:
             return f"tie of {len(hop.tied)}"
         return f"+{blocks(hop.margin)}" if hop.margin is not None and hop.margin >= 0 else "drawn"

@@ -1,6 +1,6 @@
-"""The candidates of a hop as a table: scored ranks first, then the rejected ones and why.
+"""The table of a hop's candidates in the explain screen: scored ranks, then rejected ones.
 
-All hops of a plan share columns and widths, so that the eye can run down a zone or a cost.
+All hops share columns and widths, so that zones and costs are aligned.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from dynctl.screens.columns import Column, Fitted, fit
 from dynctl.screens.numbers import amount, blocks, count, middle, plural
 from dynctl.screens.route_sentences import has_ranks, primary_domain, rank_name, short_taints
 
-#: Filters whose rejections the funnel line says all about: nobody asks why a prefill worker is
-#: no decode worker.
+#: Filters whose rejections are not listed: the funnel line shows them sufficiently.
 QUIET = ("model", "role")
 _INDENT = "  "
 _BAR_CELLS = 12
@@ -32,7 +31,7 @@ _TERM_HEADINGS = {"turns_until_due": "turns", "active_requests": "active"}
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A candidate and the winner's cost, which some columns compare with."""
+    """A candidate, with the lowest and highest cost of its hop for comparison."""
 
     row: CandidateRow
     best: float | None = None
@@ -47,7 +46,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class HopTable:
-    """The common layout of all hops of one result."""
+    """The layout that all hops of one result share."""
 
     fitted: Fitted[_Line]
     canvas: Canvas
@@ -67,7 +66,7 @@ class HopTable:
         domain = primary_domain(result)
         columns = _columns(result, hops, canvas, domain)
         width = canvas.screen_width - len(_INDENT) - 2
-        # Rejected workers stand in the same first columns: their names count too.
+        # Rejected workers use the same first columns, so their names count for the widths.
         rejected = [
             _as_line(row, has_ranks(hop))
             for hop in hops
@@ -96,7 +95,7 @@ class HopTable:
             )
         unkept = hop.funnel[-1].left - len(hop.candidates) if hop.funnel and rows else 0
         if unkept > 0:
-            drawn.append(f"{_INDENT}  and {unkept:,} more, which were not kept")
+            drawn.append(f"{_INDENT}  and {unkept:,} more, not recorded")
         return drawn + [self.canvas.faint(line) for line in self._rejections(hop)]
 
     def _rejections(self, hop: DecisionResult) -> list[str]:
@@ -273,7 +272,7 @@ def _lines(hop: DecisionResult, limit: int | None) -> list[_Line]:
 
 
 def _as_line(row: RejectedRow, ranked: bool) -> _Line:
-    """A rejected rank with nothing to say in the scoring columns: only name and domains count."""
+    """A rejected rank as a line with name and domains only."""
     empty = CandidateRow(
         worker=row.worker, worker_id=row.worker_id, cost=0.0, dp_rank=row.dp_rank,
         domains=row.domains,
@@ -282,7 +281,7 @@ def _as_line(row: RejectedRow, ranked: bool) -> _Line:
 
 
 def _shown_rejections(hop: DecisionResult, limit: int | None) -> list[RejectedRow] | None:
-    """The rejections to list one by one; None where there are too many."""
+    """The rejections to list one by one; None if there are too many."""
     rows = [row for step in hop.funnel if not _quiet(hop, step.filter) for row in step.rejected]
     return rows if limit is None or len(rows) <= limit else None
 
@@ -320,7 +319,7 @@ def _reason(row: RejectedRow) -> str:
 
 
 def _squeezed(text: str, room: int) -> str:
-    """A reason in ``room`` characters: first with short taints and words, then cut."""
+    """A reason in ``room`` characters: with short taints and words, then cut."""
     if len(text) <= room:
         return text
     text = short_taints(text)
@@ -347,7 +346,7 @@ def _behind(line: _Line) -> str:
 
 
 def _bar(line: _Line) -> str:
-    """The cost as a bar, each term in its own character; the longest row is the dearest."""
+    """The cost as a bar, each term with its own character; the highest cost is the longest."""
     if line.worst <= 0 or line.row.cost <= 0:
         return ""
     drawn = ""

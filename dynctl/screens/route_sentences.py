@@ -1,4 +1,4 @@
-"""The sentences of the explain screen. Every one is worked out from the RouteResult alone."""
+"""The sentences of the explain screen, derived from the RouteResult alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynctl.documents.route_result import (
 from dynctl.screens.numbers import age, amount, blocks, plural
 from router_core import TOPOLOGY_PREFIX, topology_of
 
-#: What is left after a filter, as the funnel says it.
+#: Filter -> the name of what remains, in the funnel line.
 _STEPS = {
     "allowed": "allowed",
     "available": "answering",
@@ -40,16 +40,17 @@ _LOADS = {
 
 
 def assumptions(result: RouteResult) -> Iterator[str]:
-    """What the answer takes for granted, most important first."""
+    """The assumptions of the answer, most important first."""
     hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
     blind = "cache overlap not modelled"
-    said = list(dict.fromkeys(result.assumptions))
-    if any(not hop.overlap_modelled for hop in hops) and not any(s.startswith(blind) for s in said):
+    assumed = list(dict.fromkeys(result.assumptions))
+    modelled = all(hop.overlap_modelled for hop in hops)
+    if not modelled and not any(one.startswith(blind) for one in assumed):
         yield f"{blind}: no tokenizer"
-    yield from said
+    yield from assumed
 
 
-def asked(result: RouteResult) -> Iterator[str]:
+def request_constraints(result: RouteResult) -> Iterator[str]:
     """The request's own constraints."""
     first = result.prefill or result.decode
     for item in first.constraints if first is not None else ():
@@ -58,19 +59,19 @@ def asked(result: RouteResult) -> Iterator[str]:
 
 
 def implied(result: RouteResult) -> Iterator[str]:
-    """What the chosen prefill worker means for decode."""
+    """The constraints that the chosen prefill worker implies for decode."""
     decode = result.decode
     derived = [c for c in decode.constraints if c.origin != "request"] if decode else []
     for item in derived:
         yield f"{_constraint(item)}  ({item.origin})"
     if result.relaxed:
-        yield "nothing: no decode worker is in its domain, and the policy is fallback (see below)"
+        yield "nothing: its domain has no decode worker, and the policy is fallback (see below)"
     elif not derived:
         yield "nothing for decode: no KV-transfer policy is in force"
 
 
 def funnel(hop: DecisionResult, model: str, room: int) -> str:
-    """``6 workers > 3 prefill > 2 not busy > 2 scored``; steps that took nobody out may go."""
+    """``6 workers > 3 prefill > 2 not busy > 2 scored``; steps without effect may be left out."""
     if not hop.funnel:
         return ""
     noun = "rank" if has_ranks(hop) else "worker"
@@ -91,7 +92,7 @@ def funnel(hop: DecisionResult, model: str, room: int) -> str:
 
 
 def formula(hop: DecisionResult) -> str:
-    """The cost of this hop in the words of the table's headings."""
+    """The cost formula of this hop with the names of the table's headings."""
     if not hop.terms or not hop.candidates:
         return ""
     parts = []
@@ -110,7 +111,7 @@ def formula(hop: DecisionResult) -> str:
 
 
 def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
-    """How the winner won, how near it was, and what the guard and the preference did."""
+    """Why the winner won, by how much, and the effect of guard and preference."""
     for step in hop.funnel:
         if step.filter == "decode_capacity" and step.left < step.entered and hop.winner:
             yield _guard(step)
@@ -126,7 +127,7 @@ def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
 
 
 def answer(result: RouteResult) -> list[str]:
-    """The answer's line, then how fresh what it stands on is."""
+    """The answer, then the age of index and load."""
     if not result.ok:
         refused = refusal(result)
         message = refused.message if refused is not None and refused.message else "no worker"
@@ -156,7 +157,7 @@ def refusal(result: RouteResult) -> DecisionResult | None:
 
 
 def remedies(result: RouteResult) -> Iterator[tuple[str, str]]:
-    """For a refusal: which filter emptied the set, who was nearest, what would admit it."""
+    """For a refusal: the filter that emptied the set, the closest worker, and what to change."""
     hop = refusal(result)
     if hop is None:
         return
@@ -181,7 +182,7 @@ def remedies(result: RouteResult) -> Iterator[tuple[str, str]]:
 
 
 def primary_domain(result: RouteResult) -> str | None:
-    """The domain that this result turns on: that of a transfer constraint, else the first."""
+    """The domain to show: the one of a transfer constraint, else the most common one."""
     hops = [hop for hop in (result.decode, result.prefill) if hop is not None]
     for hop in hops:
         for item in hop.constraints:
@@ -197,7 +198,7 @@ def primary_domain(result: RouteResult) -> str | None:
             for rejected in step.rejected:
                 for name in rejected.domains:
                     names[name] = names.get(name, 0) + 1
-    # What most workers publish, "zone" before the others where several are equally common.
+    # The domain of most workers; "zone" first if several are equally common.
     return min(names, key=lambda name: (-names[name], name != "zone", name), default=None)
 
 
@@ -207,13 +208,13 @@ def short_taints(text: str) -> str:
 
 
 def has_ranks(hop: DecisionResult) -> bool:
-    """Whether some worker has more than one data-parallel rank."""
+    """Whether any worker has more than one data-parallel rank."""
     rejected = any(row.dp_rank for step in hop.funnel for row in step.rejected)
     return rejected or any(row.dp_rank for row in hop.candidates)
 
 
 def rank_name(row: Ref | CandidateRow | RejectedRow, ranked: bool) -> str:
-    """A worker's name, with ``/rank`` where there are ranks to tell apart."""
+    """A worker's name, with ``/rank`` if there are several ranks."""
     return f"{row.worker}/{row.dp_rank}" if ranked else row.worker
 
 
@@ -238,8 +239,9 @@ def _guard(step: FunnelRow) -> str:
     passed = ", ".join(row.worker for row in step.rejected[:3])
     more = len(step.rejected) - 3
     passed += f" and {more:,} more" if more > 0 else ""
-    why = f"{' and '.join(places)} has no eligible decode worker" if places else "policy"
-    return f"decode-capacity guard: passed over {passed}, since {why}."
+    verb = "have" if len(places) > 1 else "has"
+    why = f"{' and '.join(places)} {verb} no eligible decode worker" if places else "policy"
+    return f"decode-capacity guard: skipped {passed}: {why}."
 
 
 def _places(step: FunnelRow) -> list[str]:
@@ -266,7 +268,7 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
             (row.probability for row in hop.candidates
              if _is(row, winner.worker_id, winner.dp_rank)), 0.0
         )  # fmt: skip
-        yield f"drawn: {name} had a chance of {chance:.1%} at temperature {hop.temperature:g}."
+        yield f"drawn at random, probability {chance:.1%} at temperature {hop.temperature:g}."
         if hop.margin is not None and hop.margin < 0:
             yield f"{second_name} is cheaper by {blocks(-hop.margin)} {unit}."
     elif hop.tied:
@@ -276,7 +278,7 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
             if not _is(ref, winner.worker_id, winner.dp_rank)
         ]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
-        yield f"tie with {shown}: each is as likely (1 in {len(hop.tied):,})."
+        yield f"tie with {shown}: each is equally likely (1 in {len(hop.tied):,})."
         if hop is result.prefill:
             yield from _after_tie(result)
     elif hop.mode == "round-robin":
@@ -307,9 +309,9 @@ def _after_tie(result: RouteResult) -> Iterator[str]:
             continue
         decode = other.decode
         if decode is None or decode.winner is None:
-            yield f"With {other.prefill.worker} decode would be refused."
+            yield f"With {other.prefill.worker}, decode would be refused."
         else:
-            yield f"With {other.prefill.worker} decode goes to {decode.winner.worker}."
+            yield f"With {other.prefill.worker}, decode goes to {decode.winner.worker}."
 
 
 def _preference(hop: DecisionResult) -> str:
@@ -327,7 +329,7 @@ def _preference(hop: DecisionResult) -> str:
 
 
 def _bar(now: float, crossover: float, cells: int = 16) -> str:
-    """``[#####....|...]``: how much of the ratio that a preference bears is used up."""
+    """``[#####....|...]``: the current ratio, with ``|`` at the crossover."""
     end = max(now, crossover) * 1.2 or 1.0
     filled = min(cells, round(now / end * cells))
     mark = min(cells - 1, round(crossover / end * cells))
@@ -354,14 +356,14 @@ def _together(places: list[dict[str, str]], result: RouteResult) -> str:
 
 
 def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
-    # What was cached is judged where the prompt is computed: the first hop.
+    # Cache overlap counts on the first hop, which computes the prompt.
     judged = result.prefill or final
     if judged.freshness is None or final.freshness is None:
-        yield "how fresh index and load were is not kept with past decisions"
+        yield "index age and load age: not recorded for past decisions"
         return
     index, load = judged.freshness.index, final.freshness.load
     if index.publishers == 0:
-        text = "no cache of these workers is known: routed by load only"
+        text = "caches of these workers unknown: routed by load only"
     else:
         noun = "rank" if has_ranks(judged) else "worker"
         text = f"index current for {index.current:,} of {plural(index.publishers, noun)}"
@@ -375,7 +377,7 @@ def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
     if load.source == UNKNOWN_LOAD:
         yield f"{text}; load unknown"
     elif load.oldest_s is None:
-        yield f"{text}; load as {load.source} counts it, none reported"
+        yield f"{text}; load counted by {load.source}, none reported"
     else:
         yield f"{text}; load {age(load.oldest_s)} old ({load.source})"
 
@@ -385,7 +387,7 @@ def _is(row: object, worker_id: int, dp_rank: int) -> bool:
 
 
 def _distance(row: RejectedRow) -> float:
-    """How far a rejected rank is from being admitted; busy ones by how much they are over."""
+    """How far a rejected rank is from being admitted: value over limit."""
     numbers = (int, float)
     if isinstance(row.value, numbers) and isinstance(row.limit, numbers) and row.limit:
         return float(row.value) / float(row.limit)
@@ -403,7 +405,7 @@ def _admits(
     if step.filter == "allowed":
         return "a pin to an eligible worker, or no pin"
     if step.filter == "available":
-        return "any of these workers answering its health probe again"
+        return "one of these workers, once it answers its health probe again"
     if step.filter == "domain":
         limit = nearest.limit if nearest is not None else "the domain"
         return f"a {role} worker that publishes {limit}, or the fallback mismatch policy"
@@ -414,7 +416,7 @@ def _admits(
         return f"a {role} worker with {wanted},{other}"
     if step.filter == "decode_capacity":
         where = " or ".join(_places(step)) or "its transfer domain"
-        return f"an eligible decode worker in {where}: dynctl workers list shows who is busy"
+        return f"an eligible decode worker in {where}: dynctl workers list shows busy workers"
     if step.filter == "busy" and nearest is not None:
         over = float(nearest.value or 0) - float(nearest.limit or 0)
         return (

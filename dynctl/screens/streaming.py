@@ -32,7 +32,7 @@ _FORMATS: Final = (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSONL)
 
 
 class LiveOutput:
-    """Text to a stream. A context manager; raises ReaderLeft once its reader has left."""
+    """Text to a stream. A context manager; raises ReaderLeft when the reader of a pipe left."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -46,7 +46,7 @@ class LiveOutput:
         loop = asyncio.get_running_loop()
         self._left = loop.create_future()
         self._stream.flush()
-        # The writing end of a pipe is never readable, save to say that the other end is gone.
+        # The writing end of a pipe becomes readable only when the other end closes.
         if self._fd is not None and stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             with contextlib.suppress(OSError, NotImplementedError):
                 loop.add_reader(self._fd, self._reader_left)
@@ -60,7 +60,7 @@ class LiveOutput:
             self._left.cancel()
 
     async def write(self, text: str) -> None:
-        """All of ``text``, as fast as it is taken."""
+        """Write all of ``text``, as fast as the reader takes it."""
         try:
             if self._fd is None:
                 self._stream.write(text)
@@ -73,7 +73,7 @@ class LiveOutput:
             raise ReaderLeft from None
 
     async def reader_left(self) -> None:
-        """Returns only by raising ReaderLeft."""
+        """Wait until the reader leaves; raises ReaderLeft."""
         if self._left is not None:
             await asyncio.shield(self._left)
         raise ReaderLeft

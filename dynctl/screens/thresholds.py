@@ -1,4 +1,4 @@
-"""Thresholds by replica, how each rank stands against them, and lines of what changes."""
+"""`thresholds`: values by replica, the signals of each rank, changes, and lines of `watch`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ THRESHOLDS = (
     ("active_prefill_tokens_threshold_frac", "prefill fraction", "of max_num_batched_tokens"),
 )
 
-#: Before a value that most replicas hold otherwise.
+#: Marks a value that differs from most replicas.
 _DIFFERS = "!="
 
 
 def threshold_list(result: ThresholdList, canvas: Canvas) -> str:
-    """A row a replica and model; then, if asked for, a row a signal."""
+    """A row per replica and model; then, with ``--signals``, a row per signal."""
     columns: list[Column[ReplicaThresholds]] = [
         Column("replica", "REPLICA", lambda one: one.replica, lambda one: one.replica, name=True),
         Column("model", "MODEL", lambda one: one.model or "-", lambda one: one.model, name=True),
@@ -41,7 +41,7 @@ def threshold_list(result: ThresholdList, canvas: Canvas) -> str:
         columns.append(Column("problem", "PROBLEM", lambda row: row.problem, lambda r: r.problem))
     text = table(columns, result.thresholds, canvas)
     if not result.agree:
-        text += "\nthe replicas do not agree: != is what most hold otherwise\n"
+        text += "\nthe replicas have different thresholds: != differs from most replicas\n"
     if result.signals is not None:
         text += "\n" + _signals(result, result.signals, canvas)
     for note in result.notes:
@@ -54,8 +54,8 @@ def _threshold(name: str, heading: str) -> Column[ReplicaThresholds]:
         if row.problem:
             return "-"
         value = getattr(row, name)
-        told = "off" if value is None else amount(value)
-        return f"{_DIFFERS} {told}" if name in row.differs else told
+        value_text = "off" if value is None else amount(value)
+        return f"{_DIFFERS} {value_text}" if name in row.differs else value_text
 
     return Column(name, heading, text, lambda row: getattr(row, name), right=True)
 
@@ -65,8 +65,8 @@ def _signals(result: ThresholdList, signals: Sequence[SignalRow], canvas: Canvas
         known = [row for row in result.thresholds if row.model is not None and not row.problem]
         values = [getattr(row, name) for row in known for name, _, _ in THRESHOLDS]
         if all(value is None for value in values):
-            return "no threshold is set: no rank is busy\n"
-        return "no worker is known\n"
+            return "no threshold is set, so no rank is busy\n"
+        return "no workers\n"
     acting = {(row.replica, row.worker_id, row.dp_rank) for row in signals if row.acts}
     ranks = {(row.replica, row.worker_id, row.dp_rank) for row in signals}
     many = len({row.replica for row in signals}) > 1
@@ -80,10 +80,10 @@ def _signals(result: ThresholdList, signals: Sequence[SignalRow], canvas: Canvas
         one = rows[0]
         who = f"{one.worker} rank {one.dp_rank}" if len(rows) == 1 else plural(len(rows), "rank")
         text += "\n".join(canvas.paragraph(f"{signal}, {who}: {why}", first="", rest="  ")) + "\n"
-    told = f"{len(acting)} of {plural(len(ranks), 'rank')} kept from new requests"
+    total = f"{len(acting)} of {plural(len(ranks), 'rank')} busy: no new requests"
     if any(row.busy is None for row in signals):
-        told += ", as far as their load is known"
-    return text + told + "\n"
+        total += " (as far as their load is known)"
+    return text + total + "\n"
 
 
 def _effect(row: SignalRow) -> str:
@@ -122,7 +122,7 @@ _SIGNALS: list[Column[SignalRow]] = [
 def threshold_change(result: ThresholdChange, canvas: Canvas) -> str:
     """Before -> after, then the ranks whose state changes."""
     tried = all(one.state == "tried" for one in result.replicas)
-    verb = "set" if result.applied else "dry run, nothing is set" if tried else "not set"
+    verb = "set" if result.applied else "dry run, nothing was set" if tried else "not set"
     lines = [f"{result.after.model}: {verb}"]
     for name, heading, unit in THRESHOLDS:
         before, after = getattr(result.before, name), getattr(result.after, name)
@@ -155,8 +155,8 @@ def _replica_lines(replicas: Sequence[ReplicaChange], canvas: Canvas) -> Iterato
         )
         return
     for one in replicas:
-        told = f"{one.state:<9} {one.replica}" + (f": {one.problem}" if one.problem else "")
-        yield from canvas.paragraph(told, first="  ", rest="    ")
+        text = f"{one.state:<9} {one.replica}" + (f": {one.problem}" if one.problem else "")
+        yield from canvas.paragraph(text, first="  ", rest="    ")
 
 
 def _effects(ranks: Sequence[RankEffect], canvas: Canvas) -> Iterator[str]:
@@ -167,22 +167,22 @@ def _effects(ranks: Sequence[RankEffect], canvas: Canvas) -> Iterator[str]:
     groups = (("become", " busy", becomes), ("become", " calm", calms), ("stay", " busy", stays))
     for verb, state, rows in groups:
         if rows:
-            told = _by_rank(rows)
-            yield f"{plural(len(told), 'rank')} {verb}{'s' if len(told) == 1 else ''}{state}:"
-            for rank, where in told:
+            ranked = _by_rank(rows)
+            yield f"{plural(len(ranked), 'rank')} {verb}{'s' if len(ranked) == 1 else ''}{state}:"
+            for rank, where in ranked:
                 why = rank.reasons[0] if rank.reasons else "under every threshold"
                 partly = rank.after and not rank.worker_busy
-                tail = " (another rank of the worker is calm: still routed to)" if partly else ""
+                tail = " (the worker still gets requests for another rank)" if partly else ""
                 on = f" [{', '.join(where)}]" if many > 1 and len(where) < many else ""
                 text = f"{rank.worker} rank {rank.dp_rank}: {why}{tail}{on}"
                 yield from canvas.paragraph(text, first="  ", rest="    ")
     if not becomes and not calms:
         busy, every = len(_by_rank(stays)), len(_by_rank(ranks))
-        yield f"no rank changes its state; {busy} of {plural(every, 'rank')} busy"
+        yield f"no rank changes state; {busy} of {plural(every, 'rank')} busy"
 
 
 def _by_rank(ranks: Sequence[RankEffect]) -> list[tuple[RankEffect, list[str]]]:
-    """Each rank once, with the replicas that count so."""
+    """Each rank once, with the replicas that count it."""
     found: dict[tuple[int, int], tuple[RankEffect, list[str]]] = {}
     for rank in ranks:
         key = (rank.worker_id, rank.dp_rank)
@@ -192,13 +192,13 @@ def _by_rank(ranks: Sequence[RankEffect]) -> list[tuple[RankEffect, list[str]]]:
 
 def _waited(waited: Waited, canvas: Canvas) -> Iterator[str]:
     if waited.acts:
-        yield f"acts on every replica after {waited.seconds:.1f} s"
+        yield f"in effect on every replica after {waited.seconds:.1f} s"
     else:
-        yield f"stored, and after {waited.seconds:.1f} s it does not act everywhere:"
+        yield f"stored, but after {waited.seconds:.1f} s not in effect on every replica:"
         for text in waited.pending:
             yield from canvas.paragraph(text, first="  ", rest="    ")
     for text in waited.untold:
-        yield from canvas.paragraph(text, first="not told: ")
+        yield from canvas.paragraph(text, first="unknown: ")
 
 
 def _limit(value: float | None) -> str:
@@ -206,26 +206,26 @@ def _limit(value: float | None) -> str:
 
 
 def event_line(event: ThresholdEvent) -> str:
-    """One line, without its end."""
+    """One line, without its line end."""
     clock = time.strftime("%H:%M:%S", time.localtime(event.at))
-    told = ": ".join(filter(None, (event.replica, _what(event))))
-    # Names of workers and texts of servers come from strangers.
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", f"{clock}  {event.event:<9}  {told}")
+    text = ": ".join(filter(None, (event.replica, _what(event))))
+    # Names of workers and texts of servers come from outside.
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", f"{clock}  {event.event:<9}  {text}")
 
 
 def _what(event: ThresholdEvent) -> str:
     match event.event:
         case "threshold":
-            told = " -> ".join(
+            change = " -> ".join(
                 "off" if value is None else amount(value) for value in (event.before, event.after)
             )
-            return f"{event.model} {event.threshold} {told}"
+            return f"{event.model} {event.threshold} {change}"
         case "busy" | "calm":
             return f"{event.worker} rank {event.dp_rank}: {event.why}"
         case "differ":
-            return f"{event.model}: the replicas do not agree: {event.why}"
+            return f"{event.model}: the replicas have different thresholds: {event.why}"
         case "agree":
-            return f"{event.model}: the replicas agree again"
+            return f"{event.model}: the replicas have the same thresholds again"
         case "came" | "gone":
             return f"model {event.model}"
         case _:

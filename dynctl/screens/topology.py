@@ -1,4 +1,4 @@
-"""`topology show`: a row a domain value, and below it what a cell has no room for."""
+"""`topology show`: a row per domain value, and notes on stranded workers and policies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_NOTES = 8
 def domain_columns(
     rows: Sequence[DomainCapacity], domain: str | None
 ) -> list[Column[DomainCapacity]]:
-    """The columns of `topology show`; the dashboard reads the same."""
+    """The columns of `topology show` and of the dashboard's domains."""
     several = len({row.model for row in rows}) > 1
     aggregated = any(row.aggregated.workers for row in rows)
     decode = any(row.decode.workers for row in rows)
@@ -94,10 +94,10 @@ def _role_column(
 
 
 def _workers(role: RoleCapacity) -> str:
-    parts = [f"{role.workers:,}"]
-    parts += [f"{role.busy:,} busy"] if role.busy else []
-    parts += [f"{role.unavailable:,} gone"] if role.unavailable else []
-    return ", ".join(parts)
+    """``6``; ``4/6, 1 busy`` if two of six are unavailable."""
+    alive = role.workers - role.unavailable
+    text = f"{alive:,}/{role.workers:,}" if role.unavailable else f"{role.workers:,}"
+    return text + (f", {role.busy:,} busy" if role.busy else "")
 
 
 def _value(row: DomainCapacity) -> str:
@@ -105,7 +105,7 @@ def _value(row: DomainCapacity) -> str:
 
 
 def _generating(row: DomainCapacity) -> RoleCapacity:
-    """Who holds the blocks of answers: decode workers, else aggregated ones."""
+    """The role that holds the KV blocks of answers: decode, else aggregated."""
     return row.decode if row.decode.workers or not row.aggregated.workers else row.aggregated
 
 
@@ -139,7 +139,7 @@ def _policy(row: DomainCapacity, domain: str | None) -> str:
 
 
 def policy_text(policy: TransferPolicy, domain: str | None) -> str:
-    """``required``, ``preferred 0.85``; its domain too where that is not ``domain``."""
+    """``required``, ``preferred 0.85``; with its domain if that differs from ``domain``."""
     if policy.enforcement is None and policy.domain is None:
         return "none"
     text = policy.enforcement or "unclear"
@@ -166,7 +166,7 @@ def _state(row: DomainCapacity) -> str:
 
 
 def topology_notes(result: TopologyShow) -> Iterator[str]:
-    """What a cell has no room for: who is stranded and why, and policies that differ."""
+    """Stranded workers with the reason, different policies, and workers without the domain."""
     several = len({row.model for row in result.rows}) > 1
     for row in result.rows:
         where = f"{_value(row)} for {row.model}" if several else _value(row)
@@ -182,7 +182,7 @@ def topology_notes(result: TopologyShow) -> Iterator[str]:
             )
             yield f"{_value(row)} has more than one policy: {each}"
     if result.domain is None:
-        yield "no worker publishes a topology domain: nothing is known of where they are"
+        yield "no worker publishes a topology domain: their locations are unknown"
         return
     lost = [name for row in result.rows if row.value is None for name in row.workers]
     if lost:
@@ -199,5 +199,5 @@ def _named(names: Sequence[str]) -> str:
 
 
 def topology_value(result: TopologyValue, canvas: Canvas) -> str:
-    """Only the value, so that a script can take it."""
+    """The value alone, for scripts."""
     return result.value + "\n"

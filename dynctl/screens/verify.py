@@ -1,6 +1,6 @@
-"""The screen of verify: its checks, and every worker's chain of custody with its first break.
+"""`topology verify`: the checks, and each worker's chain of custody with its first break.
 
-Workers of which the same is to be said share a line, so that the odd one stands out among many.
+Workers with the same chain share a line, so that a different one stands out.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _FOLLOWS: Final = "."
 _UNKNOWN: Final = "?"
 _EMPTY: Final = '""'
 _LEGEND: Final = {
-    _OK: "as the link before",
-    _DIFFERS: "another value",
+    _OK: "same as the link before",
+    _DIFFERS: "different value",
     _MISSING: "no value",
-    _FOLLOWS: "nothing new",
+    _FOLLOWS: "no further difference",
 }
 _HEADINGS: Final = ("NODE", "LABEL", "FILE", "CARD", "TAINT", "ROUTER")
 _DIFFERENCE: Final = re.compile(r"(?<=\s)(!=\S+|\(none\))")
 _NARROWEST: Final = 6
 _NARROWEST_NAME: Final = 7
 _CODE: Final = len("DYT0404 +1")
-#: Links and codes with their gaps, as narrow as they get: values give way before names do.
+#: Minimum width of links and codes with their gaps: values are shortened before names.
 _CELLS_TAKE: Final = 6 * (_NARROWEST + GAP) + _CODE
 _NAMED_ALIKE: Final = 3
 _MOST_LINES: Final = 40
@@ -43,11 +43,11 @@ _MOST_REASONS: Final = 4
 _VALUES_SHOWN: Final = 2
 
 
-class Says(Enum):
-    """What a link says whose value is that of the link before it.
+class LinkText(Enum):
+    """The text of a link that has the same value as the link before it.
 
-    ``VALUES``: its value. ``FIRST``: ok, but the first link its value. ``BROKEN``: the same where
-    the chain breaks, to compare with; elsewhere ok for every link.
+    ``VALUES``: its value. ``FIRST``: the value for the first link, then ok. ``BROKEN``: as FIRST in
+    broken chains, otherwise ok for every link.
     """
 
     VALUES = auto()
@@ -57,9 +57,9 @@ class Says(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChainLine:
-    """One line of the table: ``count`` workers of which the same is said.
+    """One line of the table: ``count`` workers with the same chain.
 
-    ``cells``: a text a link, in order. ``quiet``: there is nothing wrong with them.
+    ``cells``: a text per link, in order. ``quiet``: workers without a break or finding.
     """
 
     worker: str
@@ -74,7 +74,7 @@ class ChainLine:
 
 
 def verify_report(report: VerifyReport, canvas: Canvas) -> str:
-    """Everything that was checked, the table of workers, then the sums."""
+    """All checks, the table of workers, then the totals."""
     lines = [*checked(report, canvas), *_chain(report.chain, canvas), "", *sums(report, canvas)]
     return joined(lines)
 
@@ -99,14 +99,14 @@ def _chain(rows: Sequence[CustodyRow], canvas: Canvas) -> Iterator[str]:
 
 
 def _marked(text: str, canvas: Canvas) -> str:
-    """The first difference of a line has weight where there may be any."""
+    """A line with its first difference in bold."""
     return _DIFFERENCE.sub(lambda found: canvas.bold(found[0]), text, count=1)
 
 
 def _drawing(
     rows: Sequence[CustodyRow], domain: str, canvas: Canvas
 ) -> tuple[Sequence[ChainLine], Fitted[ChainLine]]:
-    """The lines that say most of those that fit, else the shortest ones, cut."""
+    """The most detailed lines that fit, else the shortest ones, cut."""
     shown: Sequence[ChainLine] = ()
     fitted: Fitted[ChainLine] = Fitted((), ())
     for shown in _ways(rows, domain, canvas.wide):
@@ -118,10 +118,10 @@ def _drawing(
 
 
 def _ways(rows: Sequence[CustodyRow], domain: str, wide: bool) -> Iterator[Sequence[ChainLine]]:
-    """Every value, where asked for; then marks; both with whole names and with the graph's left
-    out."""
-    for says in (Says.VALUES, Says.FIRST) if wide else (Says.BROKEN,):
-        lines = _lines(rows, domain, says)
+    """Candidates from detailed to short: values with ``-o wide``, else marks; each with full names
+    and with the graph's name left out."""
+    for links in (LinkText.VALUES, LinkText.FIRST) if wide else (LinkText.BROKEN,):
+        lines = _lines(rows, domain, links)
         shown = lines if wide else _limited(lines)
         yield shown
         yield _without_graph(rows, shown)
@@ -140,7 +140,7 @@ def _is_cut(fitted: Fitted[ChainLine], lines: Sequence[ChainLine]) -> bool:
 def _columns(
     lines: Sequence[ChainLine], domain: str, canvas: Canvas
 ) -> Iterator[Column[ChainLine]]:
-    """Cells are shortened where they must be: the findings above them have the values in full."""
+    """The columns; cells may be shortened, since the findings above have the full values."""
     longest = max((len(line.worker) for line in lines), default=0)
     yield Column(
         "worker", "WORKER", lambda r: r.worker, lambda r: r.worker,
@@ -175,38 +175,36 @@ def _cell_column(place: int, heading: str) -> Column[ChainLine]:
 # -- lines -----------------------------------------------------------------------------------------
 
 
-def _lines(rows: Sequence[CustodyRow], domain: str, says: Says) -> list[ChainLine]:
-    """Workers whose chain breaks, then those with a finding, then the others; each in order.
-
-    One by one where their values are asked for.
-    """
+def _lines(rows: Sequence[CustodyRow], domain: str, links: LinkText) -> list[ChainLine]:
+    """Workers with a broken chain, then those with a finding, then the others; grouped unless
+    values are shown."""
     several = len({row.namespace for row in rows}) > 1
-    if says is not Says.BROKEN:
-        return [_line([row], _name(row, several), domain, says) for row in rows]
+    if links is not LinkText.BROKEN:
+        return [_line([row], _name(row, several), domain, links) for row in rows]
     groups: dict[tuple[tuple[str, ...], str], list[CustodyRow]] = defaultdict(list)
     for row in rows:
-        groups[_marks(row, says), _codes(row, says)].append(row)
+        groups[_marks(row, links), _codes(row, links)].append(row)
     lines: list[ChainLine] = []
     for alike in sorted(groups.values(), key=lambda group: _trouble(group[0])):
         named = 0 if _is_sound(alike[0]) else _NAMED_ALIKE
         if len(alike) <= named + 1:
             named = len(alike)
-        lines += [_line([row], _name(row, several), domain, says) for row in alike[:named]]
+        lines += [_line([row], _name(row, several), domain, links) for row in alike[:named]]
         rest = alike[named:]
         if rest:
             text = f"{len(rest):,} more" if lines else plural(len(rest), "worker")
-            lines.append(_line(rest, text, domain, says))
+            lines.append(_line(rest, text, domain, links))
     return lines
 
 
 def _limited(lines: Sequence[ChainLine]) -> list[ChainLine]:
-    """Not more lines of troubled workers than a person reads; the others always."""
+    """At most _MOST_LINES lines of workers with a break or finding, and all other lines."""
     troubled = [line for line in lines if not line.quiet]
     return [*troubled[:_MOST_LINES], *(line for line in lines if line.quiet)]
 
 
 def _without_graph(rows: Sequence[CustodyRow], lines: Sequence[ChainLine]) -> list[ChainLine]:
-    """Names without that of the graph where all graphs are called so: the end tells them apart."""
+    """Names without the graph's name if all workers belong to graphs of that name."""
     graphs = {row.graph.rpartition("/")[2] for row in rows}
     start = f"{graphs.pop()}-" if len(graphs) == 1 else "-"
     if start == "-" or not all(row.worker.startswith(start) for row in rows):
@@ -219,7 +217,7 @@ def _shorter(name: str, start: str) -> str:
 
 
 def _trouble(row: CustodyRow) -> int:
-    """0: its chain breaks, 1: there is a finding about it, 2: nothing is wrong with it."""
+    """0: broken chain, 1: a finding, 2: neither."""
     return 0 if row.first_break is not None else 1 if row.codes else 2
 
 
@@ -231,7 +229,7 @@ def _name(row: CustodyRow, several: bool) -> str:
     return f"{row.worker}.{row.namespace}" if several and row.namespace else row.worker
 
 
-def _line(rows: Sequence[CustodyRow], name: str, domain: str, says: Says) -> ChainLine:
+def _line(rows: Sequence[CustodyRow], name: str, domain: str, links: LinkText) -> ChainLine:
     values = (_value(row, domain) for row in rows)
     return ChainLine(
         name,
@@ -239,15 +237,15 @@ def _line(rows: Sequence[CustodyRow], name: str, domain: str, says: Says) -> Cha
         _few((row.component for row in rows), "component"),
         _few((row.role or "?" for row in rows), "role"),
         _few(values, "value"),
-        _marks(rows[0], says),
-        _codes(rows[0], says),
+        _marks(rows[0], links),
+        _codes(rows[0], links),
         len(rows),
         _is_sound(rows[0]),
     )
 
 
 def _few(values: Iterable[str], noun: str) -> str:
-    """One or two values, or how many there are."""
+    """One or two values, or their number."""
     distinct = sorted({value for value in values if value})
     if len(distinct) > _VALUES_SHOWN:
         return plural(len(distinct), noun)
@@ -255,7 +253,7 @@ def _few(values: Iterable[str], noun: str) -> str:
 
 
 def _value(row: CustodyRow, domain: str) -> str:
-    """Where the worker is, by the first link that tells."""
+    """The domain value of the first link that has one."""
     value = next((cell.value for cell in row.cells.values() if cell.value is not None), None)
     if value is None:
         return ""
@@ -263,17 +261,17 @@ def _value(row: CustodyRow, domain: str) -> str:
     return shown if domain or not row.domain else f"{row.domain}={shown}"
 
 
-def _codes(row: CustodyRow, says: Says) -> str:
+def _codes(row: CustodyRow, links: LinkText) -> str:
     if not row.codes:
         return "" if row.first_break is None else "-"
-    if says is Says.VALUES:
+    if links is LinkText.VALUES:
         return " ".join(row.codes)
     more = len(row.codes) - 1
     return f"{row.codes[0]} +{more}" if more else row.codes[0]
 
 
-def _marks(row: CustodyRow, says: Says) -> tuple[str, ...]:
-    """What each link shows."""
+def _marks(row: CustodyRow, links: LinkText) -> tuple[str, ...]:
+    """The text of each link."""
     marks: list[str] = []
     broken, seen = False, False
     for name, cell in row.cells.items():
@@ -286,7 +284,9 @@ def _marks(row: CustodyRow, says: Says) -> tuple[str, ...]:
             marks.append(_MISSING if cell.state is CellState.MISSING else _FOLLOWS)
         elif cell.state is CellState.DIFFERS:
             marks.append(_DIFFERS + (cell.value or _EMPTY))
-        elif says is Says.VALUES or (is_first and (says is Says.FIRST or row.first_break)):
+        elif links is LinkText.VALUES or (
+            is_first and (links is LinkText.FIRST or row.first_break)
+        ):
             marks.append(cell.value or _EMPTY)
         else:
             marks.append(_FOLLOWS if broken else _OK)
@@ -299,7 +299,7 @@ def _marks(row: CustodyRow, says: Says) -> tuple[str, ...]:
 def _legend(
     rows: Sequence[CustodyRow], shown: Sequence[ChainLine], canvas: Canvas
 ) -> Iterator[str]:
-    """What the marks mean that are there; a table without a break needs no explanation."""
+    """The meaning of the marks in use, if any chain is broken, and why links are unknown."""
     used = {_DIFFERS if _is_difference(one) else one for line in shown for one in line.cells}
     if used - {_OK, _UNKNOWN} and not all(_is_sound(row) for row in rows):
         marks = (f"{mark}: {means}" for mark, means in _LEGEND.items() if mark in used)
@@ -307,8 +307,8 @@ def _legend(
     reasons = list(_reasons(rows))
     if reasons:
         more = len(reasons) - _MOST_REASONS
-        told = "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
-        yield from canvas.paragraph(f"{_UNKNOWN}: not known: {told}", first="", rest="  ")
+        text = "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
+        yield from canvas.paragraph(f"{_UNKNOWN}: unknown: {text}", first="", rest="  ")
 
 
 def _is_difference(mark: str) -> bool:
@@ -316,7 +316,7 @@ def _is_difference(mark: str) -> bool:
 
 
 def _reasons(rows: Sequence[CustodyRow]) -> Iterator[str]:
-    """Why links are not known, the most frequent reason first."""
+    """Why links are unknown, the most frequent reason first."""
     counted = Counter(
         (cell.why, name)
         for row in rows

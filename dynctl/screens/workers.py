@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dynctl.documents.workers import RankRow, WorkerDetail, WorkerList, WorkerRow
 from dynctl.screens.canvas import Canvas
@@ -13,7 +14,7 @@ from router_core import Role
 
 
 def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
-    """The columns of `workers list`; the dashboard reads the same."""
+    """The columns of `workers list` and of the dashboard's workers."""
     domains = sorted(
         {name for worker in workers for name in worker.domains},
         key=lambda name: (name != "zone", name),
@@ -99,13 +100,23 @@ def worker_list(result: WorkerList, canvas: Canvas) -> str:
     return text + "".join(line + "\n" for line in _worker_notes(result.workers, canvas))
 
 
+def no_match(total: int, **filters: str | None) -> Callable[[Any, Canvas], str]:
+    """The screen for filters that keep none of ``total`` workers; ``filters``: option -> value."""
+    options = " ".join(
+        f"-l {value}" if name == "selector" else f"--{name} {value}"
+        for name, value in filters.items()
+        if value is not None
+    )
+    return lambda result, canvas: f"0 of {plural(total, 'worker')} match {options}\n"
+
+
 def worker_rows_only(result: WorkerList, canvas: Canvas) -> str:
-    """The rows alone, for scripts that cut columns: no heading, no notes."""
+    """The rows alone, without heading and notes, for scripts."""
     return table(worker_columns(result.workers), result.workers, replace(canvas, headings=False))
 
 
 def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
-    """Everything that the router knows of one worker."""
+    """All fields of one worker."""
     worker = result.worker
     config = worker.runtime_config
     policy = "none of its own"
@@ -179,7 +190,7 @@ def _domain_column(domain: str, rank: int) -> Column[WorkerRow]:
 
 
 def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]:
-    """What a cell has no room for: why workers are busy, gone, or routed by load only."""
+    """Why workers are unavailable, busy, or routed by load only."""
     for worker in workers:
         if worker.reason:
             yield from canvas.paragraph(f"{worker.name} is unavailable: {worker.reason}", first="")
@@ -187,11 +198,11 @@ def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]
             where = f" rank {rank.dp_rank}" if len(worker.ranks) > 1 else ""
             for why in rank.busy_reasons[:1]:
                 yield from canvas.paragraph(f"{worker.name}{where} is busy: {why}", first="")
-    # Decode is chosen by load whether a worker tells its events or not.
+    # Decode is chosen by load, with or without KV events.
     silent = [w.name for w in workers if not w.kv_events and w.role != Role.DECODE]
     if silent:
         names = ", ".join(silent[:5]) + (f" and {len(silent) - 5:,} more" if silent[5:] else "")
-        yield from canvas.paragraph(f"no KV events: routed by load only: {names}", first="")
+        yield from canvas.paragraph(f"no KV events, routed by load only: {names}", first="")
 
 
 def _status(worker: WorkerRow) -> str:
@@ -204,10 +215,10 @@ def _status(worker: WorkerRow) -> str:
 
 
 def _cached(worker: WorkerRow) -> str:
-    """What nobody has told is not "nothing"."""
+    """Cached blocks; ``-`` if the worker does not report them."""
     total = _total(worker, "cached_blocks")
-    told = worker.kv_events and (total or _index_state(worker) != "absent")
-    return count(total) if told else "-"
+    reported = worker.kv_events and (total or _index_state(worker) != "absent")
+    return count(total) if reported else "-"
 
 
 def _index_state(worker: WorkerRow) -> str:
@@ -235,7 +246,7 @@ def _rank_index(rank: RankRow) -> str:
 
 
 def _routed_by(worker: WorkerRow) -> str:
-    return worker.routed_by if worker.kv_events else "no KV events: routed by load only"
+    return worker.routed_by if worker.kv_events else "load only, no KV events"
 
 
 def _own_taints(worker: WorkerRow) -> list[str]:

@@ -1,6 +1,6 @@
 """`dynctl topology show`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,6 +42,7 @@ def show_topology(
     from dynctl.screens.columns import sort_rows
     from dynctl.screens.render import doubted, emit
     from dynctl.screens.topology import domain_columns, topology_rows_only
+    from dynctl.screens.workers import no_match
     from dynctl.sources import connect
     from dynctl.sources.query import Selector
 
@@ -55,6 +56,9 @@ def show_topology(
     if sort_by is not None:
         columns = domain_columns(result.rows, result.domain)
         result = replace(result, rows=sort_rows(columns, result.rows, sort_by))
-    emit(result, options, screen=topology_rows_only if no_headers else None)
+    screen: Any = topology_rows_only if no_headers else None
+    if rows and not workers and not no_headers:
+        screen = no_match(len(rows), model=model)
+    emit(result, options, screen=screen)
     doubted(doubts)
     return 0

@@ -1,6 +1,6 @@
 """`dynctl workers list` and `workers show ID`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,7 +36,7 @@ def list_workers(
     from dynctl.documents.workers import WorkerList
     from dynctl.screens.columns import sort_rows
     from dynctl.screens.render import doubted, emit
-    from dynctl.screens.workers import worker_columns, worker_rows_only
+    from dynctl.screens.workers import no_match, worker_columns, worker_rows_only
     from dynctl.sources import connect
     from dynctl.sources.query import Selector
     from router_core import Role
@@ -46,9 +46,10 @@ def list_workers(
         raise UsageProblem(f"--role {role}: expected one of {', '.join(roles)}")
     wanted = Selector.parse(selector or "")
     source = connect(options)
+    every = source.workers()
     rows = [
         row
-        for row in source.workers()
+        for row in every
         if model in (None, row.model) and role in (None, row.role) and wanted.matches(row)
     ]
     rows.sort(
@@ -56,7 +57,10 @@ def list_workers(
     )
     if sort_by is not None:
         rows = sort_rows(worker_columns(rows), rows, sort_by)
-    emit(WorkerList(source.title, rows), options, screen=worker_rows_only if no_headers else None)
+    screen: Any = worker_rows_only if no_headers else None
+    if every and not rows and not no_headers:
+        screen = no_match(len(every), model=model, role=role, selector=selector)
+    emit(WorkerList(source.title, rows), options, screen=screen)
     doubted(source.doubts)
     return 0
 

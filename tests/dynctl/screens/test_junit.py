@@ -83,5 +83,5 @@ def test_emit_writes_a_report(capsys: pytest.CaptureFixture[str]):
 
 
 def test_only_reports_are_written():
-    with pytest.raises(UsageProblem, match="-o junit: only checks"):
+    with pytest.raises(UsageProblem, match="-o junit: this command runs no checks"):
         emit([1, 2], GlobalOptions(output=OutputFormat.JUNIT))

@@ -84,7 +84,7 @@ def test_what_is_not_known_is_never_ok():
         assert line[1 + FIELDS.index(field)] == "?"
         assert line.count("ok") == len(FIELDS) - 1
         name = "pod label" if field == "label" else field
-        assert " ".join(legend) == f"?: not known: {name} (no permission)"
+        assert " ".join(legend) == f"?: unknown: {name} (no permission)"
 
 
 def test_reasons_of_the_unknown_are_few():
@@ -186,7 +186,7 @@ def test_findings_alike_are_told_once():
     [told] = alike(pods("a", "b", "c", fix="restart"))
     assert (told.text, told.fix) == ("Pod a.prod and 2 more: unset", "restart")
     [told] = alike(pods("a", "b", "c"))
-    assert told.fix == "kubectl delete pod a -n prod\nlikewise for 2 more (-o wide shows all)"
+    assert told.fix == "kubectl delete pod a -n prod\nand the same for 2 more (-o wide shows all)"
 
 
 def test_two_alike_are_told_one_by_one():
@@ -209,7 +209,7 @@ def test_a_value_that_names_its_subject_is_not_headed_by_it():
     findings = [
         Finding(f"Pod {name}.prod", f"Pod {name}.prod is late", "", "") for name in ("a", "b", "c")
     ]
-    assert [one.text for one in alike(findings)] == ["Pod a.prod is late (and 2 more like it)"]
+    assert [one.text for one in alike(findings)] == ["Pod a.prod is late (and 2 similar)"]
     assert alike(findings[:1])[0].text == "Pod a.prod is late"
 
 
@@ -224,7 +224,9 @@ def test_what_is_done_alike_to_many_is_said_once():
         pods("e", "f", "g", value="other", fix=done)
     )
     shown = [*told, *alike(pods("h", value="third", fix=done))]
-    assert fixes(shown) == ["kubectl delete pod a -n prod\nlikewise for 7 more (-o wide shows all)"]
+    assert fixes(shown) == [
+        "kubectl delete pod a -n prod\nand the same for 7 more (-o wide shows all)"
+    ]
     assert fixes(shown[:2]) == [one.fix for one in shown[:2]]
     assert fixes(alike(pods("x", fix="wait") + pods("y", value="z", fix="wait"))) == ["wait"]
 

@@ -13,6 +13,6 @@ def test_only_workers_that_could_be_routed_by_cache_are_said_to_be_silent():
         worker("d", "decode", 3, kv_events=False),
     ]
     text = worker_list(WorkerList("test", view(workers).workers()), Canvas())
-    assert text.splitlines()[-1] == "no KV events: routed by load only: p, a"
+    assert text.splitlines()[-1] == "no KV events, routed by load only: p, a"
     text = worker_list(WorkerList("test", view(workers[2:]).workers()), Canvas())
     assert "routed by load only" not in text
