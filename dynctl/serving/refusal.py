@@ -3,10 +3,19 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
+from msgspec import UNSET
 
+from dynctl.documents.codec import encode
+from dynctl.documents.errors import (
+    ErrorBody,
+    ErrorDetails,
+    ErrorRow,
+    FailedAttempt,
+    FilterCount,
+    RefusedRank,
+)
+from dynctl.documents.route_result import Constraint
 from router_core import (
     Decision,
     FunnelStep,
@@ -31,19 +40,21 @@ class HttpError(Exception):
     type: str
     code: str | int
     param: str | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: ErrorDetails | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.message
 
     def body(self) -> bytes:
-        error: dict[str, Any] = {"message": self.message, "type": self.type, "code": self.code}
-        if self.param is not None:
-            error["param"] = self.param
-        if self.details:
-            error["dynctl"] = dict(self.details)
-        return msgspec.json.encode({"error": error})
+        error = ErrorRow(
+            self.message,
+            self.type,
+            self.code,
+            UNSET if self.param is None else self.param,
+            UNSET if self.details is None else self.details,
+        )
+        return encode(ErrorBody(error))
 
 
 def refusal(
@@ -60,28 +71,23 @@ def refusal(
     status, kind = _status(decision, config)
     step = decision.emptied_by()
     wait = _retry_after(decision, step, probe_interval_s)
-    details: dict[str, Any] = {
-        "decision": plan.id,
-        "stage": decision.stage,
-        "outcome": decision.outcome,
-        "filter": step.filter if step is not None else None,
-        "funnel": [
-            {"filter": one.filter, "entered": one.entered, "left": one.left}
-            for one in decision.funnel
-        ],
-        "constraints": [
-            {"taint": item.taint, "kind": item.kind, "weight": item.weight, "origin": item.origin}
+    details = ErrorDetails(
+        decision=plan.id,
+        stage=decision.stage,
+        outcome=decision.outcome,
+        filter=step.filter if step is not None else None,
+        funnel=[FilterCount(one.filter, one.entered, one.left) for one in decision.funnel],
+        constraints=[
+            Constraint(item.taint, item.kind, item.weight, item.origin)
             for item in decision.constraints.items
         ],
-        "rejected": _rejected(step),
-        "nearest": _nearest(step),
-        "what_would_admit": _what_would_admit(decision, step),
-        "retry_after_s": wait,
-    }
-    if decision.notes:
-        details["notes"] = list(decision.notes)
-    if attempts:
-        details["attempts"] = attempts_of(attempts)
+        rejected=_rejected(step),
+        nearest=_nearest(step),
+        what_would_admit=_what_would_admit(decision, step),
+        retry_after_s=wait,
+        notes=list(decision.notes) or UNSET,
+        attempts=attempts_of(attempts) or UNSET,
+    )
     headers = {} if wait is None else {"retry-after": str(wait)}
     where = f"{decision.stage}: " if plan.prefill is not None else ""
     return HttpError(
@@ -89,9 +95,9 @@ def refusal(
     )
 
 
-def attempts_of(attempts: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
-    """The dispatches that failed, as JSON."""
-    return [{"worker": w, "stage": stage, "problem": problem} for w, stage, problem in attempts]
+def attempts_of(attempts: Sequence[tuple[str, str, str]]) -> list[FailedAttempt]:
+    """The requests to engines that failed."""
+    return [FailedAttempt(*attempt) for attempt in attempts]
 
 
 def unknown_pin(request: RoutingRequest, registry: WorkerRegistry) -> HttpError | None:
@@ -126,23 +132,23 @@ def _status(decision: Decision, config: RouterConfig) -> tuple[int, str]:
     return 503, "service_unavailable"
 
 
-def _rejected(step: FunnelStep | None) -> list[dict[str, Any]]:
+def _rejected(step: FunnelStep | None) -> list[RefusedRank]:
     if step is None:
         return []
     return [_rejection(one) for one in step.rejected[:MAX_REJECTIONS]]
 
 
-def _rejection(one: Rejection) -> dict[str, Any]:
-    return {
-        "worker": one.worker.name,
-        "worker_id": one.worker.worker_id,
-        "dp_rank": one.dp_rank,
-        "domains": dict(one.worker.domains),
-        "code": one.reason.code,
-        "value": one.reason.value,
-        "limit": one.reason.limit,
-        "message": one.reason.message,
-    }
+def _rejection(one: Rejection) -> RefusedRank:
+    return RefusedRank(
+        one.worker.name,
+        one.worker.worker_id,
+        one.dp_rank,
+        dict(one.worker.domains),
+        one.reason.code,
+        one.reason.value,
+        one.reason.limit,
+        one.reason.message,
+    )
 
 
 def _closest(step: FunnelStep | None) -> Rejection | None:
@@ -159,7 +165,7 @@ def _closest(step: FunnelStep | None) -> Rejection | None:
     return min(step.rejected, key=over)
 
 
-def _nearest(step: FunnelStep | None) -> dict[str, Any] | None:
+def _nearest(step: FunnelStep | None) -> RefusedRank | None:
     closest = _closest(step)
     return None if closest is None else _rejection(closest)
 

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.documents.errors import ErrorDetails
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.flow import Answer, GaveUp
 from dynctl.serving.refusal import HttpError, attempts_of
@@ -309,10 +310,7 @@ def gave_up(error: GaveUp, record: RequestRecord) -> HttpError:
     failure = error.failure
     record.outcome = "client_error" if 400 <= failure.status < 500 else "upstream_error"
     headers = {} if failure.retry_after is None else {"retry-after": failure.retry_after}
-    details: dict[str, Any] = {
-        "decision": error.plan.id,
-        "attempts": attempts_of(record.attempts),
-    }
+    details = ErrorDetails(decision=error.plan.id, attempts=attempts_of(record.attempts))
     told = _engine_error(failure.body)
     if told is not None:
         code = told.get("code")

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import inspect
+from msgspec import UNSET, inspect
 
 import dynctl
 from dynctl import documents
@@ -96,7 +96,7 @@ def documents_of(form: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     info = inspect.type_info(form)
     assert isinstance(info, inspect.StructType)
     given_fields = {
-        one.name: values(one.type)
+        one.name: values(one.type) | (st.just(UNSET) if one.default is UNSET else st.nothing())
         for one in info.fields
         if form not in KINDS or one.name not in ("kind", "schema")
     }
@@ -111,7 +111,11 @@ def test_a_value_survives_json(form: type[msgspec.Struct]):
         data = encode(document)
         assert decode(data, form) == document
         if not form.__struct_config__.omit_defaults:
-            names = [one.encode_name for one in msgspec.structs.fields(form)]
+            names = [
+                one.encode_name
+                for one in msgspec.structs.fields(form)
+                if getattr(document, one.name) is not UNSET
+            ]
             assert list(json.loads(data)) == names
 
     survives()
