@@ -9,7 +9,7 @@ from dynctl.base.errors import DynctlError
 from dynctl.documents.thresholds import ReplicaThresholds, SignalRow, ThresholdList
 from dynctl.sources.query import choose_model
 from dynctl.sources.thresholds.replicas import Reading, Replica, differing, read_all, serving
-from dynctl.sources.thresholds.signals import DynamoView, signal_rows
+from dynctl.sources.thresholds.signals import DynamoVerdicts, signal_rows
 from dynctl.sources.thresholds.verdicts import verdicts
 
 
@@ -59,22 +59,22 @@ def _signals(
     found: list[SignalRow] = []
     notes: list[str] = []
     for reading in readings:
-        replica, dynamo = reading.replica, reading.replica.dynamo
+        replica, probe = reading.replica, reading.replica.probe
         if reading.error is not None:
             continue
         try:
             rows = replica.workers()
             for model in (one for one in models if one in reading.thresholds):
                 view = None
-                if dynamo is not None:
+                if probe is not None:
                     asked = verdicts(replica, rows, model) if ask else {}
-                    view = DynamoView(dynamo.unheard(), asked)
+                    view = DynamoVerdicts(probe.no_report_reason(), asked)
                 held = reading.thresholds[model]
                 found += signal_rows(replica.name, rows, model, held, view)
         except DynctlError as error:
             notes.append(f"{replica.name}: its workers are not known: {error.message}")
             continue
-        if dynamo is not None and not rows:
+        if probe is not None and not rows:
             notes.append(f"{replica.name} names no workers: it does not route by kv, or has none")
     if not ask and any(row.busy is None for row in found):
         notes.append(

@@ -1,7 +1,7 @@
 """One moment of a fleet, as the dashboard and ``top --once`` show it.
 
-Frozen and complete: whoever draws it asks nobody. Each part says where it came from and when; a
-part that the source cannot tell says why, and how to give it.
+Frozen and complete: drawing it reads nothing else. Each part has its origin and time; a part that
+is unknown has the reason, and what makes it known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router_core import topology_of
 
 SCHEMA: Final = 1
 
-#: The parts of a snapshot that a source may know or not.
+#: The parts of a snapshot, each of which may be unknown.
 PARTS: Final = (
     "workers",
     "load",
@@ -34,9 +34,9 @@ PARTS: Final = (
 
 
 class Part(msgspec.Struct, frozen=True):
-    """How one part is known. ``at``: wall-clock seconds of the reading.
+    """Where one part comes from. ``at``: wall-clock seconds of the reading.
 
-    Where it is not known, ``unknown`` says why and ``provide`` what to do about it.
+    ``unknown``: why the part is unknown, empty where it is known; ``provide``: what to do then.
     """
 
     source: str
@@ -48,9 +48,9 @@ class Part(msgspec.Struct, frozen=True):
 class DecisionLine(msgspec.Struct, frozen=True):
     """One past plan. ``at`` is wall-clock seconds.
 
-    ``complete``: the source can explain it. Where it is not, only the winners are known and every
-    number is None. ``domains`` are the answering worker's, ``prefill_domains`` the prefill
-    worker's. ``source``: who told.
+    ``complete``: the source can explain it. Otherwise only the winners are known and every number
+    is None. ``domains`` are the answering worker's, ``prefill_domains`` the prefill worker's.
+    ``source``: where the decision was read.
     """
 
     id: str
@@ -77,7 +77,7 @@ class DecisionLine(msgspec.Struct, frozen=True):
 
 
 class Meter(msgspec.Struct, frozen=True):
-    """How near a preferred domain is to spilling, as of the last decision that preferred it."""
+    """How near a preferred domain is to spilling, at the last decision that preferred it."""
 
     domain: str
     value: str
@@ -104,7 +104,7 @@ class Alert(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Facts about the service. ``frontends``: (answering, named), None where none was named.
+    """Facts about the service. ``frontends``: (answering, named), None without frontends.
 
     ``queue``: requests that wait in the router's own queue; ``recorded``: decisions since the
     frontend started.
@@ -123,9 +123,10 @@ class Header(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """``at``: wall-clock seconds. ``problem``: why it is not the present state, empty if it is.
 
-    ``decisions`` are newest first; ``missed`` more were made than could be read.
-    ``load_every_s``: how often the load of a worker should be renewed, None where workers tell
-    only when something happens. ``settings``: the router's, by name, as far as they are told.
+    ``decisions`` are newest first; ``missed``: decisions that were made and not read.
+    ``load_every_s``: seconds between two load reports of a worker, None where workers report
+    changes only. ``settings``: the router's, by name, as far as they are known. ``parts``: one
+    for each of PARTS that the source has (``told`` in JSON).
     """
 
     at: float
@@ -139,29 +140,29 @@ class Snapshot(msgspec.Struct, frozen=True):
     transfers: tuple[Transfer, ...] = ()
     thresholds: dict[str, dict[str, float | int | None]] = {}
     settings: dict[str, Any] = {}
-    told: dict[str, Part] = {}
+    parts: dict[str, Part] = msgspec.field(name="told", default_factory=dict)
     load_every_s: float | None = None
     problem: str = ""
 
     def unknown(self, part: str) -> Part | None:
-        """Why a part is not known; None where it is."""
-        told = self.told.get(part)
-        return told if told is not None and told.unknown else None
+        """An unknown part; None where the part is known."""
+        found = self.parts.get(part)
+        return found if found is not None and found.unknown else None
 
 
 class DomainRow(msgspec.Struct, frozen=True):
     """One model in one value of a domain.
 
-    ``stale``: role -> workers whose numbers may not hold any more, without those that are plainly
-    gone. ``waiting``: requests that wait in the engines, of ``waiting_told`` of its ranks; None
-    where no engine tells. ``local`` and ``crossing``: hand-offs of KV cache that began here, None
-    where nobody counts them.
+    ``stale``: role -> workers whose numbers may be out of date, without unavailable ones.
+    ``waiting``: requests that wait in the engines of the ``waiting_ranks`` ranks that report it
+    (``waiting_told`` in JSON); None where no engine does. ``local`` and ``crossing``: hand-offs of
+    KV cache that began here, None where they are not counted.
     """
 
     capacity: DomainCapacity
     stale: dict[str, int] = {}
     waiting: int | None = None
-    waiting_told: int = 0
+    waiting_ranks: int = msgspec.field(name="waiting_told", default=0)
     local: int | None = None
     crossing: int | None = None
 
@@ -177,9 +178,9 @@ class DomainRow(msgspec.Struct, frozen=True):
 
 
 class DomainView(msgspec.Struct, frozen=True):
-    """The panel. ``domain``: what the rows are by, None where no worker publishes any.
+    """The panel. ``domain``: what the rows are grouped by, None where no worker publishes any.
 
-    ``domains``: what they could be by. ``shown``: the capacity alone, as `topology show` has it.
+    ``domains``: all that workers publish. ``shown``: the capacity alone, as in `topology show`.
     """
 
     domain: str | None
@@ -205,19 +206,19 @@ _PATIENCE_S: Final = 5.0
 
 
 def stale_reason(worker: WorkerRow, every_s: float | None) -> str | None:
-    """Why what is shown of a worker may not hold any more; None if it does.
+    """Why the numbers of a worker may be out of date; None if they are current.
 
-    ``every_s``: how often its load should come, None where that cannot be said. A worker that
-    never told any load is not stale: there is nothing to be old.
+    ``every_s``: seconds between two load reports, None where that is unknown. A worker that never
+    reported its load is not stale.
     """
     if worker.status == "unavailable":
-        return "it does not answer"
+        return "no response"
     ages = [rank.load_age_s for rank in worker.ranks if rank.load_age_s is not None]
     if every_s is not None and ages:
         limit = max(_PATIENCE_S, _LATE * every_s)
         oldest = max(ages)
         if oldest > limit:
-            return f"its last load report is {oldest:.0f} s old, expected every {every_s:g} s"
+            return f"last load report is {oldest:.0f} s old, expected every {every_s:g} s"
     gaps = sum(rank.gaps for rank in worker.ranks if rank.index == "gapped")
     if gaps:
         return f"{gaps:,} batches of its KV events were lost"
@@ -225,7 +226,7 @@ def stale_reason(worker: WorkerRow, every_s: float | None) -> str | None:
 
 
 def meter_of(line: DecisionLine, preference: PreferenceRow) -> Meter | None:
-    """The meter of a decision's preference; None where what it prefers is no topology domain."""
+    """The meter of a decision's preference; None where the taint is not a topology domain."""
     topology = topology_of(preference.taint)
     if topology is None:
         return None

@@ -1,7 +1,7 @@
-"""What is wrong now, each with its code: a frontend's conditions, and what domains cannot serve.
+"""Alerts: a frontend's conditions, and domains that cannot serve; each with its code.
 
-Codes of findings (``DYT0901``) are explained by ``dynctl explain``; conditions have the names that
-a frontend's log and ``/health`` use.
+``dynctl explain`` explains the codes of findings (``DYT0901``); conditions have the names that a
+frontend's log and ``/health`` use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def condition_alert(code: str, subject: str, message: str, since: float | None =
 
 
 def capacity_alerts(shown: TopologyShow) -> Iterator[Alert]:
-    """Domains whose prefill workers have nobody to hand over to, or one worker only."""
+    """Domains whose prefill workers can hand over to no decode worker, or to one only."""
     for row in shown.rows:
         for one in row.stranded:
             taint = one.requires
@@ -42,52 +42,52 @@ def capacity_alerts(shown: TopologyShow) -> Iterator[Alert]:
                 f"{named}: {one.reason}; {one.outcome}",
                 "add or revive decode workers there, or use enforcement preferred",
             )
-        lonely = _hangs_on(row)
-        if lonely is not None:
+        domain = _single_decode_domain(row)
+        if domain is not None:
             yield Alert(
                 "DYT0902",
                 catalogue()["DYT0902"].level,
-                f"{lonely}={row.value}",
+                f"{domain}={row.value}",
                 "one decode worker takes all that is prefilled here: while it restarts, "
                 "requests fail or wait",
                 f"add a decode replica in {row.value}",
             )
 
 
-def _hangs_on(row: DomainCapacity) -> str | None:
-    """The domain that a row's prefill workers are bound to, where one decode worker is in it."""
+def _single_decode_domain(row: DomainCapacity) -> str | None:
+    """The domain that a row's prefill workers are bound to, if it has one decode worker only."""
     bound = next(
         (one.domain for one in row.policies if one.enforcement == "required" and one.domain), None
     )
-    takers = row.decode.ready + row.decode.busy
-    givers = row.prefill.ready + row.prefill.busy
-    if bound is None or row.stranded or takers != 1 or not givers:
+    decode = row.decode.ready + row.decode.busy
+    prefill = row.prefill.ready + row.prefill.busy
+    if bound is None or row.stranded or decode != 1 or not prefill:
         return None
     return bound
 
 
 class AlertBoard:
-    """The alerts of one snapshot after the other; remembers since when each is there."""
+    """The alerts of one snapshot after the other; remembers when each one began."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float | None] = {}
-        self._looked = False
+        self._has_snapshot = False
 
     def alerts(self, snapshot: Snapshot, shown: TopologyShow) -> tuple[Alert, ...]:
-        """All of them, failures first, then the newest. ``shown``: by the transfer domain."""
+        """All alerts, failures first, then the newest. ``shown``: by the transfer domain."""
         found = list(_once([*snapshot.alerts, *capacity_alerts(shown)]))
         since: dict[tuple[str, str], float | None] = {}
         for one in found:
             key = (one.code, one.subject)
-            # What is there at the first look began nobody knows when.
-            seen = self._since.get(key, snapshot.at if self._looked else None)
+            # An alert of the first snapshot began at an unknown time.
+            seen = self._since.get(key, snapshot.at if self._has_snapshot else None)
             since[key] = one.since or seen
-        self._since, self._looked = since, True
-        told = [msgspec.structs.replace(one, since=since[one.code, one.subject]) for one in found]
-        told.sort(key=lambda one: (_LEVELS.index(one.level), -(one.since or 0.0), one.subject))
-        return tuple(told)
+        self._since, self._has_snapshot = since, True
+        dated = [msgspec.structs.replace(one, since=since[one.code, one.subject]) for one in found]
+        dated.sort(key=lambda one: (_LEVELS.index(one.level), -(one.since or 0.0), one.subject))
+        return tuple(dated)
 
 
 def _once(alerts: Iterable[Alert]) -> Iterable[Alert]:
-    """One alert for each code and subject: several frontends may say the same."""
+    """One alert for each code and subject: several frontends may report the same."""
     return {(one.code, one.subject): one for one in alerts}.values()

@@ -1,6 +1,6 @@
-"""The rows of the domains panel: capacity and policy as `topology show` has them, and what lives.
+"""The rows of the domains panel: capacity and policy as in `topology show`, and live numbers.
 
-Pure. Who is stranded is said by :mod:`dynctl.planning.domain_capacity`, nowhere else.
+Pure. :mod:`dynctl.planning.domain_capacity` alone decides which workers are stranded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dynctl.planning.domain_capacity import topology_show
 
 
 class DomainBoard:
-    """Makes views of snapshots, one after the other; remembers capacity for a little while.
+    """Makes views of snapshots, one after the other; remembers capacity for a short time.
 
-    Who may hand over to whom is work for the square of a large fleet, so it is done again when a
-    worker comes, goes, changes its card, turns busy or calm; mere numbers may wait for as long
-    as the work is a small part of the time. ``clock``: seconds, monotonic.
+    Computing which workers may hand over to which grows with the square of the fleet. It is done
+    again when a worker is added, removed, changes its card, or becomes busy or ready; changes of
+    numbers alone wait until the work is a small share of the time. ``clock``: seconds, monotonic.
     """
 
-    #: Of a core, at most, where nothing but numbers changed.
+    #: At most this share of a core where only numbers changed.
     SHARE: Final = 0.02
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
@@ -39,15 +39,15 @@ class DomainBoard:
         domain: str | None = None,
         transfers: Mapping[tuple[str, str], tuple[int, int]] | None = None,
     ) -> DomainView:
-        """The domains of a snapshot. ``domain``: what to group by; one that nobody publishes any
-        more is as None, the transfer domain. ``transfers``: those of the time that is shown,
-        None for all that the snapshot has."""
+        """The domains of a snapshot. ``domain``: what to group by; None, or one that no worker
+        publishes any more, is the transfer domain. ``transfers``: those of the time that is
+        shown, None for all of the snapshot."""
         published = {name for row in snapshot.workers for name in row.domains}
         chosen = domain if domain in published else None
         return domain_view(snapshot, self._capacity(snapshot, chosen), transfers)
 
     def capacity(self, snapshot: Snapshot) -> TopologyShow:
-        """The capacity by the transfer domain, whatever is shown: alerts are about that."""
+        """The capacity by the transfer domain, which alerts are about, whatever is shown."""
         return self._capacity(snapshot, None)
 
     def _capacity(self, snapshot: Snapshot, domain: str | None) -> TopologyShow:
@@ -66,7 +66,7 @@ class DomainBoard:
             done = self._clock()
             again_at = done + (done - now) / self.SHARE
             known = _Known(shown, snapshot.settings, states, cards, again_at)
-            # What nobody groups by any more need not be kept.
+            # Keep the transfer domain and the domain that is shown.
             self._known = {
                 key: one for key, one in self._known.items() if key is None or key == domain
             }
@@ -76,7 +76,7 @@ class DomainBoard:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Capacity, and what it was worked out of. ``again_at``: when its numbers are too old."""
+    """Capacity, and what it was computed from. ``again_at``: when its numbers are too old."""
 
     shown: TopologyShow
     settings: dict[str, Any]
@@ -90,7 +90,7 @@ def domain_view(
     shown: TopologyShow,
     transfers: Mapping[tuple[str, str], tuple[int, int]] | None = None,
 ) -> DomainView:
-    """What is known of each domain of ``shown`` beside its capacity."""
+    """Each domain of ``shown``: its capacity and live numbers."""
     if transfers is None:
         transfers = {
             (one.domain, one.value): (one.local, one.crossing) for one in snapshot.transfers
@@ -103,7 +103,7 @@ def domain_view(
     rows = []
     for capacity in shown.rows:
         members = groups.get((capacity.model, capacity.value), [])
-        told = [
+        reported = [
             rank.reported.waiting_requests
             for row in members
             for rank in row.ranks
@@ -116,8 +116,8 @@ def domain_view(
             DomainRow(
                 capacity,
                 stale=_stale(members, snapshot.load_every_s),
-                waiting=sum(told) if told else None,
-                waiting_told=len(told),
+                waiting=sum(reported) if reported else None,
+                waiting_ranks=len(reported),
                 local=local,
                 crossing=crossing,
             )

@@ -1,8 +1,7 @@
-"""The frontends of a deployment in a cluster, by URLs that lead to their pods from here.
+"""The cluster that the options name, and URLs of its frontend pods that work from here.
 
-A pod's address means something inside its cluster only; elsewhere it leads nowhere, or to somebody
-else. So it is used where it answers as a Dynamo frontend; the way through the API server's
-port-forward works from anywhere.
+A pod's address is valid only in the cluster's network; elsewhere it may belong to another host. So
+it is used if a Dynamo frontend answers there. The API server's port-forward works from anywhere.
 """
 
 from __future__ import annotations
@@ -30,21 +29,22 @@ from dynctl.wire.kubernetes.objects import Pod, pod
 Reach = Literal["auto", "direct", "port-forward"]
 REACHES: Final[tuple[Reach, ...]] = ("auto", "direct", "port-forward")
 MOST_FRONTENDS: Final = 16
-#: Thresholds live in every one of them, so that few are too few.
+#: Thresholds live in each frontend, so all of them are reached, up to this many.
 _MOST_WAYS: Final = 64
 _DEFAULT_PORT: Final = 8000
-OUT_OF_REACH: Final = "out of reach from here (it needs the cluster's own network)"
-"""What workers tell over their own addresses, where only the API server can be spoken to."""
-#: How long a pod's address may take to answer before the other way is taken.
+OUT_OF_REACH: Final = "not reachable from here (it needs the cluster's own network)"
+"""Said of values from the workers' own addresses, where only the API server is reachable."""
+#: Seconds for a pod's address to answer before port-forward is used.
 _DIRECT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """``direct``: at the pods' own addresses, so that workers can be spoken to as well.
+    """Frontend pods with their URLs. ``direct``: at the pods' own addresses, so that workers are
+    reachable as well.
 
-    ``names``: the pods that ``urls`` lead to, ``graphs``: whose pods they are (empty where a pod
-    does not say). ``refused``: why the frontends are not known. ``beyond``: so many more there are.
+    ``names``: the pods of ``urls``; ``graphs``: their graphs, empty where a pod has no label.
+    ``refused``: why the frontends are unknown. ``beyond``: number of further frontends.
     """
 
     urls: list[str]
@@ -78,16 +78,16 @@ def frontend_port(pod: Pod) -> int:
     main = pod.main
     if main is None:
         return _DEFAULT_PORT
-    told = main.env.get("DYN_HTTP_PORT") or ""
-    if told.isdecimal() and 0 < int(told) < 65536:
-        return int(told)
+    port = main.env.get("DYN_HTTP_PORT") or ""
+    if port.isdecimal() and 0 < int(port) < 65536:
+        return int(port)
     return main.ports.get("http") or next(iter(main.ports.values()), 0) or _DEFAULT_PORT
 
 
 @contextmanager
 def cluster_ways(options: GlobalOptions) -> Iterator[Reached]:
-    """Ways to the frontends of the cluster that the options name, open with the context: of the
-    Dynamo namespace, if one is named; ``beyond`` counts those that are too many.
+    """The frontends of the cluster that the options name, reachable while the context is open; only
+    those of the Dynamo namespace, if one is named.
 
     Raises UsageProblem, or Unreachable where the API server does not answer.
     """
@@ -113,9 +113,9 @@ def cluster_ways(options: GlobalOptions) -> Iterator[Reached]:
 
 @contextmanager
 def reached(cluster: Cluster, pods: Sequence[Pod], reach: Reach) -> Iterator[Reached]:
-    """A URL for each pod, good while the context is open. Raises ClusterRefusal.
+    """A URL for each pod, valid while the context is open. Raises ClusterRefusal.
 
-    The first pod decides for all of them which way ``auto`` takes.
+    ``auto`` uses for all pods what works for the first one.
     """
     names = tuple(f"{one.name}.{one.namespace}" for one in pods)
     graphs = tuple(_graph(one) for one in pods)
@@ -157,8 +157,8 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def open_cluster(options: GlobalOptions) -> Cluster:
-    """Raises UsageProblem, or Unreachable where a credential plugin fails; nothing else is asked
-    yet."""
+    """The cluster, not connected yet. Raises UsageProblem, or Unreachable where a credential plugin
+    fails."""
     from dynctl.adapters.kubernetes import cluster as kubernetes_cluster
 
     options = in_context(options)
@@ -168,7 +168,7 @@ def open_cluster(options: GlobalOptions) -> Cluster:
 
 
 def namespaces_of(options: GlobalOptions, cluster: Cluster) -> str | None:
-    """The namespace to look at: the one that was named, else the context's; None is all of them.
+    """The namespace to read: the one that was named, else the context's; None: all of them.
 
     Raises UsageProblem.
     """
@@ -177,11 +177,11 @@ def namespaces_of(options: GlobalOptions, cluster: Cluster) -> str | None:
         return None if options.all_namespaces else cluster.namespace
     if options.all_namespaces:
         raise UsageProblem(
-            f"-n {options.namespace} and -A: one namespace and all of them were asked for",
+            f"-n {options.namespace} and -A: one namespace, and all of them",
             "give one of the two",
         )
     if not _NAMESPACE.fullmatch(options.namespace):
         raise UsageProblem(
-            f"-n {options.namespace}: no name of a namespace, expected 1 to 63 of a-z, 0-9 and -"
+            f"-n {options.namespace}: not a namespace name, expected 1 to 63 of a-z, 0-9 and -"
         )
     return options.namespace

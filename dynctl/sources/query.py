@@ -1,4 +1,4 @@
-"""What a dry run asks, independent of who answers it."""
+"""What a command wants from a source: a dry run's request, and a selection of workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def choose_model(wanted: str | None, models: Sequence[str]) -> str:
         raise UsageProblem(
             f"{len(models)} models are served ({known}); name one with --model"
             if models
-            else "no worker is registered, so no model is served",
+            else "no worker is registered and no model is served",
             "" if models else "register one: dynctl serve frontend --worker URL",
         )
     return models[0]
@@ -52,7 +52,10 @@ _FIELDS = ("name", "role", "model", "status")
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """``(key, value, wanted)``: every one must hold; a missing domain equals no value."""
+    """``-l zone=zone-a,role!=decode``: the workers of a list, as kubectl's label selectors.
+
+    ``terms``: ``(key, value, wanted)``, all of which must hold; a missing domain equals no value.
+    """
 
     terms: tuple[tuple[str, str, bool], ...] = ()
 

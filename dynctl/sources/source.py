@@ -1,63 +1,150 @@
-"""Where snapshots come from: one source at a time, and the only thing here that asks anybody."""
+"""What a source is: the questions of the commands, and the snapshots of `top`.
+
+Each origin (a frontend of ours, a live Dynamo, a saved view, the demo fleet) has one
+:class:`Source`, which reads the origin once for each question, and one :class:`LiveSource`, which
+follows it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
-from dynctl.documents.route_result import RouteResult
-from dynctl.documents.snapshot import DecisionLine, Snapshot
-from dynctl.documents.workers import WorkerRow
+from dynctl.base.errors import UsageProblem
 
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from dynctl.documents.config import ConfigDocument
+    from dynctl.documents.route_result import RouteResult
+    from dynctl.documents.snapshot import DecisionLine, Snapshot
+    from dynctl.documents.workers import WorkerRow
+    from dynctl.sources.query import RouteQuery
+    from dynctl.sources.thresholds.replicas import Replica
+
+Thresholds = dict[str, float | int | None]
+"""Threshold -> value; None: off."""
 Values = Mapping[str, float | int | None]
-"""Threshold -> value; None switches it off."""
+"""Thresholds to set, by name; None switches one off."""
 
 
-class LiveSource(Protocol):
-    """A fleet that is followed from ``__aenter__`` to ``__aexit__``, on one event loop.
+class Source(Protocol):
+    """Answers to the commands' questions. Methods raise DynctlError."""
 
-    Entering raises Unreachable or UsageProblem. Afterwards :meth:`snapshot` never raises: what
-    cannot be reached is the snapshot's ``problem``. The others raise DynctlError, whose message
-    is shown.
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Whole sentences: what is unknown about the last list of workers or replicas."""
+        ...
+
+    def route(self, query: RouteQuery) -> RouteResult: ...
+
+    def workers(self, *, index: bool = True) -> list[WorkerRow]:
+        """``index`` False: the caches of the workers are not needed and may stay unread."""
+        ...
+
+    def thresholds(self) -> dict[str, Thresholds]:
+        """Model -> its thresholds."""
+        ...
+
+    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+        """Set some thresholds of a model; returns all that are in force then."""
+        ...
+
+    def replicas(self) -> AbstractContextManager[list[Replica]]:
+        """The processes that hold busy thresholds, reachable while the context is open."""
+        ...
+
+    def judged(self, model: str, values: Values) -> list[WorkerRow]:
+        """The workers as they would be under other thresholds; nothing is set."""
+        ...
+
+    def config(self) -> ConfigDocument:
+        """The router's preset and settings."""
+        ...
+
+    def decision(self, decision_id: str) -> RouteResult:
+        """A past decision, explained."""
+        ...
+
+    def save(self) -> bytes:
+        """The router's state as a view file."""
+        ...
+
+    def live(self, frontend_log: str | None = None) -> LiveSource:
+        """The same origin, to be followed. ``frontend_log``: a path or ``-``, for a live Dynamo.
+
+        Raises UsageProblem for a log where the origin does not need one.
+        """
+        ...
+
+
+class LiveSource:
+    """An origin that is followed while the context is open, on one event loop.
+
+    Entering raises Unreachable or UsageProblem. Afterwards :meth:`snapshot` never raises: what is
+    not reachable becomes the snapshot's ``problem``. The other methods raise DynctlError.
     """
 
-    title: str
+    def __init__(self, source: Source, title: str) -> None:
+        self.source = source
+        self.title = title
 
-    async def __aenter__(self) -> LiveSource: ...
+    async def __aenter__(self) -> Self:
+        return self
 
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        pass
 
     async def snapshot(self) -> Snapshot:
         """The present state, read now."""
-        ...
+        raise NotImplementedError
 
     async def settle(self) -> None:
-        """Wait a moment for what comes by itself: a single frame must not be too early for it."""
-        ...
+        """Wait a moment for values that arrive on their own, so that a single frame has them."""
+
+    async def read_index(self, worker: WorkerRow | None) -> str:
+        """Start to read what ``worker`` caches (None: all workers), which costs the workers time.
+
+        Returns what happens now, as a sentence for the user.
+        """
+        raise NotImplementedError
 
     async def decision(self, line: DecisionLine) -> RouteResult:
         """A complete decision, explained."""
-        ...
+        return await asyncio.to_thread(self.source.decision, line.id)
 
     async def judged(self, model: str, values: Values) -> list[WorkerRow]:
-        """The workers as they would be under other thresholds; sets nothing."""
-        ...
+        """The workers as they would be under other thresholds; nothing is set."""
+        return await asyncio.to_thread(self.present().judged, model, values)
 
-    async def set_thresholds(self, model: str, values: Values) -> dict[str, float | int | None]:
+    async def set_thresholds(self, model: str, values: Values) -> Thresholds:
         """Set some thresholds of a model; returns all that are in force then."""
-        ...
+        return await asyncio.to_thread(self.source.set_thresholds, model, values)
 
     async def save(self) -> bytes:
-        """The router's view, as ``--view`` reads it."""
-        ...
+        """The router's state as a view file."""
+        return await asyncio.to_thread(self.present().save)
 
-    async def read_index(self, worker: WorkerRow | None) -> str:
-        """Begin to follow what ``worker`` caches (all workers, where None), which costs too much
-        to do unasked. Returns what happens now, for the person."""
-        ...
+    def present(self) -> Source:
+        """The source of the state that is shown now."""
+        return self.source
+
+
+def refuse_log(source: Source, frontend_log: str | None) -> None:
+    """Raise UsageProblem where a log is given to a source other than a live Dynamo."""
+    if frontend_log is not None:
+        raise UsageProblem(
+            f"--frontend-log {frontend_log}: {source.title} does not need a log: it reports its "
+            "decisions itself, or has none",
+            "the log is for a live Dynamo: --discovery etcd --etcd-endpoints HOST:2379",
+        )

@@ -1,4 +1,4 @@
-"""Answers from a saved view (or the embedded demo fleet): no network, the router itself decides."""
+"""A saved view: the router of one past moment decides here, without a network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
@@ -17,12 +16,12 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.route_result import RouteResult, route_result
-from dynctl.documents.snapshot import DecisionLine, Header, Part, Snapshot
+from dynctl.documents.snapshot import Header, Part, Snapshot
 from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.settings.router_settings import parse_assignments
 from dynctl.sources.query import RouteQuery, choose_model
-from dynctl.sources.source import Values
+from dynctl.sources.source import LiveSource, Thresholds, Values, refuse_log
 from dynctl.sources.thresholds.replicas import Replica
 from router_core import (
     SETTINGS,
@@ -77,14 +76,14 @@ class ViewSource:
             pin_prefill=pin(query.pin_prefill),
             pin_decode=pin(query.pin_decode),
         )
-        looked_at = router.view(config, load)
-        plan = router.plan(request, samples=_samples(tokens), view=looked_at, detail=True)
+        state = router.view(config, load)
+        plan = router.plan(request, samples=_samples(tokens), view=state, detail=True)
         return route_result(
             router,
             request,
             plan,
             now=self.view.now,
-            view=looked_at,
+            view=state,
             preset=self.view.preset,
             assumptions=assumptions,
             load_source=self.view.source,
@@ -93,33 +92,28 @@ class ViewSource:
     def workers(self, *, index: bool = True) -> list[WorkerRow]:
         return worker_rows(self.router, self.view.now)
 
-    def thresholds(self) -> dict[str, dict[str, float | int | None]]:
-        """Model -> threshold name -> value."""
+    def thresholds(self) -> dict[str, Thresholds]:
         registry, busy = self.router.registry, self.router.busy
         return {model: busy.thresholds(model).to_dict() for model in registry.models()}
 
-    def set_thresholds(
-        self, model: str, values: Mapping[str, float | int | None]
-    ) -> dict[str, float | int | None]:
-        """A view is a record of the past: it can be asked "what if", not changed."""
+    def set_thresholds(self, model: str, values: Values) -> Thresholds:
         raise UsageProblem(
             f"{self.title} is a saved view and cannot be changed",
-            "--dry-run shows what the thresholds would do; --frontend URL sets them live",
+            "--dry-run shows the effect of thresholds; --frontend URL sets them on a frontend",
         )
 
-    def refuse(self, model: str, present: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Trying out is what a view is for; :meth:`set_thresholds` refuses."""
+    def refuse(self, model: str, present: Values, values: Values) -> None:
+        """Accept every value, for dry runs; :meth:`set_thresholds` raises."""
 
-    def nearest(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
+    def nearest(self, values: Values) -> Thresholds:
         return dict(values)
 
     @contextmanager
     def replicas(self) -> Iterator[list[Replica]]:
-        """The view itself, which holds what one frontend held."""
+        """The view itself, which has the thresholds of one frontend."""
         yield [Replica(self.title, self, self.workers)]
 
-    def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
-        """The workers as they would be under other thresholds; the view itself stays."""
+    def judged(self, model: str, values: Values) -> list[WorkerRow]:
         router = Router.restore(self.router.snapshot())
         applied = router.apply(ThresholdsSet(model, values), self.view.now)
         if not applied.ok:
@@ -127,7 +121,6 @@ class ViewSource:
         return worker_rows(router, self.view.now)
 
     def config(self) -> ConfigDocument:
-        """The router's settings; their source is this view."""
         return config_document(
             self.router.config,
             version=version(),
@@ -137,12 +130,11 @@ class ViewSource:
 
     def decision(self, decision_id: str) -> RouteResult:
         raise UsageProblem(
-            f"{self.title} keeps no decisions, so {decision_id} cannot be looked up in it",
-            "ask the frontend that made it: dynctl why ID --frontend URL",
+            f"{self.title} keeps no decisions: {decision_id} cannot be looked up",
+            "use the frontend that made it: dynctl why ID --frontend URL",
         )
 
     def save(self) -> bytes:
-        """The view as a file's bytes."""
         view = self.view
         return encode_view(
             view.router.capture(),
@@ -155,8 +147,12 @@ class ViewSource:
             chats=view.chats,
         )
 
+    def live(self, frontend_log: str | None = None) -> LiveSource:
+        refuse_log(self, frontend_log)
+        return StillView(self)
+
     def tokens(self, query: RouteQuery, model: str) -> list[int]:
-        """The prompt's token ids; raises UsageProblem where no tokenizer is known."""
+        """The prompt's token ids; raises UsageProblem where the model has no tokenizer."""
         return self._tokens(query, model, [])
 
     def _tokens(self, query: RouteQuery, model: str, assumptions: list[str]) -> list[int]:
@@ -167,7 +163,7 @@ class ViewSource:
         known = self.view.model_paths.get(model)
         path = query.model_path or known
         if path is None or not Path(path).is_dir():
-            where = f"the view names {path}, which is not here" if path else "the view names none"
+            where = f"{path} of the view does not exist here" if path else "the view has none"
             raise UsageProblem(
                 f"no tokenizer for model {model}: {where}",
                 "give --model-path DIR (a directory with tokenizer.json), or --tokens FILE",
@@ -176,8 +172,8 @@ class ViewSource:
         saved = self.view.tokenizers.get(model)
         if saved is not None and saved != tokenizer.fingerprint:
             assumptions.append(
-                f"{path} is not the tokenizer that the view was saved with: cached blocks may "
-                "not match"
+                f"the tokenizer in {path} is different from the one that the view was saved "
+                "with: cached blocks may not match"
             )
         if query.messages is not None:
             return self._encode_chat(tokenizer, list(query.messages))
@@ -186,7 +182,7 @@ class ViewSource:
     def _encode_chat(
         self, tokenizer: ModelTokenizer, messages: list[Mapping[str, Any]]
     ) -> list[int]:
-        """A chat's token ids, as the frontend that the view is of would make them."""
+        """A chat's token ids, encoded as the view's own frontend does."""
         if self.view.chats == "dynamo":
             from dynctl.tokenization import as_dynamo_reads
 
@@ -197,8 +193,8 @@ class ViewSource:
         sizes = [w.block_size for w in self.router.registry if w.model == model]
         if len(set(sizes)) > 1:
             assumptions.append(
-                f"workers have blocks of {', '.join(map(str, sorted(set(sizes))))} tokens; "
-                f"{sizes[0]} is used"
+                f"workers have different block sizes ({', '.join(map(str, sorted(set(sizes))))} "
+                f"tokens): {sizes[0]} is used"
             )
         return sizes[0]
 
@@ -217,7 +213,7 @@ def open_view(path: Path) -> ViewSource:
 
 
 def open_view_bytes(data: bytes, where: str, title: str) -> ViewSource:
-    """A view from the bytes of its file; ``where`` is what an error names."""
+    """A view from the bytes of its file; errors begin with ``where``."""
     from dynctl.base.decode_errors import WireError
 
     try:
@@ -227,16 +223,16 @@ def open_view_bytes(data: bytes, where: str, title: str) -> ViewSource:
 
 
 def _stable_id(tokens: list[int], query: RouteQuery) -> str:
-    """The same question has the same id: a dry run that is repeated prints the same bytes."""
-    asked = repr((query.required, sorted(query.preferred.items()), query.assignments))
+    """The same query has the same id: a dry run that is repeated prints the same bytes."""
+    limits = repr((query.required, sorted(query.preferred.items()), query.assignments))
     pins = repr((query.pin_prefill, query.pin_decode))
-    return "dry-" + xxh3_64_hexdigest(array("q", tokens).tobytes() + (asked + pins).encode())[:12]
+    return "dry-" + xxh3_64_hexdigest(array("q", tokens).tobytes() + (limits + pins).encode())[:12]
 
 
 def _samples(tokens: list[int]) -> tuple[float, float]:
-    """Chance for a dry run: fair over prompts, and the same for the same prompt.
+    """Two random numbers in 0..1 that depend on the prompt alone.
 
-    Only the prompt counts, so that ``--set`` shows what it changes and not another draw.
+    So a dry run with ``--set`` differs only by what was set, not by another draw.
     """
     data = array("q", tokens).tobytes()
     first, second = (xxh3_64_intdigest(data, seed) for seed in (1, 2))
@@ -251,9 +247,12 @@ _MOST = 1 << 40
 def what_if(
     router: Router, assignments: Iterable[str]
 ) -> tuple[RouterConfig | None, WhatIf | None, dict[str, Any]]:
-    """The settings and the load that ``assignments`` describe; None where nothing changes.
+    """``--set key=value``: other settings, or other load, for one dry run.
 
-    The third value is what was set, for people. Raises UsageProblem or ConfigError.
+    Settings go by their names (``prefill_load_scale=1.5``); load by worker:
+    ``load.prefill-a0.prefill_tokens=+500``, ``load.decode-b0.decode_blocks=-10``, or without a
+    sign to set it (``load.prefill-a0.prefill_tokens=0``). Returns settings, load (None where
+    nothing changes) and the values as they are shown. Raises UsageProblem or ConfigError.
     """
     texts = list(assignments)
     settings = [text for text in texts if not text.strip().startswith(_PREFIX)]
@@ -271,7 +270,7 @@ def what_if(
 
 def _shift(router: Router, text: str, shifts: dict[str, dict[int, int]]) -> None:
     key, separator, raw = text.partition("=")
-    # Worker names may hold dots: the load's name is what stands behind the last one.
+    # Worker names may contain dots: the load's name is behind the last one.
     worker_text, _, load = key.removeprefix(_PREFIX).rpartition(".")
     if not separator or not worker_text or load not in LOADS:
         raise UsageProblem(
@@ -293,68 +292,44 @@ def _shift(router: Router, text: str, shifts: dict[str, dict[int, int]]) -> None
         shifts[load][slot] = number if relative else number - column[slot]
 
 
-_NOT_KEPT: Final = "a saved view keeps no decisions"
+_NO_DECISIONS: Final = "a saved view keeps no decisions"
 _NOT_LIVE: Final = "a saved view is one moment"
-_LIVE: Final = "dynctl top --frontend URL shows a running service"
-_ASK: Final = 'ask it where a request would go: dynctl --view FILE route --explain "PROMPT"'
+_USE_LIVE: Final = "dynctl top --frontend URL shows a running service"
+_USE_ROUTE: Final = (
+    'dynctl --view FILE route --explain "PROMPT" shows where a request would have gone'
+)
 
 
-class StillView:
-    """Shows the view that ``source`` holds."""
+class StillView(LiveSource):
+    """The one snapshot of a saved view."""
 
     def __init__(self, source: ViewSource, wall: Callable[[], float] = time.time) -> None:
-        self.title = source.title
-        self._source = source
+        super().__init__(source, source.title)
+        self._view = source
         self._at = wall()
         self._rows = tuple(source.workers())
 
-    async def __aenter__(self) -> StillView:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Nothing is open."""
-
     async def snapshot(self) -> Snapshot:
-        source, title = self._source, self.title
-        settings = source.config().values
+        view, title = self._view, self.title
+        settings = view.config().values
         here = Part(title, self._at)
-        told = dict.fromkeys(("workers", "load", "index", "thresholds", "settings"), here)
-        told["decisions"] = Part(title, unknown=_NOT_KEPT, provide=_ASK)
+        parts = dict.fromkeys(("workers", "load", "index", "thresholds", "settings"), here)
+        parts["decisions"] = Part(title, unknown=_NO_DECISIONS, provide=_USE_ROUTE)
         for part in ("waiting", "transfers", "queue"):
-            told[part] = Part(title, unknown=_NOT_LIVE, provide=_LIVE)
+            parts[part] = Part(title, unknown=_NOT_LIVE, provide=_USE_LIVE)
         return Snapshot(
             at=self._at,
             source=title,
             header=Header(
                 models=tuple(sorted({row.model for row in self._rows})),
                 mode=settings["router_mode"],
-                preset=source.view.preset,
+                preset=view.view.preset,
             ),
             workers=self._rows,
-            thresholds=source.thresholds(),
+            thresholds=view.thresholds(),
             settings=settings,
-            told=told,
+            parts=parts,
         )
 
-    async def settle(self) -> None:
-        """Nothing comes any more."""
-
-    async def decision(self, line: DecisionLine) -> RouteResult:
-        raise UsageProblem(_NOT_KEPT, _ASK)
-
-    async def judged(self, model: str, values: Values) -> list[WorkerRow]:
-        return self._source.judged(model, values)
-
-    async def set_thresholds(self, model: str, values: Values) -> dict[str, float | int | None]:
-        return self._source.set_thresholds(model, values)
-
-    async def save(self) -> bytes:
-        return self._source.save()
-
     async def read_index(self, worker: WorkerRow | None) -> str:
-        raise UsageProblem(f"{_NOT_LIVE}: what is not in it cannot be read any more", _LIVE)
+        raise UsageProblem(f"{_NOT_LIVE}: no more caches can be read", _USE_LIVE)

@@ -168,7 +168,7 @@ def source_lines(
 ) -> Iterator[str]:
     """Source and age of each part, or why it is unknown."""
     for part in parts:
-        origin = snapshot.told.get(part, Part(snapshot.source, unknown="not reported"))
+        origin = snapshot.parts.get(part, Part(snapshot.source, unknown="not reported"))
         if origin.unknown:
             yield from canvas.paragraph(
                 f"unknown: {origin.unknown}", first=f"  {part}".ljust(_LABEL), rest=" " * _LABEL

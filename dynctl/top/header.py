@@ -56,7 +56,7 @@ def currency_mark(snapshot: Snapshot, state: State, now: float) -> tuple[str, St
     if state.paused:
         return f"‖ PAUSED at {clock(snapshot.at, tenths=False)}{mode}", WARN
     if snapshot.problem:
-        read = [one.at for one in snapshot.told.values() if one.at is not None]
+        read = [one.at for one in snapshot.parts.values() if one.at is not None]
         return f"✗ NOT CURRENT, {age(now - max(read, default=now))} old{mode}", BAD
     old = currency(snapshot, now)
     if old and now - snapshot.at > _TURNS * state.rate:
@@ -157,7 +157,7 @@ def currency(snapshot: Snapshot, now: float) -> str:
     """Why and since when the data is out of date; empty if it is current."""
     late = now - snapshot.at
     if snapshot.problem:
-        read = [one.at for one in snapshot.told.values() if one.at is not None]
+        read = [one.at for one in snapshot.parts.values() if one.at is not None]
         last = f"as of {clock(max(read), tenths=False)}: " if read else ""
         return f"{last}{snapshot.problem}"
     return f"{age(late)} old" if late > LATE_S else ""

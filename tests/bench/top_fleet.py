@@ -21,7 +21,8 @@ from dynctl.serving.http.fleet_endpoints import FLEET_PATH, FleetFeed
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
-from dynctl.sources.demo.traffic import DemoTraffic, demo_worker
+from dynctl.sources.demo.fleet import demo_worker
+from dynctl.sources.demo.traffic import DemoTraffic
 from router_core import RouterConfig, Worker
 
 ZONES = "abcde"

@@ -24,7 +24,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.render import draw
 from dynctl.screens.route import ExplainScreen
-from dynctl.sources.demo.fleet import PROMPT, demo_source
+from dynctl.sources.demo.fleet import PROMPT, DemoSource
 from dynctl.sources.demo.live import LiveDemo
 from dynctl.sources.query import RouteQuery
 from dynctl.top.app import TopApp
@@ -43,7 +43,7 @@ _FONT = re.compile(r"@font-face \{.*?\}\s*", re.S)
 
 def route_explain() -> str:
     """A prompt's two hops on the embedded fleet."""
-    result = demo_source().route(RouteQuery(messages=[{"role": "user", "content": PROMPT}]))
+    result = DemoSource().route(RouteQuery(messages=[{"role": "user", "content": PROMPT}]))
     screen = ExplainScreen()(result, Canvas(_WIDTH, color=True))
     return _picture(f'dynctl route --demo --explain "{PROMPT}"', screen)
 

@@ -11,7 +11,7 @@ from typing import Any
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import SavedView
-from dynctl.sources.dynamo.observer import Observer, live_router
+from dynctl.sources.dynamo.observer import Observer
 from dynctl.sources.dynamo.planes import open_planes
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
@@ -63,21 +63,14 @@ async def observing(
     planes = open_planes(options or GlobalOptions(discovery="file", file_kv=fleet.file_kv))
     holder: list[Observed] = []
     observer = Observer(
-        live_router(),
-        planes.discovery,
-        planes.plane_of,
-        planes.requests,
-        time.monotonic,
+        planes,
         on_change=lambda change: holder[0].noted(change),
         **more,
     )
     holder.append(Observed(observer))
-    try:
-        async with observer:
-            await asyncio.wait_for(observer.settled(), 20)
-            yield holder[0]
-    finally:
-        await planes.close()
+    async with observer:
+        await asyncio.wait_for(observer.settled(), 20)
+        yield holder[0]
 
 
 def possible(result: RouteResult) -> set[tuple[int | None, int]]:

@@ -19,7 +19,7 @@ def test_the_cost_of_observing(finding) -> None:
                 assert (await asyncio.to_thread(fleet.frontend.complete, tokens)).ok
             async with observing(fleet) as seen:
                 await seen.quiet()
-                asked = seen.observer.asked
+                asked = seen.observer.requested
                 first = asked.recoveries, asked.recovery_bytes
                 spent = time.process_time()
                 await asyncio.sleep(IDLE_SECONDS)

@@ -325,7 +325,7 @@ def test_through_the_api_server_caches_are_said_to_be_out_of_reach(fleet: KubeFl
     words = ("--explain", "--reach", "port-forward", "--model-path", str(TINY_MODEL))
     screen = fleet.dynctl("route", prompt, *FROM_THERE, *words)
     assert screen.code == 0
-    assert "out of reach from here" in screen.out
+    assert "not reachable from here" in screen.out
     assert "no cache of these workers is known" in screen.out
 
 

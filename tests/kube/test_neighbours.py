@@ -23,7 +23,7 @@ FRONTEND = ("prod", "my-llm-frontend-0")
 MODEL = "Qwen/Qwen3-0.6B"
 ZONES = ("us-east-1a", "us-east-1b")
 BEYOND = (
-    "note: what workers cached is out of reach from here (it needs the cluster's own network); "
+    "note: what workers cached is not reachable from here (it needs the cluster's own network); "
     "answered from load and topology"
 )
 

@@ -337,8 +337,8 @@ def test_who_may_read_nothing_gets_no_answer(
     [
         (("--dgd", "My LLM)"), "--dgd 'My LLM)': no name of a DynamoGraphDeployment"),
         (("--dgd", ""), "--dgd '': no name of a DynamoGraphDeployment"),
-        (("-n", "prod", "-A"), "-n prod and -A: one namespace and all of them"),
-        (("-n", "Prod!"), "-n Prod!: no name of a namespace"),
+        (("-n", "prod", "-A"), "-n prod and -A: one namespace, and all of them"),
+        (("-n", "Prod!"), "-n Prod!: not a namespace name"),
         (("--fail-on", "error"), "--fail-on error: expected fail or warn"),
         (("--exec", "some"), "--exec some: expected one of all, sample, none"),
         (("--logs", "some"), "--logs some: expected one of all, sample, none"),

@@ -175,7 +175,7 @@ def set_thresholds(
         waited = None
         if wait is not None and done:
             acting, took = wait_until_acting(done, chosen, values, wait)
-            waited = Waited(round(took, 3), acting.acts, list(acting.pending), list(acting.untold))
+            waited = Waited(round(took, 3), acting.acts, list(acting.pending), list(acting.unknown))
         after = read_all(replicas)
     agree = result.agree and not differing(after, chosen)
     held = next((one.after for one in result.outcomes if one.state == "set" and one.after), None)
@@ -262,13 +262,13 @@ def _effects(
             errors.append(error)
             notes.append(f"{name}: its workers are not known: {error.message}")
             continue
-        if one.replica.dynamo is not None:
+        if one.replica.probe is not None:
             silent = sum(rank.load_age_s is None for row in rows for rank in row.ranks)
             if silent:
-                why = one.replica.dynamo.unheard()
+                why = one.replica.probe.no_report_reason()
                 notes.append(f"{name}: what {plural(silent, 'rank')} reported is not known: {why}")
         after = judged_rows(rows, model, present, values)
-        before = judged_rows(rows, model, present, {}) if one.replica.dynamo is not None else rows
+        before = judged_rows(rows, model, present, {}) if one.replica.probe is not None else rows
         effects += rank_effects(before, after, name)
     if must and errors and not effects:
         raise errors[0]

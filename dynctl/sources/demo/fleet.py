@@ -1,12 +1,15 @@
-"""The embedded demo fleet as a view: six workers in two zones, some load, a warm cache.
+"""The embedded demo fleet: six workers in two zones, and the one prompt that is cached.
 
-Nothing runs; the router decides on the same kind of state that a live frontend has. What a person
-learns here holds for `dynctl demo` and for a fleet of their own.
+`--demo` shows it at rest, with some load; `top --demo` lets it run. No process and no network: a
+router of ours decides on the state that a frontend would have.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from dynctl.documents.view import SavedView
+from dynctl.sources.source import LiveSource, refuse_log
 from dynctl.sources.view import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from router_core import (
@@ -23,47 +26,113 @@ from router_core import (
     Worker,
     WorkerUpserted,
     hash_prompt,
+    preset,
 )
 
-MODEL = "demo"
-PROMPT = "Explain KV cache reuse in distributed serving."
-_ZONES = ("zone-a", "zone-b")
-_NOW = 100.0
+TITLE: Final = "demo fleet"
+MODEL: Final = "demo"
+PRESET: Final = "dynamo-1.6"
+PROMPT: Final = "Explain KV cache reuse in distributed serving."
+BLOCK: Final = 16
+TOTAL_BLOCKS: Final = 4096
+#: Requests that a decode engine runs at a time.
+SEATS: Final = 24
+THRESHOLDS: Final = {
+    "active_prefill_tokens_threshold": 12_000,
+    "active_decode_blocks_threshold": 0.85,
+}
+_WORKERS: Final = (
+    ("prefill", "a", 0), ("decode", "a", 0), ("prefill", "b", 0),
+    ("decode", "b", 0), ("prefill", "b", 1), ("decode", "b", 1),
+)  # fmt: skip
+#: Load of the fleet at rest: worker -> (prefill tokens, decode blocks). So costs differ.
+_LOAD: Final = {
+    "prefill-b0": (16, 0),
+    "prefill-b1": (640, 0),
+    "decode-a0": (0, 10),
+    "decode-b0": (0, 4),
+}
+_NOW: Final = 100.0
 
 
-def demo_source() -> ViewSource:
-    """A new view of the demo fleet, the same every time."""
-    router = Router(RouterConfig())
-    for change, at in _history():
-        applied = router.apply(change, at)
-        if not applied.ok:
-            raise RuntimeError(f"demo fleet: {applied.message}")
-    view = SavedView(
+class DemoSource(ViewSource):
+    """The demo fleet at rest, the same every time."""
+
+    def __init__(self) -> None:
+        router = Router(demo_config())
+        for change, at in _changes():
+            applied = router.apply(change, at)
+            if not applied.ok:
+                raise RuntimeError(f"demo fleet: {applied.message}")
+        super().__init__(demo_view(router, _NOW), TITLE)
+
+    def live(self, frontend_log: str | None = None) -> LiveSource:
+        from dynctl.sources.demo.live import LiveDemo
+
+        refuse_log(self, frontend_log)
+        return LiveDemo()
+
+
+def demo_config() -> RouterConfig:
+    """The router settings of the demo fleet."""
+    return preset(PRESET).with_values(THRESHOLDS)
+
+
+def demo_view(router: Router, now: float) -> SavedView:
+    """A router of the demo fleet as a view."""
+    return SavedView(
         router,
-        now=_NOW,
-        preset="dynamo-1.6",
+        now=now,
+        preset=PRESET,
         model_paths={MODEL: str(DEMO_MODEL_DIR)},
         assumptions=("the embedded demo fleet: nothing is running",),
-        source="demo fleet",
+        source=TITLE,
     )
-    return ViewSource(view, "demo fleet")
 
 
-def _history() -> list[tuple[Change, float]]:
-    changes: list[tuple[Change, float]] = []
-    workers: list[Worker] = []
-    for zone in _ZONES:
-        for role in (Role.PREFILL, Role.DECODE):
-            workers.append(_worker(role, zone, len(workers) + 1, 0))
-    workers.append(_worker(Role.PREFILL, "zone-b", 5, 1))
-    workers.append(_worker(Role.DECODE, "zone-b", 6, 1))
-    for worker in workers:
-        changes.append((WorkerUpserted(worker), 0.0))
-    changes.append((_stored(workers[0]), _NOW - 0.3))
-    # Some work in progress, so that costs differ and a second zone is worth a thought.
-    for number, (worker, tokens, blocks) in enumerate(
-        [(workers[2], 16, 0), (workers[4], 640, 0), (workers[1], 0, 10), (workers[3], 0, 4)]
-    ):
+def demo_workers() -> list[Worker]:
+    """The six workers; the first one, prefill-a0, has the prompt in its cache."""
+    return [demo_worker(*one, number) for number, one in enumerate(_WORKERS, 1)]
+
+
+def demo_worker(role: str, zone: str, index: int, number: int) -> Worker:
+    """One worker of a zone; prefill workers require a decode worker of their zone."""
+    prefill = role == "prefill"
+    card = ModelRuntimeConfig(
+        total_kv_blocks=TOTAL_BLOCKS,
+        max_num_batched_tokens=8192,
+        max_num_seqs=SEATS,
+        topology_domains={"zone": f"zone-{zone}", "rack": f"rack-{zone}{index // 2}"},
+        kv_transfer_domain="zone" if prefill else None,
+        kv_transfer_enforcement="required" if prefill else None,
+    )
+    # Ids as long as real ones, so that names and suffixes are useful here too.
+    worker_id = 0xD1C0_0000_0000_0000 + number * 0x1_2345_6789
+    name = f"{role}-{zone}{index}"
+    return Worker(worker_id, name, MODEL, Role(role), BLOCK, card, can_prefill=prefill)
+
+
+def cached_prompt(worker: Worker) -> KvEvent:
+    """The event by which ``worker`` stored the full blocks of PROMPT."""
+    messages = [{"role": "user", "content": PROMPT}]
+    tokens = load_tokenizer(DEMO_MODEL_DIR).encode_chat(messages)
+    hashes = hash_prompt(tokens, BLOCK)
+    count = max(1, len(hashes) - 1)
+    stored = BlocksStored(
+        parent_hash=None,
+        block_hashes=tuple(hashes.sequence[:count]),
+        local_hashes=tuple(hashes.local[:count]),
+    )
+    return KvEvent(worker.worker_id, 0, stored)
+
+
+def _changes() -> list[tuple[Change, float]]:
+    workers = demo_workers()
+    changes: list[tuple[Change, float]] = [(WorkerUpserted(worker), 0.0) for worker in workers]
+    changes.append((cached_prompt(workers[0]), _NOW - 0.3))
+    named = {worker.name: worker for worker in workers}
+    for number, (name, (tokens, blocks)) in enumerate(_LOAD.items()):
+        worker = named[name]
         stage: Stage = "prefill" if worker.role is Role.PREFILL else "decode"
         booked = Booked(
             f"running-{number}", stage, worker.worker_id, 0, tokens, anonymous_blocks=blocks
@@ -72,31 +141,3 @@ def _history() -> list[tuple[Change, float]]:
     for worker in workers:
         changes.append((LoadReported(worker.worker_id, 0, kv_used_blocks=40), _NOW - 0.1))
     return changes
-
-
-def _worker(role: Role, zone: str, number: int, index: int) -> Worker:
-    name = f"{role.value}-{zone[-1]}{index}"
-    card = ModelRuntimeConfig(
-        total_kv_blocks=4096,
-        max_num_batched_tokens=8192,
-        topology_domains={"zone": zone},
-        kv_transfer_domain="zone" if role is Role.PREFILL else None,
-        kv_transfer_enforcement="required" if role is Role.PREFILL else None,
-    )
-    # Ids as long as real ones, so that names and suffixes earn their keep here too.
-    worker_id = 0xD1C0_0000_0000_0000 + number * 0x1_2345_6789
-    return Worker(worker_id, name, MODEL, role, 16, card, can_prefill=role is Role.PREFILL)
-
-
-def _stored(worker: Worker) -> KvEvent:
-    """What a worker stored when it served the demo's first prompt: its complete first blocks."""
-    messages = [{"role": "user", "content": PROMPT}]
-    tokens = load_tokenizer(DEMO_MODEL_DIR).encode_chat(messages)
-    hashes = hash_prompt(tokens, 16)
-    count = max(1, len(hashes) - 1)
-    stored = BlocksStored(
-        parent_hash=None,
-        block_hashes=tuple(hashes.sequence[:count]),
-        local_hashes=tuple(hashes.local[:count]),
-    )
-    return KvEvent(worker.worker_id, 0, stored)

@@ -1,7 +1,7 @@
-"""The life of the embedded fleet: requests, caches, engines' queues, a crash and a rush.
+"""Traffic of the demo fleet: generated requests, caches, engine queues, a crash and a load peak.
 
-No process and no network: a router of ours decides on requests that are made up here, and the
-engines are a few lines of arithmetic. Time is given, so the same seconds bring the same fleet.
+A real router decides on the requests; the engines are a few lines of arithmetic. Time is passed in,
+so the same seconds give the same fleet.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 from dynctl.health import conditions as codes
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.sources.demo.fleet import BLOCK, MODEL, SEATS, TOTAL_BLOCKS
 from router_core import (
     BlockHashes,
     BlocksRemoved,
@@ -24,7 +25,6 @@ from router_core import (
     Cleared,
     KvEvent,
     LoadReported,
-    ModelRuntimeConfig,
     Role,
     RoutingPlan,
     RoutingRequest,
@@ -33,30 +33,27 @@ from router_core import (
     hash_prompt,
 )
 
-MODEL: Final = "demo"
-BLOCK: Final = 16
-TOTAL_BLOCKS: Final = 4096
-#: The fleet repeats itself after this many seconds: a crash, then a rush.
+#: The fleet repeats itself after this many seconds: a crash, then a load peak.
 CYCLE_S: Final = 120.0
 CRASH: Final = (30.0, 55.0)
-RUSH: Final = (75.0, 90.0)
+PEAK: Final = (75.0, 90.0)
 CRASHING: Final = "decode-a0"
 
 _RATE: Final = 3.0
-_RUSH_FACTOR: Final = 6.0
+_PEAK_FACTOR: Final = 6.0
 _PREFILL_TOKENS_S: Final = 4000.0
 _OUTPUT_TOKENS_S: Final = 25.0
-_SEATS: Final = 24
 _SYSTEM_TOKENS: Final = 640
 _LONGEST: Final = 2400
-_BOUND_SHARE: Final = 0.08
+#: Share of requests that require zone-a.
+_REQUIRE_SHARE: Final = 0.08
 _CACHE_BLOCKS: Final = 3000
-_CRASH_REASON: Final = "connection refused: nobody listens there any more"
+_CRASH_REASON: Final = "connection refused"
 
 
 @dataclass(slots=True)
 class _Job:
-    """A request on its way. ``blocks``: that it holds on the engine it is at."""
+    """A request in the fleet. ``worker_id``: its engine; ``blocks``: those that it uses there."""
 
     request: RoutingRequest
     hashes: BlockHashes
@@ -64,12 +61,12 @@ class _Job:
     output: int
     plan: RoutingPlan | None = None
     blocks: int = 0
-    place: int = 0
+    worker_id: int = 0
 
 
 @dataclass(slots=True)
 class _Engine:
-    """One worker: who runs, who waits, and the chains in its cache, oldest first."""
+    """One worker: running and waiting requests, and the block chains in its cache, oldest first."""
 
     worker: Worker
     seats: int
@@ -81,9 +78,9 @@ class _Engine:
 
 
 class DemoTraffic:
-    """Drives ``service`` from :meth:`start` on. ``at``: seconds of the service's own clock.
+    """Sends requests to ``service`` and runs its engines. ``at``: seconds of the service's clock.
 
-    ``advance`` moves the service's clock by ``tick``, which takes the new time.
+    ``advance`` moves that clock by ``tick``, which gets the new time.
     """
 
     def __init__(
@@ -102,25 +99,25 @@ class DemoTraffic:
         self._rate = rate
         self._events = events
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
-        self._turn = 0
+        self._order = 0
         self._engines: dict[int, _Engine] = {}
-        self._talks: dict[int, list[int]] = {}
-        # Every word is said once, so that only what is repeated is found in a cache.
-        self._words = 1_000_000
+        self._conversations: dict[int, list[int]] = {}
+        # Every new token is unique, so that only repeated prompts are found in a cache.
+        self._next_token = 1_000_000
         for worker in workers:
-            seats = 1 if worker.role is Role.PREFILL else _SEATS
+            seats = 1 if worker.role is Role.PREFILL else SEATS
             self._engines[worker.worker_id] = _Engine(worker, seats)
             service.upsert_worker(worker)
 
     def start(self, at: float) -> None:
-        """Let the first request come soon."""
+        """Schedule the first events."""
         self._at(at, self._arrive)
         self._at(at, self._report)
         if self._events:
             self._at(at - at % CYCLE_S + CRASH[0], self._crash)
 
     def advance(self, until: float) -> None:
-        """Let time pass."""
+        """Run all events up to a time."""
         while self._queue and self._queue[0][0] <= until:
             at, _, happen = heapq.heappop(self._queue)
             self._tick(at)
@@ -132,7 +129,7 @@ class DemoTraffic:
         return {number: {0: len(engine.waiting)} for number, engine in self._engines.items()}
 
     def sample(self) -> float:
-        """Chance for the router, from the same draws as everything here."""
+        """A random number for the router, from the generator of the traffic."""
         return self._random.random()
 
     @property
@@ -140,35 +137,37 @@ class DemoTraffic:
         return sum(len(one.running) + len(one.waiting) for one in self._engines.values())
 
     def _at(self, when: float, happen: Callable[[float], None]) -> None:
-        self._turn += 1
-        heapq.heappush(self._queue, (when, self._turn, happen))
+        self._order += 1
+        heapq.heappush(self._queue, (when, self._order, happen))
 
     # -- requests --------------------------------------------------------------------------
 
     def _arrive(self, at: float) -> None:
         phase = at % CYCLE_S
-        rush = self._events and RUSH[0] <= phase < RUSH[1]
-        rate = self._rate * (_RUSH_FACTOR if rush else 1.0)
+        peak = self._events and PEAK[0] <= phase < PEAK[1]
+        rate = self._rate * (_PEAK_FACTOR if peak else 1.0)
         self._at(at + self._random.expovariate(rate), self._arrive)
         self._begin(at, self._job(at))
 
     def _job(self, at: float) -> _Job:
-        """The next turn of one of a few conversations; each repeats all that was said before."""
+        """The next turn of one of 24 conversations; each turn repeats all earlier ones."""
         chance = self._random
         number = chance.randrange(24)
-        talk = self._talks.get(number)
-        if talk is None or len(talk) > _LONGEST:
-            talk = [number % 4 * 100_000 + place for place in range(_SYSTEM_TOKENS)]
-        said = chance.randrange(60, 500)
-        talk = talk + list(range(self._words, self._words + said))
-        self._words += said
-        self._talks[number] = talk
-        hashes = hash_prompt(talk, BLOCK)
-        bound = constraints()
-        if chance.random() < _BOUND_SHARE:
-            bound = constraints(("dynamo.topology/zone=zone-a",))
+        tokens = self._conversations.get(number)
+        if tokens is None or len(tokens) > _LONGEST:
+            tokens = [number % 4 * 100_000 + place for place in range(_SYSTEM_TOKENS)]
+        added = chance.randrange(60, 500)
+        tokens = tokens + list(range(self._next_token, self._next_token + added))
+        self._next_token += added
+        self._conversations[number] = tokens
+        hashes = hash_prompt(tokens, BLOCK)
+        limits = constraints()
+        if chance.random() < _REQUIRE_SHARE:
+            limits = constraints(("dynamo.topology/zone=zone-a",))
         name = self._service.new_id()
-        request = RoutingRequest(name, MODEL, len(talk), BLOCK, hashes.sequence, constraints=bound)
+        request = RoutingRequest(
+            name, MODEL, len(tokens), BLOCK, hashes.sequence, constraints=limits
+        )
         record = RequestRecord(
             name, name, "chat_completions", at, self._service.wall(), model=MODEL
         )
@@ -185,7 +184,7 @@ class DemoTraffic:
         self._enter(at, job, plan.prefill.require().worker_id)
 
     def _enter(self, at: float, job: _Job, worker_id: int) -> None:
-        job.place = worker_id
+        job.worker_id = worker_id
         self._engines[worker_id].waiting.append(job)
         self._fill(at, self._engines[worker_id])
 
@@ -203,7 +202,7 @@ class DemoTraffic:
                 self._at(at + BLOCK / _OUTPUT_TOKENS_S, partial(self._more, job))
 
     def _prefilled(self, job: _Job, at: float) -> None:
-        engine = self._engines[job.place]
+        engine = self._engines[job.worker_id]
         if engine.running.pop(job.request.id, None) is None:
             return
         self._store(engine, job.hashes)
@@ -221,7 +220,7 @@ class DemoTraffic:
         self._fill(at, engine)
 
     def _more(self, job: _Job, at: float) -> None:
-        engine = self._engines[job.place]
+        engine = self._engines[job.worker_id]
         if job.request.id not in engine.running:
             return
         job.output -= BLOCK
@@ -237,16 +236,16 @@ class DemoTraffic:
     # -- engines ---------------------------------------------------------------------------
 
     def _store(self, engine: _Engine, hashes: BlockHashes) -> None:
-        """The prompt is cached there now; the oldest chains leave when it gets too much."""
+        """Put the prompt into the cache, and evict the oldest chains above the limit."""
         number, chain = engine.worker.worker_id, tuple(hashes.sequence)
         shared = _SYSTEM_TOKENS // BLOCK
-        said = [old for old in engine.chains if chain[: len(old)] == old]
-        known = max(map(len, said), default=0)
+        prefixes = [old for old in engine.chains if chain[: len(old)] == old]
+        known = max(map(len, prefixes), default=0)
         if known < len(chain):
             parent = chain[known - 1] if known else None
             event = BlocksStored(parent, chain[known:], tuple(hashes.local[known:]))
             self._service.apply(KvEvent(number, 0, event))
-        for old in said:
+        for old in prefixes:
             engine.chains.remove(old)
             engine.cached -= len(old) - shared
         engine.chains.append(chain)
@@ -258,7 +257,7 @@ class DemoTraffic:
             self._service.apply(KvEvent(number, 0, removed))
 
     def _report(self, at: float) -> None:
-        """Engines tell their own numbers once a second."""
+        """Every engine reports its load once a second."""
         self._at(at + 1.0, self._report)
         for number, engine in self._engines.items():
             if engine.up:
@@ -291,42 +290,3 @@ class DemoTraffic:
 
     def _named(self, name: str) -> _Engine | None:
         return next((one for one in self._engines.values() if one.worker.name == name), None)
-
-
-def demo_workers() -> list[Worker]:
-    """The six workers of `--demo` in two zones, with racks and hosts, and a third zone that
-    prefers its own decode workers where the others require them."""
-    plan = [
-        ("prefill", "a", 0), ("decode", "a", 0), ("prefill", "b", 0), ("decode", "b", 0),
-        ("prefill", "b", 1), ("decode", "b", 1), ("prefill", "c", 0), ("decode", "c", 0),
-        ("decode", "c", 1),
-    ]  # fmt: skip
-    return [
-        demo_worker(role, zone, index, number + 1, preferred=0.85 if zone == "c" else None)
-        for number, (role, zone, index) in enumerate(plan)
-    ]
-
-
-def demo_worker(
-    role: str, zone: str, index: int, number: int, *, preferred: float | None = None
-) -> Worker:
-    """One worker of a made-up zone. ``preferred``: the weight of its policy, None for required."""
-    prefill = role == "prefill"
-    card = ModelRuntimeConfig(
-        total_kv_blocks=TOTAL_BLOCKS,
-        max_num_batched_tokens=8192,
-        max_num_seqs=_SEATS,
-        topology_domains={
-            "zone": f"zone-{zone}",
-            "rack": f"rack-{zone}{index // 2}",
-            "host": f"host-{zone}{index}",
-        },
-        kv_transfer_domain="zone" if prefill else None,
-        kv_transfer_enforcement=("required" if preferred is None else "preferred")
-        if prefill
-        else None,
-        kv_transfer_preferred_weight=preferred if prefill else None,
-    )
-    worker_id = 0xD1C0_0000_0000_0000 + number * 0x1_2345_6789
-    name = f"{role}-{zone}{index}"
-    return Worker(worker_id, name, MODEL, Role(role), BLOCK, card, can_prefill=prefill)

@@ -1,14 +1,13 @@
-"""Gather what `check` judges: planes and frontends at the same time, bounded, writing nothing.
+"""Gather the facts for `check`: planes and frontends at the same time, bounded, read-only.
 
-What cannot be read becomes a fact of its own (:class:`Unread`), never an error: one dead worker
-must not hide what is wrong with the others.
+What cannot be read becomes a fact (:class:`Unread`) and not an error: a worker that fails must not
+hide problems of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -42,24 +41,24 @@ from dynctl.sources import (
     token,
 )
 from dynctl.sources.dynamo.frontend import DynamoFrontend, ModelReadiness
-from dynctl.sources.dynamo.observer import Observer, live_router
+from dynctl.sources.dynamo.observer import Observer
 from dynctl.sources.dynamo.planes import Planes, backend, namespace, open_planes
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.kubernetes import OUT_OF_REACH, cluster_ways
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, ZmqTransport
 from dynctl.wire.dynamo.recovery import Events, TooNew, TreeDump, parse_recovery, recovery_query
 
-#: Events are listened to for this long once the caches are read.
+#: Events are received for this long after the caches are read.
 LISTEN_S: Final = 1.0
-#: What was published just before its publisher was asked has this long to arrive.
+#: Events published just before the last query have this long to arrive.
 _ON_THE_WAY_S: Final = 0.3
-#: Each step of asking a worker may take this long.
-ASK_S: Final = 2.0
-_ASKED_AT_ONCE: Final = 8
-_ASK_BYTES: Final = 64 * 1024 * 1024
+#: Limit of each step of a query to a worker.
+QUERY_S: Final = 2.0
+_QUERIES_AT_ONCE: Final = 8
+_QUERY_BYTES: Final = 64 * 1024 * 1024
 _FRONTEND_S: Final = 5.0
 _FRONTENDS_AT_ONCE: Final = 8
-#: A number that no worker's events reach: asked from there, it only tells its newest one.
+#: Above any event number: the response to a query from there is only the newest number.
 _BEYOND: Final = 2**62
 
 _WAYS: Final = """name its discovery backend, its frontends, or both:
@@ -71,26 +70,26 @@ _T = TypeVar("_T")
 
 
 def gather(options: GlobalOptions) -> CheckFacts:
-    """Everything that the options name. Raises UsageProblem, or Unreachable where they name
+    """The facts of all that the options name. Raises UsageProblem, or Unreachable where they name
     nothing and nothing answers at the default address."""
     for flag, given in (("--demo", options.demo), ("--view", options.view is not None)):
         if given:
             raise UsageProblem(
-                f"{flag}: check looks at a running deployment",
+                f"{flag}: check needs a running deployment",
                 _WAYS,
             )
     options = in_context(options)
     planes_named = backend(options) is not None
     urls = frontends(options)
     if not planes_named and not urls:
-        # Asked for nothing: the default address is tried, as other commands do.
+        # Nothing is named: try the default address, as other commands do.
         try:
             guess = DynamoFrontend(DEFAULT_FRONTEND, min(options.timeout, GUESS_TIMEOUT)).identify()
         except DynctlError:
             guess = "other"
         if guess == "other":
             raise Unreachable(
-                f"nothing was named to check, and no frontend answers at {DEFAULT_FRONTEND}", _WAYS
+                f"no deployment was named, and no frontend answers at {DEFAULT_FRONTEND}", _WAYS
             )
         urls = (DEFAULT_FRONTEND,)
     if (backend(options) or ("",))[0] != "kubernetes":
@@ -109,31 +108,31 @@ async def _gather(
     out_of_reach: str = "",
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> CheckFacts:
-    """``names``: how frontends are called that were not named by their URL."""
+    """``names``: URL -> name to show, for frontends of a cluster."""
     found = await _plane_facts(options, out_of_reach) if planes else None
     models: tuple[str, ...] = ()
     if found is not None:
         models = found.deployment.models
     limit = asyncio.Semaphore(_FRONTENDS_AT_ONCE)
 
-    async def ask(url: str) -> FrontendFacts:
+    async def read(url: str) -> FrontendFacts:
         async with limit:
-            told = await asyncio.to_thread(_frontend_facts, url, options, models)
-            name = names.get(url, told.url)
-            if isinstance(told.kind, Unread):
-                # The address of a forward is gone by the time that somebody reads it.
-                kind = Unread(told.kind.why.replace(told.url, name), told.kind.hint)
-                told = replace(told, kind=kind)
-            return replace(told, url=name)
+            facts = await asyncio.to_thread(_frontend_facts, url, options, models)
+            name = names.get(url, facts.url)
+            if isinstance(facts.kind, Unread):
+                # The address of a port-forward is closed when the user reads the text.
+                kind = Unread(facts.kind.why.replace(facts.url, name), facts.kind.hint)
+                facts = replace(facts, kind=kind)
+            return replace(facts, url=name)
 
-    return CheckFacts(found, tuple(await asyncio.gather(*map(ask, urls))))
+    return CheckFacts(found, tuple(await asyncio.gather(*map(read, urls))))
 
 
 # -- planes ----------------------------------------------------------------------------------------
 
 
 class _Conditions:
-    """The last thing that was said of each rank, by kind."""
+    """The last message of each rank and kind of condition."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[int, int, str], str] = {}
@@ -143,28 +142,24 @@ class _Conditions:
             self._last[condition.worker_id, rank, condition.code] = condition.message
 
     def last(self, rank: tuple[int, int], *codes: StreamCode) -> str:
-        told = (self._last.get((*rank, code.value)) for code in codes)
-        return next(filter(None, told), "")
+        messages = (self._last.get((*rank, code.value)) for code in codes)
+        return next(filter(None, messages), "")
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Response:
     newest: int | None = None
     refusal: str | None = None
     called_back: bool | None = None
 
 
 async def _plane_facts(options: GlobalOptions, out_of_reach: str) -> PlaneFacts:
-    """``out_of_reach``: why no worker is to be heard or asked; empty where they may be."""
+    """``out_of_reach``: why workers are not reachable; empty where they are."""
     planes = open_planes(options)
     wanted = namespace(options)
     conditions = _Conditions()
     observer = Observer(
-        live_router(),
-        planes.discovery,
-        planes.plane_of,
-        planes.requests,
-        time.monotonic,
+        planes,
         namespace=wanted,
         on_condition=conditions.take,
         follow_index=not out_of_reach,
@@ -177,15 +172,13 @@ async def _plane_facts(options: GlobalOptions, out_of_reach: str) -> PlaneFacts:
             return await _observed(observer, planes, wanted, conditions, options.wait)
     except Unreachable as error:
         return PlaneFacts(planes.title, wanted, Unread(error.message, error.hint))
-    finally:
-        await planes.close()
 
 
 def _registered_only(
     observer: Observer, planes: Planes, wanted: str | None, out_of_reach: str
 ) -> PlaneFacts:
     ranks = tuple(
-        _rank_facts(item, rank, observer, _Conditions(), _Asked())
+        _rank_facts(item, rank, observer, _Conditions(), _Response())
         for item in observer.deployment.workers
         for rank in item.sources
     )
@@ -205,22 +198,22 @@ async def _observed(
     conditions: _Conditions,
     wait: float,
 ) -> PlaneFacts:
-    # As it was at the start: what leaves meanwhile is a matter of the next check.
+    # The workers at the start: those that leave meanwhile belong to the next check.
     workers = observer.deployment.workers
     sources = [(item, rank, source) for item in workers for rank, source in item.sources.items()]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait):
             await observer.settled()
-    # Where nothing is connected there is nothing to hear.
-    hears = any(state.connected for state in observer.stream_states().values())
-    if hears:
+    # Without a connection no events arrive.
+    connected = any(state.connected for state in observer.stream_states().values())
+    if connected:
         await asyncio.sleep(LISTEN_S)
-    asked = await _ask_all(planes, [source for _, _, source in sources])
-    if hears:
+    responses = await _query_all(planes, [source for _, _, source in sources])
+    if connected:
         await asyncio.sleep(_ON_THE_WAY_S)
     await observer.applier.drained()
     ranks = tuple(
-        _rank_facts(item, rank, observer, conditions, asked[source.worker_id, source.dp_rank])
+        _rank_facts(item, rank, observer, conditions, responses[source.worker_id, source.dp_rank])
         for item, rank, source in sources
     )
     return PlaneFacts(
@@ -230,7 +223,7 @@ async def _observed(
         ranks=ranks,
         waited_s=wait,
         listened_s=LISTEN_S + _ON_THE_WAY_S,
-        asked_s=ASK_S,
+        asked_s=QUERY_S,
         comparable=observer.router.index.any_shared(),
         routers_heard=observer.load.added,
     )
@@ -241,7 +234,7 @@ def _rank_facts(
     rank: int,
     observer: Observer,
     conditions: _Conditions,
-    asked: _Asked,
+    response: _Response,
 ) -> RankFacts:
     key = (item.worker.worker_id, rank)
     channel, source = item.kv_events.get(rank), item.sources[rank]
@@ -250,12 +243,12 @@ def _rank_facts(
     return RankFacts(
         worker=item.worker.name,
         dp_rank=rank,
-        channel=None if channel is None else _heard_at(channel),
+        channel=None if channel is None else _address(channel),
         indexer=None if source.recovery is None else source.recovery.address.partition("/")[0],
         state=observer.stream_states().get(key, StreamState()),
-        newest=asked.newest,
-        refusal=asked.refusal,
-        called_back=asked.called_back,
+        newest=response.newest,
+        refusal=response.refusal,
+        called_back=response.called_back,
         current=incomplete is None,
         incomplete=incomplete or "",
         disconnected=conditions.last(key, StreamCode.STREAM_DISCONNECTED),
@@ -267,55 +260,57 @@ def _rank_facts(
     )
 
 
-def _heard_at(channel: EventChannel) -> str:
+def _address(channel: EventChannel) -> str:
     transport = channel.transport
     return transport.endpoint if isinstance(transport, ZmqTransport) else "NATS"
 
 
-async def _ask_all(planes: Planes, sources: Iterable[EventSource]) -> dict[tuple[int, int], _Asked]:
-    """Each rank's own count of its events."""
-    limit = asyncio.Semaphore(_ASKED_AT_ONCE)
+async def _query_all(
+    planes: Planes, sources: Iterable[EventSource]
+) -> dict[tuple[int, int], _Response]:
+    """The number of the newest event of each rank, as its worker reports it."""
+    limit = asyncio.Semaphore(_QUERIES_AT_ONCE)
 
-    async def ask(source: EventSource) -> _Asked:
+    async def query(source: EventSource) -> _Response:
         async with limit:
             try:
-                return await _ask(planes, source)
+                return await _query(planes, source)
             except NotCalledBack as error:
-                return _Asked(refusal=str(error), called_back=False)
+                return _Response(refusal=str(error), called_back=False)
             except (RequestPlaneError, WireError) as error:
-                return _Asked(refusal=str(error))
+                return _Response(refusal=str(error))
 
     listed = list(sources)
-    answers = await asyncio.gather(*map(ask, listed))
+    responses = await asyncio.gather(*map(query, listed))
     return {
-        (source.worker_id, source.dp_rank): answer
-        for source, answer in zip(listed, answers, strict=True)
+        (source.worker_id, source.dp_rank): response
+        for source, response in zip(listed, responses, strict=True)
     }
 
 
-async def _ask(planes: Planes, source: EventSource) -> _Asked:
+async def _query(planes: Planes, source: EventSource) -> _Response:
     if source.recovery is None:
-        return _Asked(refusal="it has no local indexer")
+        return _Response(refusal="the worker has no local indexer")
     body = recovery_query(source.worker_id, source.dp_rank, _BEYOND)
-    items = planes.requests.ask_raw(source.recovery, body, timeout=ASK_S, max_bytes=_ASK_BYTES)
+    items = planes.requests.ask_raw(source.recovery, body, timeout=QUERY_S, max_bytes=_QUERY_BYTES)
     async with aclosing(items) as answer:
         async for item in answer:
             match parse_recovery(item):
                 case TooNew(newest_available=newest):
-                    return _Asked(newest, called_back=True)
+                    return _Response(newest, called_back=True)
                 case Events(last_event_id=newest) | TreeDump(last_event_id=newest):
-                    return _Asked(newest, called_back=True)
+                    return _Response(newest, called_back=True)
                 case other:
-                    told = getattr(other, "message", "invalid range")
-                    return _Asked(refusal=f"it answers: {told}", called_back=True)
-    return _Asked(refusal="it answered with nothing", called_back=True)
+                    message = getattr(other, "message", "invalid range")
+                    return _Response(refusal=f"it answers: {message}", called_back=True)
+    return _Response(refusal="the response was empty", called_back=True)
 
 
 # -- frontends -------------------------------------------------------------------------------------
 
 
 def _frontend_facts(url: str, options: GlobalOptions, models: tuple[str, ...]) -> FrontendFacts:
-    """What one frontend tells; every question may fail by itself."""
+    """The facts of one frontend; each reading may fail on its own."""
     frontend = DynamoFrontend(url, min(options.timeout, _FRONTEND_S))
     try:
         kind = frontend.identify()
@@ -325,45 +320,45 @@ def _frontend_facts(url: str, options: GlobalOptions, models: tuple[str, ...]) -
         return _dynctl_facts(frontend.url, options)
     if kind == "other":
         return FrontendFacts(frontend.url, kind)
-    served = _told(lambda: tuple(sorted(frontend.models())))
-    metrics = _told(frontend.metrics)
+    served = _read(lambda: tuple(sorted(frontend.models())))
+    metrics = _read(frontend.metrics)
     known = set(models) | set(() if isinstance(served, Unread) else served)
     if not isinstance(metrics, Unread):
         known |= {name for name, facts in metrics.models.items() if facts.ready is not None}
     return FrontendFacts(
         frontend.url,
         kind,
-        version=_told(frontend.openapi_version),
+        version=_read(frontend.openapi_version),
         models=served,
         metrics=metrics,
         ready={model: _model_ready(frontend, model) for model in sorted(known)},
-        thresholds=_told(frontend.thresholds),
+        thresholds=_read(frontend.thresholds),
     )
 
 
 def _model_ready(frontend: DynamoFrontend, model: str) -> ModelReady | Unread:
     try:
-        told = frontend.ready(model)
+        readiness = frontend.ready(model)
     except UsageProblem as error:
-        return ModelReady(False, f"it does not know this model; {error.hint}")
+        return ModelReady(False, f"the model is unknown there; {error.hint}")
     except DynctlError as error:
         return Unread(error.message, error.hint)
-    return _readiness(told)
+    return _model_facts(readiness)
 
 
-def _readiness(told: ModelReadiness) -> ModelReady:
-    missing = {kind for space in told.namespaces.values() for kind in space.missing}
+def _model_facts(readiness: ModelReadiness) -> ModelReady:
+    missing = {kind for space in readiness.namespaces.values() for kind in space.missing}
     return ModelReady(
-        told.ready,
-        told.reason,
-        {name: dict(space.workers) for name, space in told.namespaces.items()},
+        readiness.ready,
+        readiness.reason,
+        {name: dict(space.workers) for name, space in readiness.namespaces.items()},
         tuple(sorted(missing)),
     )
 
 
 def _dynctl_facts(url: str, options: GlobalOptions) -> FrontendFacts:
-    source = FrontendClient(url, token(options), min(options.timeout, _FRONTEND_S))
-    thresholds = _told(source.thresholds)
+    client = FrontendClient(url, token(options), min(options.timeout, _FRONTEND_S))
+    thresholds = _read(client.thresholds)
     if isinstance(thresholds, Unread):
         models: tuple[str, ...] | Unread = thresholds
     else:
@@ -371,23 +366,23 @@ def _dynctl_facts(url: str, options: GlobalOptions) -> FrontendFacts:
     return FrontendFacts(
         url,
         "dynctl",
-        version=_told(source.version),
-        mode=_mode(source),
+        version=_read(client.version),
+        mode=_mode(client),
         models=models,
         thresholds=thresholds,
     )
 
 
-def _mode(source: FrontendClient) -> str | None:
-    document = _told(source.config)
+def _mode(client: FrontendClient) -> str | None:
+    document = _read(client.config)
     if isinstance(document, Unread):
         return None
     mode = document.values.get("router_mode")
     return mode if isinstance(mode, str) else None
 
 
-def _told(ask: Callable[[], _T]) -> _T | Unread:
+def _read(reading: Callable[[], _T]) -> _T | Unread:
     try:
-        return ask()
+        return reading()
     except DynctlError as error:
         return Unread(error.message, error.hint)

@@ -1,7 +1,7 @@
-"""Decisions of a live Dynamo, joined from what can be heard of them: the winners, hop by hop.
+"""Decisions of a live Dynamo, joined from the winners of their hops.
 
-Frontends with replica sync tell each other whom they gave a request to; a frontend's log has a
-line for each winner. Neither tells who lost or why, so every line here is marked as incomplete.
+Replica-sync events carry the worker that a frontend chose; a frontend's log has a line for each
+winner. Neither has the other candidates, so every decision here is marked as incomplete.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LOG: Final = "frontend log"
 
 
 class DecisionJoin:
-    """The last decisions. ``worker_of`` knows who is registered; ``wall``: seconds since the
-    epoch, for what comes without a time."""
+    """The last decisions. ``worker_of`` returns a registered worker; ``wall``: seconds since the
+    epoch, for events and lines without a time."""
 
     def __init__(
         self, worker_of: Callable[[int], Worker | None], wall: Callable[[], float]
@@ -36,15 +36,15 @@ class DecisionJoin:
         self._lines: OrderedDict[str, DecisionLine] = OrderedDict()
         self._transfers: Counter[tuple[str, str, bool]] = Counter()
         self._nameless = 0
-        #: Hops that were heard of, by who told.
-        self.heard: Counter[str] = Counter()
+        #: Part (EVENTS, LOG) -> number of hops.
+        self.hops: Counter[str] = Counter()
 
     def lines(self) -> tuple[DecisionLine, ...]:
         """Newest first."""
         return tuple(reversed(self._lines.values()))
 
     def transfers(self) -> tuple[Transfer, ...]:
-        """Hand-offs that were heard of, by the domain value in which they began."""
+        """Hand-offs, by the domain value in which they began."""
         keys = sorted({(domain, value) for domain, value, _ in self._transfers})
         return tuple(
             Transfer(*key, self._transfers[*key, False], self._transfers[*key, True])
@@ -52,20 +52,20 @@ class DecisionJoin:
         )
 
     def take_sequence(self, event: SequenceEvent) -> None:
-        """A router gave a request to a rank."""
+        """Take a replica-sync event: a router gave a request to a rank."""
         if isinstance(event, SequenceAdded):
             blocks = None if event.token_sequence is None else len(event.token_sequence)
             self._hop(event.request_id, event.worker_id, event.dp_rank, EVENTS, None, blocks=blocks)
 
     def take_line(self, read: SelectedLine | RefusedLine) -> None:
-        """A line of a frontend's log."""
+        """Take a line of a frontend's log."""
         if isinstance(read, RefusedLine):
             at = self._wall() if read.at is None else read.at
             key = self._key(read.request_id)
             known = self._lines.get(key)
             refused = known or DecisionLine(read.request_id or "-", at, LOG, complete=False)
             outcome = "all_busy" if "overloaded" in read.message else "no_eligible_worker"
-            self.heard[LOG] += 1
+            self.hops[LOG] += 1
             self._keep(
                 key,
                 msgspec.structs.replace(
@@ -97,7 +97,7 @@ class DecisionJoin:
         cost: float | None = None,
         cached: int | None = None,
     ) -> None:
-        self.heard[source] += 1
+        self.hops[source] += 1
         worker = self._worker_of(worker_id)
         name = worker.name if worker is not None else f"{worker_id:x}"
         ref = Ref(name, worker_id, dp_rank)
@@ -109,7 +109,7 @@ class DecisionJoin:
         line = msgspec.structs.replace(
             line,
             model=worker.model if worker is not None else line.model,
-            # Of a retried request the last word counts.
+            # Of a retried request the last decision counts.
             outcome="selected",
             message=None,
         )

@@ -114,7 +114,6 @@ async def open_tail(
             yield tail
     finally:
         await planes.close()
-        await planes.requests.close()
 
 
 def followed(tail: EventTail, title: str, wanted: str | None) -> str:

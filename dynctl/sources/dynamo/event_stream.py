@@ -247,10 +247,9 @@ class EventTail:
         self._tasks.start("discovery", partial(watch_discovery, self._discovery, self._take))
 
     async def close(self) -> None:
-        """Leaves no task, and closes discovery; the planes are the caller's."""
+        """End all tasks; the planes are the caller's."""
         await self._tasks.close()
         self._followed.clear()
-        await self._discovery.close()
 
     @property
     def publishers(self) -> int:

@@ -1,33 +1,146 @@
-"""Frontends of a live Dynamo, read again and again: what they export, and their thresholds."""
+"""The frontends of a live Dynamo: how they are reached, and what they export.
+
+They are named, or those of the Kubernetes cluster. A command reads them once and fails if a named
+one does not answer; in a cluster a frontend without an answer becomes a doubt. `top` polls them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 import httpx
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import DynctlError, TimedOut, Unreachable
+from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
+from dynctl.base.options import GlobalOptions
 from dynctl.health.facts import FrontendFacts, Unread
-from dynctl.sources.dynamo.frontend import MAX_ANSWER_BYTES, DynamoFrontend
-from dynctl.sources.dynamo.router_state import Thresholds
-from dynctl.sources.kubernetes import Reached
+from dynctl.sources.dynamo.frontend import DynamoFrontend
+from dynctl.sources.dynamo.planes import backend
+from dynctl.sources.http import async_client, read_response
+from dynctl.sources.kubernetes import OUT_OF_REACH, Reached, cluster_ways
+from dynctl.sources.source import Thresholds, Values
+from dynctl.sources.thresholds.replicas import set_on_all
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, read_frontend_metrics
 
-#: Metrics are not read more often than this, nor waited for longer.
+#: Metrics are read at most this often, and waited for at most READ_S.
 METRICS_S: Final = 1.0
 READ_S: Final = 3.0
-#: Thresholds and who is there change seldom.
-SELDOM_S: Final = 10.0
+#: Thresholds change seldom and are read at most this often.
+THRESHOLDS_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendReports:
+    """What the frontends export. ``thresholds``: by model. ``doubts``: sentences for the user."""
+
+    metrics: list[FrontendMetrics]
+    thresholds: Mapping[str, Thresholds]
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReachedFrontends:
+    """Frontends that can be reached. ``cluster``: how, in a cluster; None: they were named."""
+
+    frontends: list[DynamoFrontend]
+    cluster: Reached | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their URLs, or the names of their pods."""
+        if self.cluster is not None:
+            return self.cluster.names
+        return tuple(one.url for one in self.frontends)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The graph of each pod; empty texts where they were named."""
+        if self.cluster is not None:
+            return self.cluster.graphs
+        return ("",) * len(self.frontends)
+
+    @property
+    def workers_reachable(self) -> bool:
+        """Whether requests to workers, and their events, get through from here."""
+        return self.cluster is None or self.cluster.direct
+
+    def unread(self) -> tuple[str, ...]:
+        """Sentences about frontends of the cluster that are not read."""
+        if self.cluster is None:
+            return ()
+        if self.cluster.refused:
+            return (f"the cluster's frontends are unknown: {self.cluster.refused}",)
+        if self.cluster.beyond:
+            return (f"{self.cluster.beyond:,} more frontends of the cluster are not read",)
+        return ()
+
+    def doubts(self) -> list[str]:
+        doubts = [*self.unread()]
+        if not self.workers_reachable:
+            doubts.append(f"what workers cached is {OUT_OF_REACH}; answered from load and topology")
+        return doubts
+
+    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+        """Set on every frontend, or on none: thresholds live in these processes."""
+        if not self.frontends:
+            raise no_frontend()
+        return set_on_all(self.frontends, model, values)
+
+    def read(self) -> FrontendReports:
+        """Read load from every frontend, and thresholds from the first that answers.
+
+        Raises Unreachable or TimedOut where a named one does not answer.
+        """
+        metrics: list[FrontendMetrics] = []
+        doubts: list[str] = []
+        answering: list[DynamoFrontend] = []
+        for name, frontend in zip(self.names, self.frontends, strict=True):
+            try:
+                metrics.append(frontend.metrics())
+                answering.append(frontend)
+            except (Unreachable, TimedOut) as error:
+                if self.cluster is None:
+                    raise
+                problem = error.message.replace(frontend.url, name).rstrip(".")
+                doubts.append(f"{problem}; its load is unknown")
+        thresholds: Mapping[str, Thresholds] = {}
+        try:
+            thresholds = answering[0].thresholds() if answering else {}
+        except Unreachable as error:
+            # Dynamo before 1.0 has no such path, and a gateway may not pass it on.
+            doubts.append(f"busy thresholds are unknown: {error.message}")
+        return FrontendReports(metrics, thresholds, tuple(doubts))
+
+
+@contextmanager
+def reached_frontends(options: GlobalOptions, urls: Sequence[str]) -> Iterator[ReachedFrontends]:
+    """The frontends that were named; without any, those of the Kubernetes cluster.
+
+    Raises UsageProblem or Unreachable.
+    """
+    if urls or (backend(options) or ("",))[0] != "kubernetes":
+        yield ReachedFrontends([DynamoFrontend(url, options.timeout) for url in urls])
+        return
+    with cluster_ways(options) as cluster:
+        frontends = [DynamoFrontend(url, options.timeout) for url in cluster.urls]
+        yield ReachedFrontends(frontends, cluster)
+
+
+def no_frontend() -> UsageProblem:
+    return UsageProblem(
+        "busy thresholds live in the frontends, and none was named",
+        "name every replica: --frontend http://HOST:8000",
+    )
 
 
 @dataclass(slots=True)
-class _Frontend:
-    """One of them. ``problem``: why its metrics could not be read the last time."""
+class _Polled:
+    """One polled frontend. ``problem``: why the last reading of its metrics failed."""
 
     url: str
     metrics: FrontendMetrics | None = None
@@ -38,132 +151,84 @@ class _Frontend:
 
 
 class PolledFrontends:
-    """``timeout``: seconds of a seldom question. One client reads the metrics of all."""
+    """Frontends that are read again and again. ``timeout``: seconds for a reading of thresholds."""
 
     def __init__(
         self, urls: Sequence[str], timeout: float, wall: Callable[[], float] = time.time
     ) -> None:
         self._timeout = timeout
         self._wall = wall
-        self._all = [_Frontend(DynamoFrontend(url, timeout).url) for url in urls]
-        # trust_env: a proxy of the machine must not see control calls to a local frontend.
-        self._client = httpx.AsyncClient(trust_env=False, timeout=None)  # noqa: S113
-        self._read_at = 0.0
-        self._seldom_at = 0.0
+        self._all = [_Polled(url) for url in urls]
+        self._client = async_client()
+        self._metrics_at = 0.0
+        self._thresholds_at = 0.0
         self.thresholds: dict[str, Thresholds] = {}
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def read(self) -> None:
-        """Read what is due. Never raises: what did not answer is not in :meth:`metrics`."""
+        """Read what is due. Never raises: :meth:`metrics` has only frontends that answered."""
         now = self._wall()
-        if self._all and abs(now - self._read_at) >= METRICS_S:
-            self._read_at = now
+        if self._all and abs(now - self._metrics_at) >= METRICS_S:
+            self._metrics_at = now
             await asyncio.gather(*(self._read_metrics(one) for one in self._all))
-        if self._all and abs(now - self._seldom_at) >= SELDOM_S:
-            self._seldom_at = now
-            await asyncio.gather(*(self._read_seldom(one) for one in self._all))
-            told = [one.thresholds for one in self._all if not isinstance(one.thresholds, Unread)]
-            self.thresholds = told[0] if told else {}
+        if self._all and abs(now - self._thresholds_at) >= THRESHOLDS_S:
+            self._thresholds_at = now
+            await asyncio.gather(*(self._read_thresholds(one) for one in self._all))
+            read = [one.thresholds for one in self._all if not isinstance(one.thresholds, Unread)]
+            self.thresholds = read[0] if read else {}
 
     def thresholds_changed(self) -> None:
-        """Read them again at the next reading."""
-        self._seldom_at = 0.0
+        """Read the thresholds again at the next reading."""
+        self._thresholds_at = 0.0
 
     def metrics(self) -> list[FrontendMetrics]:
-        """Of those that answered the last time."""
+        """Of the frontends that answered the last time."""
         return [one.metrics for one in self._all if one.metrics is not None and not one.problem]
 
     @property
-    def refused(self) -> str:
-        """Why no frontend tells anything; empty where one does."""
-        silent = [f"{one.url}: {one.problem}" for one in self._all if one.problem]
-        return "; ".join(silent) if len(silent) == len(self._all) else ""
+    def problem(self) -> str:
+        """Why no frontend can be read; empty where one can."""
+        failed = [f"{one.url}: {one.problem}" for one in self._all if one.problem]
+        return "; ".join(failed) if len(failed) == len(self._all) else ""
 
     def facts(self) -> tuple[FrontendFacts, ...]:
-        """What checks judge."""
+        """The facts for the health checks."""
         return tuple(
             FrontendFacts(one.url, Unread(one.problem))
             if one.problem
             else FrontendFacts(
                 one.url,
                 "dynamo",
-                version=Unread("not asked"),
-                models=Unread("not asked"),
+                version=Unread("not read"),
+                models=Unread("not read"),
                 metrics=one.metrics or Unread("not read yet"),
                 thresholds=one.thresholds,
             )
             for one in self._all
         )
 
-    async def _read_metrics(self, one: _Frontend) -> None:
+    async def _read_metrics(self, one: _Polled) -> None:
+        limit = min(READ_S, self._timeout)
         try:
-            async with asyncio.timeout(min(READ_S, self._timeout)):
-                one.metrics = read_frontend_metrics(await self._body(f"{one.url}/metrics"))
+            async with asyncio.timeout(limit):
+                status, body = await read_response(
+                    self._client, f"{one.url}/metrics", DynamoFrontend.max_bytes
+                )
+            if status != 200:
+                one.problem = f"/metrics answered {status}"
+                return
+            one.metrics = read_frontend_metrics(body)
             one.problem = ""
         except TimeoutError:
-            one.problem = f"no answer within {min(READ_S, self._timeout):g} s"
+            one.problem = f"no response within {limit:g} s"
         except (httpx.HTTPError, WireError) as error:
             one.problem = str(error) or type(error).__name__
 
-    async def _body(self, url: str) -> bytes:
-        async with self._client.stream("GET", url) as answer:
-            parts, size = [], 0
-            async for part in answer.aiter_bytes():
-                size += len(part)
-                if size > MAX_ANSWER_BYTES:
-                    raise httpx.TransportError(f"answer over {MAX_ANSWER_BYTES:,} bytes")
-                parts.append(part)
-        if answer.status_code != 200:
-            raise httpx.TransportError(f"/metrics answered {answer.status_code}")
-        return b"".join(parts)
-
-    async def _read_seldom(self, one: _Frontend) -> None:
+    async def _read_thresholds(self, one: _Polled) -> None:
+        frontend = DynamoFrontend(one.url, min(READ_S, self._timeout))
         try:
-            asked = DynamoFrontend(one.url, min(READ_S, self._timeout))
-            one.thresholds = await asyncio.to_thread(_thresholds, asked)
+            one.thresholds = await asyncio.to_thread(frontend.thresholds)
         except DynctlError as error:
             one.thresholds = Unread(error.message, error.hint)
-
-
-def _thresholds(frontend: DynamoFrontend) -> dict[str, Thresholds]:
-    told: Mapping[str, dict[str, float | int | None]] = frontend.thresholds()
-    return dict(told)
-
-
-@dataclass(frozen=True, slots=True)
-class FrontendReports:
-    """``thresholds``: model -> its busy thresholds. ``doubts``: what is not known, for people."""
-
-    metrics: list[FrontendMetrics]
-    thresholds: Mapping[str, Thresholds]
-    doubts: tuple[str, ...] = ()
-
-
-def read_frontends(frontends: Sequence[DynamoFrontend], ways: Reached | None) -> FrontendReports:
-    """Settings come from the first that answers, load from every one.
-
-    ``ways``: how they were found in a cluster; None: they were named. Raises Unreachable or
-    TimedOut where a named one does not answer.
-    """
-    metrics: list[FrontendMetrics] = []
-    doubts: list[str] = []
-    answering: list[DynamoFrontend] = []
-    for place, frontend in enumerate(frontends):
-        try:
-            metrics.append(frontend.metrics())
-            answering.append(frontend)
-        except (Unreachable, TimedOut) as error:
-            if ways is None:
-                raise
-            name = ways.names[place]
-            said = error.message.replace(frontend.url, name).rstrip(".")
-            doubts.append(f"{said}; its load is not known")
-    thresholds: Mapping[str, Thresholds] = {}
-    try:
-        thresholds = answering[0].thresholds() if answering else {}
-    except Unreachable as error:
-        # Dynamo before 1.0 has no such address, and a gateway may keep it to itself.
-        doubts.append(f"busy thresholds are not known: {error.message}")
-    return FrontendReports(metrics, thresholds, tuple(doubts))

@@ -1,7 +1,7 @@
-"""The load that routers put on workers, from the events that they tell each other.
+"""The load that routers put on workers, from the replica-sync events between them.
 
-Every event is applied as Dynamo's own replicas apply it, in the order in which it comes. There is
-no history: what ran before we listened is not known, and :attr:`LoadMirror.since` says so.
+Every event is applied as Dynamo's own replicas apply it, in the order of arrival. There is no
+history: requests that began before :attr:`LoadMirror.since` are unknown.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _GAUGE: Final = "frontend metrics"
 class LoadMirror:
     """Turns load events into a router's changes. ``clock``: monotonic seconds.
 
-    ``books`` False: requests that routers tell each other are not counted as load, because that is
-    known otherwise. ``added`` counts requests seen, ``malformed`` messages that could not be read.
+    ``books`` False: requests in the events are not counted as load, which has another origin then.
+    ``added`` counts requests, ``malformed`` unreadable messages.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LoadMirror:
         self.malformed = 0
 
     def take_sequences(self, value: ChannelValue) -> None:
-        """A message of ``active_sequences_events``."""
+        """Take a message of ``active_sequences_events``."""
         if isinstance(value, ChannelMessage):
             try:
                 for event in decode_sequences(value.payload):
@@ -66,7 +66,7 @@ class LoadMirror:
                 self.malformed += 1
 
     def take_metrics(self, value: ChannelValue) -> None:
-        """A message of ``kv_metrics``: what a worker says about itself."""
+        """Take a message of ``kv_metrics``: a worker's load report."""
         if isinstance(value, ChannelMessage):
             try:
                 self._apply(decode_kv_metrics(value.payload).change())
@@ -101,10 +101,10 @@ class LoadMirror:
 
 
 def gauge_changes(registry: WorkerRegistry, loads: dict[tuple[int, int], RankLoad]) -> list[Change]:
-    """Changes that put the load which frontends export on the workers.
+    """The changes that apply the load which frontends export.
 
-    Gauges tell sums, not whose blocks they are: a prompt that shares blocks with a running request
-    looks more expensive there than to the router.
+    Gauges are sums without block hashes: a prompt that shares blocks with a running request looks
+    more expensive here than to the router itself.
     """
     changes: list[Change] = []
     for (worker_id, dp_rank), load in loads.items():

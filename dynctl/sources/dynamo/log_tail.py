@@ -1,6 +1,6 @@
-"""A log as it grows: a file, also when it is rotated, or standard input.
+"""A log that grows: a file, also when it is rotated, or standard input.
 
-Read in small pieces between other work, never waited for; lines are handed on whole.
+It is read in small pieces between other work, without blocking; only whole lines are passed on.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dynctl.base.errors import UsageProblem
 STDIN: Final = "-"
 _EVERY_S: Final = 0.25
 _PIECE: Final = 64 * 1024
-#: At most this much at a time, so that a huge log does not hold up the screen.
+#: Pieces read at a time, so that a huge log does not delay the screen.
 _AT_ONCE: Final = 16
-#: Of a log that is there already, the end is of interest.
+#: Only this much of the end of an existing log is read.
 _TAIL: Final = 256 * 1024
 _LONGEST: Final = 64 * 1024
 
@@ -28,7 +28,7 @@ class LogTail:
     """``name``: a path, or ``-``. ``take`` gets each line without its end.
 
     Raises UsageProblem for a file that cannot be read, or a standard input that is a terminal.
-    Standard input is kept apart at once: the dashboard needs its place for the keyboard.
+    Standard input is duplicated at once: the dashboard needs file descriptor 0 for the keyboard.
     """
 
     def __init__(self, name: str, take: Callable[[str], None]) -> None:
@@ -61,7 +61,7 @@ class LogTail:
             self._fd = None
 
     def read(self) -> None:
-        """Hand on what has come since the last time."""
+        """Pass on the lines since the last time."""
         for _ in range(_AT_ONCE):
             if self._fd is None:
                 break
@@ -75,7 +75,7 @@ class LogTail:
         else:
             return
         if self._path is None:
-            # A pipe at its end has no writer any more; a file may grow.
+            # The end of a pipe is final; a file may grow.
             self.ended = self._fd is None or not stat.S_ISREG(os.fstat(self._fd).st_mode)
         else:
             self._reopen(self._path)
@@ -89,30 +89,30 @@ class LogTail:
     def _open(self, path: Path, *, tail: bool = False) -> int:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            told = os.fstat(fd)
+            status = os.fstat(fd)
         except OSError as error:
             raise UsageProblem(f"--frontend-log {path}: {error.strerror}") from None
-        if stat.S_ISDIR(told.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             os.close(fd)
             raise UsageProblem(f"--frontend-log {path}: a directory; expected a log file")
-        self._inode = told.st_ino
-        if tail and stat.S_ISREG(told.st_mode) and told.st_size > _TAIL:
-            os.lseek(fd, told.st_size - _TAIL, os.SEEK_SET)
+        self._inode = status.st_ino
+        if tail and stat.S_ISREG(status.st_mode) and status.st_size > _TAIL:
+            os.lseek(fd, status.st_size - _TAIL, os.SEEK_SET)
             os.read(fd, 1)
-            self._rest = b"\0"  # the beginning of that line is missing, so it says nothing
+            self._rest = b"\0"  # the line's beginning is missing: never pass it on
         return fd
 
     def _reopen(self, path: Path) -> None:
-        """Go on with the file that has the name now, where the old one was moved or emptied."""
+        """Continue with the new file of that name, if the old one was moved or truncated."""
         try:
-            told = os.stat(path)
+            status = os.stat(path)
         except OSError:
-            return  # between two files of a rotation
+            return  # during a rotation
         fd = self._fd
-        same = fd is not None and told.st_ino == self._inode
-        if same and fd is not None and told.st_size >= os.lseek(fd, 0, os.SEEK_CUR):
+        same = fd is not None and status.st_ino == self._inode
+        if same and fd is not None and status.st_size >= os.lseek(fd, 0, os.SEEK_CUR):
             return
-        if not stat.S_ISREG(told.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return
         if fd is not None:
             os.close(fd)

@@ -1,12 +1,13 @@
-"""Follow a live deployment and keep a router's state as its own router has it.
+"""Follow a live deployment and keep a router in the state of the deployment's own router.
 
-Discovery says who is there, KV events and recovery what they cache, sequence events and reports
-what they carry. Everything becomes a change of one :class:`Router`; questions are answered from it.
+Workers come from discovery, caches from KV events and recovery, load from sequence events and load
+reports. Everything becomes a change of one :class:`Router`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,12 +16,9 @@ from typing import Final
 
 from dynctl.adapters.ports import (
     ChannelValue,
-    Discovery,
     DiscoveryChange,
-    EventPlane,
     Interrupted,
     Listed,
-    RequestPlane,
     RequestPlaneError,
     StreamCondition,
 )
@@ -29,7 +27,7 @@ from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import Deployment, ObservedWorker, Registrations
 from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.sources.dynamo.load_mirror import LoadMirror
-from dynctl.sources.dynamo.planes import watch_discovery
+from dynctl.sources.dynamo.planes import Planes, watch_discovery
 from dynctl.sources.dynamo.rank_index import RankIndex
 from dynctl.wire.dynamo.active_sequences import SequenceEvent
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, Instance
@@ -57,7 +55,7 @@ from router_core import (
 )
 
 PRESET: Final = "dynamo-1.6"
-"""Whose settings hold where nobody tells others."""
+"""Its settings are used where no card has any."""
 _EXPIRY_S: Final = 5.0
 #: A subscription reaches its publisher a little after the connection does.
 _SUBSCRIBED_S: Final = 0.05
@@ -67,9 +65,9 @@ Rank = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ObserverBounds:
-    """``recoveries``: workers asked at a time. ``recovery_bytes``: of one worker's answer.
+    """``recoveries``: recovery requests at a time. ``recovery_bytes``: limit of one response.
 
-    ``recovery_s``: seconds that each part of an answer may take.
+    ``recovery_s``: seconds for each part of a response.
     """
 
     recoveries: int = 8
@@ -92,8 +90,8 @@ class _FollowedRank:
 
 
 @dataclass(slots=True)
-class Asked:
-    """What observing has cost so far, in questions and bytes of answers."""
+class RequestCounts:
+    """Requests to workers and indexers so far, and bytes of their responses."""
 
     recoveries: int = 0
     indexers: int = 0
@@ -106,23 +104,21 @@ def live_router() -> Router:
 
 
 class Observer:
-    """One deployment. ``plane_of`` gives the event plane of a channel's transport.
+    """One deployment, followed into ``router`` (None: :func:`live_router`).
 
     ``namespace``: Dynamo's; None for all. ``clock``: monotonic seconds. ``prefer``: a model whose
-    workers are asked first. ``books`` False: requests that routers tell each other are not counted
-    as load; ``on_sequence`` hears of them all the same. ``on_pass`` hears what engines tell of
-    their schedulers, which is not followed where it is None. Use as an async context manager, or
-    :meth:`start` and :meth:`close`.
+    workers are read first. ``books`` False: requests in sequence events are not counted as load;
+    ``on_sequence`` gets the events anyway. ``on_pass`` gets the engines' forward-pass metrics,
+    which are followed only with it. Use as an async context manager, or :meth:`start` and
+    :meth:`close`, which also closes ``planes``.
     """
 
     def __init__(
         self,
-        router: Router,
-        discovery: Discovery,
-        plane_of: Callable[[EventChannel], EventPlane],
-        requests: RequestPlane,
-        clock: Callable[[], float],
+        planes: Planes,
+        router: Router | None = None,
         *,
+        clock: Callable[[], float] = time.monotonic,
         namespace: str | None = None,
         prefer: str | None = None,
         follow_index: bool = True,
@@ -134,12 +130,10 @@ class Observer:
         on_change: Callable[[Change], None] = lambda change: None,
         bounds: ObserverBounds = ObserverBounds(),
     ) -> None:
-        self.router = router
-        self.discovery = discovery
+        self.router = router = live_router() if router is None else router
+        self._planes = planes
         self.deployment = Deployment()
-        self.asked = Asked()
-        self._plane_of = plane_of
-        self._requests = requests
+        self.requested = RequestCounts()
         self._clock = clock
         self._namespace = namespace
         self._prefer = prefer
@@ -149,7 +143,7 @@ class Observer:
         self._on_pass = on_pass
         self._bounds = bounds
         self._registrations = Registrations()
-        self._asking = asyncio.Semaphore(bounds.recoveries)
+        self._recoveries = asyncio.Semaphore(bounds.recoveries)
         self._ranks: dict[Rank, _FollowedRank] = {}
         self._channels: dict[tuple[str, int], _Follower] = {}
         self.tasks = Supervisor()
@@ -166,14 +160,14 @@ class Observer:
         await self.close()
 
     async def start(self) -> None:
-        """Read what is registered and begin to follow it. Raises Unreachable."""
+        """Read the registered workers and start to follow them. Raises Unreachable."""
         try:
-            self._take(await self.discovery.list())
+            self._take(await self._planes.discovery.list())
         except BaseException:
             await self.close()
             raise
         self.applier.start()
-        self.tasks.start("discovery", partial(watch_discovery, self.discovery, self._take))
+        self.tasks.start("discovery", partial(watch_discovery, self._planes.discovery, self._take))
         self.tasks.start("booking expiry", self._expire)
 
     async def close(self) -> None:
@@ -182,78 +176,77 @@ class Observer:
         self._ranks.clear()
         self._channels.clear()
         await self.applier.close()
-        await self._requests.close()
-        await self.discovery.close()
+        await self._planes.close()
 
     def apply(self, change: Change) -> Applied:
-        """Take a change now."""
+        """Apply a change to the router now."""
         self._on_change(change)
         return self.router.apply(change, self._clock())
 
-    # -- what is known ---------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------
 
     @property
     def interrupted(self) -> str | None:
-        """Why discovery cannot be heard at present; None if it can."""
+        """Why discovery is interrupted; None if it is not."""
         return self._registrations.interrupted
 
     async def settled(self) -> None:
-        """Until every rank's index was recovered, or its recovery failed, and all is applied."""
+        """Wait until the recovery of every rank succeeded or failed, and all events are applied."""
         await asyncio.gather(*(rank.index.settled() for rank in list(self._ranks.values())))
         await self.applier.drained()
 
     def not_current(self) -> dict[Rank, str]:
-        """The ranks whose index cannot be believed now, and why."""
+        """The ranks whose index is incomplete or out of date, and why."""
         found = {}
         for rank, followed in self._ranks.items():
             if followed.channel is None:
-                found[rank] = "nobody announces where its events are heard"
+                found[rank] = "no event channel is registered"
             elif not followed.index.current:
-                found[rank] = followed.index.problem or "being asked"
+                found[rank] = followed.index.problem or "recovery is running"
         return found
 
     def stream_states(self) -> dict[Rank, StreamState]:
-        """How far each rank's events can be believed."""
+        """The state of each rank's event stream."""
         return {rank: followed.index.state() for rank, followed in self._ranks.items()}
 
-    # -- the index, in two ways ------------------------------------------------------------
+    # -- reading the index -----------------------------------------------------------------
 
     def follow_indexes(self) -> None:
-        """Begin to follow what every worker caches, where that was not asked for at first."""
+        """Start to follow what every worker caches, if ``follow_index`` was False."""
         self._follow_index = True
         for item in self._preferred_first():
             self._follow_worker(item)
 
     def follow_index_of(self, worker_id: int) -> bool:
-        """Begin to follow what one worker caches; False where nobody is registered as that."""
+        """Start to follow what one worker caches; False if it is not registered."""
         for item in self.deployment.workers:
             if item.worker.worker_id == worker_id:
                 self._follow_worker(item)
                 return True
         return False
 
-    async def ask_indexer(
+    async def query_indexer(
         self, indexer: Instance, model: str, hashes: BlockHashes, workers: Iterable[Worker]
     ) -> None:
-        """Learn from a served indexer how much of one prompt ``workers`` hold; nothing else.
+        """Read from a served indexer how much of one prompt each of ``workers`` caches.
 
-        Only the prompt's hashes travel. Raises RequestPlaneError or WireError; then nothing is
-        taken over.
+        Only the prompt's hashes are sent. Raises RequestPlaneError or WireError; then nothing is
+        applied.
         """
         body = indexer_query(model, hashes.local)
         bounds = self._bounds
-        self.asked.indexers += 1
+        self.requested.indexers += 1
         scores = None
-        answer = self._requests.ask_raw(
+        answer = self._planes.requests.ask_raw(
             indexer, body, timeout=bounds.recovery_s, max_bytes=bounds.recovery_bytes
         )
         async with aclosing(answer) as items:
             async for item in items:
-                self.asked.recovery_bytes += len(item.document)
+                self.requested.recovery_bytes += len(item.document)
                 scores = parse_scores(item)
         if not isinstance(scores, TieredScores):
-            told = "nothing" if scores is None else scores.message
-            raise RequestPlaneError(f"the indexer of {indexer.endpoint} answered: {told}")
+            answer_text = "nothing" if scores is None else scores.message
+            raise RequestPlaneError(f"the indexer of {indexer.endpoint} answered: {answer_text}")
         for worker in workers:
             for rank in worker.ranks:
                 held = min(scores.device.get((worker.worker_id, rank), 0), len(hashes.sequence))
@@ -284,7 +277,7 @@ class Observer:
             old = known.get(item.worker.worker_id)
             if old is None or old.worker != item.worker:
                 self.apply(WorkerUpserted(item.worker))
-                # Nobody has told what it caches yet; until somebody does, that is not "nothing".
+                # Its cache is unknown until it is read, which is different from empty.
                 for rank in item.worker.ranks:
                     self.apply(IndexMarked(item.worker.worker_id, rank, "absent"))
             if self._follow_index:
@@ -293,7 +286,7 @@ class Observer:
             self._follow_loads()
 
     def _preferred_first(self) -> list[ObservedWorker]:
-        """Who is followed first is asked first: the candidates of the question at hand."""
+        """All workers, those of the preferred model first: their indexes are read first."""
         workers = self.deployment.workers
         return sorted(workers, key=lambda item: item.worker.model != self._prefer)
 
@@ -319,9 +312,9 @@ class Observer:
         of = f"{source.worker_id:x} rank {source.dp_rank}"
         tasks = [self.tasks.start("index recovery", index.run, of)]
         if channel is None:
-            index.ask()
+            index.request_recovery()
         else:
-            follower = self._plane_of(channel).follow(channel, index.take)
+            follower = self._planes.plane_of(channel).follow(channel, index.take)
             tasks.append(self.tasks.start("KV event stream", follower.run, of))
         return _FollowedRank(index, source, channel, tasks)
 
@@ -337,13 +330,13 @@ class Observer:
 
     async def _recover(self, source: EventSource, start: int | None) -> RecoveryAnswer:
         if source.recovery is None:
-            raise RequestPlaneError("it has no local indexer that could be asked")
+            raise RequestPlaneError("the worker has no local indexer")
         body = recovery_query(source.worker_id, source.dp_rank, start)
         bounds = self._bounds
         await asyncio.sleep(_SUBSCRIBED_S)
-        async with self._asking:
-            self.asked.recoveries += 1
-            answer = self._requests.ask_raw(
+        async with self._recoveries:
+            self.requested.recoveries += 1
+            answer = self._planes.requests.ask_raw(
                 source.recovery,
                 body,
                 timeout=bounds.recovery_s,
@@ -351,9 +344,9 @@ class Observer:
             )
             async with aclosing(answer) as items:
                 async for item in items:
-                    self.asked.recovery_bytes += len(item.document)
+                    self.requested.recovery_bytes += len(item.document)
                     return parse_recovery(item)
-        raise RequestPlaneError("it answered with nothing")
+        raise RequestPlaneError("the response was empty")
 
     # -- load ------------------------------------------------------------------------------
 
@@ -372,7 +365,7 @@ class Observer:
     def _followed_channel(self, kind: str, channel: EventChannel) -> _Follower:
         takes = {"sequences": self.load.take_sequences, "loads": self.load.take_metrics}
         take = self._on_pass if kind == "passes" and self._on_pass is not None else takes[kind]
-        follower = self._plane_of(channel).follow(channel, take)
+        follower = self._planes.plane_of(channel).follow(channel, take)
         of = f"publisher {channel.publisher_id:x}"
         return _Follower(channel, self.tasks.start(f"{kind} stream", follower.run, of))
 

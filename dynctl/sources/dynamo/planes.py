@@ -1,7 +1,7 @@
-"""Which planes a command reads, from options and Dynamo's own variables; adapters come lazily.
+"""The planes of a live Dynamo (discovery, events, requests), opened as the options name them.
 
-This is the table of names -> adapters for live deployments. What an option does not say, Dynamo's
-variable does, else the context, else Dynamo's default.
+A value comes from the option, else from the context, else from Dynamo's variable, else it is
+Dynamo's default. Adapters are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EVENT_PLANES: Final = ("zmq", "nats")
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """What an observer needs. ``title`` is what people see, without credentials."""
+    """The planes of one deployment. ``title`` is shown, without credentials."""
 
     title: str
     discovery: Discovery
@@ -44,16 +44,20 @@ class Planes:
     opened: list[EventPlane]
 
     async def close(self) -> None:
-        """Close the event planes; an observer closes the rest."""
         for plane in self.opened:
             await plane.close()
+        await self.requests.close()
+        await self.discovery.close()
 
 
 def backend(options: GlobalOptions) -> tuple[str, str] | None:
-    """(discovery backend, who said it); None where nobody named one. Raises UsageProblem."""
+    """(discovery backend, option or variable that names it), None without one.
+
+    Raises UsageProblem.
+    """
     options = in_context(options)
     environ = os.environ if options.environment_sources else {}
-    said = [
+    candidates = [
         (options.discovery, "--discovery"),
         ("file" if options.file_kv is not None else None, "--file-kv"),
         ("etcd" if options.etcd_endpoints is not None else None, "--etcd-endpoints"),
@@ -61,7 +65,7 @@ def backend(options: GlobalOptions) -> tuple[str, str] | None:
         ("file" if environ.get("DYN_FILE_KV") else None, "DYN_FILE_KV"),
         ("etcd" if environ.get("ETCD_ENDPOINTS") else None, "ETCD_ENDPOINTS"),
     ]
-    for name, source in said:
+    for name, source in candidates:
         if name is None:
             continue
         if name in NOT_YET:
@@ -75,9 +79,9 @@ def backend(options: GlobalOptions) -> tuple[str, str] | None:
 
 
 def namespace(options: GlobalOptions) -> str | None:
-    """The Dynamo namespace to look at; None (``*``) looks at all.
+    """The Dynamo namespace to read; None (``*``): all of them.
 
-    In Kubernetes the operator calls it after the graph, so there all is the default.
+    In Kubernetes the operator names it after the graph, so the default is all.
     """
     options = in_context(options)
     name = options.dyn_namespace or os.environ.get(NAMESPACE_VARIABLE)
@@ -87,7 +91,7 @@ def namespace(options: GlobalOptions) -> str | None:
 
 
 def open_planes(options: GlobalOptions) -> Planes:
-    """Adapters for what the options name; nothing is connected yet. Needs a running event loop.
+    """The planes that the options name, not connected yet. Needs a running event loop.
 
     Raises UsageProblem, or Unreachable where a credential plugin of a kubeconfig fails.
     """
@@ -114,16 +118,18 @@ def _file(options: GlobalOptions) -> Discovery:
 
     from dynctl.adapters.file import FileDiscovery
 
-    told = options.file_kv or os.environ.get("DYN_FILE_KV")
-    # Dynamo's own default lies below the temporary directory.
-    return FileDiscovery(Path(told) if told else Path(tempfile.gettempdir()) / "dynamo_store_kv")
+    directory = options.file_kv or os.environ.get("DYN_FILE_KV")
+    # Dynamo's own default is below the temporary directory.
+    default = Path(tempfile.gettempdir()) / "dynamo_store_kv"
+    return FileDiscovery(Path(directory) if directory else default)
 
 
 def _etcd(options: GlobalOptions) -> Discovery:
     from dynctl.adapters.etcd.address import DEFAULT_ENDPOINTS
 
-    told = options.etcd_endpoints or os.environ.get("ETCD_ENDPOINTS") or DEFAULT_ENDPOINTS
-    endpoints = [part.strip() for part in told.split(",") if part.strip()]
+    endpoints = _addresses(
+        options.etcd_endpoints or os.environ.get("ETCD_ENDPOINTS") or DEFAULT_ENDPOINTS
+    )
     access = {
         "user": os.environ.get("ETCD_AUTH_USERNAME"),
         "password": os.environ.get("ETCD_AUTH_PASSWORD"),
@@ -152,8 +158,12 @@ def _kubernetes(options: GlobalOptions) -> Discovery:
     return KubernetesDiscovery(cluster, namespaces_of(options, cluster))
 
 
+def _addresses(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 class _EventPlanes:
-    """One event plane for each transport that a channel names, opened when first needed."""
+    """One event plane for each transport that a channel uses, opened when it is first needed."""
 
     def __init__(self, options: GlobalOptions) -> None:
         self.opened: list[EventPlane] = []
@@ -178,8 +188,8 @@ class _EventPlanes:
     def _open_nats(self) -> EventPlane:
         from dynctl.adapters.nats.dynamo_events import NatsEventPlane
 
-        told = self._options.nats_server or os.environ.get("NATS_SERVER") or "nats://localhost:4222"
-        plane = NatsEventPlane([part.strip() for part in told.split(",") if part.strip()])
+        server = self._options.nats_server or os.environ.get("NATS_SERVER")
+        plane = NatsEventPlane(_addresses(server or "nats://localhost:4222"))
         self.opened.append(plane)
         return plane
 
@@ -188,7 +198,7 @@ _RETRY_S: Final = 1.0
 
 
 async def watch_discovery(discovery: Discovery, take: Callable[[DiscoveryChange], None]) -> None:
-    """Give every change to ``take`` until cancelled, also while the plane is not reachable."""
+    """Pass every change to ``take`` until cancelled, also while the plane is not reachable."""
     while True:
         try:
             async with aclosing(discovery.watch()) as changes:

@@ -151,7 +151,7 @@ class RankIndex:
         except WireError as error:
             self._counts.malformed += 1
             self._tell_once(StreamCode.MALFORMED_BATCH, f"a batch is unreadable: {error}")
-            self.ask()  # whatever it held is missing now
+            self.request_recovery()  # whatever it held is missing now
             return
         self._counts.batches += 1
         self._last_at = self._clock()
@@ -163,22 +163,22 @@ class RankIndex:
             case ChannelCode.CHANNEL_CONNECTED:
                 self._connected = True
                 self._tell(StreamCode.STREAM_CONNECTED, value.message)
-                self.ask()
+                self.request_recovery()
             case ChannelCode.CHANNEL_DISCONNECTED:
                 self._connected = False
                 self._unheard = value.message
                 self._tell(StreamCode.STREAM_DISCONNECTED, value.message)
                 if self._sequence.last is None:
-                    self.ask()  # it may answer all the same: what it holds now is worth having
+                    self.request_recovery()  # the worker may answer anyway
             case ChannelCode.PUBLISHER_RESTARTED:
                 self._restarted(value.message)
             case ChannelCode.EVENTS_DROPPED:
                 # Asked at once: no later event would show a loss at the end of a burst.
-                self.ask()
+                self.request_recovery()
             case ChannelCode.MALFORMED_MESSAGE:
                 self._counts.malformed += 1
                 self._tell_once(StreamCode.MALFORMED_MESSAGE, value.message)
-                self.ask()
+                self.request_recovery()
             case ChannelCode.FOREIGN_PUBLISHER:
                 self._tell_once(StreamCode.FOREIGN_PUBLISHER, value.message)
 
@@ -201,7 +201,7 @@ class RankIndex:
                 self._apply([event])
             case Verdict.GAP:
                 self._counts.gaps += 1
-                self.ask()
+                self.request_recovery()
                 self._wait(event)
             case _:
                 self._counts.duplicates += 1
@@ -211,11 +211,11 @@ class RankIndex:
         if len(self._waiting) > MAX_WAITING:
             # Nothing is lost for good: the answer of the worker covers what is let go here.
             del self._waiting[: MAX_WAITING // 2]
-            self.ask()
+            self.request_recovery()
 
     # -- recovery --------------------------------------------------------------------------
 
-    def ask(self) -> None:
+    def request_recovery(self) -> None:
         """Have the worker say what it holds, or what came after the last event seen."""
         self._why = "it was asked and has not answered yet"
         self._asking = True
@@ -333,7 +333,7 @@ class RankIndex:
         self._emit_condition(
             StreamCode.ENGINE_RESTARTED, f"the publisher restarted: {why}", clears=True, missing=0
         )
-        self.ask()
+        self.request_recovery()
 
     # -- telling ---------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""Dynamo frontends as replicas: whose load each counts, and whether it refuses a worker.
+"""Dynamo frontends as replicas: the load that each counts, and whether it refuses a worker.
 
-A frontend's busy verdict shows nowhere but in what it does. As seen on Dynamo 1.6.1, a dry run
-that is pinned to a busy worker is refused as overloaded, and books nothing; only a frontend that
-routes by kv makes dry runs, another really runs the request, so that one is never asked.
+A frontend does not export which workers are busy. On Dynamo 1.6.1 a dry run that is pinned to a
+busy worker is refused as overloaded, and books nothing. Only frontends with router mode kv make
+dry runs; others run the request, so they are never probed.
 """
 
 from __future__ import annotations
@@ -20,32 +20,31 @@ from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.thresholds.replicas import Replica
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, RankLoad
 
-#: The colon is needed: without it the request really runs.
+#: The colon is needed: without it the request runs.
 _DRY_RUN: Final = "query_instance_id:"
-#: A dry run may wait in the router's queue; then it tells nothing in time.
+#: A dry run may wait in the router's queue; then the result stays unknown.
 _PROBE_S: Final = 2.0
 _OVERLOADED: Final = "Overloaded"
-_NOTHING: Final = RankLoad()
-_NO_PLANES: Final = "reports come over the event plane, and no discovery backend was named"
+_IDLE: Final = RankLoad()
+_NO_PLANES: Final = "load reports need a discovery backend, and none was named"
 
 
 class DryRuns:
-    """Asks one frontend whether it would use a worker now. ``followed``: where its workers' reports
-    are heard. Raises nothing."""
+    """Probes whether a frontend uses a worker. ``reports``: of its workers. Raises nothing."""
 
-    def __init__(self, frontend: DynamoFrontend, followed: WorkerReports | None = None) -> None:
+    def __init__(self, frontend: DynamoFrontend, reports: WorkerReports | None = None) -> None:
         self._frontend = DynamoFrontend(frontend.url, _PROBE_S)
-        self._followed = followed
+        self._reports = reports
         self._by_kv: bool | None = None
 
-    def unheard(self) -> str:
-        """Why the report of a worker may not be known."""
-        return _NO_PLANES if self._followed is None else self._followed.unheard
+    def no_report_reason(self) -> str:
+        """Why the report of a worker may be unknown."""
+        return _NO_PLANES if self._reports is None else self._reports.no_report_reason
 
     def refuses_worker(self, model: str, worker_id: int, dp_rank: int | None) -> bool | None:
-        """True: the worker is busy; False: not; None: it does not say.
+        """True: the worker is busy; False: not; None: unknown.
 
-        ``dp_rank``: any one of a worker that has several.
+        ``dp_rank``: any rank of a worker with several.
         """
         pin: dict[str, Any] = {"annotations": [_DRY_RUN], "backend_instance_id": worker_id}
         if dp_rank is not None:
@@ -60,28 +59,28 @@ class DryRuns:
             return None
         if status == 200:
             return False
-        # The status of an overload can be configured; the type stays.
+        # The status of an overload can be configured, the type cannot.
         return True if document.get("type") == _OVERLOADED else None
 
 
 def dynamo_replica(
-    name: str, frontend: DynamoFrontend, followed: WorkerReports | None = None, group: str = ""
+    name: str, frontend: DynamoFrontend, reports: WorkerReports | None = None, group: str = ""
 ) -> Replica:
-    """A frontend with the load that it counts. ``followed``: the workers where planes are named;
-    otherwise they are what its metrics tell of them. ``group``: see Replica."""
+    """A frontend with the load that it counts. ``reports``: the workers of the planes; None: the
+    workers in its metrics. ``group``: see Replica."""
 
     def rows() -> list[WorkerRow]:
         metrics = frontend.metrics()
-        if followed is not None:
-            return with_gauges(followed.rows(), metrics)
+        if reports is not None:
+            return with_gauges(reports.rows(), metrics)
         return rows_of_metrics(metrics, list(frontend.thresholds()))
 
-    return Replica(name, frontend, rows, DryRuns(frontend, followed), group)
+    return Replica(name, frontend, rows, DryRuns(frontend, reports), group)
 
 
 def replica_at(source: FrontendClient) -> Replica:
-    """The frontend at an address, whoever's it is. Where nobody answers it is taken for ours, and
-    says so when it is asked."""
+    """The frontend at an address: Dynamo's, or ours. Where nothing answers it counts as ours, and
+    its first request fails."""
     frontend = DynamoFrontend(source.url, source.timeout)
     try:
         kind = frontend.identify()
@@ -93,12 +92,12 @@ def replica_at(source: FrontendClient) -> Replica:
 
 
 def with_gauges(rows: Sequence[WorkerRow], metrics: FrontendMetrics) -> list[WorkerRow]:
-    """``rows`` with the load that one frontend counts; ranks that it does not name are idle."""
+    """``rows`` with the load that one frontend counts; ranks without a gauge are idle."""
     return [replace(row, ranks=[_loaded(row, rank, metrics) for rank in row.ranks]) for row in rows]
 
 
 def _loaded(row: WorkerRow, rank: RankRow, metrics: FrontendMetrics) -> RankRow:
-    load = metrics.rank_loads.get((row.worker_id, rank.dp_rank), _NOTHING)
+    load = metrics.rank_loads.get((row.worker_id, rank.dp_rank), _IDLE)
     return replace(
         rank,
         active_prefill_tokens=load.active_prefill_tokens,
@@ -107,15 +106,15 @@ def _loaded(row: WorkerRow, rank: RankRow, metrics: FrontendMetrics) -> RankRow:
 
 
 def rows_of_metrics(metrics: FrontendMetrics, models: Sequence[str]) -> list[WorkerRow]:
-    """The workers as a frontend's metrics name them: by id, all with the facts of the one model.
+    """The workers in a frontend's metrics, named by their ids, with the facts of the only model.
 
-    Raises UsageProblem where the metrics do not tell which workers are whose.
+    Raises UsageProblem where several models are served: the metrics do not show their workers.
     """
     if not metrics.registered:
         return []
     if len(models) != 1:
         raise UsageProblem(
-            f"the metrics do not tell which workers serve which of {', '.join(models)}",
+            f"the metrics do not show which workers serve which of {', '.join(models)}",
             "name the deployment's discovery backend too: --discovery etcd --etcd-endpoints ..",
         )
     facts = metrics.models.get(models[0])
@@ -129,20 +128,20 @@ def rows_of_metrics(metrics: FrontendMetrics, models: Sequence[str]) -> list[Wor
     split = "prefill" in metrics.registered.values()
     rows = []
     for worker_id, numbers in ranks.items():
-        told = metrics.registered[worker_id, numbers[0]]
+        role = metrics.registered[worker_id, numbers[0]]
         rows.append(
             WorkerRow(
                 name=f"{worker_id:x}",
                 worker_id=worker_id,
                 model=models[0],
-                role=told if split and told in ("prefill", "decode") else "aggregated",
-                runtime_config=_told(card, numbers),
+                role=role if split and role in ("prefill", "decode") else "aggregated",
+                runtime_config=_card(card, numbers),
                 ranks=[RankRow(dp_rank=number) for number in numbers],
             )
         )
     return with_gauges(rows, metrics)
 
 
-def _told(card: Mapping[str, int | None], ranks: Sequence[int]) -> dict[str, Any]:
+def _card(card: Mapping[str, int | None], ranks: Sequence[int]) -> dict[str, Any]:
     known: dict[str, Any] = {name: value for name, value in card.items() if value is not None}
     return known | {"data_parallel_start_rank": ranks[0], "data_parallel_size": len(ranks)}

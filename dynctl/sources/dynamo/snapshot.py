@@ -1,9 +1,9 @@
-"""Which parts of a live Dynamo are known, and what to do about the others. Pure."""
+"""Parts of a live Dynamo's snapshot: parts, alerts and worker rows. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -24,18 +24,18 @@ from router_core import Router, Worker
 _NAME_FRONTENDS: Final = "name the frontends, every replica: --frontend http://HOST:8000"
 _DECISIONS: Final = """\
 --frontend-log FILE, or - for standard input: the frontend's `Selected worker` lines
-or start the frontends with --router-replica-sync: they tell each other the winners"""
-_UNASKED: Final = "reading caches costs the workers, so nobody was asked"
+or start the frontends with --router-replica-sync: they send each other the winners"""
+_NOT_READ: Final = "caches are not read, because that costs the workers time"
 _READ: Final = "i reads the cache of a worker, I all of them"
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What a source has. ``at``: when discovery was heard last. ``load``: as take_load() says.
+class Readings:
+    """What was read of a live Dynamo. ``at``: when discovery was last read or heard of.
 
-    ``metrics``: frontends whose metrics were read. ``refused``: why there are none.
-    ``heard``: hops by who told of them. ``log``: the log that is read. ``reached``: whether
-    workers can be spoken to from here.
+    ``load``: its origin, from take_load(). ``metrics``: number of frontends whose metrics were
+    read; ``problem``: why there are none. ``hops``: origin of decisions -> number of hops. ``log``:
+    the log that is read. ``workers_reachable``: whether events of workers arrive here.
     """
 
     title: str
@@ -45,97 +45,98 @@ class Known:
     urls: tuple[str, ...] = ()
     metrics: int = 0
     thresholds: bool = False
-    refused: str = ""
+    problem: str = ""
     replica_sync: bool = False
-    heard: Mapping[str, int] | None = None
+    hops: Mapping[str, int] = field(default_factory=dict)
     log: str | None = None
     read_all: bool = False
-    reached: bool = True
+    workers_reachable: bool = True
 
 
-def part_origins(known: Known, workers: Sequence[WorkerRow]) -> dict[str, Part]:
-    """Every part of a snapshot of a live Dynamo."""
-    planes, now = known.title, known.now
-    frontends = ", ".join(known.urls)
-    asked = Part(frontends, now)
+def snapshot_parts(readings: Readings, workers: Sequence[WorkerRow]) -> dict[str, Part]:
+    """The origin of every part of a snapshot of a live Dynamo."""
+    planes, now = readings.title, readings.now
+    urls = ", ".join(readings.urls)
+    from_frontends = Part(urls, now)
     ranks = [rank for row in workers for rank in row.ranks]
     parts = {
-        "workers": Part(planes, known.at),
-        "load": _load(known, frontends),
-        "requests": _requests(known, frontends),
-        "index": _index(known, workers),
+        "workers": Part(planes, readings.at),
+        "load": _load(readings, urls),
+        "requests": _requests(readings, urls),
+        "index": _index(readings, workers),
         "waiting": Part("the engines' forward-pass-metrics", now),
-        "decisions": _decisions(known),
-        "transfers": _transfers(known),
-        "thresholds": asked
-        if known.thresholds
-        else Part(frontends, unknown=known.refused or _no("thresholds"), provide=_NAME_FRONTENDS),
-        "settings": Part("the workers' cards, else defaults", known.at),
-        "queue": asked
-        if known.metrics
-        else Part(frontends, unknown=known.refused or _no("queue"), provide=_NAME_FRONTENDS),
+        "decisions": _decisions(readings),
+        "transfers": _transfers(readings),
+        "thresholds": from_frontends
+        if readings.thresholds
+        else _without_frontend(readings, urls, "busy thresholds live in the frontends"),
+        "settings": Part("the workers' cards, else defaults", readings.at),
+        "queue": from_frontends
+        if readings.metrics
+        else _without_frontend(readings, urls, "queues live in the frontends"),
     }
     if ranks and all(rank.reported.waiting_requests is None for rank in ranks):
-        why = "no engine tells its queue (forward-pass-metrics)" if known.reached else OUT_OF_REACH
-        parts["waiting"] = Part(planes, unknown=why)
+        why = "no engine reports its queue (forward-pass-metrics)"
+        parts["waiting"] = Part(planes, unknown=why if readings.workers_reachable else OUT_OF_REACH)
     return parts
 
 
-def _no(what: str) -> str:
-    lives = {"thresholds": "thresholds live in the frontends", "queue": "queues live in them"}
-    return f"{lives[what]}, and none was named"
+def _without_frontend(readings: Readings, urls: str, why: str) -> Part:
+    unknown = readings.problem or f"{why}, and none was named"
+    return Part(urls, unknown=unknown, provide=_NAME_FRONTENDS)
 
 
-def _load(known: Known, frontends: str) -> Part:
-    if known.metrics:
-        return Part(f"{known.load}: {frontends}", known.now)
-    if known.load in (UNKNOWN_LOAD, "kv_metrics"):
-        why = known.refused or "no frontend was named, and none tells others its load"
+def _load(readings: Readings, urls: str) -> Part:
+    if readings.metrics:
+        return Part(f"{readings.load}: {urls}", readings.now)
+    if readings.load in (UNKNOWN_LOAD, "kv_metrics"):
+        why = readings.problem or "no frontend was named, and no frontend sends replica-sync events"
         return Part("", unknown=why, provide=_NAME_FRONTENDS)
-    return Part(known.load, known.now)
+    return Part(readings.load, readings.now)
 
 
-def _requests(known: Known, frontends: str) -> Part:
-    """Gauges tell tokens and blocks, and not how many requests they are of."""
-    if known.metrics or known.load in (UNKNOWN_LOAD, "kv_metrics"):
-        return Part(frontends, unknown="a frontend's metrics do not count requests by worker")
-    return Part(known.load, known.now)
+def _requests(readings: Readings, urls: str) -> Part:
+    """Gauges have tokens and blocks, but no number of requests."""
+    if readings.metrics or readings.load in (UNKNOWN_LOAD, "kv_metrics"):
+        return Part(urls, unknown="a frontend's metrics do not count requests by worker")
+    return Part(readings.load, readings.now)
 
 
-def _index(known: Known, workers: Sequence[WorkerRow]) -> Part:
-    if not known.reached:
-        return Part(known.title, unknown=f"what workers cache is {OUT_OF_REACH}")
+def _index(readings: Readings, workers: Sequence[WorkerRow]) -> Part:
+    if not readings.workers_reachable:
+        return Part(readings.title, unknown=f"what workers cache is {OUT_OF_REACH}")
     read = any(rank.index != "absent" for row in workers for rank in row.ranks)
-    if known.read_all or read:
-        return Part("the workers' KV events", known.now)
-    return Part(known.title, unknown=_UNASKED, provide=_READ)
+    if readings.read_all or read:
+        return Part("the workers' KV events", readings.now)
+    return Part(readings.title, unknown=_NOT_READ, provide=_READ)
 
 
-def _decisions(known: Known) -> Part:
-    heard = known.heard or {}
-    sources = [name for name in (LOG, EVENTS) if heard.get(name)]
-    if known.log is not None and LOG not in sources:
-        sources.append(f"{known.log} (no `Selected worker` line yet: DYN_LOG=info)")
-    if known.replica_sync and EVENTS not in sources and known.reached:
+def _decisions(readings: Readings) -> Part:
+    sources = [name for name in (LOG, EVENTS) if readings.hops.get(name)]
+    if readings.log is not None and LOG not in sources:
+        sources.append(f"{readings.log} (no `Selected worker` line yet: DYN_LOG=info)")
+    if readings.replica_sync and EVENTS not in sources and readings.workers_reachable:
         sources.append(EVENTS)
     if sources:
-        return Part(" and ".join(sources), known.now)
+        return Part(" and ".join(sources), readings.now)
     return Part(
-        known.title,
-        unknown="a live Dynamo keeps no decisions, and nobody tells the winners",
+        readings.title,
+        unknown="a live Dynamo keeps no decisions, and no frontend reports the winners",
         provide=_DECISIONS,
     )
 
 
-def _transfers(known: Known) -> Part:
-    told = _decisions(known)
-    if told.unknown:
-        return Part(known.title, unknown="hand-offs are counted from decisions, which nobody tells")
-    return told
+def _transfers(readings: Readings) -> Part:
+    origin = _decisions(readings)
+    if origin.unknown:
+        return Part(
+            readings.title, unknown="hand-offs are counted from decisions, which are unknown"
+        )
+    return origin
 
 
-#: Who is stranded is told by DYT0901, for every source alike.
-_TOLD_OTHERWISE: Final = ("DYR0210",)
+#: DYT0901 reports stranded domains, for every source alike.
+_OTHER_ALERT: Final = ("DYR0210",)
 _MOST: Final = 200
 
 
@@ -155,7 +156,7 @@ def dynamo_alerts(
     report = run(sections, facts, catalogue())
     left = _MOST
     for check in report.checks:
-        if check.code in _TOLD_OTHERWISE:
+        if check.code in _OTHER_ALERT:
             continue
         for one in check.findings[:left]:
             left -= 1

@@ -1,7 +1,7 @@
-"""The workers of a live Dynamo and what they report of their load, followed beside a command.
+"""The workers of a live Dynamo and their load reports, received while a command runs.
 
-Commands that ask frontends over HTTP block; reports come whenever they come. So the planes are
-followed by an event loop in a thread of its own, and a question takes what is known by then.
+Commands that read frontends over HTTP block, and reports arrive at any time. So a thread with its
+own event loop follows the planes, and :meth:`WorkerReports.rows` returns what has arrived.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Final
 
 from dynctl.base.errors import Unreachable
 from dynctl.documents.workers import WorkerRow, worker_rows
-from dynctl.sources.dynamo.observer import Observer, live_router
+from dynctl.sources.dynamo.observer import Observer
 from dynctl.sources.dynamo.planes import Planes
 
-#: Reports are listened to for this long before the first answer.
+#: Reports are collected for this long before the first list of workers.
 LISTEN_S: Final = 1.0
 
 
 class WorkerReports:
-    """``planes`` are opened when somebody asks first. A context manager.
+    """A context manager; the first :meth:`rows` opens ``planes``.
 
-    ``namespace``: Dynamo's, None for all. ``follow``: whether the workers' reports can be heard
-    from here. ``timeout``: seconds that reading what is registered may take.
+    ``namespace``: Dynamo's, None for all. ``follow``: whether reports can be received from here.
+    ``timeout``: seconds for reading the registered workers.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class WorkerReports:
         self._thread.join()
 
     @property
-    def unheard(self) -> str:
-        """Why a report may be unknown, for the person."""
+    def no_report_reason(self) -> str:
+        """Why the report of a worker may be unknown, for the user."""
         if not self._follow:
-            return "reports are out of reach from here: they need the cluster's own network"
+            return "load reports are not reachable from here: they need the cluster's own network"
         seconds = LISTEN_S
         if self._started.done() and self._started.exception() is None:
             seconds = time.monotonic() - self._started.result()
-        return f"not reported in {seconds:.0f} s; who keeps its value stays silent"
+        return f"not reported in {seconds:.0f} s (workers report changes only)"
 
     def rows(self) -> list[WorkerRow]:
         """The workers with their last reports; their own loads are zero.
@@ -76,17 +76,19 @@ class WorkerReports:
         """
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="followed", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="worker reports", daemon=True
+                )
                 self._thread.start()
         began = self._started.result()
         if self._follow:
             time.sleep(max(0.0, began + LISTEN_S - time.monotonic()))
         assert self._loop is not None
-        asked = asyncio.run_coroutine_threadsafe(self._rows(), self._loop)
+        rows = asyncio.run_coroutine_threadsafe(self._rows(), self._loop)
         try:
-            return asked.result(self._timeout)
+            return rows.result(self._timeout)
         except concurrent.futures.TimeoutError:
-            raise Unreachable("what is registered could not be read in time") from None
+            raise Unreachable("the registered workers could not be read in time") from None
 
     async def _rows(self) -> list[WorkerRow]:
         assert self._observer is not None
@@ -105,19 +107,12 @@ class WorkerReports:
         self._ending = asyncio.Event()
         planes = self._planes()
         self._observer = Observer(
-            live_router(),
-            planes.discovery,
-            planes.plane_of,
-            planes.requests,
-            time.monotonic,
+            planes,
             namespace=self._namespace,
             follow_index=False,
             follow_load=self._follow,
             books=False,
         )
-        try:
-            async with self._observer:
-                self._started.set_result(time.monotonic())
-                await self._ending.wait()
-        finally:
-            await planes.close()
+        async with self._observer:
+            self._started.set_result(time.monotonic())
+            await self._ending.wait()

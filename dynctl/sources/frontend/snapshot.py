@@ -1,4 +1,4 @@
-"""Snapshots out of what frontends of ours told. Pure."""
+"""Readings of dynctl frontends, and the snapshot that they make together."""
 
 from __future__ import annotations
 
@@ -14,21 +14,28 @@ import msgspec
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.decisions import DecisionList, DecisionRow
 from dynctl.documents.fleet_load import FleetLoad, Transfer, joined_rows
-from dynctl.documents.snapshot import DecisionLine, Header, Meter, Part, Snapshot, meter_of
+from dynctl.documents.snapshot import (
+    DecisionLine,
+    Header,
+    Meter,
+    Part,
+    Snapshot,
+    meter_of,
+)
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.sources.alerts import condition_alert
 
-_NO_QUEUE: Final = "this router has no queue: a request that nobody can take is refused"
-_NO_MEMORY: Final = "the frontend keeps no decisions"
+_NO_QUEUE: Final = "this router has no queue: a request without an eligible worker is refused"
+_NO_DECISIONS: Final = "the frontend keeps no decisions"
 _KEEP: Final = "start it with --decision-memory 64MiB"
-_NO_ENGINE: Final = "no engine tells its queue: vLLM and SGLang do, by their /metrics"
+_NO_WAITING: Final = "no engine exports its queue (vLLM and SGLang do, in /metrics)"
 
 
 def frontend_snapshot(
     frontends: Sequence[FrontendReadings], source: str, at: float, problem: str = ""
 ) -> Snapshot:
-    """What all of them say together. The cards are those of the first that answered; loads add up,
-    since each router counts its own requests."""
+    """One snapshot of all frontends. Cards are the first frontend's; loads are added up, since each
+    router counts its own requests."""
     answering = [one for one in frontends if not one.problem and one.load is not None]
     known = answering or [one for one in frontends if one.load is not None]
     first = known[0] if known else None
@@ -61,13 +68,13 @@ def frontend_snapshot(
         transfers=_transfers(known),
         thresholds=dict(first.load.thresholds),
         settings=settings,
-        told=_told(known, first, workers),
+        parts=_parts(known, first, workers),
         load_every_s=max(load.probe_s for load in loads),
         problem=problem,
     )
 
 
-def _told(
+def _parts(
     known: Sequence[FrontendReadings], first: FrontendReadings, workers: Sequence[WorkerRow]
 ) -> dict[str, Part]:
     names = " + ".join(one.reader.name for one in known)
@@ -80,15 +87,15 @@ def _told(
     if refused:
         parts["decisions"] = Part(names, unknown=refused, provide="give --token, or DYNCTL_TOKEN")
     elif all(one.kept_bytes == 0 for one in known):
-        parts["decisions"] = Part(names, unknown=_NO_MEMORY, provide=_KEEP)
+        parts["decisions"] = Part(names, unknown=_NO_DECISIONS, provide=_KEEP)
     ranks = [rank for row in workers for rank in row.ranks]
     if ranks and all(rank.reported.waiting_requests is None for rank in ranks):
-        parts["waiting"] = Part(names, unknown=_NO_ENGINE)
+        parts["waiting"] = Part(names, unknown=_NO_WAITING)
     return parts
 
 
 def _added(known: Sequence[FrontendReadings]) -> list[WorkerRow]:
-    """The rows of the first, with what the others' routers put on the same workers."""
+    """The rows of the first, plus the load that the other routers put on the same workers."""
     rows = known[0].rows
     if len(known) == 1:
         return rows
@@ -146,16 +153,16 @@ def _text(settings: Mapping[str, Any], name: str) -> str | None:
 #: Decisions that stay on screen, and how many are read at a time.
 KEPT: Final = 500
 AT_ONCE: Final = 50
-#: A setting that somebody else changed is seen after this many seconds.
+#: Settings are read again after this many seconds.
 SETTINGS_S: Final = 10.0
 
 
 class FrontendReader(Protocol):
-    """What a frontend of ours tells. Methods raise DynctlError or WireError."""
+    """How one frontend is read, over HTTP or inside the demo. Raises DynctlError or WireError."""
 
     @property
     def name(self) -> str:
-        """What people see, without credentials."""
+        """The name that is shown, without credentials."""
         ...
 
     async def fleet(self, cards: str | None) -> FleetLoad: ...
@@ -167,9 +174,10 @@ class FrontendReader(Protocol):
 
 @dataclass(slots=True)
 class FrontendReadings:
-    """The last that a frontend told. ``read_at``: wall-clock seconds of here, None before.
+    """The last readings of one frontend: cards once, loads each time, decisions as they are made.
 
-    ``problem``: why it does not tell more at present.
+    ``read_at``: wall-clock seconds of this host, None before the first reading. ``problem``: why
+    the frontend cannot be read now.
     """
 
     reader: FrontendReader
@@ -189,7 +197,7 @@ class FrontendReadings:
     _settings_at: float = 0.0
 
     async def read(self) -> None:
-        """Read the fleet, and the settings when they may have changed. Raises as the reader."""
+        """Read the fleet, and now and then the settings. Raises as the reader."""
         known = self.load.cards if self.load is not None and self._cards else None
         load = await self.reader.fleet(known)
         if load.workers is not None:
@@ -202,15 +210,15 @@ class FrontendReadings:
         self.load, self.read_at, self.problem = load, now, ""
 
     async def read_decisions(self, wait: int = 0) -> None:
-        """Read the decisions since the last time; waits for one where there is none."""
-        told = await self.reader.decisions(self._cursor or 0, AT_ONCE, wait)
-        if self._cursor is not None and told.cursor >= self._cursor:
-            self.missed += told.skipped
-        self._cursor = told.cursor
-        self.kept_bytes = told.limit_bytes
-        fresh = [_line(row, self.reader.name) for row in told.decisions]
+        """Read the decisions since the last time; waits up to ``wait`` seconds for one."""
+        page = await self.reader.decisions(self._cursor or 0, AT_ONCE, wait)
+        if self._cursor is not None and page.cursor >= self._cursor:
+            self.missed += page.skipped
+        self._cursor = page.cursor
+        self.kept_bytes = page.limit_bytes
+        fresh = [_line(row, self.reader.name) for row in page.decisions]
         self.lines.extendleft(reversed(fresh))
-        for line, row in zip(reversed(fresh), reversed(told.decisions), strict=True):
+        for line, row in zip(reversed(fresh), reversed(page.decisions), strict=True):
             meter = None if row.preference is None else meter_of(line, row.preference)
             if meter is not None:
                 self.meters[meter.domain, meter.value] = meter
@@ -221,8 +229,9 @@ class FrontendReadings:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Setting -> value, as far as they are known."""
-        return {} if self.config is None else self.config.values
+        """Setting -> value; empty before the first reading."""
+        rows = self.config.settings if self.config is not None else ()
+        return {row.name: row.value for row in rows}
 
 
 def newest_first(frontends: Iterable[FrontendReadings], most: int = KEPT) -> list[DecisionLine]:

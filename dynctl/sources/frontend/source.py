@@ -1,105 +1,107 @@
-"""Several frontends of one service: ask the first that answers, change all of them."""
+"""Dynctl frontends as a source: one, or all replicas of one service."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.dynamo.replicas import replica_at
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.thresholds.replicas import (
-    HoldsThresholds,
-    Replica,
-    Values,
-    at_once,
-    failure,
-    set_everywhere,
-)
+from dynctl.sources.source import LiveSource, Thresholds, Values, refuse_log
 
-Answer = TypeVar("Answer")
+if TYPE_CHECKING:
+    from dynctl.sources.thresholds.replicas import Replica
 
-
-class Frontend(HoldsThresholds, Protocol):
-    """A frontend that can be named."""
-
-    @property
-    def url(self) -> str: ...
-
-
-def set_on_all(
-    frontends: Sequence[Frontend], model: str, values: Values
-) -> dict[str, float | int | None]:
-    """Set on every frontend, or on none of them; returns what is in force on the first.
-
-    Raises DynctlError.
-    """
-    replicas = [Replica(one.url, one) for one in frontends]
-    result = set_everywhere(replicas, model, values)
-    if not result.ok:
-        raise failure(result, partial=False)
-    return dict(result.outcomes[0].after or {})
+_Answer = TypeVar("_Answer")
 
 
 class FrontendSource:
-    """Reads come from the first replica that can be reached; a setting is set on every one."""
+    """Reads from the first frontend that can be reached; sets thresholds on all of them.
 
-    def __init__(self, sources: Sequence[FrontendClient]) -> None:
-        self.sources = list(sources)
+    ``timeout``: seconds for each response.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], token: str | None = None, timeout: float = 10.0
+    ) -> None:
+        self.clients = [FrontendClient(url, token, timeout) for url in urls]
+        self.title = ", ".join(client.title for client in self.clients)
         self.doubts: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        return ", ".join(source.title for source in self.sources)
+        self._token = token
+        self._timeout = timeout
 
     def route(self, query: RouteQuery) -> RouteResult:
-        return self._first(lambda source: source.route(query))
+        if query.assignments:
+            return self._first(lambda client: _what_if(client, query))
+        return self._first(lambda client: client.route(query))
 
     def workers(self, *, index: bool = True) -> list[WorkerRow]:
-        return self._first(lambda source: source.workers())
+        return self._first(lambda client: client.workers())
 
-    def thresholds(self) -> dict[str, dict[str, float | int | None]]:
-        return self._first(lambda source: source.thresholds())
+    def thresholds(self) -> dict[str, Thresholds]:
+        return self._first(lambda client: client.thresholds())
 
-    def set_thresholds(
-        self, model: str, values: Mapping[str, float | int | None]
-    ) -> dict[str, float | int | None]:
-        return set_on_all(self.sources, model, values)
+    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+        from dynctl.sources.thresholds.replicas import set_on_all
+
+        return set_on_all(self.clients, model, values)
 
     @contextmanager
     def replicas(self) -> Iterator[list[Replica]]:
-        """Each of them, whoever's it is."""
-        yield at_once(replica_at, self.sources)
+        """Each address, with a dynctl or a Dynamo frontend behind it."""
+        from dynctl.sources.dynamo.replicas import replica_at
+        from dynctl.sources.thresholds.replicas import at_once
 
-    def judged(self, model: str, values: Mapping[str, float | int | None]) -> list[WorkerRow]:
-        return self._first(lambda source: source.judged(model, values))
+        yield at_once(replica_at, self.clients)
+
+    def judged(self, model: str, values: Values) -> list[WorkerRow]:
+        from dynctl.sources.thresholds.trial import judged_rows
+
+        return self._first(
+            lambda client: judged_rows(
+                client.workers(), model, client.thresholds().get(model, {}), values
+            )
+        )
 
     def config(self) -> ConfigDocument:
-        return self._first(lambda source: source.config())
+        return self._first(lambda client: client.config())
 
     def decision(self, decision_id: str) -> RouteResult:
-        """Only the replica that made a decision knows it."""
+        """Only the replica that made a decision keeps it."""
         last: UsageProblem | None = None
-        for source in self.sources:
+        for client in self.clients:
             try:
-                return source.decision(decision_id)
+                return client.decision(decision_id)
             except UsageProblem as error:
                 last = error
         raise last if last is not None else UsageProblem("no frontend was named")
 
     def save(self) -> bytes:
-        return self._first(lambda source: source.save())
+        return self._first(lambda client: client.save())
 
-    def _first(self, ask: Callable[[FrontendClient], Answer]) -> Answer:
+    def live(self, frontend_log: str | None = None) -> LiveSource:
+        from dynctl.sources.frontend.live import LiveFrontends
+
+        refuse_log(self, frontend_log)
+        return LiveFrontends([client.url for client in self.clients], self._token, self._timeout)
+
+    def _first(self, ask: Callable[[FrontendClient], _Answer]) -> _Answer:
         last: Unreachable | None = None
-        for source in self.sources:
+        for client in self.clients:
             try:
-                return ask(source)
+                return ask(client)
             except Unreachable as error:
                 last = error
         raise last if last is not None else Unreachable("no frontend was named")
+
+
+def _what_if(client: FrontendClient, query: RouteQuery) -> RouteResult:
+    """``--set`` is computed here, on the frontend's present state: a frontend has no what-if."""
+    from dynctl.sources.view import open_view_bytes
+
+    return open_view_bytes(client.save(), client.url, client.title).route(query)

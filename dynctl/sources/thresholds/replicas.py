@@ -1,8 +1,8 @@
-"""Frontends that each hold busy thresholds of their own: read them all, set them all or none.
+"""Busy thresholds of all replicas of a frontend: read and compared, set on all of them or on none.
 
-A threshold lives in one frontend's process. Replicas that were set one by one drift apart, and a
-request's fate depends on which of them it meets; so they are compared, and written together: a
-replica that fails has the others set back.
+Each frontend process has its own thresholds. Where replicas differ, the result of a request
+depends on the replica that it reaches. So they are set together: if one fails, the others are set
+back.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.documents.workers import WorkerRow
+from dynctl.sources.source import Thresholds, Values
 from router_core import THRESHOLD_SETTINGS
 
-Values = Mapping[str, float | int | None]
-"""Threshold -> value; None is off."""
 State = Literal["set", "failed", "set back", "left over"]
 
 _AT_ONCE: Final = 8
@@ -27,57 +26,66 @@ _R = TypeVar("_R")
 
 
 class HoldsThresholds(Protocol):
-    """A process that holds busy thresholds: our frontend, Dynamo's, or a saved view of one.
+    """What has busy thresholds: a dynctl frontend, a Dynamo frontend, or a saved view.
 
     Methods raise DynctlError.
     """
 
-    def thresholds(self) -> dict[str, dict[str, float | int | None]]:
+    def thresholds(self) -> dict[str, Thresholds]:
         """Model -> all its thresholds."""
         ...
 
     def refuse(self, model: str, present: Values, values: Values) -> None:
-        """Raises UsageProblem where ``values`` cannot be set over ``present`` there."""
+        """Raise UsageProblem where ``values`` cannot replace ``present``."""
         ...
 
-    def set_thresholds(self, model: str, values: Values) -> dict[str, float | int | None]:
+    def set_thresholds(self, model: str, values: Values) -> Thresholds:
         """Set some thresholds; returns all that are in force then."""
         ...
 
-    def nearest(self, values: Values) -> dict[str, float | int | None]:
-        """What to set where ``values`` cannot be had back: None where off cannot be set again."""
+    def nearest(self, values: Values) -> Thresholds:
+        """``values``, with a limit above any load in place of None where off cannot be set."""
         ...
 
 
-class OfDynamo(Protocol):
-    """What a Dynamo frontend's replica is asked besides, since nothing that it tells says who is
-    busy. Raises nothing."""
+class BusyProbe(Protocol):
+    """How to find out which workers a Dynamo frontend treats as busy: it exports no such value.
+
+    Raises nothing.
+    """
 
     def refuses_worker(self, model: str, worker_id: int, dp_rank: int | None) -> bool | None:
-        """True: busy, False: it would use the worker; None: it does not say."""
+        """True: busy; False: the frontend uses the worker; None: unknown."""
         ...
 
-    def unheard(self) -> str:
-        """Why the report of a worker may not be known."""
+    def no_report_reason(self) -> str:
+        """Why the report of a worker may be unknown."""
         ...
+
+
+class NamedHolder(HoldsThresholds, Protocol):
+    """A frontend with its address."""
+
+    @property
+    def url(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One holder. ``name`` is what people see; ``workers`` gives the workers with the load that
-    this replica counts (raises DynctlError). ``dynamo`` None: the rows say who is busy. ``group``:
-    what it is a replica of, where several deployments are looked at at once."""
+    """One holder. ``name`` is shown; ``workers`` returns the workers with the load that the replica
+    counts (raises DynctlError). ``probe`` None: the rows have the busy state. ``group``: the
+    deployment of the replica, where several deployments are read together."""
 
     name: str
     holder: HoldsThresholds
     workers: Callable[[], list[WorkerRow]] = list
-    dynamo: OfDynamo | None = None
+    probe: BusyProbe | None = None
     group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one replica holds: model -> thresholds. ``error``: why that is not known."""
+    """The thresholds of one replica, by model. ``error``: why they are unknown."""
 
     replica: Replica
     thresholds: Mapping[str, Values] = field(default_factory=dict)
@@ -86,10 +94,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What setting did on one replica. ``after``: what it holds now, None where not known.
+    """The result on one replica. ``after``: its thresholds now, None where unknown.
 
-    ``failed``: it was not set, or nobody knows; ``set back``: as before, because another failed;
-    ``left over``: it could not be set back.
+    ``failed``: not set, or unknown; ``set back``: as before, because another replica failed;
+    ``left over``: setting it back failed.
     """
 
     replica: Replica
@@ -112,7 +120,7 @@ class SetResult:
 
     @property
     def agree(self) -> bool:
-        """Whether no replica was left with what another lacks."""
+        """Whether all replicas have the same values as each other."""
         return self.ok or all(one.state in ("failed", "set back") for one in self.outcomes)
 
     @property
@@ -121,7 +129,7 @@ class SetResult:
 
 
 def read_all(replicas: Sequence[Replica]) -> list[Reading]:
-    """What each replica holds now, asked at the same time; never raises DynctlError."""
+    """The thresholds of each replica, read at the same time; never raises DynctlError."""
 
     def read(replica: Replica) -> Reading:
         try:
@@ -133,7 +141,7 @@ def read_all(replicas: Sequence[Replica]) -> list[Reading]:
 
 
 def serving(readings: Sequence[Reading], model: str) -> dict[str, list[Reading]]:
-    """Group -> its readings, of the groups of which one replica at least serves the model."""
+    """Group -> its readings, for groups with at least one replica that serves the model."""
     groups = {one.replica.group for one in readings if model in one.thresholds}
     return {
         group: [one for one in readings if one.replica.group == group] for group in sorted(groups)
@@ -141,41 +149,40 @@ def serving(readings: Sequence[Reading], model: str) -> dict[str, list[Reading]]
 
 
 def differing(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
-    """Replica -> the thresholds that it holds otherwise than most of its group do; empty where all
-    agree.
+    """Replica -> its thresholds that differ from most of its group; empty where all agree.
 
-    A replica that does not serve the model differs in all of them. One that told nothing is not
-    counted. Where no value is that of most, the first replica's counts.
+    A replica that does not serve the model differs in all of them. A replica that cannot be read is
+    not counted. Where no value has a majority, the first replica's value counts.
     """
     found: dict[str, list[str]] = {}
     for group in serving(readings, model).values():
-        found |= _apart(group, model)
+        found |= _differing_in_group(group, model)
     return found
 
 
-def _apart(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
+def _differing_in_group(readings: Sequence[Reading], model: str) -> dict[str, list[str]]:
     rows = {one.replica.name: one.thresholds.get(model) for one in readings if one.error is None}
     found: dict[str, list[str]] = {}
     for name in THRESHOLD_SETTINGS:
-        held = {who: "absent" if row is None else row.get(name) for who, row in rows.items()}
-        if len(set(held.values())) > 1:
-            usual = Counter(held.values()).most_common(1)[0][0]
-            for who, value in held.items():
+        values = {one: "absent" if row is None else row.get(name) for one, row in rows.items()}
+        if len(set(values.values())) > 1:
+            usual = Counter(values.values()).most_common(1)[0][0]
+            for replica, value in values.items():
                 if value != usual:
-                    found.setdefault(who, []).append(name)
+                    found.setdefault(replica, []).append(name)
     return found
 
 
 def set_everywhere(
     replicas: Sequence[Replica], model: str, values: Values, *, partial: bool = False
 ) -> SetResult:
-    """Set on every replica, read it back from each; set all back where one fails.
+    """Set on every replica and read it back from each; set all back where one fails.
 
-    ``partial``: what could be set stays. Nothing is written, and DynctlError raised, where it can
-    be seen before that one will fail (with ``partial``: that all will). So is the error of the only
-    replica that there is, where that is as it was before.
+    ``partial``: values that could be set stay. Raises DynctlError, and writes nothing, where a
+    replica is certain to fail (with ``partial``: all replicas). With a single replica its error is
+    raised, unless its thresholds changed.
     """
-    outcomes = _looked_at(replicas, model, values, partial=partial)
+    outcomes = _read_before(replicas, model, values, partial=partial)
     stopped = False
     for at, outcome in enumerate(outcomes):
         if outcome.state != "failed" and not stopped:
@@ -191,47 +198,58 @@ def set_everywhere(
 
 
 def failure(result: SetResult, *, partial: bool) -> DynctlError:
-    """The error that says what became of a setting that did not succeed everywhere."""
+    """The error for thresholds that were not set on every replica."""
     done = sum(one.state == "set" for one in result.outcomes)
     stuck = [one.replica.name for one in result.outcomes if one.state == "left over"]
-    told = _told(result.outcomes)
-    message = f"thresholds were set on {done} of {len(result.outcomes)} frontends: {told}"
+    reasons = _reasons(result.outcomes)
+    message = f"thresholds were set on {done} of {len(result.outcomes)} frontends: {reasons}"
     if stuck:
-        message += f"; could not be set back: {', '.join(stuck)}"
+        message += f"; not set back: {', '.join(stuck)}"
     elif not partial:
-        message += "; what was set before that is set back"
+        message += "; the others were set back"
     first = result.error
     kind = type(first) if first is not None else Unreachable
     hint = "run the same command again once all of them answer"
-    return kind(message, hint if partial else f"{hint}, or keep what can be set: --partial")
+    return kind(message, hint if partial else f"{hint}, or keep the ones that succeed: --partial")
+
+
+def set_on_all(holders: Sequence[NamedHolder], model: str, values: Values) -> Thresholds:
+    """Set on every frontend, or on none of them; returns the thresholds of the first.
+
+    Raises DynctlError.
+    """
+    result = set_everywhere([Replica(one.url, one) for one in holders], model, values)
+    if not result.ok:
+        raise failure(result, partial=False)
+    return dict(result.outcomes[0].after or {})
 
 
 def at_once(ask: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """``ask`` of each, in their order, several at the same time."""
+    """``ask(item)`` for each item, in their order, several at the same time."""
     if len(items) == 1:
         return [ask(items[0])]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(ask, items))
 
 
-def _told(outcomes: Sequence[Outcome]) -> str:
-    """Who failed and why; most errors name the address already."""
-    told = []
+def _reasons(outcomes: Sequence[Outcome]) -> str:
+    """The failed replicas and their errors; most errors contain the address already."""
+    reasons = []
     for one in outcomes:
         if one.error is not None:
             text = one.error.message
             named = one.replica.name in text
-            told.append(text if named else f"{one.replica.name}: {text}")
-    return "; ".join(told)
+            reasons.append(text if named else f"{one.replica.name}: {text}")
+    return "; ".join(reasons)
 
 
 # -- one replica -----------------------------------------------------------------------------------
 
 
-def _looked_at(
+def _read_before(
     replicas: Sequence[Replica], model: str, values: Values, *, partial: bool
 ) -> list[Outcome]:
-    """Each replica as it is before anything is written; those that will fail are ``failed``."""
+    """Each replica before anything is written; those that are certain to fail are ``failed``."""
     found = []
     for reading in read_all(replicas):
         present = reading.thresholds.get(model)
@@ -254,8 +272,8 @@ def _looked_at(
             raise first
         raise type(first)(
             f"thresholds were set on 0 of {len(found)} frontends, nothing is changed: "
-            + _told(failed),
-            first.hint if partial else "set what can be set, and keep it: --partial",
+            + _reasons(failed),
+            first.hint if partial else "to set the frontends that accept it: --partial",
         )
     return found
 
@@ -270,7 +288,7 @@ def _written(outcome: Outcome, model: str, values: Values) -> Outcome:
 
 
 def _verified(outcome: Outcome, model: str, values: Values) -> Outcome:
-    """With what the replica holds now, as it tells it when asked again."""
+    """The outcome with the replica's thresholds, read again."""
     before, error = outcome.before, outcome.error
     try:
         after = outcome.replica.holder.thresholds().get(model)
@@ -278,13 +296,15 @@ def _verified(outcome: Outcome, model: str, values: Values) -> Outcome:
         return Outcome(outcome.replica, "failed", before, None, error or lost)
     if error is None and (after is None or not _holds(after, values)):
         name = next((one for one in values if after and after.get(one) != values[one]), "")
-        told = "it serves the model no more" if after is None else f"{name} is {after.get(name)}"
-        error = Unreachable(f"{told} after {name} was set to {values.get(name)}" if name else told)
+        now = (
+            "the model is not served any more" if after is None else f"{name} is {after.get(name)}"
+        )
+        error = Unreachable(f"{now} after {name} was set to {values.get(name)}" if name else now)
     return Outcome(outcome.replica, "set" if error is None else "failed", before, after, error)
 
 
 def _set_back(outcome: Outcome, model: str, values: Values) -> Outcome:
-    """As it was before, where this replica holds anything else now."""
+    """The outcome after setting the replica back, where its thresholds changed."""
     before, after = outcome.before, outcome.after
     if before is None or (after is not None and dict(after) == dict(before)):
         return (

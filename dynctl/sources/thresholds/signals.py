@@ -1,4 +1,4 @@
-"""Which signals of which ranks a replica's thresholds act on, and why others have no effect."""
+"""The signals of each rank against a replica's thresholds, and why some have no effect."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 
 from dynctl.documents.thresholds import Latch, SignalRow
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.thresholds.replicas import Values
+from dynctl.sources.source import Values
 from dynctl.sources.thresholds.trial import RankStanding, standings
 from router_core import REPORTED_TOKENS, UNKNOWN_BATCHED_TOKENS, ThresholdSignal
 
-_NEXT_REPORT = "a Dynamo frontend judges again when load is reported next"
-_CALM_RANK = "another rank of the worker is calm: still routed to"
+_NEXT_REPORT = "a Dynamo frontend decides again at the next load report"
+_CALM_RANK = "another rank of the worker is calm: the worker still gets requests"
 
 
 @dataclass(frozen=True, slots=True)
-class DynamoView:
-    """What is known of a Dynamo frontend's own verdict, where rows cannot tell it.
+class DynamoVerdicts:
+    """Which workers a Dynamo frontend refuses: it does not export that.
 
-    ``verdicts``: worker id -> whether it refuses the worker; without an entry nobody asked or it
-    did not say. ``unheard``: why a report is not known that nobody heard.
+    ``verdicts``: worker id -> whether it refuses the worker; no entry: unknown.
+    ``no_report_reason``: why the report of a worker may be unknown.
     """
 
-    unheard: str
+    no_report_reason: str
     verdicts: Mapping[int, bool] = field(default_factory=dict)
 
 
@@ -32,12 +32,12 @@ def signal_rows(
     rows: Sequence[WorkerRow],
     model: str,
     thresholds: Values,
-    dynamo: DynamoView | None = None,
+    dynamo: DynamoVerdicts | None = None,
 ) -> list[SignalRow]:
     """Every signal of every rank of ``model`` against each threshold that is set.
 
-    ``dynamo`` None: a frontend of ours, whose rows say themselves what is busy. Raises
-    UsageProblem for a threshold out of bounds.
+    ``dynamo`` None: a dynctl frontend, whose rows have the busy state. Raises UsageProblem for a
+    threshold out of bounds.
     """
     return [
         _row(replica, standing, signal, dynamo)
@@ -47,7 +47,7 @@ def signal_rows(
 
 
 def _row(
-    replica: str, standing: RankStanding, signal: ThresholdSignal, dynamo: DynamoView | None
+    replica: str, standing: RankStanding, signal: ThresholdSignal, dynamo: DynamoVerdicts | None
 ) -> SignalRow:
     worker, rank = standing.worker, standing.rank
     if dynamo is None:
@@ -89,26 +89,26 @@ def _latch(signal: ThresholdSignal) -> Latch:
 
 
 def _why(standing: RankStanding, signal: ThresholdSignal, never: str) -> str:
-    """Why this signal does not make the worker busy; empty where it does, or only is not over."""
-    told = standing.worker.runtime_config
+    """Why this signal does not make the worker busy; empty where it does, or is under its limit."""
+    card = standing.worker.runtime_config
     if signal.limit is None:
-        return "the card tells no total_kv_blocks: decode blocks never make it busy"
+        return "the card has no total_kv_blocks: decode blocks never make the worker busy"
     if signal.value is None:
         return never
     if signal.over:
         return "" if standing.judged.busy else _CALM_RANK
-    if signal.threshold.endswith("_frac") and not told.get("max_num_batched_tokens"):
-        return f"the card tells no max_num_batched_tokens: {UNKNOWN_BATCHED_TOKENS:,} is taken"
+    if signal.threshold.endswith("_frac") and not card.get("max_num_batched_tokens"):
+        return f"the card has no max_num_batched_tokens: {UNKNOWN_BATCHED_TOKENS:,} is used"
     return ""
 
 
 def _as_dynamo(
-    standing: RankStanding, signal: ThresholdSignal, dynamo: DynamoView
+    standing: RankStanding, signal: ThresholdSignal, dynamo: DynamoVerdicts
 ) -> tuple[Latch, str]:
-    """What holds on a Dynamo frontend, whose latches show only in whether it refuses a worker."""
+    """The latch of a signal on a Dynamo frontend, derived from whether it refuses the worker."""
     if signal.signal == REPORTED_TOKENS:
         return "empty", "Dynamo's workers do not report it"
-    why = _why(standing, signal, dynamo.unheard)
+    why = _why(standing, signal, dynamo.no_report_reason)
     refuses = dynamo.verdicts.get(standing.worker.worker_id)
     if signal.limit is None:
         return ("not told" if signal.reported else "live"), why
@@ -116,9 +116,7 @@ def _as_dynamo(
         return ("not told" if signal.reported else "live"), why
     judged = standing.judged.busy
     if refuses and not judged and signal.reported:
-        text = (
-            "refused although no known value is over: Dynamo frees it when this is reported again"
-        )
+        text = "refused, but no known value is over: Dynamo frees the worker at the next report"
         return "latched", text
     if not refuses and judged and signal.over:
         return ("open" if signal.reported else "live"), f"not refused yet: {_NEXT_REPORT}"

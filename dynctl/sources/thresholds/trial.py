@@ -1,4 +1,4 @@
-"""Busy thresholds tried out on the numbers that a frontend tells, without setting them."""
+"""The effect of busy thresholds on reported loads, computed here without setting them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from router_core import (
 
 @dataclass(frozen=True, slots=True)
 class RankStanding:
-    """One rank against the thresholds in force. ``worker`` and ``rank``: the rows it was made of;
-    ``judged``: the worker's row as our own router judges it."""
+    """One rank against the thresholds. ``worker`` and ``rank``: the reported rows; ``judged``: the
+    worker's row with the busy state that a dynctl router computes."""
 
     worker: WorkerRow
     rank: RankRow
@@ -39,8 +39,8 @@ def judged_rows(
 ) -> list[WorkerRow]:
     """The workers of ``model`` as they would be with ``values`` over the ``present`` thresholds.
 
-    A router of our own is given the same cards and loads and judges them: the rule is written
-    once, in the core. Raises UsageProblem for a threshold out of bounds.
+    A router gets the same cards and loads, so that the rule exists once, in the core. Raises
+    UsageProblem for a threshold out of bounds.
     """
     return worker_rows(_judge(rows, model, {**present, **values}), 0.0)
 
@@ -85,13 +85,13 @@ def _judge(
                 anonymous_blocks=int(rank.active_decode_blocks),
             )
             router.apply(booked, 0.0)
-            told = rank.reported
+            reported = rank.reported
             router.apply(
                 LoadReported(
                     *key,
-                    told.active_decode_blocks,
-                    told.kv_used_blocks,
-                    told.active_prefill_tokens,
+                    reported.active_decode_blocks,
+                    reported.kv_used_blocks,
+                    reported.active_prefill_tokens,
                 ),
                 0.0,
             )

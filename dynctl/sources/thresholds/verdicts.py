@@ -1,7 +1,7 @@
-"""Whether thresholds act, and are not only stored: each replica's verdict on each worker.
+"""Whether thresholds are in effect: the busy state of each worker on each replica.
 
-A frontend of ours tells who is busy. A Dynamo frontend is asked with dry runs, since it judges
-again only when load is reported, and frees a worker only when the worker reports again.
+A dynctl frontend reports it. A Dynamo frontend is probed with dry runs: it decides again only at a
+load report, and frees a worker only when that worker reports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Final
 
 from dynctl.base.errors import DynctlError
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.thresholds.replicas import Replica, Values, at_once
+from dynctl.sources.source import Values
+from dynctl.sources.thresholds.replicas import Replica, at_once
 from dynctl.sources.thresholds.trial import standings
 
 _FIRST_S: Final = 0.05
@@ -22,11 +23,11 @@ _LONGEST_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Acting:
-    """``pending``: where the verdict is another one than the thresholds' and the load's, and why.
-    ``untold``: where nobody says; nothing is waited for there."""
+    """``pending``: replicas whose busy state does not match thresholds and load yet, and why.
+    ``unknown``: replicas that do not show it; they are not waited for."""
 
     pending: tuple[str, ...] = ()
-    untold: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def acts(self) -> bool:
@@ -34,29 +35,29 @@ class Acting:
 
 
 def verdicts(replica: Replica, rows: Sequence[WorkerRow], model: str) -> dict[int, bool]:
-    """Worker id -> whether a Dynamo frontend refuses it now; without entry where it does not say.
+    """Worker id -> whether a Dynamo frontend refuses it now; no entry: unknown.
 
-    A dry run runs the decode hop only, so nothing is told of prefill workers.
+    A dry run runs the decode hop only, so prefill workers have no entry.
     """
-    dynamo = replica.dynamo
-    if dynamo is None:
+    probe = replica.probe
+    if probe is None:
         return {}
-    asked = [row for row in rows if row.model == model and row.role != "prefill" and row.ranks]
+    probed = [row for row in rows if row.model == model and row.role != "prefill" and row.ranks]
 
-    def ask(row: WorkerRow) -> bool | None:
+    def refused(row: WorkerRow) -> bool | None:
         rank = row.ranks[0].dp_rank if len(row.ranks) > 1 else None
-        return dynamo.refuses_worker(model, row.worker_id, rank)
+        return probe.refuses_worker(model, row.worker_id, rank)
 
-    told = at_once(ask, asked)
-    return {row.worker_id: one for row, one in zip(asked, told, strict=True) if one is not None}
+    found = at_once(refused, probed)
+    return {row.worker_id: one for row, one in zip(probed, found, strict=True) if one is not None}
 
 
-def look(replicas: Sequence[Replica], model: str, values: Values) -> Acting:
-    """Ask every replica once. ``values``: what was set."""
-    looks = at_once(lambda replica: _look(replica, model, values), replicas)
+def read_acting(replicas: Sequence[Replica], model: str, values: Values) -> Acting:
+    """Read every replica once. ``values``: the thresholds that were set."""
+    found = at_once(lambda replica: _read_one(replica, model, values), replicas)
     return Acting(
-        tuple(text for one in looks for text in one.pending),
-        tuple(text for one in looks for text in one.untold),
+        tuple(text for one in found for text in one.pending),
+        tuple(text for one in found for text in one.unknown),
     )
 
 
@@ -69,11 +70,11 @@ def wait_until_acting(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Acting, float]:
-    """Look again until nothing is pending, at most for ``seconds``: (the last look, seconds)."""
+    """Read again until nothing is pending, at most for ``seconds``: (last result, seconds)."""
     began = clock()
     pause = _FIRST_S
     while True:
-        found = look(replicas, model, values)
+        found = read_acting(replicas, model, values)
         waited = clock() - began
         if found.acts or waited >= seconds:
             return found, waited
@@ -81,12 +82,12 @@ def wait_until_acting(
         pause = min(_LONGEST_S, pause * 2)
 
 
-def _look(replica: Replica, model: str, values: Values) -> Acting:
+def _read_one(replica: Replica, model: str, values: Values) -> Acting:
     name = replica.name
     try:
         present = replica.holder.thresholds().get(model)
         if present is None:
-            return Acting((f"{name}: it serves the model no more",))
+            return Acting((f"{name}: the model is not served any more",))
         stored = [key for key, value in values.items() if present.get(key) != value]
         if stored:
             return Acting(tuple(f"{name}: {key} is {present.get(key)}" for key in stored))
@@ -94,7 +95,7 @@ def _look(replica: Replica, model: str, values: Values) -> Acting:
         judged = {one.worker.worker_id: one.judged for one in standings(rows, model, present)}
     except DynctlError as error:
         return Acting((error.message if name in error.message else f"{name}: {error.message}",))
-    if replica.dynamo is None:
+    if replica.probe is None:
         return Acting(tuple(_ours(name, row, judged) for row in rows if _differs(row, judged)))
     return _dynamo(name, rows, judged, verdicts(replica, rows, model))
 
@@ -111,24 +112,26 @@ def _dynamo(
     name: str,
     rows: Sequence[WorkerRow],
     judged: Mapping[int, WorkerRow],
-    told: Mapping[int, bool],
+    refused: Mapping[int, bool],
 ) -> Acting:
-    pending, silent = [], []
+    pending, unknown = [], []
     for row in rows:
         wanted = judged[row.worker_id].busy if row.worker_id in judged else False
-        refuses = told.get(row.worker_id)
+        refuses = refused.get(row.worker_id)
         if refuses is None:
-            silent.append(row.name)
+            unknown.append(row.name)
         elif wanted and not refuses:
             pending.append(
-                f"{name}: {row.name} is not refused yet; Dynamo judges at the next load report"
+                f"{name}: {row.name} is not refused yet; Dynamo decides at the next load report"
             )
         elif refuses and not wanted:
             pending.append(
-                f"{name}: {row.name} is still refused; Dynamo frees it when it reports again"
+                f"{name}: {row.name} is still refused; Dynamo frees it at its next report"
             )
-    untold = (f"{name}: it does not say whether it uses {_some(silent)}",) if silent else ()
-    return Acting(tuple(pending), untold)
+    return Acting(
+        tuple(pending),
+        (f"{name}: unknown whether it uses {_some(unknown)}",) if unknown else (),
+    )
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

@@ -1,7 +1,6 @@
-"""What changes about thresholds and busy ranks: each replica looked at again and again.
+"""Changes of thresholds and busy ranks: each replica is read at an interval.
 
-Every replica is followed by a thread of its own, so that one which is slow holds up none of the
-others, and an end never waits for an answer.
+Each replica has a thread of its own, so that a slow replica does not delay the others or the end.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from typing import Final
 
 from dynctl.base.errors import DynctlError, Unreachable
 from dynctl.documents.thresholds import ThresholdEvent
-from dynctl.sources.thresholds.replicas import Reading, Replica, Values, at_once, differing
+from dynctl.sources.source import Values
+from dynctl.sources.thresholds.replicas import Reading, Replica, at_once, differing
 from dynctl.sources.thresholds.trial import standings
 from router_core import THRESHOLD_SETTINGS
 
@@ -25,7 +25,7 @@ _GONE: Final = "the worker is gone"
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """Whether a rank is busy, and by what."""
+    """Whether a rank is busy, and why."""
 
     worker: str
     busy: bool
@@ -33,8 +33,8 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One replica at one moment (seconds since 1970). ``error``: why nothing is known."""
+class ReplicaState:
+    """One replica at one moment (seconds since 1970). ``error``: why it could not be read."""
 
     replica: Replica
     at: float
@@ -43,11 +43,11 @@ class Look:
     error: DynctlError | None = None
 
 
-def look(replica: Replica, wall: Callable[[], float] = time.time) -> Look:
+def read_state(replica: Replica, wall: Callable[[], float] = time.time) -> ReplicaState:
     """Read a replica now; raises nothing.
 
-    What a Dynamo frontend does not tell is judged by our rule, from the load that it counts and
-    the reports that were heard.
+    A Dynamo frontend does not export the busy state: it is computed from the load that the frontend
+    counts and from the workers' reports.
     """
     try:
         thresholds = replica.holder.thresholds()
@@ -55,27 +55,27 @@ def look(replica: Replica, wall: Callable[[], float] = time.time) -> Look:
         ranks = {}
         for model, values in thresholds.items():
             for one in standings(rows, model, values):
-                row = one.judged if replica.dynamo is not None else one.worker
+                row = one.judged if replica.probe is not None else one.worker
                 rank = next(it for it in row.ranks if it.dp_rank == one.rank.dp_rank)
                 why = rank.busy_reasons[0] if rank.busy_reasons else "under every threshold"
                 ranks[model, row.worker_id, rank.dp_rank] = RankState(row.name, rank.busy, why)
-        return Look(replica, wall(), thresholds, ranks)
+        return ReplicaState(replica, wall(), thresholds, ranks)
     except DynctlError as error:
-        return Look(replica, wall(), error=error)
+        return ReplicaState(replica, wall(), error=error)
 
 
 class Changes:
-    """Turns looks into events. ``first``: how it was when watching began."""
+    """Turns readings into events. ``first``: the state at the start."""
 
-    def __init__(self, first: Sequence[Look]) -> None:
+    def __init__(self, first: Sequence[ReplicaState]) -> None:
         self._order = [one.replica.name for one in first]
         self._last = {one.replica.name: one for one in first}
-        #: What a replica told last, kept while it does not answer.
+        #: The last successful reading, kept while the replica does not answer.
         self._known = {one.replica.name: one for one in first if one.error is None}
-        self._apart = {model: bool(differ) for model, differ in self._differing().items()}
+        self._differ = {model: bool(differ) for model, differ in self._differing().items()}
 
-    def take(self, now: Look) -> list[ThresholdEvent]:
-        """The events of a look, oldest first."""
+    def take(self, now: ReplicaState) -> list[ThresholdEvent]:
+        """The events of a reading, oldest first."""
         name = now.replica.name
         before, self._last[name] = self._last[name], now
         if now.error is not None:
@@ -90,23 +90,23 @@ class Changes:
         return events + list(self._agreement(now))
 
     def _differing(self) -> dict[str, dict[str, list[str]]]:
-        looks = [self._known[name] for name in self._order if name in self._known]
-        readings = [Reading(one.replica, one.thresholds) for one in looks]
-        models = sorted({model for one in looks for model in one.thresholds})
+        states = [self._known[name] for name in self._order if name in self._known]
+        readings = [Reading(one.replica, one.thresholds) for one in states]
+        models = sorted({model for one in states for model in one.thresholds})
         return {model: differing(readings, model) for model in models}
 
-    def _agreement(self, now: Look) -> Iterator[ThresholdEvent]:
+    def _agreement(self, now: ReplicaState) -> Iterator[ThresholdEvent]:
         for model, differ in self._differing().items():
-            if bool(differ) != self._apart.get(model, False):
-                who = ", ".join(f"{name} ({', '.join(which)})" for name, which in differ.items())
+            if bool(differ) != self._differ.get(model, False):
+                why = ", ".join(f"{name} ({', '.join(which)})" for name, which in differ.items())
                 event = ThresholdEvent(
-                    "differ" if differ else "agree", now.at, model=model, why=who
+                    "differ" if differ else "agree", now.at, model=model, why=why
                 )
                 yield event
-            self._apart[model] = bool(differ)
+            self._differ[model] = bool(differ)
 
 
-def _thresholds(before: Look, now: Look) -> Iterator[ThresholdEvent]:
+def _thresholds(before: ReplicaState, now: ReplicaState) -> Iterator[ThresholdEvent]:
     name = now.replica.name
     for model in sorted({*before.thresholds, *now.thresholds}):
         old, new = before.thresholds.get(model), now.thresholds.get(model)
@@ -120,7 +120,7 @@ def _thresholds(before: Look, now: Look) -> Iterator[ThresholdEvent]:
                 )
 
 
-def _ranks(before: Look, now: Look) -> Iterator[ThresholdEvent]:
+def _ranks(before: ReplicaState, now: ReplicaState) -> Iterator[ThresholdEvent]:
     for key in sorted({*before.ranks, *now.ranks}):
         old, new = before.ranks.get(key), now.ranks.get(key)
         was, is_now = old is not None and old.busy, new is not None and new.busy
@@ -142,30 +142,30 @@ def _ranks(before: Look, now: Look) -> Iterator[ThresholdEvent]:
 
 
 class Watch:
-    """Looks at every replica each ``every`` seconds and tells the events. A context manager.
+    """Reads every replica each ``every`` seconds and emits the events. A context manager.
 
-    ``tell`` is called from other threads, with at least one event. Entering raises the error of
-    the first replica where none answers.
+    ``emit`` is called from other threads, with at least one event. Entering raises the error of
+    the first replica where no replica answers.
     """
 
     def __init__(
         self,
         replicas: Sequence[Replica],
         every: float,
-        tell: Callable[[list[ThresholdEvent]], None],
+        emit: Callable[[list[ThresholdEvent]], None],
     ) -> None:
         self._replicas = list(replicas)
         self._every = every
-        self._tell = tell
+        self._emit = emit
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self.first: list[Look] = []
+        self.first: list[ReplicaState] = []
 
     def __enter__(self) -> Watch:
-        self.first = at_once(look, self._replicas)
+        self.first = at_once(read_state, self._replicas)
         errors = [one.error for one in self.first if one.error is not None]
         if len(errors) == len(self.first):
-            raise errors[0] if errors else Unreachable("no frontend was found to watch")
+            raise errors[0] if errors else Unreachable("no frontend to watch")
         changes = Changes(self.first)
         lost = [
             ThresholdEvent("lost", one.at, one.replica.name, why=one.error.message)
@@ -173,7 +173,7 @@ class Watch:
             if one.error is not None
         ]
         if lost:
-            self._tell(lost)
+            self._emit(lost)
         for replica in self._replicas:
             arguments = (replica, changes)
             threading.Thread(target=self._follow, args=arguments, daemon=True).start()
@@ -184,8 +184,8 @@ class Watch:
 
     def _follow(self, replica: Replica, changes: Changes) -> None:
         while not self._ended.wait(self._every):
-            found = look(replica)
+            found = read_state(replica)
             with self._lock:
                 events = changes.take(found)
                 if events and not self._ended.is_set():
-                    self._tell(events)
+                    self._emit(events)

@@ -130,7 +130,7 @@ def _waiting() -> Column[DomainRow]:
         if row.waiting is None:
             return UNKNOWN
         ranks = row.capacity.prefill.ranks + row.capacity.decode.ranks
-        partly = row.waiting_told < ranks + row.capacity.aggregated.ranks
+        partly = row.waiting_ranks < ranks + row.capacity.aggregated.ranks
         return count(row.waiting) + ("+" if partly else "")
 
     return Column("waiting", "WAIT", text, lambda row: row.waiting, right=True, rank=2)

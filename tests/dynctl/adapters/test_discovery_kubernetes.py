@@ -400,8 +400,8 @@ async def test_it_is_opened_by_option_and_by_dynamos_variable(
     ("options", "words"),
     [
         (GlobalOptions(namespace="a", all_namespaces=True), "-n a and -A"),
-        (GlobalOptions(namespace="../nodes"), "no name of a namespace"),
-        (GlobalOptions(namespace=""), "no name of a namespace"),
+        (GlobalOptions(namespace="../nodes"), "not a namespace name"),
+        (GlobalOptions(namespace=""), "not a namespace name"),
         (GlobalOptions(kube_context="absent"), "there are: test"),
     ],
 )

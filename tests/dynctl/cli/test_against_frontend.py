@@ -179,7 +179,7 @@ def test_why_explains_a_served_request(asks, frontend, tmp_path):
 def test_a_missing_token_is_said(dynctl, frontend):
     ran = dynctl("route", PROMPT, "--frontend", frontend)
     assert (ran.code, ran.out) == (2, "")
-    assert "wants a token (401)" in ran.err
+    assert "needs a token (401)" in ran.err
     assert "DYNCTL_TOKEN" in ran.err
     assert TOKEN not in ran.err
     assert dynctl("route", PROMPT, "--frontend", frontend, "--token", TOKEN).code == 0

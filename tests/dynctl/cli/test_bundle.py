@@ -62,7 +62,7 @@ def test_a_bundle_of_the_demo_fleet(dynctl, tmp_path):
     documents = read(path)
     left_out = {one["file"]: one["why"] for one in ran.json["left_out"]}
     assert set(left_out) == {"check.json", "topology-verify.json"}
-    assert "looks at a running deployment" in left_out["check.json"]
+    assert "needs a running deployment" in left_out["check.json"]
     assert "no cluster was named" in left_out["topology-verify.json"]
     assert list(documents) == [one for one in MEMBERS if one not in left_out]
     manifest = documents["manifest.json"]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dynctl.base.options import GlobalOptions
+from dynctl.sources import connect
 from dynctl.sources.dynamo.live import LiveDynamo
-from dynctl.sources.opening import open_source
 
 
 @pytest.fixture(autouse=True)
@@ -237,4 +237,4 @@ def test_top_and_events_look_where_the_context_says(dynctl, tmp_path):
     ran = dynctl("events", "tail", "--duration", "0.2", "--context", "lab")
     assert (ran.code, ran.err.count("no discovery backend")) == (0, 0), ran.err
     options = GlobalOptions(context="lab", given=frozenset({"context"}))
-    assert isinstance(open_source(options), LiveDynamo)
+    assert isinstance(connect(options).live(), LiveDynamo)

@@ -260,7 +260,7 @@ def test_a_view_from_elsewhere_needs_a_tokenizer_or_tokens(dynctl, tmp_path, tok
     path.write_bytes(ViewSource(view, "x").save())
     ran = dynctl("route", "hi", "--view", path)
     assert ran.code == 2
-    assert "/nowhere/model, which is not here" in ran.err
+    assert "/nowhere/model of the view does not exist here" in ran.err
     assert "--model-path DIR" in ran.err
     assert dynctl("route", "--tokens", tokens_file, "--view", path).code == 0
 

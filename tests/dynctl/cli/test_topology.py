@@ -42,7 +42,7 @@ def test_selected_workers_are_counted(dynctl):
 def test_wrong_names_are_usage_problems(dynctl):
     ran = dynctl("topology", "show", "--demo", "--domain", "city")
     assert ran.code == 2
-    assert "--domain city: no worker publishes it; published: zone" in ran.err
+    assert "--domain city: no worker publishes it; published: rack, zone" in ran.err
     ran = dynctl("topology", "show", "--demo", "--sort-by", "size")
     assert ran.code == 2
     assert "expected one of domain, model, prefill" in ran.err

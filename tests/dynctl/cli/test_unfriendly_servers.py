@@ -81,8 +81,8 @@ def test_too_slow(dynctl, server):
         (200, b"<html>", 3, "not as a dynctl frontend of this version"),
         (200, b"[1]", 3, "not as a dynctl frontend of this version"),
         (200, b'{"workers": [{"name": 5}]}', 3, "not as a dynctl frontend of this version"),
-        (404, b"", 2, "404; is that a dynctl frontend?"),
-        (401, b'{"error": {"message": "a token is needed"}}', 2, "wants a token (401): a token"),
+        (404, b"", 2, "404, not a dynctl frontend"),
+        (401, b'{"error": {"message": "a token is needed"}}', 2, "needs a token (401): a token"),
         (400, b'{"error": {"message": "limit: too high"}}', 2, "answered 400: limit: too high"),
         (500, b"oops", 3, "failed with 500: oops"),
         (503, b'{"error": "draining"}', 3, "failed with 503: draining"),
@@ -106,10 +106,10 @@ def test_another_server_on_the_default_port_is_not_ours(dynctl, server, monkeypa
 
 
 def test_an_answer_without_end_is_cut(dynctl, server, monkeypatch):
-    monkeypatch.setattr("dynctl.sources.frontend.client.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("dynctl.sources.frontend.client.FrontendClient.max_bytes", 1000)
     server.body = b"[" + b" " * 10_000
     ran = dynctl("workers", "list", "--frontend", server.url)
-    assert (ran.code, "answer over 1,000 bytes" in ran.err) == (3, True)
+    assert (ran.code, "the response is over 1,000 bytes" in ran.err) == (3, True)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from dynctl.base.options import GlobalOptions
 from dynctl.sources import connect
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.source import DynamoSource
-from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.frontend.source import FrontendSource
 
 URL = "http://127.0.0.1:9"
 
 
 @pytest.mark.parametrize("by_option", [True, False])
-@pytest.mark.parametrize(("kind", "source"), [("dynctl", FrontendClient), ("dynamo", DynamoSource)])
+@pytest.mark.parametrize(("kind", "source"), [("dynctl", FrontendSource), ("dynamo", DynamoSource)])
 def test_whose_frontend_it_is_decides(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_option: bool, kind: str, source: type
 ) -> None:

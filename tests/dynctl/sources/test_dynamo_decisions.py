@@ -85,7 +85,7 @@ def test_log_and_events_of_one_request_are_one_decision():
     (told,) = made.lines()
     assert (told.blocks, told.cached_blocks) == (26, 3)
     assert made.transfers() == (Transfer("zone", "zone-a", 1, 0),)
-    assert made.heard == {LOG: 2, EVENTS: 2}
+    assert made.hops == {LOG: 2, EVENTS: 2}
 
 
 def test_an_aggregated_worker_is_called_decode_in_logs():

@@ -214,7 +214,7 @@ def test_ready_of_an_unknown_model(frontend, model):
 
 def test_a_dynamo_that_does_not_tell_readiness(frontend, dynamo):
     del dynamo.answers["GET", "/v1/models/tiny/ready", ""]
-    with pytest.raises(Unreachable, match="does not tell readiness"):
+    with pytest.raises(Unreachable, match="does not report readiness"):
         frontend.ready("tiny")
 
 
@@ -328,8 +328,8 @@ def test_an_answer_that_drips_is_not_waited_for(frontend, dynamo):
 
 
 def test_an_answer_that_is_too_long(frontend, monkeypatch):
-    monkeypatch.setattr("dynctl.sources.dynamo.frontend.MAX_ANSWER_BYTES", 1000)
-    with pytest.raises(Unreachable, match="answer over 1,000 bytes"):
+    monkeypatch.setattr(DynamoFrontend, "max_bytes", 1000)
+    with pytest.raises(Unreachable, match="the response is over 1,000 bytes"):
         frontend.metrics()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from dynctl.adapters.memory import MemoryDiscovery, MemoryEventPlane
 from dynctl.sources.dynamo.observer import Observer, ObserverBounds
+from dynctl.sources.dynamo.planes import Planes
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
     SequenceFreed,
@@ -75,14 +75,11 @@ class Rig:
         self.requests = Requests()
         for key, value in self.values.items():
             self.discovery.put(key, json.dumps(value).encode())
-        self.observer = Observer(
-            Router(),
-            self.discovery,
-            lambda channel: self.events,
-            self.requests,
-            time.monotonic,
-            namespace="dynamo",
-        )
+        self.observer = Observer(self.planes, Router(), namespace="dynamo")
+
+    @property
+    def planes(self) -> Planes:
+        return Planes("memory", self.discovery, lambda channel: self.events, self.requests, [])
 
     @property
     def router(self) -> Router:
@@ -206,11 +203,8 @@ async def test_workers_of_the_model_asked_about_are_asked_first():
         rig.discovery.put(key, text.encode())
     wanted = next(v["instance_id"] for k, v in other.items() if k.startswith("v1/mdc/"))
     observer = Observer(
+        rig.planes,
         Router(),
-        rig.discovery,
-        lambda channel: rig.events,
-        rig.requests,
-        time.monotonic,
         prefer="other",
         follow_index=False,
         bounds=ObserverBounds(recoveries=1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynctl.documents.view import SavedView
-from dynctl.sources.demo.fleet import MODEL, demo_source
+from dynctl.sources.demo.fleet import MODEL, DemoSource
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource, open_view_bytes
 from dynctl.tokenization import DEMO_MODEL_DIR, as_dynamo_reads, load_tokenizer
@@ -17,7 +17,7 @@ CHAT = [
 
 
 def as_if_of_a_dynamo() -> ViewSource:
-    view = demo_source().view
+    view = DemoSource().view
     made = SavedView(view.router, view.now, view.preset, view.model_paths, chats="dynamo")
     return ViewSource(made, "live")
 
@@ -32,4 +32,4 @@ def test_the_reading_of_chats_is_saved() -> None:
     assert read != plain, "else this test could not fail"
     assert live.tokens(query, MODEL) == read
     assert again.tokens(query, MODEL) == read
-    assert demo_source().tokens(query, MODEL) == plain
+    assert DemoSource().tokens(query, MODEL) == plain

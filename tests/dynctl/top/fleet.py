@@ -14,6 +14,7 @@ from dynctl.documents.snapshot import DecisionLine, Header, Meter, Part, Snapsho
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.alerts import condition_alert
 from dynctl.sources.query import RouteQuery
+from dynctl.sources.source import LiveSource
 from dynctl.sources.view import ViewSource
 from tests.golden.fleets import TOKENS, settings, two_zones
 
@@ -95,7 +96,7 @@ def snapshot(view: ViewSource | None = None, **changes: Any) -> Snapshot:
         transfers=(Transfer("zone", "zone-a", 40, 8), Transfer("zone", "zone-b", 12, 0)),
         thresholds={"tiny": dict(THRESHOLD)},
         settings=settings(view),
-        told=told,
+        parts=told,
         load_every_s=1.0,
     )
     return msgspec.structs.replace(made, **changes)
@@ -111,18 +112,15 @@ def _with_waiting(row: WorkerRow, waiting: int) -> WorkerRow:
     return msgspec.structs.replace(row, ranks=ranks)
 
 
-class StillSource:
+class StillSource(LiveSource):
     """Shows one snapshot for as long as nobody changes ``shown``. ``asked``: what keys led to."""
 
     def __init__(self, shown: Snapshot | None = None, view: ViewSource | None = None) -> None:
         self.view = view or two_zones()
         self.shown = shown or snapshot(self.view)
-        self.title = self.shown.source
+        super().__init__(self.view, self.shown.source)
         self.asked: list[tuple[Any, ...]] = []
         self.looks = 0
-
-    async def __aenter__(self) -> StillSource:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self.asked.append(("closed",))

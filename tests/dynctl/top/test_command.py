@@ -12,7 +12,7 @@ import yaml
 
 from dynctl.cli.app import run
 from dynctl.screens.canvas import Canvas
-from dynctl.sources.demo.fleet import demo_source
+from dynctl.sources.demo.fleet import DemoSource
 from dynctl.sources.domains import DomainBoard
 from dynctl.top.once import frame_of, top_frame
 from tests.dynctl.top.fleet import meter, snapshot
@@ -30,7 +30,7 @@ def dynctl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
 def test_one_frame_has_all_four_parts(capsys: pytest.CaptureFixture[str]):
     code, out, err = dynctl(capsys, "top", "--demo", "--once")
     assert (code, err) == (0, "")
-    parts = ("domains by zone", "workers (9)", "decisions (the last 10)", "alerts (1)")
+    parts = ("domains by zone", "workers (6)", "decisions (the last 10)", "alerts (1)")
     lines = out.splitlines()
     places = [lines.index(part) for part in parts]
     assert places == sorted(places)
@@ -42,11 +42,11 @@ def test_one_frame_for_programs(capsys: pytest.CaptureFixture[str]):
     code, out, _ = dynctl(capsys, "top", "--demo", "--once", "-o", "json")
     frame = json.loads(out)
     assert (code, frame["kind"], frame["schema"]) == (0, "TopFrame", 1)
-    assert len(frame["snapshot"]["workers"]) == 9
+    assert len(frame["snapshot"]["workers"]) == 6
     assert frame["snapshot"]["told"]["load"]["source"] == "demo fleet"
     assert frame["snapshot"]["told"]["queue"]["unknown"]
     assert [row["capacity"]["value"] for row in frame["domains"]["rows"]] == [
-        "zone-a", "zone-b", "zone-c",
+        "zone-a", "zone-b",
     ]  # fmt: skip
     assert frame["alerts"][0]["code"] == "DYT0902"
 
@@ -59,7 +59,7 @@ def test_another_format_means_one_frame(capsys: pytest.CaptureFixture[str]):
 
 def test_a_saved_view_is_a_still_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     file = tmp_path / "view.json"
-    file.write_bytes(demo_source().save())
+    file.write_bytes(DemoSource().save())
     code, out, _ = dynctl(capsys, "top", "--once", "--view", file)
     assert code == 0
     assert "workers (6)" in out
@@ -77,8 +77,8 @@ def test_a_saved_view_is_a_still_picture(capsys: pytest.CaptureFixture[str], tmp
         ),
         (["--demo"], 2, "top needs a terminal that supports cursor movement"),
         (["--demo", "--frontend", "http://127.0.0.1:1"], 2, "two sources were given"),
-        (["--demo", "--once", "--frontend-log", "x"], 2, "demo fleet tells its decisions itself"),
-        (["--once", "--frontend", "http://127.0.0.1:1"], 3, "no frontend tells its fleet"),
+        (["--demo", "--once", "--frontend-log", "x"], 2, "demo fleet does not need a log"),
+        (["--once", "--frontend", "http://127.0.0.1:1"], 3, "no frontend reports its fleet"),
         (["--once", "--file-kv", "x", "--frontend-log", "nowhere"], 2, "No such file"),
         (["--demo", "--rate", "0"], 2, "--rate"),
     ],

@@ -57,7 +57,7 @@ async def test_workers_are_those_of_workers_list():
         assert shown.header.models == ("demo",)
         assert (shown.header.mode, shown.header.frontends) == ("kv", (1, 1))
         assert shown.unknown("decisions") is None
-        assert "has no queue" in shown.told["queue"].unknown
+        assert "has no queue" in shown.parts["queue"].unknown
         assert shown.load_every_s == 0.1
 
 
@@ -134,7 +134,7 @@ async def test_a_frontend_that_goes_leaves_its_last_picture_and_says_so(
         assert [row.name for row in shown.workers] == [row.name for row in before.workers]
         assert fleet.frontend.url in shown.problem
         assert shown.header.frontends == (0, 1)
-        assert shown.told["load"].at == before.told["load"].at or shown.told["load"].at
+        assert shown.parts["load"].at == before.parts["load"].at or shown.parts["load"].at
 
 
 async def test_two_frontends_add_up():
@@ -181,7 +181,7 @@ async def test_a_frontend_that_keeps_no_decisions_says_how_to_keep_some():
 
 
 async def test_nobody_there_is_an_error_at_the_start():
-    with pytest.raises(Unreachable, match=r"no frontend tells its fleet: http://127\.0\.0\.1:1"):
+    with pytest.raises(Unreachable, match=r"no frontend reports its fleet: http://127\.0\.0\.1:1"):
         async with LiveFrontends(["http://127.0.0.1:1"]):
             pass
 

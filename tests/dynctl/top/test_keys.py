@@ -317,8 +317,8 @@ async def test_export_that_cannot_be_written_says_why(shown: Shown, tmp_path):
 
 async def test_caches_are_read_when_somebody_asks(shown: Shown):
     source = StillSource()
-    unasked = {**source.shown.told, "index": Part("etcd", unknown="nobody was asked")}
-    source.shown = msgspec.structs.replace(source.shown, told=unasked)
+    unasked = {**source.shown.parts, "index": Part("etcd", unknown="nobody was asked")}
+    source.shown = msgspec.structs.replace(source.shown, parts=unasked)
     async with shown(source) as pilot:
         assert "caches not read: i, I" in screen_text(pilot.app)
         await pilot.press("2", "down", "i")

@@ -145,15 +145,15 @@ async def test_nothing_is_known_that_nobody_told(live: Live):
         shown = await source.snapshot()
         assert [row.role for row in shown.workers].count("prefill") == 2
         assert live.requests.asked == [], "no cache is read unasked"
-        unknown = {part for part, told in shown.told.items() if told.unknown}
+        unknown = {part for part, told in shown.parts.items() if told.unknown}
         assert unknown == {
             "load", "requests", "index", "waiting", "decisions", "transfers", "thresholds",
             "queue",
         }  # fmt: skip
         for part in ("load", "thresholds", "queue"):
-            assert "--frontend" in shown.told[part].provide
-        assert "--frontend-log" in shown.told["decisions"].provide
-        assert "--router-replica-sync" in shown.told["decisions"].provide
+            assert "--frontend" in shown.parts[part].provide
+        assert "--frontend-log" in shown.parts["decisions"].provide
+        assert "--router-replica-sync" in shown.parts["decisions"].provide
         assert (shown.decisions, shown.transfers, shown.header.queue) == ((), (), None)
         (row, _) = DomainBoard().view(shown).rows
         assert (row.waiting, row.crossing_share, row.capacity.decode.kv_used_blocks) == (None,) * 3
@@ -200,12 +200,12 @@ async def test_winners_are_joined_from_what_routers_tell_each_other(live: Live):
         (line,) = shown.decisions
         assert (line.complete, line.blocks, line.cost) == (False, 3, None)
         assert shown.unknown("decisions") is None
-        assert "replica-sync" in shown.told["load"].source
+        assert "replica-sync" in shown.parts["load"].source
         row = next(row for row in shown.workers if row.worker_id == decode)
         assert row.ranks[0].active_decode_blocks == 3
         zone_a = DomainBoard().view(shown).rows[0]
         assert (zone_a.local, zone_a.crossing) == (0, 1)
-        with pytest.raises(UsageProblem, match="tells only the winner"):
+        with pytest.raises(UsageProblem, match="reports only the winner"):
             await source.decision(line)
 
 
@@ -213,7 +213,7 @@ async def test_winners_are_read_from_a_frontends_log(live: Live, tmp_path: Path)
     log = tmp_path / "frontend.log"
     log.write_text("starting\n")
     async with LiveDynamo(OPTIONS, frontend_log=str(log)) as source:
-        told = (await source.snapshot()).told["decisions"]
+        told = (await source.snapshot()).parts["decisions"]
         assert (told.unknown, "no `Selected worker` line yet" in told.source) == ("", True)
         prefill = worker_id(source, Role.PREFILL, "zone-a")
         with log.open("a") as file:
@@ -224,7 +224,7 @@ async def test_winners_are_read_from_a_frontends_log(live: Live, tmp_path: Path)
         shown = await seen(source, lambda s: s.decisions)
         assert (shown.decisions[0].cost, shown.decisions[0].cached_blocks) == (2.5, 4)
         assert shown.decisions[0].prefill_domains["zone"] == "zone-a"
-        assert shown.told["decisions"].source == "frontend log"
+        assert shown.parts["decisions"].source == "frontend log"
 
 
 async def test_a_log_that_is_not_there_is_an_error_before_anything_is_opened():
@@ -260,7 +260,7 @@ async def test_frontends_add_load_queue_and_thresholds(live: Live):
         made.away = True
         shown = await source.snapshot()
         assert shown.header.frontends == (0, 1)
-        assert "503" in (shown.unknown("queue") or shown.told["queue"]).unknown
+        assert "503" in (shown.unknown("queue") or shown.parts["queue"]).unknown
 
 
 async def test_thresholds_are_set_on_the_frontends(live: Live):

@@ -68,7 +68,7 @@ def test_waiting_hand_offs_and_stale_are_counted_by_domain():
         for row in shown.workers
     ]
     a, b = view_of(msgspec.structs.replace(shown, workers=tuple(old))).rows
-    assert (a.value, a.waiting, a.waiting_told, a.stale) == ("zone-a", 0, 2, {})
+    assert (a.value, a.waiting, a.waiting_ranks, a.stale) == ("zone-a", 0, 2, {})
     assert (b.value, b.waiting, b.stale) == ("zone-b", 3, {"decode": 1, "prefill": 1})
     assert (a.local, a.crossing, round(a.crossing_share or 0, 3)) == (40, 8, 0.167)
 
@@ -83,8 +83,8 @@ def test_who_is_gone_is_not_stale_as_well():
 def test_what_nobody_tells_is_unknown_and_not_zero():
     shown = snapshot()
     silent = tuple(with_rank(row, reported=Reported()) for row in shown.workers)
-    told = {**shown.told, "transfers": Part("", unknown="nobody counts")}
-    row = view_of(msgspec.structs.replace(shown, workers=silent, told=told)).rows[0]
+    told = {**shown.parts, "transfers": Part("", unknown="nobody counts")}
+    row = view_of(msgspec.structs.replace(shown, workers=silent, parts=told)).rows[0]
     assert (row.waiting, row.local, row.crossing, row.crossing_share) == (None, None, None, None)
 
 

@@ -72,7 +72,7 @@ STATES = {
     "preferred": lambda: msgspec.structs.replace(STILL, meters=(meter(), meter(None))),
     "spilling": lambda: msgspec.structs.replace(STILL, meters=(meter(2.1),)),
     "no-decisions": lambda: msgspec.structs.replace(
-        STILL, decisions=(), told={**STILL.told, "decisions": UNKNOWN}
+        STILL, decisions=(), parts={**STILL.parts, "decisions": UNKNOWN}
     ),
     "winners-only": lambda: msgspec.structs.replace(
         STILL,
@@ -89,8 +89,8 @@ STATES = {
     "empty": lambda: msgspec.structs.replace(STILL, workers=(), decisions=(), alerts=()),
     "load-unknown": lambda: msgspec.structs.replace(
         STILL,
-        told={
-            **STILL.told,
+        parts={
+            **STILL.parts,
             **dict.fromkeys(("load", "requests", "transfers", "queue"), Part("", unknown="nobody")),
         },
     ),

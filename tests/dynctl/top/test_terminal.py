@@ -199,7 +199,7 @@ def test_a_frontend_that_is_not_there_never_takes_the_screen(terminal):
     screen.restored()
     text = screen.screen()
     assert "ended with 3" in text
-    assert "error: no frontend tells its fleet" in text
+    assert "error: no frontend reports its fleet" in text
 
 
 def test_sixteen_colours_and_a_large_screen(terminal):

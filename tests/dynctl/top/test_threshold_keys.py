@@ -119,7 +119,7 @@ async def test_a_value_is_edited_at_the_cursor(shown: Shown):
 
 async def test_unknown_thresholds(shown: Shown):
     told = {"thresholds": Part("", unknown="none was named", provide="--frontend URL")}
-    source = StillSource(snapshot(thresholds={}, told=told))
+    source = StillSource(snapshot(thresholds={}, parts=told))
     async with shown(source) as pilot:
         await pilot.press("t")
         assert "thresholds are unknown: none was named" in screen_text(pilot.app)

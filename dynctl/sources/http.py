@@ -1,0 +1,128 @@
+"""HTTP requests to frontends, bounded in time and size. Used for control calls only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from dynctl.base.errors import TimedOut, Unreachable, UsageProblem
+
+CONNECT_S: Final = 5.0
+
+
+class HttpFrontend:
+    """The address of one frontend. ``timeout``: seconds for each whole response.
+
+    ``max_bytes``: limit of a response. ``unreachable_hint``: what to do where nothing answers.
+    """
+
+    max_bytes: ClassVar[int]
+    unreachable_hint: ClassVar[str]
+
+    def __init__(self, url: str, timeout: float, token: str | None = None) -> None:
+        self.url = frontend_url(url)
+        self.timeout = timeout
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+
+    def exchange(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> httpx.Response:
+        """The response, whatever its status. Raises Unreachable or TimedOut."""
+        limit = self.timeout if timeout is None else timeout
+        try:
+            return self._request(method, path, body, limit)
+        except httpx.ConnectTimeout:
+            raise Unreachable(
+                f"{self.url} did not accept a connection within {min(limit, CONNECT_S):g} s",
+                "check the address: dynctl version --frontend URL shows what answers there",
+            ) from None
+        except httpx.TimeoutException:
+            raise TimedOut(
+                f"{self.url}{path} did not answer within {limit:g} s",
+                f"try a longer time: --timeout {limit * 3:g}",
+            ) from None
+        except httpx.HTTPError as error:
+            raise Unreachable(
+                f"{self.url} does not answer: {str(error) or type(error).__name__}",
+                self.unreachable_hint,
+            ) from None
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float
+    ) -> httpx.Response:
+        limits = httpx.Timeout(timeout, connect=min(timeout, CONNECT_S))
+        deadline = time.monotonic() + timeout
+        # trust_env: control calls to a local frontend must not go through the machine's proxy.
+        with httpx.Client(timeout=limits, headers=self._headers, trust_env=False) as client:
+            with client.stream(method, self.url + path, json=body) as response:
+                content = bytearray()
+                for part in response.iter_bytes():
+                    content += part
+                    _check_size(len(content), self.max_bytes)
+                    # httpx limits each read; a server that sends slowly needs this limit.
+                    if time.monotonic() > deadline:
+                        raise httpx.ReadTimeout("the response did not end in time")
+            return httpx.Response(
+                response.status_code,
+                headers={"content-type": response.headers.get("content-type", "")},
+                content=bytes(content),
+            )
+
+
+def async_client(token: str | None = None) -> httpx.AsyncClient:
+    """A client for :func:`read_response`; its caller closes it."""
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    return httpx.AsyncClient(headers=headers, trust_env=False, timeout=None)  # noqa: S113
+
+
+async def read_response(
+    client: httpx.AsyncClient,
+    url: str,
+    max_bytes: int,
+    params: Mapping[str, str | int] | None = None,
+) -> tuple[int, bytes]:
+    """Status and body of a GET; the caller limits its time. Raises httpx.HTTPError."""
+    async with client.stream("GET", url, params=params) as response:
+        content = bytearray()
+        async for part in response.aiter_bytes():
+            content += part
+            _check_size(len(content), max_bytes)
+    return response.status_code, bytes(content)
+
+
+def json_object(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object of a response; empty where it is something else."""
+    try:
+        document = msgspec.json.decode(response.content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def frontend_url(url: str) -> str:
+    """``url`` with a scheme and without a slash at its end; raises UsageProblem."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment:
+        raise UsageProblem(
+            f"--frontend {url}: expected http://HOST:PORT",
+            "for example: --frontend http://127.0.0.1:8000",
+        )
+    return parts.geturl().rstrip("/")
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise httpx.TransportError(f"the response is over {limit:,} bytes")
