@@ -82,7 +82,7 @@ def answers(made: Router) -> list[Any]:
 
 
 def whole(decision: Decision) -> tuple[Any, ...]:
-    """Everything that a decision says, to compare two of them."""
+    """All values of a decision, to compare two of them."""
     d = decision
     terms = [(term.name, term.unit, term.weight) for term in d.terms]
     return (
@@ -92,8 +92,16 @@ def whole(decision: Decision) -> tuple[Any, ...]:
     )
 
 
+FIRST: list[c.Change] = [
+    c.WorkerUpserted(worker(0, role="prefill", zone="a")),
+    c.WorkerUpserted(worker(1, role="decode", zone="a", data_parallel_size=2)),
+    c.WorkerUpserted(worker(2, total_kv_blocks=50)),
+    stored(0, 6),
+]
+
+
 @settings(max_examples=60)
-@given(st.lists(change(), max_size=30), st.data())
+@given(st.lists(change(), min_size=10, max_size=40).map(lambda steps: FIRST + steps), st.data())
 def test_a_snapshot_plus_later_changes_equals_the_state(
     steps: list[c.Change], data: st.DataObject
 ) -> None:
@@ -107,7 +115,8 @@ def test_a_snapshot_plus_later_changes_equals_the_state(
         first = straight.apply(step, now)
         if number >= cut:
             assert resumed.apply(step, now) == first
-        straight.sweep(3)
+            resumed.sweep(100)
+        straight.sweep(100)
     if cut == len(steps):
         resumed = Router.restore(json.loads(json.dumps(straight.snapshot())))
     assert answers(resumed) == answers(straight)
