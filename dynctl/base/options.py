@@ -27,7 +27,7 @@ class GlobalOptions:
     it and ``all_namespaces`` mean together.
 
     ``context`` was named by option. ``given``: the fields that stood on the command line, which
-    the values alone do not tell; ``settled``: what the context says is in them already, and
+    the values alone do not tell; ``context_applied``: what the context says is in them already, and
     ``environment_sources``: variables may still name a source (see
     dynctl.settings.contexts.precedence).
     """
@@ -56,5 +56,5 @@ class GlobalOptions:
     no_color: bool = False
     debug: bool = False
     given: frozenset[str] = frozenset()
-    settled: bool = False
+    context_applied: bool = False
     environment_sources: bool = True

@@ -16,7 +16,7 @@ from dynctl.adapters.ports import ClusterRefusal
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.bundle.environment import environment
-from dynctl.settings.contexts.precedence import in_context, settled
+from dynctl.settings.contexts.precedence import apply_context, in_context
 from dynctl.sources import DEFAULT_FRONTEND, GUESS_TIMEOUT, connect, frontends
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.planes import backend
@@ -154,13 +154,13 @@ def _cluster_version(options: GlobalOptions) -> dict[str, Any]:
 
 
 def _options(options: GlobalOptions) -> dict[str, Any]:
-    found = settled(options)
+    found = apply_context(options)
     return {
         "given": sorted(options.given),
         "context": found.context,
         "context_chosen_by": found.chosen_by,
         "origins": dict(found.origins),
-        "overruled": dict(found.overruled),
+        "overruled": dict(found.overridden),
     }
 
 

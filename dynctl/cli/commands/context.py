@@ -23,10 +23,10 @@ def list_contexts(options: GlobalOptions) -> int:
     from dynctl.documents.contexts import ContextList, ContextRow
     from dynctl.screens.render import emit, talk
     from dynctl.settings.contexts.file import read_contexts
-    from dynctl.settings.contexts.precedence import VARIABLE, chosen
+    from dynctl.settings.contexts.precedence import VARIABLE, chosen_context
 
     found = read_contexts()
-    name, chosen_by = chosen(options, found)
+    name, chosen_by = chosen_context(options, found)
     rows = [ContextRow(one, one == name, dict(found.contexts[one])) for one in found.contexts]
     emit(ContextList(str(found.path), name, sorted(rows, key=lambda row: row.name)), options)
     if name is not None and name not in found.contexts:
@@ -141,20 +141,20 @@ def show_context(
     from dynctl.screens.render import emit
     from dynctl.settings.contexts.file import config_path, read_contexts
     from dynctl.settings.contexts.keys import KEYS
-    from dynctl.settings.contexts.precedence import settled, value_of
+    from dynctl.settings.contexts.precedence import apply_context, effective_value
 
     if name is not None:
         options = replace(options, context=name)
-    found = settled(options)
+    found = apply_context(options)
     kept = read_contexts().contexts.get(found.context or "", {})
     rows = [
         ContextValue(
             name=key.name,
-            value=_plain(value_of(key, found)),
+            value=_plain(effective_value(key, found)),
             source=found.origins[key.name],
             default=key.default,
-            unused=kept.get(key.name) if key.name in found.overruled else None,
-            unused_because=found.overruled.get(key.name),
+            unused=kept.get(key.name) if key.name in found.overridden else None,
+            unused_because=found.overridden.get(key.name),
         )
         for key in KEYS.values()
     ]

@@ -105,9 +105,9 @@ def _contexts() -> Iterable[str]:
     """The names in the file as it is; whether all in it is right does not matter here."""
     import tomllib
 
-    from dynctl.settings.contexts.path import LARGEST_BYTES, TABLE, config_place
+    from dynctl.settings.contexts.path import LARGEST_BYTES, TABLE, config_file
 
-    with open(config_place(), "rb") as file:
+    with open(config_file(), "rb") as file:
         table = tomllib.loads(file.read(LARGEST_BYTES).decode()).get(TABLE)
     return table if isinstance(table, dict) else ()
 

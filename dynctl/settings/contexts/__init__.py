@@ -1,6 +1,6 @@
-"""Contexts: named bundles of endpoints in one file, so that nobody types them twice.
+"""Contexts: saved endpoints, by name, in one file.
 
-``keys`` says what a context may hold, ``file`` reads the file and ``changing`` changes it,
-``settling`` lays a context under flags and environment. A context never holds a secret, only
-where one is found.
+``keys``: what a context may contain. ``file`` reads the file, ``edit`` changes it. ``precedence``
+applies a context to the options of a command. A context never contains a secret, only the name of
+the variable or file that does.
 """

@@ -19,43 +19,43 @@ from dynctl.settings.contexts.keys import Value
 from dynctl.settings.contexts.path import CURRENT, LARGEST_BYTES, TABLE, VARIABLE
 
 _BEGINNING: Final = (
-    "# Contexts of dynctl: where it looks, by name. Yours to edit: `dynctl context` changes lines\n"
-    "# and keeps comments.\n"
+    "# Contexts of dynctl: saved endpoints, by name. You can edit this file; `dynctl context`\n"
+    "# keeps your comments.\n"
 )
 
 
 def change(edit: Callable[[Contexts], Contexts]) -> Contexts:
-    """Read the file, write what ``edit`` makes of it, and return that.
+    """Read the file, apply ``edit``, write the result and return it.
 
-    Two programs that do so wait for each other. Raises UsageProblem, also where the file cannot
-    be written.
+    Two processes that do so wait for each other. Raises UsageProblem, also if the file cannot be
+    written.
     """
-    # A link (of who keeps his configuration elsewhere) stays one.
+    # A symbolic link stays a symbolic link.
     path = Path(os.path.realpath(config_path()))
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _alone(path.parent):
+        with _locked(path.parent):
             text = read_text(path)
             before = parse(path, text)
             after = edit(before)
             if after != before:
                 text = _edited(path, _BEGINNING if text is None else text, before, after)
-                _bounded(path, after, text)
+                _check_size(path, after, text)
                 _write(path, text)
             return after
     except OSError as error:
         raise UsageProblem(
             f"{path}: cannot be written: {error.strerror or error}",
-            f"another place: {VARIABLE}=FILE in the environment",
+            f"use another file: {VARIABLE}=FILE in the environment",
         ) from None
 
 
-def _bounded(path: Path, after: Contexts, text: str) -> None:
-    """Never write what could not be read again."""
+def _check_size(path: Path, after: Contexts, text: str) -> None:
+    """Refuse a text that could not be read again."""
     if len(after.contexts) > MOST_CONTEXTS or len(text.encode()) > LARGEST_BYTES:
         raise UsageProblem(
-            f"{path}: full, it takes {MOST_CONTEXTS:,} contexts and {LARGEST_BYTES:,} bytes",
-            "dynctl context remove NAME makes room",
+            f"{path}: full; at most {MOST_CONTEXTS:,} contexts and {LARGEST_BYTES:,} bytes",
+            "remove a context: dynctl context remove NAME",
         )
 
 
@@ -122,8 +122,11 @@ def _remove(tables: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other dynctl changes a file of ``folder``; the kernel lets go when one dies."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other dynctl changes a file of ``folder``.
+
+    The kernel releases the lock when a process ends.
+    """
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY)

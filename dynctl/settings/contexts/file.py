@@ -1,6 +1,7 @@
-"""The file of the contexts: where it is and what it says.
+"""Read the contexts file.
 
-Completion reads it on every TAB, so what only a change needs is in `dynctl.settings.contexts.edit`.
+Completion reads it on every TAB, so code that only a change needs is in
+`dynctl.settings.contexts.edit`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.base.errors import UsageProblem
-from dynctl.settings.contexts.keys import Value, checked_name, checked_values, known, near
-from dynctl.settings.contexts.path import CURRENT, LARGEST_BYTES, TABLE, config_place
+from dynctl.settings.contexts.keys import (
+    Value,
+    checked_name,
+    checked_values,
+    did_you_mean,
+    known_names,
+)
+from dynctl.settings.contexts.path import CURRENT, LARGEST_BYTES, TABLE, config_file
 
 MOST_CONTEXTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """What the file says. ``current`` may name a context that is not there."""
+    """The content of the file. ``current`` may name a context that does not exist."""
 
     path: Path
     current: str | None = None
@@ -27,19 +34,21 @@ class Contexts:
 
 
 def config_path() -> Path:
-    """The file, whether it is there or not."""
-    return Path(config_place())
+    """The path of the contexts file, which may not exist yet."""
+    return Path(config_file())
 
 
 def read_contexts(path: Path | None = None) -> Contexts:
-    """All contexts; none where there is no file. Raises UsageProblem naming file, key and what
-    was expected."""
+    """All contexts, none if there is no file.
+
+    Raises UsageProblem with the file, the key and what was expected.
+    """
     where = path or config_path()
     return parse(where, read_text(where))
 
 
 def read_text(path: Path) -> str | None:
-    """What is in the file; None where there is none. Raises UsageProblem."""
+    """The text of the file, None if there is no file. Raises UsageProblem."""
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_BYTES + 1)
@@ -48,7 +57,7 @@ def read_text(path: Path) -> str | None:
     except OSError as error:
         raise UsageProblem(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(data) > LARGEST_BYTES:
-        raise UsageProblem(f"{path}: larger than {LARGEST_BYTES:,} bytes, this is no such file")
+        raise UsageProblem(f"{path}: larger than {LARGEST_BYTES:,} bytes; not a contexts file")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -56,7 +65,7 @@ def read_text(path: Path) -> str | None:
 
 
 def parse(path: Path, text: str | None) -> Contexts:
-    """What a text means; ``path`` is for errors (UsageProblem)."""
+    """Parse the text of a contexts file. Raises UsageProblem, which names ``path``."""
     if text is None:
         return Contexts(path)
     import tomllib
@@ -75,7 +84,7 @@ def _checked(path: Path, document: Mapping[str, object]) -> Contexts:
     top = (CURRENT, TABLE)
     for key in document:
         if key not in top:
-            raise UsageProblem(f"{key}: unknown key{near(key, top)}", known(top))
+            raise UsageProblem(f"{key}: unknown key{did_you_mean(key, top)}", known_names(top))
     current = document.get(CURRENT)
     if current is not None and not isinstance(current, str):
         raise UsageProblem(f"{CURRENT}: expected the name of a context, in quotes")
@@ -83,7 +92,7 @@ def _checked(path: Path, document: Mapping[str, object]) -> Contexts:
     if not isinstance(tables, dict):
         raise UsageProblem(f"{TABLE}: expected tables [{TABLE}.NAME]")
     if len(tables) > MOST_CONTEXTS:
-        raise UsageProblem(f"{TABLE}: {len(tables):,} of them, expected at most {MOST_CONTEXTS:,}")
+        raise UsageProblem(f"{TABLE}: {len(tables):,} contexts; expected at most {MOST_CONTEXTS:,}")
     found = {}
     for name, table in tables.items():
         place = f"{TABLE}.{name}"

@@ -1,4 +1,4 @@
-"""What a context may hold: the global options that say where to look, each with its own rules."""
+"""The keys of a context: the global options that name a source, each with its rules."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any, Final
 from dynctl.base.errors import UsageProblem
 
 Value = str | float | bool | list[str]
-"""A value as the file has it: paths are text, a list is several frontends."""
+"""A value in the file: paths are text, a list has several frontends."""
 
 _LONGEST: Final = 4096
 _MOST_ITEMS: Final = 64
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _INVISIBLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-#: Where addresses may hide a password: `http://user:secret@host`, `http://host?key=secret`.
+#: The parts of an address that may be a password: `http://user:secret@host`, `http://host?key=..`.
 _LOGIN: Final = re.compile(r"(^|//|,)[^/,]*@|[?#]")
 
 
 class Part(StrEnum):
-    """What becomes of a value when a flag or a variable names another source than the context.
+    """How a flag or a variable that names another source changes a context's value.
 
-    A source is replaced, with what belongs to it; the rest still holds.
+    Sources and the values that belong to them are ignored then; the rest still applies.
     """
 
     SOURCE = "source"
@@ -37,10 +37,10 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key. ``field`` is the one of GlobalOptions, ``variable`` the environment's name for it.
+    """One key. ``field`` is its name in GlobalOptions, ``variable`` its environment variable.
 
-    ``kind``: ``text``, ``texts``, ``path``, ``seconds`` or ``switch``. ``secretless``: a value
-    that could hold a login is refused. ``default`` is what holds where nobody says anything.
+    ``kind``: ``text``, ``texts``, ``path``, ``seconds`` or ``switch``. ``no_login``: values with
+    a user or a password are refused. ``default`` describes the value of a key that is not set.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Key:
     kind: str = "text"
     variable: str | None = None
     choices: tuple[str, ...] = ()
-    secretless: bool = False
+    no_login: bool = False
     pattern: re.Pattern[str] | None = None
 
     @property
@@ -61,13 +61,15 @@ class Key:
         return f"--{self.name}"
 
     def checked(self, value: object, place: str) -> Value:
-        """The value, once it is one of this key; raises UsageProblem that begins with ``place``.
+        """The value if it is valid for this key; a single frontend needs no list around it.
 
-        A single frontend may stand without the list around it.
+        Raises UsageProblem, whose message begins with ``place``.
         """
         if self.kind == "switch":
             if value is not True:
-                raise UsageProblem(f"{place}: expected true, or leave it out; got {_shown(value)}")
+                raise UsageProblem(
+                    f"{place}: expected true, or remove the key; got {_shown(value)}"
+                )
             return True
         if self.kind == "seconds":
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -80,7 +82,7 @@ class Key:
             items = [value] if isinstance(value, str) else value
             if not isinstance(items, list) or not 1 <= len(items) <= _MOST_ITEMS:
                 raise UsageProblem(
-                    f"{place}: expected 1 to {_MOST_ITEMS} of them, each in quotes, in a list; "
+                    f"{place}: expected a list of 1 to {_MOST_ITEMS} values, each in quotes; "
                     f"got {_shown(value)}"
                 )
             return [self._text(item, place) for item in items]
@@ -91,38 +93,37 @@ class Key:
             raise UsageProblem(f"{place}: expected text in quotes, got {_shown(value)}")
         if not value.strip() or len(value) > _LONGEST or _INVISIBLE.search(value):
             raise UsageProblem(
-                f"{place}: expected 1 to {_LONGEST} characters that can be seen; "
-                f"got {_shown(value)}"
+                f"{place}: expected 1 to {_LONGEST} visible characters; got {_shown(value)}"
             )
         if self.choices and value not in self.choices:
             raise UsageProblem(
                 f"{place}: expected one of {', '.join(self.choices)}; got {_shown(value)}"
             )
         if self.pattern is not None and not self.pattern.fullmatch(value):
-            # Not shown: who confuses the name of a secret with the secret has typed it here.
+            # The value is not shown: it may be the secret itself, typed in place of its name.
             raise UsageProblem(f"{place}: expected the name of an environment variable")
-        if self.secretless and _LOGIN.search(value):
-            # Not shown either.
+        if self.no_login and _LOGIN.search(value):
+            # This value is not shown either.
             raise UsageProblem(
-                f"{place}: an address with a login (before an @) or with a query (after a ?) may "
-                "hold a secret, and a context holds none",
-                "frontends take --token-env or --token-file, NATS its NATS_AUTH_* variables, "
-                "etcd ETCD_AUTH_*",
+                f"{place}: expected an address without a login (before an @) and without a query "
+                "(after a ?): a context contains no secrets",
+                "use --token-env or --token-file for frontends, NATS_AUTH_* variables for NATS, "
+                "ETCD_AUTH_* variables for etcd",
             )
         return value
 
 
-#: In the order in which they are shown and written.
+#: In the order in which they are shown and saved.
 KEYS: Final[Mapping[str, Key]] = {
     key.name: key
     for key in (
         Key(
             "frontend",
             Part.SOURCE,
-            "http://127.0.0.1:8000 if ours is there",
+            "http://127.0.0.1:8000 if a dynctl frontend answers",
             "texts",
             "DYNCTL_FRONTEND",
-            secretless=True,
+            no_login=True,
         ),
         Key("token-env", Part.BELONGS, "none", pattern=_VARIABLE),
         Key("token-file", Part.BELONGS, "none", "path"),
@@ -134,27 +135,27 @@ KEYS: Final[Mapping[str, Key]] = {
             choices=("file", "etcd", "kubernetes"),
         ),
         Key("file-kv", Part.SOURCE, "none", "path", "DYN_FILE_KV"),
-        Key("etcd-endpoints", Part.SOURCE, "none", variable="ETCD_ENDPOINTS", secretless=True),
+        Key("etcd-endpoints", Part.SOURCE, "none", variable="ETCD_ENDPOINTS", no_login=True),
         Key("etcd-client", Part.BELONGS, "etcd3", choices=("etcd3", "gateway")),
         Key(
             "nats-server",
             Part.BELONGS,
             "nats://localhost:4222",
             variable="NATS_SERVER",
-            secretless=True,
+            no_login=True,
         ),
         Key("dyn-namespace", Part.REST, "dynamo; all in Kubernetes", variable="DYN_NAMESPACE"),
-        Key("namespace", Part.REST, "the kubeconfig's"),
+        Key("namespace", Part.REST, "the namespace of the kubeconfig"),
         Key("all-namespaces", Part.REST, "no", "switch"),
-        Key("kube-context", Part.REST, "the kubeconfig's current one"),
+        Key("kube-context", Part.REST, "the current context of the kubeconfig"),
         Key("kubeconfig", Part.REST, "~/.kube/config", "path", "KUBECONFIG"),
         Key("reach", Part.REST, "auto", choices=("auto", "direct", "port-forward")),
         Key("timeout", Part.REST, "10", "seconds"),
     )
 }
 
-#: Each of these is a whole source, or a part of one, and cannot stand beside the other.
-_APART: Final = (
+#: Pairs of keys that exclude each other.
+_EXCLUSIVE: Final = (
     ("namespace", "all-namespaces"),
     ("token-env", "token-file"),
     ("file-kv", "etcd-endpoints"),
@@ -163,11 +164,11 @@ _BACKENDS: Final = (("file-kv", "file"), ("etcd-endpoints", "etcd"))
 
 
 def checked_name(name: str) -> str:
-    """``name`` where it can be a context's; raises UsageProblem."""
+    """``name`` if it is valid for a context. Raises UsageProblem."""
     if not _NAME.fullmatch(name):
         raise UsageProblem(
-            f"{name!r}: no name of a context, expected 1 to 63 letters, digits, . _ @ or -, the "
-            "first a letter or digit"
+            f"{name!r} is not a valid context name; expected 1 to 63 letters, digits, . _ @ or -, "
+            "starting with a letter or digit"
         )
     return name
 
@@ -175,49 +176,51 @@ def checked_name(name: str) -> str:
 def checked_values(values: Mapping[str, object], place: str) -> dict[str, Value]:
     """The values of one context in the order of KEYS.
 
-    ``place`` stands before a key's name in what is raised (UsageProblem).
+    Raises UsageProblem; ``place`` is the prefix of the key's name in its message.
     """
     for name in values:
         if name not in KEYS:
-            raise UsageProblem(f"{place}{name}: unknown key{near(name, KEYS)}", known(KEYS))
+            raise UsageProblem(
+                f"{place}{name}: unknown key{did_you_mean(name, KEYS)}", known_names(KEYS)
+            )
     found = {
         name: key.checked(values[name], place + name)
         for name, key in KEYS.items()
         if name in values
     }
-    for one, other in _APART:
+    for one, other in _EXCLUSIVE:
         if one in found and other in found:
             raise UsageProblem(f"{place}{one} and {other}: expected one of the two")
     for name, backend in _BACKENDS:
-        said = found.get("discovery", backend)
-        if name in found and said != backend:
-            raise UsageProblem(f"{place}{name} and discovery {said}: expected one of the two")
+        discovery = found.get("discovery", backend)
+        if name in found and discovery != backend:
+            raise UsageProblem(f"{place}{name} and discovery {discovery}: expected one of the two")
     return found
 
 
 def given_value(value: object) -> object:
-    """A value of GlobalOptions as a context has it; a relative path becomes an absolute one."""
+    """A value of GlobalOptions in the form of a context; relative paths become absolute."""
     if isinstance(value, Path):
         return str(Path(value.expanduser()).absolute())
     return list(value) if isinstance(value, tuple) else value
 
 
 def option_value(key: Key, value: Value) -> Any:
-    """A value of a context as GlobalOptions has it."""
+    """A value of a context in the form of GlobalOptions."""
     if key.kind == "path":
         return Path(str(value)).expanduser()
     return tuple(value) if isinstance(value, list) else value
 
 
-def near(name: str, names: Iterable[str]) -> str:
-    """``; did you mean X?`` where a name is almost ``name``."""
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """``; did you mean X?`` if one of ``names`` is similar to ``name``."""
     import difflib
 
     found = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def known(names: Iterable[str]) -> str:
+def known_names(names: Iterable[str]) -> str:
     return f"known: {', '.join(names)}"
 
 

@@ -1,6 +1,6 @@
-"""The names of a kubeconfig's contexts, and nothing else of it, without a Kubernetes client.
+"""Read the names of a kubeconfig's contexts, without a Kubernetes client.
 
-Only to help (a hint, a completion): what cannot be read has no names.
+For hints and completion: a file that cannot be read has no names.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def kube_context_names(kubeconfig: Path | None = None) -> list[str]:
 def _files(kubeconfig: Path | None) -> list[Path]:
     if kubeconfig is not None:
         return [kubeconfig.expanduser()]
-    told = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
-    return [Path(part).expanduser() for part in (told or ["~/.kube/config"])[:_MOST_FILES]]
+    paths = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return [Path(part).expanduser() for part in (paths or ["~/.kube/config"])[:_MOST_FILES]]
 
 
 def _names(path: Path) -> Iterator[str]:

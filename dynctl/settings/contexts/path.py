@@ -1,4 +1,4 @@
-"""Where the file of the contexts is. Apart, so that completion of names loads nothing else."""
+"""The path of the contexts file. A module of its own: completing names imports nothing else."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ CURRENT: Final = "current"
 TABLE: Final = "contexts"
 
 
-def config_place() -> str:
-    """The file, whether it is there or not: $DYNCTL_CONFIG, else below the user's configuration."""
-    told = os.environ.get(VARIABLE, "")
-    if told:
-        return os.path.expanduser(told)
-    # What the specification says of relative ones: ignore them.
+def config_file() -> str:
+    """$DYNCTL_CONFIG, else the file in the user's configuration directory; it may not exist."""
+    path = os.environ.get(VARIABLE, "")
+    if path:
+        return os.path.expanduser(path)
+    # The XDG specification ignores relative paths.
     base = os.environ.get("XDG_CONFIG_HOME", "")
     folder = base if base.startswith("/") else os.path.expanduser("~/.config")
     return os.path.join(folder, "dynctl", "config.toml")

@@ -1,9 +1,9 @@
-"""Lay a context under what was said nearer to the command: flags > environment > context > default.
+"""Apply a context to the options of a command: flags > environment > context > default.
 
-A source named by flag or environment replaces the context's source with all that belongs to it, so
-that nothing of two deployments is mixed (and no token goes to another server); what is no source,
-as a timeout or a namespace, still comes from the context. ``--context NAME`` is a flag itself: what
-that context says counts more than the environment. ``$DYNCTL_CONTEXT`` only chooses one.
+A source named by flag or environment replaces the context's source and the values that belong to
+it, so that two deployments are never mixed (and no token goes to another server). Other values, as
+a timeout or a namespace, still come from the context. ``--context NAME`` is a flag: the values of
+that context have precedence over the environment. ``$DYNCTL_CONTEXT`` only selects a context.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.file import Contexts, read_contexts
-from dynctl.settings.contexts.keys import KEYS, Key, Part, Value, near, option_value
+from dynctl.settings.contexts.keys import KEYS, Key, Part, Value, did_you_mean, option_value
 
 VARIABLE: Final = "DYNCTL_CONTEXT"
 FLAG: Final = "--context"
@@ -28,8 +28,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 }
 #: Sources that a context cannot hold.
 _OTHER_SOURCES: Final = ("demo", "view")
-#: What a flag takes from the context besides its own key: they only mean something together.
-_TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
+#: Flag -> keys of the context that the flag disables, because they belong to the flag's own key.
+_DISABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "namespace": ("all-namespaces",),
     "all-namespaces": ("namespace",),
     "kubeconfig": ("kube-context",),
@@ -41,59 +41,62 @@ _TOKEN_VARIABLE: Final = "DYNCTL_TOKEN"  # noqa: S105  the name of a variable
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """``options`` with the context in them. By key: ``origins`` says where each value came from,
-    ``overruled`` which values of the context do not count, and why."""
+class AppliedContext:
+    """``options`` with the values of the context.
+
+    By key: ``origins`` has the origin of each value, ``overridden`` the reason why a value of the
+    context is not used.
+    """
 
     options: GlobalOptions
     context: str | None = None
     chosen_by: str = ""
     path: Path | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
-    overruled: Mapping[str, str] = field(default_factory=dict)
+    overridden: Mapping[str, str] = field(default_factory=dict)
 
 
 def in_context(options: GlobalOptions) -> GlobalOptions:
-    """``options`` with what the context says; the same again where that was done.
+    """``options`` with the values of the context; applying it twice changes nothing.
 
-    Raises UsageProblem: a broken file, or a context that is not there.
+    Raises UsageProblem: an invalid contexts file, or an unknown context.
     """
-    return options if options.settled else settled(options).options
+    return options if options.context_applied else apply_context(options).options
 
 
-def settled(options: GlobalOptions) -> Settled:
+def apply_context(options: GlobalOptions) -> AppliedContext:
     """As :func:`in_context`, with the reasons. Raises UsageProblem."""
     contexts = read_contexts()
-    name, chosen_by = chosen(options, contexts)
+    name, chosen_by = chosen_context(options, contexts)
     values: Mapping[str, Value] = {}
     if name is not None:
         values = _values(name, chosen_by, contexts, options)
     environ: Mapping[str, str] = os.environ
     by_flag = options.context is not None
     replaced = _replaced_by(options, {} if by_flag else environ)
-    # A source that was named by flag leaves no room for another one in the environment.
+    # With a source named by flag, sources in the environment are ignored.
     closed = by_flag and replaced is None and any(KEYS[one].part is Part.SOURCE for one in values)
     taken: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    overruled: dict[str, str] = {}
+    overridden: dict[str, str] = {}
     for key in KEYS.values():
-        mine = key.name in values
-        silent = (by_flag and mine) or (closed and key.part is Part.SOURCE)
-        said = _said(key, options, {} if silent else environ)
-        reason = said or _no_longer(key, options, replaced, {} if by_flag else environ)
-        if mine and reason is None:
+        in_values = key.name in values
+        ignores_environ = (by_flag and in_values) or (closed and key.part is Part.SOURCE)
+        origin = _earlier_origin(key, options, {} if ignores_environ else environ)
+        reason = origin or _disabled_by(key, options, replaced, {} if by_flag else environ)
+        if in_values and reason is None:
             taken[key.field] = option_value(key, values[key.name])
             origins[key.name] = f"context {name}"
             continue
-        origins[key.name] = said or "default"
-        if mine and reason is not None:
-            overruled[key.name] = reason
-    merged = replace(options, **taken, settled=True, environment_sources=not closed)
-    return Settled(merged, name, chosen_by, contexts.path, origins, overruled)
+        origins[key.name] = origin or "default"
+        if in_values and reason is not None:
+            overridden[key.name] = reason
+    merged = replace(options, **taken, context_applied=True, environment_sources=not closed)
+    return AppliedContext(merged, name, chosen_by, contexts.path, origins, overridden)
 
 
-def value_of(key: Key, found: Settled) -> Any:
-    """What holds for a key, environment included; None where nobody says anything."""
+def effective_value(key: Key, found: AppliedContext) -> Any:
+    """The value of a key, from the environment too; None if only the default applies."""
     origin = found.origins[key.name]
     if origin == "default":
         return None
@@ -103,17 +106,17 @@ def value_of(key: Key, found: Settled) -> Any:
 
 
 def _given(name: str, options: GlobalOptions) -> bool:
-    """Whether a field of the options was said on the command line (or by who built them)."""
+    """Whether a field of the options was set, on the command line or by a caller."""
     return name in options.given or getattr(options, name) != _DEFAULTS[name]
 
 
-def chosen(options: GlobalOptions, contexts: Contexts) -> tuple[str | None, str]:
-    """The context that counts, and who says so; it need not be there."""
+def chosen_context(options: GlobalOptions, contexts: Contexts) -> tuple[str | None, str]:
+    """The name of the selected context, which may not exist, and what selected it."""
     if options.context is not None:
         return options.context, FLAG
-    told = os.environ.get(VARIABLE)
-    if told:
-        return told, f"${VARIABLE}"
+    variable = os.environ.get(VARIABLE)
+    if variable:
+        return variable, f"${VARIABLE}"
     if contexts.current is not None:
         return contexts.current, "current"
     return None, ""
@@ -124,21 +127,20 @@ def _values(
 ) -> Mapping[str, Value]:
     if name in contexts.contexts:
         return contexts.contexts[name]
-    said = (
+    selected_by = (
         f"{contexts.path}: current = {name!r}" if chosen_by == "current" else f"{chosen_by} {name}"
     )
-    raise unknown_context(name, said, contexts, options.kubeconfig)
+    raise unknown_context(name, selected_by, contexts, options.kubeconfig)
 
 
 def unknown_context(
-    name: str, said: str, contexts: Contexts, kubeconfig: Path | None = None
+    name: str, selected_by: str, contexts: Contexts, kubeconfig: Path | None = None
 ) -> UsageProblem:
-    """The error for a context that is not there. It looks whether a kubeconfig has one of that
-    name: kubectl calls those so."""
+    """The error for an unknown context; its hint mentions a kubeconfig context of that name."""
     from dynctl.settings.contexts.kubeconfig_names import kube_context_names
 
     known = sorted(contexts.contexts)
-    problem = f"{said}: there is no such context{near(name, known)}"
+    problem = f"{selected_by}: unknown context{did_you_mean(name, known)}"
     if name in kube_context_names(kubeconfig):
         return UsageProblem(
             problem,
@@ -147,14 +149,14 @@ def unknown_context(
         )
     if not known:
         return UsageProblem(
-            problem, f"{contexts.path} has none; dynctl context add NAME --frontend URL"
+            problem, f"{contexts.path} has no contexts; dynctl context add NAME --frontend URL"
         )
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
     return UsageProblem(problem, f"known: {', '.join(known[:_MOST_NAMED])}{more}")
 
 
-def _said(key: Key, options: GlobalOptions, environ: Mapping[str, str]) -> str | None:
-    """Who says a value of this key before the context does."""
+def _earlier_origin(key: Key, options: GlobalOptions, environ: Mapping[str, str]) -> str | None:
+    """The flag or variable that has precedence over the context for this key."""
     if _given(key.field, options):
         return f"flag {key.flag}"
     if key.variable and environ.get(key.variable):
@@ -163,7 +165,7 @@ def _said(key: Key, options: GlobalOptions, environ: Mapping[str, str]) -> str |
 
 
 def _replaced_by(options: GlobalOptions, environ: Mapping[str, str]) -> str | None:
-    """The flag or variable that names another source than the context's."""
+    """The flag or variable that names another source than the context."""
     sources = [key for key in KEYS.values() if key.part is Part.SOURCE]
     for name in (*_OTHER_SOURCES, *(key.field for key in sources)):
         if _given(name, options):
@@ -174,10 +176,10 @@ def _replaced_by(options: GlobalOptions, environ: Mapping[str, str]) -> str | No
     return None
 
 
-def _no_longer(
+def _disabled_by(
     key: Key, options: GlobalOptions, replaced: str | None, environ: Mapping[str, str]
 ) -> str | None:
-    """Why a value of the context does not count although nobody else says one for its key."""
+    """Why a value of the context is ignored although its key has no other value."""
     if key.part is not Part.REST and replaced is not None:
         return f"{replaced} names another source"
     if key.name in _TOKENS:
@@ -185,7 +187,7 @@ def _no_longer(
             return "flag --token"
         if environ.get(_TOKEN_VARIABLE):
             return f"env {_TOKEN_VARIABLE}"
-    for flag, others in _TOGETHER.items():
+    for flag, others in _DISABLES.items():
         if key.name in others and _given(KEYS[flag].field, options):
             return f"flag {KEYS[flag].flag}"
     return None

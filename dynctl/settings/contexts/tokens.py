@@ -1,4 +1,4 @@
-"""Where a token is: named by variable or by file, read when it is needed, never shown."""
+"""Read the token that the options name by variable or by file. It is never shown."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 
 _LARGEST_BYTES: Final = 64 << 10
-#: What may stand in a header.
+#: The characters that an HTTP header may contain.
 _TOKEN: Final = re.compile(rb"[!-~]+")
 
 
 def read_token(options: GlobalOptions) -> str | None:
-    """The token that the options hold or name; None where they name none.
+    """The token of the options, None if they have none.
 
-    Raises UsageProblem naming variable or file, never what is in it.
+    Raises UsageProblem with the variable or the file, never with its content.
     """
     ways = {
         "--token": options.token,
         "--token-env": options.token_env,
         "--token-file": options.token_file,
     }
-    given = [flag for flag, value in ways.items() if value is not None]
-    if len(given) > 1:
-        raise UsageProblem(f"{' and '.join(given)}: expected one of them")
+    flags = [flag for flag, value in ways.items() if value is not None]
+    if len(flags) > 1:
+        raise UsageProblem(f"{' and '.join(flags)}: expected one of them")
     if options.token is not None:
         return options.token
     if options.token_env is not None:
-        told = os.environ.get(options.token_env, "")
-        return _checked(os.fsencode(told), f"--token-env {options.token_env}: this variable")
+        value = os.environ.get(options.token_env, "")
+        return _checked(os.fsencode(value), f"--token-env {options.token_env}: this variable")
     if options.token_file is not None:
-        return _checked(_content(options.token_file), f"--token-file {options.token_file}: this")
+        return _checked(
+            _content(options.token_file), f"--token-file {options.token_file}: this file"
+        )
     return None
 
 
@@ -49,7 +51,9 @@ def _content(path: Path) -> bytes:
 def _checked(data: bytes, what: str) -> str:
     text = data.strip()
     if not text:
-        raise UsageProblem(f"{what} holds no token")
+        raise UsageProblem(f"{what} contains no token")
     if len(text) > _LARGEST_BYTES or not _TOKEN.fullmatch(text):
-        raise UsageProblem(f"{what} holds no token: expected one word of visible ASCII characters")
+        raise UsageProblem(
+            f"{what} contains no token: expected one word of visible ASCII characters"
+        )
     return text.decode("ascii")

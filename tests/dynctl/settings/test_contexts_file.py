@@ -1,4 +1,4 @@
-"""The file: found, read with care, and changed without loss."""
+"""The contexts file: its path, reading it, changing it without loss."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ frontend = "http://prod:1"
 """
 
 
-def test_what_a_person_wrote_stays(path):
+def test_comments_and_order_stay(path):
     path.write_text(OURS)
     put("lab", frontend=["http://lab:2"], timeout=3)
     assert path.read_text() == OURS.replace("lab:1", "lab:2")
@@ -182,7 +182,7 @@ def test_more_than_can_be_read_is_never_written(path, monkeypatch):
     monkeypatch.setattr(changing, "MOST_CONTEXTS", 2)
     put("a", timeout=1)
     put("b", timeout=1)
-    with pytest.raises(UsageProblem, match="full, it takes 2 contexts"):
+    with pytest.raises(UsageProblem, match="full; at most 2 contexts"):
         put("c", timeout=1)
     assert set(read_contexts().contexts) == {"a", "b"}
 
@@ -196,7 +196,7 @@ def test_more_than_can_be_read_is_never_written(path, monkeypatch):
         ("current = 3", "current: expected the name of a context, in quotes"),
         ("contexts = 3", r"contexts: expected tables \[contexts.NAME\]"),
         ("[contexts]\na = 3", r"contexts\.a: expected a table \[contexts\.a\]"),
-        ("[contexts.'a b']\n", "contexts: 'a b': no name of a context"),
+        ("[contexts.'a b']\n", "contexts: 'a b' is not a valid context name"),
         (
             "[contexts.a]\nfrontnd = 'x'",
             r"contexts\.a\.frontnd: unknown key; did you mean frontend",
@@ -214,7 +214,7 @@ def test_a_broken_file_names_file_key_and_expectation(path, text, said):
     assert path.read_text() == text
 
 
-def test_what_is_no_such_file(path, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_read(path, tmp_path, monkeypatch):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageProblem, match="expected TOML in UTF-8"):
         read_contexts()

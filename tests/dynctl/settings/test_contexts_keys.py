@@ -1,4 +1,4 @@
-"""What a context may hold, and that the table agrees with the rest of the program."""
+"""The keys of a context, and their agreement with the global options."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_every_key_is_a_global_option():
     assert {key.field for key in KEYS.values()} <= {one.name for one in fields(GlobalOptions)}
 
 
-def test_no_key_can_hold_a_token():
+def test_no_key_contains_a_token():
     assert "token" not in KEYS
     assert {name for name in KEYS if "token" in name} == {"token-env", "token-file"}
 
 
-def test_choices_and_variables_are_those_of_the_rest():
+def test_choices_and_variables_match_the_global_options():
     assert KEYS["discovery"].choices == BACKENDS
     assert KEYS["reach"].choices == REACHES
     assert KEYS["frontend"].variable == FRONTEND_VARIABLE
@@ -44,8 +44,8 @@ def test_choices_and_variables_are_those_of_the_rest():
     ("values", "said"),
     [
         ({"frontnd": "x"}, "frontnd: unknown key; did you mean frontend?"),
-        ({"frontend": 8000}, "frontend: expected 1 to 64 of them, .* got 8000"),
-        ({"frontend": []}, "frontend: expected 1 to 64 of them"),
+        ({"frontend": 8000}, "frontend: expected a list of 1 to 64 values, .* got 8000"),
+        ({"frontend": []}, "frontend: expected a list of 1 to 64 values"),
         ({"frontend": [1]}, "frontend: expected text in quotes, got 1"),
         ({"discovery": "zookeeper"}, "discovery: expected one of file, etcd, kubernetes"),
         ({"etcd-client": "v2"}, "etcd-client: expected one of etcd3, gateway; got 'v2'"),
@@ -54,9 +54,9 @@ def test_choices_and_variables_are_those_of_the_rest():
         ({"timeout": True}, "timeout: expected a number of seconds"),
         ({"timeout": 0}, "timeout: expected a number of seconds"),
         ({"timeout": float("nan")}, "timeout: expected a number of seconds"),
-        ({"all-namespaces": False}, "all-namespaces: expected true, or leave it out; got false"),
-        ({"namespace": " "}, "namespace: expected 1 to 4096 characters that can be seen"),
-        ({"namespace": "a\nb"}, "namespace: expected 1 to 4096 characters that can be seen"),
+        ({"all-namespaces": False}, "all-namespaces: expected true, or remove the key; got false"),
+        ({"namespace": " "}, "namespace: expected 1 to 4096 visible characters"),
+        ({"namespace": "a\nb"}, "namespace: expected 1 to 4096 visible characters"),
         ({"namespace": {"a": 1}}, "namespace: expected text in quotes, got a table"),
         ({"namespace": "a", "all-namespaces": True}, "namespace and all-namespaces: expected one"),
         ({"token-env": "A", "token-file": "/t"}, "token-env and token-file: expected one"),
@@ -64,7 +64,7 @@ def test_choices_and_variables_are_those_of_the_rest():
         ({"discovery": "etcd", "file-kv": "/d"}, "file-kv and discovery etcd: expected one"),
     ],
 )
-def test_what_cannot_be_used_is_told_with_the_expectation(values, said):
+def test_a_wrong_value_is_reported_with_what_was_expected(values, said):
     with pytest.raises(UsageProblem, match=rf"^p\.{said}"):
         checked_values(values, "p.")
 
@@ -92,12 +92,12 @@ def test_values_come_in_the_order_of_the_table_and_one_frontend_needs_no_list():
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "x" * 64, "é", "a\n"])
-def test_names_that_no_shell_and_no_table_likes_are_refused(name):
-    with pytest.raises(UsageProblem, match="no name of a context"):
+def test_invalid_names_are_refused(name):
+    with pytest.raises(UsageProblem, match="is not a valid context name"):
         checked_name(name)
 
 
-def test_paths_become_absolute_when_kept_and_paths_again_when_used(monkeypatch, tmp_path):
+def test_paths_are_saved_as_absolute_text(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     kept = given_value(Path("store"))
     assert kept == str(tmp_path / "store")

@@ -11,7 +11,7 @@ from dynctl import sources as connect
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.keys import KEYS
-from dynctl.settings.contexts.precedence import in_context, settled, value_of
+from dynctl.settings.contexts.precedence import apply_context, effective_value, in_context
 from dynctl.sources.dynamo.planes import backend, namespace
 
 FILE = """
@@ -54,15 +54,15 @@ def given(**values: Any) -> GlobalOptions:
 
 def held(options: GlobalOptions) -> dict[str, tuple[Any, str]]:
     """Key -> value and origin, of those that somebody says."""
-    found = settled(options)
+    found = apply_context(options)
     return {
-        key.name: (value_of(key, found), found.origins[key.name])
+        key.name: (effective_value(key, found), found.origins[key.name])
         for key in KEYS.values()
         if found.origins[key.name] != "default"
     }
 
 
-def test_the_current_context_counts_where_nothing_else_is_said():
+def test_the_current_context_applies_without_flags_and_variables():
     assert held(given()) == {
         "discovery": ("etcd", "context etcd"),
         "etcd-endpoints": ("e:2379", "context etcd"),
@@ -76,7 +76,7 @@ def test_the_current_context_counts_where_nothing_else_is_said():
     assert namespace(given()) == "team"
 
 
-def test_a_source_by_flag_replaces_the_source_and_what_belongs_to_it():
+def test_a_source_by_flag_replaces_the_source_and_its_values():
     assert held(given(frontend=("http://x:1",))) == {
         "frontend": (("http://x:1",), "flag --frontend"),
         "dyn-namespace": ("team", "context etcd"),
@@ -99,25 +99,25 @@ def test_a_source_by_flag_replaces_the_source_and_what_belongs_to_it():
 )
 def test_a_source_by_environment_replaces_it_too(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
-    found = settled(given())
-    assert "etcd-client" in found.overruled
+    found = apply_context(given())
+    assert "etcd-client" in found.overridden
     assert found.options.discovery is None
     assert found.options.etcd_endpoints is None
     assert found.options.nats_server is None
     assert found.options.timeout == 3.0
     key = next(key for key in KEYS.values() if key.variable == variable)
     assert found.origins[key.name] == f"env {variable}"
-    assert value_of(key, found) == value
+    assert effective_value(key, found) == value
 
 
-def test_what_is_no_source_is_replaced_one_by_one(monkeypatch):
+def test_other_values_are_replaced_one_by_one(monkeypatch):
     monkeypatch.setenv("DYN_NAMESPACE", "other")
-    found = settled(given(timeout=10.0, all_namespaces=True))
+    found = apply_context(given(timeout=10.0, all_namespaces=True))
     assert found.options.timeout == 10.0
     assert found.options.namespace is None
     assert found.options.dyn_namespace is None
     assert found.options.discovery == "etcd"
-    assert found.overruled == {
+    assert found.overridden == {
         "dyn-namespace": "env DYN_NAMESPACE",
         "namespace": "flag --all-namespaces",
         "timeout": "flag --timeout",
@@ -132,7 +132,7 @@ def test_a_kubeconfig_by_flag_takes_the_kube_context_with_it():
     assert (found.discovery, found.reach) == ("kubernetes", "port-forward")
 
 
-def test_the_variable_chooses_and_the_flag_chooses_more(monkeypatch):
+def test_the_flag_has_precedence_over_the_variable(monkeypatch):
     monkeypatch.setenv("DYNCTL_CONTEXT", "http")
     assert in_context(given()).frontend == ("http://a:1", "http://b:1")
     assert in_context(given(context="slow")).frontend == ()
@@ -141,7 +141,7 @@ def test_the_variable_chooses_and_the_flag_chooses_more(monkeypatch):
     assert connect.frontends(given()) == ("http://x:1",)
 
 
-def test_a_context_by_flag_counts_more_than_the_environment(monkeypatch):
+def test_a_context_by_flag_has_precedence_over_the_environment(monkeypatch):
     monkeypatch.setenv("DYNCTL_FRONTEND", "http://x:1")
     monkeypatch.setenv("ETCD_ENDPOINTS", "x:1")
     monkeypatch.setenv("DYN_NAMESPACE", "elsewhere")
@@ -174,7 +174,7 @@ def test_tokens_come_from_variable_or_file_and_are_never_shown(monkeypatch, tmp_
     file.write_text("def\n")
     assert connect.token(given(token_file=file)) == "def"
     for options, said in (
-        (given(token_env="NONE"), "--token-env NONE: this variable holds no token"),
+        (given(token_env="NONE"), "--token-env NONE: this variable contains no token"),
         (given(token_file=tmp_path / "no"), "--token-file .*no: No such file"),
         (given(token="a", token_env="T"), "--token and --token-env: expected one of them"),
     ):
@@ -187,18 +187,18 @@ def test_tokens_come_from_variable_or_file_and_are_never_shown(monkeypatch, tmp_
         assert "words" not in error.value.message.replace("one word", "")
 
 
-def test_settling_twice_is_settling_once(config):
+def test_applying_twice_changes_nothing(config):
     once = in_context(given())
     config.write_text("broken")
     assert in_context(once) is once
 
 
-def test_options_that_code_built_count_as_said():
+def test_options_set_by_code_count_as_flags():
     assert in_context(GlobalOptions(timeout=1.5)).timeout == 1.5
 
 
 @pytest.mark.parametrize("by", ["flag", "variable", "file"])
-def test_a_context_that_is_not_there_names_who_said_so(monkeypatch, config, by):
+def test_an_unknown_context_error_names_its_origin(monkeypatch, config, by):
     options = given(context="htp") if by == "flag" else given()
     if by == "variable":
         monkeypatch.setenv("DYNCTL_CONTEXT", "htp")
@@ -210,7 +210,7 @@ def test_a_context_that_is_not_there_names_who_said_so(monkeypatch, config, by):
         "file": f"{config}: current = 'htp'",
     }[by]
     with pytest.raises(
-        UsageProblem, match=rf"^{who}: there is no such context; did you mean http\?"
+        UsageProblem, match=rf"^{who}: unknown context; did you mean http\?"
     ) as error:
         in_context(options)
     assert error.value.hint == "known: cluster, etcd, http, slow"
