@@ -1,5 +1,5 @@
 # dynctl: every target sets itself up; only python3 (3.11 or newer) and make are needed.
-#   make demo | test | test-dynamo | check | bench | lock | clean | help
+#   make demo | test | check | docs | bench | lock | clean | help (all of them)
 
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -19,10 +19,10 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-dynamo check completions docs format bench lock clean
+.PHONY: help demo test test-thorough test-busy test-dynamo check completions docs format bench lock clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 $(BIN)/python:
 	@if [ -z "$(PYTHON)" ]; then \
@@ -48,8 +48,20 @@ $(VENV)/.dev-stamp: pyproject.toml requirements.lock | $(BIN)/python
 demo: $(VENV)/.run-stamp  ## the embedded two-zone fleet: prompts, decisions, teardown
 	$(BIN)/dynctl demo $(ARGS)
 
+# As many processes as there are cores. Each runs a block of neighbouring tests, so that fixtures
+# with processes are shared, and takes over half of what another has left once it is done.
+PARALLEL := --numprocesses logical --dist worksteal
+
 test: $(VENV)/.dev-stamp  ## the tests (ARGS="-k name" to choose)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+PROFILE ?= thorough
+test-thorough: $(VENV)/.dev-stamp  ## property tests with ten times the examples
+	HYPOTHESIS_PROFILE=$(PROFILE) $(BIN)/python -m pytest $(PARALLEL) -m hypothesis $(ARGS)
+
+BURNERS ?= 10
+test-busy: $(VENV)/.dev-stamp  ## all tests beside processes that use all CPU (BURNERS=10)
+	$(BIN)/python -m tests.busy --burners $(BURNERS) $(PARALLEL) $(ARGS)
 
 # The real thing on the other side; DYNCTL_DYNAMO_PYTHON=/path/to/python takes one that has it.
 DYNAMO_VENV          := .venv-dynamo

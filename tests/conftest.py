@@ -1,4 +1,4 @@
-"""What every test stands on: no trace of the developer's machine, and stable hypothesis runs."""
+"""The base of every test: no trace of the developer's machine, reproducible hypothesis runs."""
 
 import logging
 import os
@@ -11,16 +11,21 @@ from hypothesis import HealthCheck, settings
 
 from dynctl.serving.telemetry.log_format import LOGGERS
 
-# "ci" gives the same examples every time, so that a red build is reproducible by anyone;
-# "explore" looks for new ones: HYPOTHESIS_PROFILE=explore make test.
-settings.register_profile(
-    "ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+# "quick" and "thorough" use the same examples every time, so that a failure is reproducible;
+# "explore" looks for new ones. `make test` is quick; `make test-thorough PROFILE=explore`.
+for name, examples in (("quick", 30), ("thorough", 300)):
+    settings.register_profile(
+        name,
+        deadline=None,
+        derandomize=True,
+        max_examples=examples,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.register_profile("explore", deadline=None, max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-# Started in the background (`make test &`, nohup), we would hand an ignored Ctrl-C down to every
-# child, and none of those that tests interrupt would end.
+# In a background run (`make test &`, nohup) SIGINT is ignored, and children inherit that: without
+# this line the children that tests interrupt would not end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PREFIXES = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "OTEL_")
@@ -45,7 +50,7 @@ _NAMES = {
 def isolated_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
     """Settings, clusters, proxies and colours of the machine do not reach a test.
 
-    Child processes inherit the same clean environment, since it is ``os.environ`` that changes.
+    Child processes inherit the same clean environment, because ``os.environ`` changes.
     """
     for name in list(os.environ):
         if name.upper() in _NAMES or name.upper().startswith(_PREFIXES):
@@ -59,7 +64,7 @@ def isolated_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """Where a command that runs in process sends its logs ends with the test."""
+    """Restore the log handlers that a command in this process has changed."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(list(one.handlers), one.propagate, one.level) for one in loggers]
     yield

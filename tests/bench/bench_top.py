@@ -1,4 +1,4 @@
-"""What the dashboard costs: CPU of `dynctl top` on a pseudo terminal of 200x60.
+"""CPU of the dashboard: `dynctl top` on a pseudo terminal of 200x60.
 
     python -m tests.bench.bench_top [--seconds N] [--smoke]
 
@@ -93,7 +93,7 @@ def top(url: str) -> Iterator[Top]:
 
 
 def running_until_gone(process: subprocess.Popen[bytes], running: Top) -> None:
-    """A terminal that nobody reads would hold up its end."""
+    """Read the terminal until the process ends: a full one would hold it up."""
     deadline = time.monotonic() + 10
     while process.poll() is None and time.monotonic() < deadline:
         if select.select([running.master], [], [], 0.05)[0]:
@@ -103,10 +103,10 @@ def running_until_gone(process: subprocess.Popen[bytes], running: Top) -> None:
                 return
 
 
-def measured(workers: int, seconds: float) -> list[Row]:
-    """Rows of one size of fleet."""
+def measured(workers: int, seconds: float, warm: float) -> list[Row]:
+    """Rows of one size of fleet. ``warm``: seconds until measuring starts."""
     with fleet(workers, rate=10.0) as url, top(url) as running:
-        running.watch(WARM_S)
+        running.watch(warm)
         os.write(running.master, b"2")
         running.watch(min(1.0, seconds))
         before = running.drawn
@@ -128,8 +128,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     arguments = parser.parse_args()
     sizes = (20,) if arguments.smoke else (200, 1_000)
-    seconds = 1.0 if arguments.smoke else arguments.seconds
-    rows = [item for size in sizes for item in measured(size, seconds)]
+    seconds = 0.5 if arguments.smoke else arguments.seconds
+    warm = 1.0 if arguments.smoke else WARM_S
+    rows = [item for size in sizes for item in measured(size, seconds, warm)]
     print_table("the dashboard", rows)
 
 
