@@ -62,7 +62,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "dynctl/manifests",
         "dynctl/planning",
         "dynctl/serving",
-        "dynctl/settings",
         "dynctl/simulation",
         "dynctl/sources",
         "dynctl/tokenization",

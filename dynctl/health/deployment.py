@@ -26,7 +26,7 @@ from dynctl.wire.dynamo.discovery import (
     ModelCard,
     parse_entry,
 )
-from dynctl.wire.dynamo.forward_pass import PASS_TOPIC
+from dynctl.wire.dynamo.events import PASS_TOPIC
 from router_core import ModelRuntimeConfig, Role, Worker, WorkerError
 
 SERVED: Final = "generate"

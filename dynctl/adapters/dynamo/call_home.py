@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.tasks import end_tasks
-from dynctl.wire.dynamo.request_plane import MAX_HANDSHAKE_BYTES, parse_handshake
-from dynctl.wire.dynamo.two_part import FrameDecoder
+from dynctl.wire.dynamo.request_plane import MAX_HANDSHAKE_BYTES, FrameDecoder, parse_handshake
 
 READ_BYTES: Final = 256 * 1024
 

@@ -37,7 +37,7 @@ from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.kubernetes import OUT_OF_REACH
 from dynctl.sources.source import LiveSource, Source, Thresholds, Values
 from dynctl.sources.view import ViewSource
-from dynctl.wire.dynamo.forward_pass import decode_forward_pass
+from dynctl.wire.dynamo.events import decode_forward_pass
 from dynctl.wire.dynamo.frontend_log import read_line
 from router_core import SETTINGS
 

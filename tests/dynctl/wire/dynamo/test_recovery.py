@@ -26,8 +26,7 @@ from dynctl.wire.dynamo.recovery import (
     parse_scores,
     recovery_query,
 )
-from dynctl.wire.dynamo.request_plane import AnswerDecoder, RawItem
-from dynctl.wire.dynamo.two_part import FrameDecoder
+from dynctl.wire.dynamo.request_plane import AnswerDecoder, FrameDecoder, RawItem
 from router_core import BlocksRemoved, BlocksStored
 from tests.dynctl.wire.dynamo.request_plane_captures import CAPTURES, exchanges
 

@@ -12,28 +12,26 @@ from hypothesis import strategies as st
 
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.request_plane import (
+    MAX_HEADER_BYTES,
     MAX_REPLY_BYTES,
+    PREFIX_BYTES,
     Address,
     AnswerDecoder,
     Begun,
     Completed,
+    Frame,
+    FrameDecoder,
     RawItem,
     Refused,
     Sentinel,
     decode_reply,
     encode_control,
+    encode_frame,
     encode_request,
     format_host_port,
     parse_address,
     parse_handshake,
     printable,
-)
-from dynctl.wire.dynamo.two_part import (
-    MAX_HEADER_BYTES,
-    PREFIX_BYTES,
-    Frame,
-    FrameDecoder,
-    encode_frame,
 )
 from tests.dynctl.wire.dynamo.request_plane_captures import exchanges
 
