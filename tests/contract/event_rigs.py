@@ -28,6 +28,7 @@ from dynctl.wire.dynamo.events import Envelope, encode_envelope, encode_zmq_fram
 from dynctl.wire.dynamo.payload import Limits
 from tests.contract.nats_server import NatsServer
 from tests.contract.zmq_publisher import PATIENCE, ScriptedPublisher
+from tests.waiting import patience
 
 SCOPE = EndpointId("dynamo", "backend", "generate")
 LIMITS = Limits(payload_bytes=2000)  # small, so that a test can pass it
@@ -82,7 +83,7 @@ class Recorder:
 
     async def until(self, reached: Callable[[], bool], what: str) -> None:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(patience(PATIENCE)):
                 while not reached():
                     self._arrived.clear()
                     await self._arrived.wait()

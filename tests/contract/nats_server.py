@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from tests.contract.zmq_publisher import PATIENCE
+from tests.waiting import patience
 
 
 class NatsServer:
@@ -34,7 +35,7 @@ class NatsServer:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, nothing to wait for
                 [_executable(), *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience(PATIENCE)):
             while not await self._answers():
                 assert self._process.poll() is None, (self._directory / "nats.log").read_text()
                 await asyncio.sleep(0.01)

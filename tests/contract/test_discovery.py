@@ -29,6 +29,7 @@ from tests.dynctl.adapters.kube_lab import (
     opened,
 )
 from tests.kube.api_server import ApiServer
+from tests.waiting import patience
 
 KEY = "v1/instances/dyn-amo/back_end/generate/f50496f06b4ba43b"
 """An id above 2**63, and characters that the file backend encodes."""
@@ -224,7 +225,7 @@ async def watched(discovery: Discovery) -> AsyncIterator[Callable[[], Awaitable[
     changes = discovery.watch()
 
     async def following() -> DiscoveryChange:
-        return await asyncio.wait_for(anext(changes), 10)
+        return await asyncio.wait_for(anext(changes), patience(10))
 
     try:
         yield following
@@ -346,7 +347,7 @@ async def test_close_ends_a_watch_that_waits(backend: Backend):
     waiting = asyncio.ensure_future(_rest(changes))
     await asyncio.sleep(0.05)
     await discovery.close()
-    assert await asyncio.wait_for(waiting, 10) == []
+    assert await asyncio.wait_for(waiting, patience(10)) == []
 
 
 @pytest.mark.parametrize("ending", ["aclose", "cancel", "close"])

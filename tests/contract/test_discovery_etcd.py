@@ -19,6 +19,7 @@ from dynctl.adapters.etcd.grpc import Etcd3Discovery
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.base.errors import Unreachable, UsageProblem
 from tests.contract.etcd_server import EtcdServer, free_port
+from tests.waiting import patience
 
 Kind = Callable[..., EtcdDiscovery]
 ENTRY = DiscoveryEntry("v1/instances/ns/c/e/1", b"{}")
@@ -80,7 +81,7 @@ def tls_server(
 
 
 async def following(changes: AsyncGenerator[DiscoveryChange, None]) -> DiscoveryChange:
-    return await asyncio.wait_for(anext(changes), 10)
+    return await asyncio.wait_for(anext(changes), patience(10))
 
 
 async def test_a_killed_etcd_is_an_interruption_and_then_a_new_list(kind: Kind, server: EtcdServer):
@@ -150,7 +151,7 @@ async def test_the_next_member_is_asked_when_the_first_is_silent(kind: Kind, ser
     """One that accepts and says nothing takes its share of the time and no more."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         discovery = kind([f"127.0.0.1:{silent.getsockname()[1]}", server.url])
-        assert await asyncio.wait_for(discovery.list(), 5) == Listed((ENTRY,))
+        assert await asyncio.wait_for(discovery.list(), patience(5)) == Listed((ENTRY,))
         await discovery.close()
 
 
@@ -171,7 +172,7 @@ async def test_unreachable_names_every_member_and_what_it_said(kind: Kind):
     ports = [free_port(), free_port()]
     discovery = kind([f"http://127.0.0.1:{port}" for port in ports])
     with pytest.raises(Unreachable) as caught:
-        await asyncio.wait_for(discovery.list(), 5)
+        await asyncio.wait_for(discovery.list(), patience(5))
     for port in ports:
         assert f"127.0.0.1:{port}: " in caught.value.message
     assert caught.value.message.count("Connection refused") == 2
@@ -184,7 +185,7 @@ async def test_silence_is_unreachable_too(kind: Kind, monkeypatch: pytest.Monkey
     with socket.create_server(("127.0.0.1", 0)) as silent:
         discovery = kind([f"127.0.0.1:{silent.getsockname()[1]}"])
         with pytest.raises(Unreachable):
-            await asyncio.wait_for(discovery.list(), 5)
+            await asyncio.wait_for(discovery.list(), patience(5))
         await discovery.close()
 
 
@@ -197,7 +198,7 @@ async def test_a_server_that_is_no_etcd(kind: Kind):
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         discovery = kind([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"])
         with pytest.raises(Unreachable):
-            await asyncio.wait_for(discovery.list(), 5)
+            await asyncio.wait_for(discovery.list(), patience(5))
         await discovery.close()
 
 
@@ -212,7 +213,7 @@ async def test_a_compacted_history_is_listed_again(kind: Kind, server: EtcdServe
     await session.open(4)
     watch = session.watch(b"v1/", b"v10", 1)
     with pytest.raises(discovery_etcd.EtcdCompacted):
-        await asyncio.wait_for(anext(watch), 10)
+        await asyncio.wait_for(anext(watch), patience(10))
     with pytest.raises(discovery_etcd.EtcdCompacted):
         await session.page(b"v1/", b"v10", 10, 1, 4)
     await session.close()
@@ -332,7 +333,7 @@ async def test_tls_with_a_client_certificate(
 async def test_a_server_that_we_do_not_trust(kind: Kind, tls_server: EtcdServer):
     discovery = kind([tls_server.url])
     with pytest.raises(Unreachable) as caught:
-        await asyncio.wait_for(discovery.list(), 5)
+        await asyncio.wait_for(discovery.list(), patience(5))
     assert "ETCD_AUTH_CA" in caught.value.hint
     await discovery.close()
 

@@ -16,6 +16,7 @@ from dynctl.wire.dynamo.discovery import (
 )
 from tests.contract.event_rigs import NAME, RIGS, SCOPE, Recorder, Rig, envelope
 from tests.contract.zmq_publisher import PATIENCE, running
+from tests.waiting import patience
 
 
 @pytest.fixture(params=sorted(RIGS))
@@ -235,7 +236,7 @@ async def test_a_reader_that_fails_ends_its_follower_and_no_other(rig):
             await rig.send(channel, envelope(1))
         if rig.name != "memory":
             with pytest.raises(LookupError):
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(patience(PATIENCE)):
                     await failing
         await heard.until_number(1)
         failing.cancel()

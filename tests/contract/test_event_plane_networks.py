@@ -27,6 +27,7 @@ from tests.contract.event_rigs import (
 )
 from tests.contract.nats_server import nats_server
 from tests.contract.zmq_publisher import PATIENCE, running
+from tests.waiting import patience
 
 SUBJECT = f"{NatsRig.prefix}.{KV_EVENTS}"
 CHANNEL = EventChannel(SCOPE, KV_EVENTS, NAME, NatsTransport(NatsRig.prefix))
@@ -127,7 +128,7 @@ async def test_what_a_slow_subscription_drops_is_counted(tmp_path):
         number = 0
         async with running(follower.run()):
             await heard.until_code("CHANNEL_CONNECTED")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(patience(PATIENCE)):
                 while not plane.slow_drops:
                     # In one write, so that the library reads more at once than its queue takes.
                     bodies = [encode_envelope(envelope(number + more)) for more in range(1000)]

@@ -19,6 +19,7 @@ from dynctl.wire.vllm_events import (
     encode_batch,
     encode_seq,
 )
+from tests.waiting import patience
 
 PATIENCE = 20.0  # seconds before a test gives up; no test passes by waiting for it
 
@@ -75,7 +76,7 @@ class ScriptedPublisher:
             self._server = asyncio.create_task(self._serve())
 
     async def subscribed(self) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience(PATIENCE)):
             while (await self.pub.recv())[:1] != b"\x01":
                 pass
 
@@ -124,7 +125,7 @@ class ScriptedPublisher:
 
 def _bind(socket: zmq.asyncio.Socket, endpoint: str) -> None:
     """ZMQ frees a closed socket's port a moment later, from its IO thread."""
-    give_up = time.monotonic() + PATIENCE
+    give_up = time.monotonic() + patience(PATIENCE)
     while True:
         try:
             socket.bind(endpoint)
@@ -168,7 +169,7 @@ class Recorder:
 
     async def _until(self, reached, what: str) -> None:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(patience(PATIENCE)):
                 while not reached():
                     self._arrived.clear()
                     await self._arrived.wait()
@@ -186,5 +187,5 @@ async def running(task_of) -> AsyncIterator[None]:
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(patience(PATIENCE)):
                 await task

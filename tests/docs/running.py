@@ -23,6 +23,7 @@ from typing import Final
 from dynctl.cli.app import run
 from tests.docs.comparing import Judge
 from tests.docs.pages import ROOT, Command, File, Scene
+from tests.waiting import patience
 
 FRONTEND_PORT: Final = "8000"
 #: Names the kubeconfig of kubectl, which has more rights than the one of dynctl.
@@ -101,7 +102,7 @@ class Session:
             process.terminate()
         for process, _ in self._running:
             try:
-                process.wait(10)
+                process.wait(patience(10))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -143,7 +144,7 @@ class Session:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
-            timeout=60,
+            timeout=patience(60),
         )
         return done.returncode, done.stdout
 
@@ -167,7 +168,7 @@ class Session:
         self._running.append((process, shlex.join(words)))
 
     def _await_started(self) -> None:
-        deadline = time.monotonic() + _READY_S
+        deadline = time.monotonic() + patience(_READY_S)
         while self._starting:
             if _ready(self._starting[0]):
                 self._starting.pop(0)

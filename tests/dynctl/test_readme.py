@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.cli.app import COMMANDS
+from tests.waiting import patience
 
 README = Path(__file__).parents[2] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
@@ -74,7 +75,7 @@ def running(ports: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
                         )
                     )
         assert len(processes) == 3
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patience(30)
         while _ready(ports) != 2:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
@@ -101,7 +102,7 @@ def test_questions_are_answered(line: str, running: None, ports: dict[str, str])
         [sys.executable, "-m", *shlex.split(with_ports(line, ports))],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
         env=environment(ports),
     )
@@ -116,7 +117,7 @@ def test_curl_gets_a_completion(running: None, ports: dict[str, str]) -> None:
         ["/bin/sh", "-c", with_ports(line, ports)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=True,
     )
     assert '"object":"chat.completion"' in done.stdout

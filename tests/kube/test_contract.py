@@ -18,6 +18,7 @@ from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 
 from tests.kube.api_server import ApiServer
+from tests.waiting import patience
 
 # Read at import: the machine's variables are taken away from every test.
 REAL = os.environ.get("DYNCTL_E2E_KUBECONFIG", "")
@@ -194,7 +195,7 @@ def test_what_an_object_owns_goes_with_it(place: Place):
     metadata = {"name": "owned", "ownerReferences": [reference]}
     place.core.create_namespaced_config_map(place.namespace, {"metadata": metadata})
     place.core.delete_namespaced_config_map("owner", place.namespace)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while place.names():
         assert time.monotonic() < deadline, "the owned object is still there"
         time.sleep(0.05)

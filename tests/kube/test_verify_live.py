@@ -16,6 +16,7 @@ from tests.kube.actors import Simulation, living, simulation
 from tests.kube.actors.frontend_view import View
 from tests.kube.command_line import Ran, Run
 from tests.kube.objects import ZONE
+from tests.waiting import patience
 
 VERIFY = ("topology", "verify")
 DECODE = "my-llm-decode-a-0"
@@ -54,7 +55,7 @@ class Meanwhile:
 
         def act() -> None:
             try:
-                if said.wait(30):
+                if said.wait(patience(30)):
                     change()
             except BaseException as problem:
                 self.problem = problem

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import patience
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -13,7 +15,7 @@ def run(program: str, *options: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=patience(60),
         check=False,
     )
 

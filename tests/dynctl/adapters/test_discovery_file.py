@@ -10,6 +10,7 @@ from dynctl.adapters.file import FileDiscovery
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.base.errors import Unreachable
 from dynctl.wire.dynamo.discovery import MAX_VALUE_BYTES
+from tests.waiting import patience
 
 NAME = "dynamo%2Fbackend%2Fworker%5Fkv%5Fquery%2F5c98b0ce686c762c"
 KEY = "v1/instances/dynamo/backend/worker_kv_query/5c98b0ce686c762c"
@@ -101,7 +102,7 @@ async def test_what_is_no_entry_is_skipped(bucket: Path, tmp_path: Path, clock: 
     (tmp_path / "elsewhere").write_bytes(b"secret")
     (bucket / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "v1" / "stray").write_bytes(b"{}")
-    assert await asyncio.wait_for(keys(discovery_of(tmp_path, clock)), 5) == [KEY]
+    assert await asyncio.wait_for(keys(discovery_of(tmp_path, clock)), patience(5)) == [KEY]
 
 
 async def test_a_file_that_we_may_not_read_is_an_entry_without_a_value(

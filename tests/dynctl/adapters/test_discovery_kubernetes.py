@@ -29,6 +29,7 @@ from tests.dynctl.adapters.kube_lab import (
     rule,
 )
 from tests.kube.api_server import ApiServer
+from tests.waiting import patience
 
 WORKERS = f"{METADATA}/namespaces/{NAMESPACE}/dynamoworkermetadatas"
 SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
@@ -90,7 +91,7 @@ async def watching(
         changes = discovery.watch()
 
         async def following() -> DiscoveryChange:
-            return await asyncio.wait_for(anext(changes), 20)
+            return await asyncio.wait_for(anext(changes), patience(20))
 
         yield following
         await changes.aclose()
@@ -217,7 +218,7 @@ async def test_without_the_right_the_missing_rule_is_told(tmp_path: Path):
             with pytest.raises(Unreachable) as caught:
                 await discovery.list()
             changes = discovery.watch()
-            told = await asyncio.wait_for(anext(changes), 20)
+            told = await asyncio.wait_for(anext(changes), patience(20))
             await changes.aclose()
     assert "not allowed to list endpointslices in namespace lab" in caught.value.message
     assert "apiGroups: [discovery.k8s.io], resources: [endpointslices]" in caught.value.hint
@@ -349,7 +350,7 @@ async def test_a_late_reader_gets_a_list_of_its_own(server: ApiServer, tmp_path:
         first = discovery.watch()
         assert keys(await anext(first)) == {instance(1), card(1)}
         second = discovery.watch()
-        assert keys(await asyncio.wait_for(anext(second), 10)) == {instance(1), card(1)}
+        assert keys(await asyncio.wait_for(anext(second), patience(10))) == {instance(1), card(1)}
         watches = [one for one in server.requests if one.query.get("watch")]
         assert len(watches) <= 2
         await first.aclose()
@@ -368,7 +369,7 @@ async def test_close_ends_waiting_readers_at_once(server: ApiServer, tmp_path: P
         waiting = asyncio.ensure_future(rest())
         await asyncio.sleep(0)
         await discovery.close()
-        assert await asyncio.wait_for(waiting, 10) == []
+        assert await asyncio.wait_for(waiting, patience(10)) == []
         with pytest.raises(Unreachable):
             await discovery.list()
 

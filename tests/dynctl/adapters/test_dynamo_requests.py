@@ -18,6 +18,7 @@ from tests.dynctl.adapters.dynamo_endpoint import (
     fake_endpoint,
     frame,
 )
+from tests.waiting import patience
 
 LONG = 20.0
 SHORT = 0.2
@@ -275,7 +276,7 @@ async def test_closing_the_plane_ends_what_is_being_asked(fault: Fault) -> None:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while not condition():  # noqa: ASYNC110 - the other side has no event for it
             await asyncio.sleep(0.005)
 

@@ -18,6 +18,7 @@ from dynctl.base.errors import Unreachable
 from tests.dynctl.adapters.kube_lab import PODS, bind, opened, pod, rule
 from tests.dynctl.adapters.kube_stand_ins import answering, elsewhere
 from tests.kube.api_server import ApiServer
+from tests.waiting import patience
 
 NOW = 1_700_000_000.0
 
@@ -264,7 +265,7 @@ def test_a_silent_watch_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         handler.send_response(200)
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()
-        ended.wait(20)
+        ended.wait(patience(20))
 
     with answering(answer) as url:
         one = elsewhere(tmp_path, {"server": url})
@@ -326,9 +327,9 @@ def test_close_ends_a_watch_that_waits(server: ApiServer, tmp_path: Path):
     thread.start()
     until(lambda: any(one.query.get("watch") for one in server.requests))
     with_pods(server, 1)
-    assert waiting.wait(10)
+    assert waiting.wait(patience(10))
     one.close()
-    thread.join(10)
+    thread.join(patience(10))
     assert not thread.is_alive()
     assert "closed by dynctl itself" in str(ends[0])
     assert set(threading.enumerate()) <= before
@@ -337,7 +338,7 @@ def test_close_ends_a_watch_that_waits(server: ApiServer, tmp_path: Path):
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)

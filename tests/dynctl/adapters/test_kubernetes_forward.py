@@ -20,6 +20,7 @@ from dynctl.adapters.ports import ClusterRefusal
 from tests.dynctl.adapters.kube_lab import opened, pod
 from tests.dynctl.adapters.kube_stand_ins import scripted
 from tests.kube.api_server import ApiServer
+from tests.waiting import patience
 
 
 @pytest.fixture(params=["http", "https"])
@@ -64,7 +65,7 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int
         listener.close()
         accepting.join()
         for thread in threads:
-            thread.join(10)
+            thread.join(patience(10))
             assert not thread.is_alive()
 
 
@@ -210,7 +211,7 @@ def test_no_file_is_left_open(server: ApiServer, cluster: KubernetesCluster):
                 assert exactly(one, 1) == b"x"
             if turn == 0:
                 before = descriptors()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + patience(10)
         # The server's side of a connection ends a moment later.
         while descriptors() > before:
             assert time.monotonic() < deadline, "descriptors are left"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dynctl.base.tasks import Supervisor, end_tasks
+from tests.waiting import patience
 
 
 async def _loses_one_cancellation() -> None:
@@ -30,7 +31,7 @@ def test_a_task_ends(work) -> None:
     async def run() -> bool:
         task = asyncio.create_task(work())
         await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             await end_tasks([task])
         return task.done()
 
@@ -73,7 +74,7 @@ class Reports:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -155,6 +156,6 @@ async def test_one_cancellation_ends_a_task(work: Callable[[], Coroutine[Any, An
     tasks = reports.supervisor()
     tasks.start("reader", work)
     await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         await tasks.close()
     assert reports.failed == []

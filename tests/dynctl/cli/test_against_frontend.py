@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from dynctl.tokenization import DEMO_MODEL_DIR
+from tests.waiting import patience
 
 PROMPT = "Explain how a router decides which worker should serve a request, and why that matters."
 TOKEN = "a-token-of-this-test"
@@ -67,7 +68,7 @@ def frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for process in processes:
             process.terminate()
         # An engine holds KV that nobody pulled for up to 30 s before it goes.
-        assert [process.wait(60) for process in processes] == [0, 0, 0]
+        assert [process.wait(patience(60)) for process in processes] == [0, 0, 0]
     finally:
         for process in processes:
             process.kill()
@@ -158,13 +159,17 @@ def test_config_show_and_version(asks, frontend):
 
 def test_why_explains_a_served_request(asks, frontend, tmp_path):
     body = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
-    answer = httpx.post(f"{frontend}/v1/chat/completions", json=body, trust_env=False, timeout=30)
+    answer = httpx.post(
+        f"{frontend}/v1/chat/completions", json=body, trust_env=False, timeout=patience(30)
+    )
     assert answer.status_code == 200
     ran = asks("why", answer.headers["x-dynctl-decision"])
     assert (ran.code, ran.err) == (0, "")
     assert "answer   prefill-a0 -> decode-a0" in ran.out
     body["nvext"] = {"routing_constraints": {"required_taints": ["gpu=none"]}}
-    refused = httpx.post(f"{frontend}/v1/chat/completions", json=body, trust_env=False, timeout=30)
+    refused = httpx.post(
+        f"{frontend}/v1/chat/completions", json=body, trust_env=False, timeout=patience(30)
+    )
     assert refused.status_code == 503
     saved = tmp_path / "refusal.json"
     saved.write_text(refused.text)

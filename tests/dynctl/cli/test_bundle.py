@@ -20,6 +20,7 @@ from tests.dynctl.cli.test_against_frontend import start
 from tests.kube import crds, deployment
 from tests.kube.api_server import ApiServer
 from tests.kube.objects.accounts import VIEWER_RULES, role, user_binding
+from tests.waiting import patience
 
 MEMBERS = [
     "manifest.json",
@@ -166,7 +167,7 @@ def frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         processes.append(process)
         body = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
         url = f"{front['url']}/v1/chat/completions"
-        answer = httpx.post(url, json=body, trust_env=False, timeout=30)
+        answer = httpx.post(url, json=body, trust_env=False, timeout=patience(30))
         assert answer.status_code == 200
         yield front["url"]
     finally:

@@ -11,6 +11,7 @@ import pytest
 from dynctl.base.errors import ExitCode, TimedOut, Unreachable, UsageProblem, exit_code_of
 from dynctl.cli import app as cli
 from dynctl.cli.global_options import with_globals
+from tests.waiting import patience
 
 HEAVY = (
     "aiohttp",
@@ -38,7 +39,10 @@ HEAVY = (
 
 def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=patience(60),
     )
 
 
@@ -211,7 +215,9 @@ def test_a_defect_is_not_an_answer_and_shows_no_traceback(dynctl, monkeypatch):
 
 def test_a_reader_that_leaves_is_no_error():
     command = f"{sys.executable} -m dynctl config show -o json | head -c 1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=patience(60)
+    )
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1].endswith("0")
 

@@ -15,6 +15,7 @@ import pytest
 from dynctl.base.options import GlobalOptions
 from dynctl.sources import connect
 from dynctl.sources.dynamo.live import LiveDynamo
+from tests.waiting import patience
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +199,9 @@ def test_telling_a_kube_context_apart_loads_no_client(tmp_path, monkeypatch):
         "import sys; from dynctl.cli.app import run; run(['check', '--context', 'gke']); "
         "print('kubernetes' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patience(60)
+    )
     assert "did you mean --kube-context gke?" in done.stderr
     assert done.stdout == "False\n"
 

@@ -25,6 +25,7 @@ from dynctl.wire.dynamo.events import (
     encode_zmq_frames,
 )
 from router_core import BlocksStored
+from tests.waiting import patience
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
 ENTRIES: dict[str, Any] = {
@@ -160,7 +161,7 @@ def test_ctrl_c_is_130_without_a_word(store: Path):
         process.stdout.readline()
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=patience(20))
     assert process.returncode == 130
     assert err.count("\n") == 1, err
 
@@ -172,6 +173,6 @@ def test_a_reader_that_leaves_ends_it(store: Path, more: list[str]):
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=patience(20)) == 0
         assert process.stderr is not None
         assert process.stderr.read().count("\n") == 1

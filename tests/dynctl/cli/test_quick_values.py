@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from dynctl.cli.help import PlainCommand
+from tests.waiting import patience
 
 
 class Color(StrEnum):
@@ -104,5 +105,5 @@ def test_an_ordinary_line_loads_no_converter(line: str, tmp_path: Path, monkeypa
         "sys.exit('pydantic' in sys.modules)"
     )
     argv = [sys.executable, "-c", code, *line.split()]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=patience(60))
     assert done.returncode == 0, done.stderr

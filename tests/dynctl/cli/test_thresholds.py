@@ -20,6 +20,7 @@ from tests.dynctl.cli.threshold_fleets import A, B, DynamoStandIn, Replica, Repl
 from tests.kube import crds, deployment
 from tests.kube.api_server import ApiServer
 from tests.kube.objects.discovery import MODEL
+from tests.waiting import patience
 
 DECODE = "active_decode_blocks_threshold"
 TOKENS = "active_prefill_tokens_threshold"
@@ -303,7 +304,7 @@ def test_a_frontend_that_would_really_run_a_dry_run_gets_none(dynctl):
 
 def report_once_set(dynamo, threshold: float, blocks: int) -> None:
     """A worker reports after the threshold has reached the frontend, however long that takes."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while dynamo.held.get(DECODE) != threshold and time.monotonic() < deadline:
         time.sleep(0.02)
     dynamo.report(blocks)
@@ -487,7 +488,7 @@ def test_watch_tells_each_change_as_a_line_of_json(two):
         lost = next_event(process)
         assert (lost["event"], lost["replica"]) == ("lost", two[0].url)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=patience(20))
     assert (process.returncode, out, err) == (130, "", "")
 
 
@@ -497,7 +498,7 @@ def test_watch_ends_after_its_duration_or_limit(dynctl, two):
     with started(*named(two[0]), "--limit", "1") as process:
         watching(process)
         set_directly(two[0], **{TOKENS: 9})
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=patience(20))
     assert process.returncode == 0
     (line,) = out.splitlines()
     assert line.split(maxsplit=1)[1] == (f"threshold  {two[0].url}: tiny {TOKENS} off -> 9")

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import patience
+
 
 class Server(ThreadingHTTPServer):
     """Answers every request with ``status`` and ``body``; holds them until ``free`` is set."""
@@ -32,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self.server.free.wait(30)
+        self.server.free.wait(patience(30))
         try:
             self.send_response(self.server.status)
             self.send_header("content-type", "application/json")

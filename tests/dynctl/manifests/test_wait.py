@@ -11,6 +11,7 @@ import pytest
 
 from dynctl.base.worker_environment import TopologyEnvironmentError, names_a_file, wait_for_domain
 from tests.dynctl.manifests.kubelet import DownwardApiVolume
+from tests.waiting import patience
 
 ZONE = "topology.kubernetes.io/zone"
 
@@ -153,7 +154,7 @@ def test_as_an_init_container_runs_it(tmp_path: Path):
         assert process.stderr is not None
         assert process.stderr.readline().startswith("Waiting for topology domain zone in")
         volume.write({ZONE: "us-east-1b"})
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=patience(30))
     finally:
         process.kill()
         process.wait()

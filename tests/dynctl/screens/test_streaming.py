@@ -13,6 +13,7 @@ import pytest
 
 from dynctl.base.errors import ReaderLeft
 from dynctl.screens.streaming import LiveOutput
+from tests.waiting import patience
 
 Pipe = tuple[int, TextIO]
 
@@ -57,7 +58,7 @@ async def test_a_reader_that_leaves_is_noticed_without_a_write(pipe: Pipe):
         await asyncio.sleep(0.01)
         assert not leaving.done()
         os.close(reading)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             with pytest.raises(ReaderLeft):
                 await leaving
 

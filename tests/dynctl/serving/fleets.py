@@ -13,6 +13,7 @@ from dynctl.serving.http.server import Frontend
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
+from tests.waiting import patience
 
 TOKENIZER = load_tokenizer(DEMO_MODEL_DIR)
 QUICK_HEALTH = HealthConfig(interval_s=0.1, timeout_s=1.0)
@@ -157,7 +158,7 @@ def text_of(events: list[Any]) -> str:
 
 async def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
     """Wait for a state that other tasks bring about."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(patience(seconds)):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

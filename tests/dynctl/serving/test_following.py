@@ -17,6 +17,7 @@ from router_core import LoadReported
 from tests.dynctl.serving.fleets import site, until, zone
 from tests.dynctl.serving.routed import request, worker
 from tests.dynctl.serving.test_admin import decide, serving
+from tests.waiting import patience
 
 ENGINES: list[dict[str, Any]] = [
     {"name": "prefill-a0", "role": "prefill", **zone("zone-a")},
@@ -146,7 +147,7 @@ async def test_only_so_many_wait():
     memory = DecisionMemory()
     tasks = [asyncio.create_task(memory.next_recorded()) for _ in range(MAX_WAITING)]
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         await memory.next_recorded()
     assert not any(task.done() for task in tasks)
     for task in tasks:

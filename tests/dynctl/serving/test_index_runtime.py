@@ -18,6 +18,7 @@ from router_core import (
     WorkerUpserted,
     sequence_hashes,
 )
+from tests.waiting import patience
 
 
 class Ticking:
@@ -131,7 +132,7 @@ async def test_what_lost_workers_had_is_swept():
     await work.drained()
     router.apply(WorkerLost(1), 0.0)
     work.request_sweep()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while not router.index.is_free(0):  # noqa: ASYNC110
             await asyncio.sleep(0)
     await work.close()

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from tests.dynctl.serving.fleets import chat_body, until
+from tests.waiting import patience
 
 FRONTEND = """
 import sys
@@ -32,7 +33,7 @@ async def process(*arguments: str):
     try:
         assert child.stdout is not None
         assert child.stderr is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             line = await child.stdout.readline()
         assert line, (await child.stderr.read()).decode()
         yield child, json.loads(line)
@@ -70,7 +71,7 @@ async def test_sigterm_lets_running_streams_end_and_exits_0():
             frontend.send_signal(signal.SIGTERM)
             rest = await answer.read()
             assert rest.endswith(b"data: [DONE]\n\n")
-        assert await asyncio.wait_for(frontend.wait(), 10) == 0
+        assert await asyncio.wait_for(frontend.wait(), patience(10)) == 0
         talk = (await frontend.stderr.read()).decode()
         assert "serving on http://127.0.0.1:" in talk
         assert "stopping: 1 requests are running" in talk
@@ -100,7 +101,7 @@ async def test_killing_an_engine_under_64_streams_leaves_no_client_without_an_an
                     last = seen.rstrip(b"\n").rpartition(b"\n\n")[2]
                     ends.append("error" if last.startswith(b'data: {"error"') else last.decode())
 
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patience(30)):
                 streams = [asyncio.create_task(stream(i)) for i in range(64)]
                 await until(lambda: began == 64, 15)
                 os.kill(first.pid, signal.SIGKILL)

@@ -24,6 +24,7 @@ from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
 from router_core import LoadReported, RouterConfig, hash_prompt, to_signed
 from tests.dynctl.serving.routed import store, worker
+from tests.waiting import patience
 
 TOKENS = list(range(34))
 ZONE = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "required"}
@@ -526,6 +527,6 @@ def test_the_process_ends_on_sigterm_with_0():
             else:
                 pytest.fail("the router did not answer within 10 s")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=patience(20)) == 0
         finally:
             process.kill()

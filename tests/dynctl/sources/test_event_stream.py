@@ -33,6 +33,7 @@ from dynctl.wire.dynamo.events import (
     encode_router_events,
 )
 from router_core import BlocksRemoved, BlocksStored, Cleared
+from tests.waiting import patience
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
 NOW_MS = 1_795_000_000_000
@@ -77,7 +78,7 @@ class Followed:
         return [line.event for line in self.lines]
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             while not reached():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 

@@ -29,6 +29,7 @@ from dynctl.wire.dynamo.events import (
 )
 from dynctl.wire.dynamo.request_plane import RawItem
 from router_core import BlocksStored, Router
+from tests.waiting import patience
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
 PREFILL_HASH = 0x1234
@@ -104,7 +105,7 @@ class Rig:
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     made = Rig()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patience(30)):
         async with made.observer:
             await made.observer.settled()
             yield made
@@ -113,7 +114,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while not condition():  # noqa: ASYNC110  many things change it
             await asyncio.sleep(0.005)
 
@@ -209,7 +210,7 @@ async def test_workers_of_the_model_asked_about_are_asked_first():
         follow_index=False,
         bounds=ObserverBounds(recoveries=1),
     )
-    async with asyncio.timeout(30), observer:
+    async with asyncio.timeout(patience(30)), observer:
         assert observer.deployment.models == ("other", "tiny")
         observer.follow_indexes()
         await observer.settled()
@@ -239,7 +240,7 @@ async def test_at_most_eight_workers_are_asked_at_a_time():
     for number in range(1, 31):
         for key, value in one_more_prefill_worker(rig.values, number).items():
             rig.discovery.put(key, json.dumps(value).encode())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patience(30)):
         async with rig.observer:
             await rig.observer.settled()
             assert len(rig.router.registry) == 34

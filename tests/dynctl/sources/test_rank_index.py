@@ -29,6 +29,7 @@ from dynctl.wire.dynamo.discovery import EndpointId, EventSource
 from dynctl.wire.dynamo.events import RouterEvent, UnknownEvent, encode_router_events
 from dynctl.wire.dynamo.recovery import Events, RecoveryAnswer, RecoveryError, TooNew, TreeDump
 from router_core import BlocksRemoved, BlocksStored, Cleared
+from tests.waiting import patience
 
 WORKER = 0xABC
 SOURCE = EventSource(EndpointId("dynamo", "backend", "generate"), "kv-events", 7, WORKER, 0)
@@ -125,7 +126,7 @@ class Follower:
         self.index.take(ChannelMessage("kv-events", 7, 0, 0, encode_router_events(events)))
 
     async def settle(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             await self.index.settled()
 
     def is_current(self) -> bool:

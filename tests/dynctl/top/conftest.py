@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 
 from dynctl.top.app import TopApp
 from tests.dynctl.top.fleet import NOW, StillSource
+from tests.waiting import patience
 
 Shown = Callable[..., AbstractAsyncContextManager[Pilot[int]]]
 
@@ -39,7 +40,7 @@ def shown(tmp_path: Path) -> Shown:
         settings.setdefault("rate", 60.0)
         app = TopApp(source, wall=lambda: NOW, directory=tmp_path, **settings)
         async with app.run_test(size=size) as pilot:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patience(10)):
                 while app.snapshot is None:
                     await pilot.pause(0.01)
             await pilot.pause()

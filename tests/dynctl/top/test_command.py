@@ -17,6 +17,7 @@ from dynctl.sources.domains import DomainBoard
 from dynctl.top.once import frame_of, top_frame
 from tests.dynctl.top.fleet import meter, snapshot
 from tests.golden.fleets import stranded_zones
+from tests.waiting import patience
 
 ROOT = Path(__file__).parents[3]
 
@@ -98,7 +99,7 @@ def test_help_and_one_frame_do_not_import_textual():
         "sys.stderr.write(str('textual' in sys.modules))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=patience(60)
     )
     assert (done.returncode, done.stderr) == (0, "False")
 

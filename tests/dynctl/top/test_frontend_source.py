@@ -15,6 +15,7 @@ from dynctl.sources.frontend import live as frontend_module
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.frontend.live import LiveFrontends
 from tests.dynctl.serving.fleets import WORDS, site, until, zone
+from tests.waiting import patience
 
 ENGINES: list[dict[str, Any]] = [
     {"name": f"{role}-{z}0", "role": role, **zone(f"zone-{z}")}
@@ -31,7 +32,7 @@ async def seen(
     source: LiveFrontends, wanted: Callable[[Snapshot], Any], seconds: float = 10.0
 ) -> Snapshot:
     """The first snapshot in which something is true."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(patience(seconds)):
         while True:
             shown = await source.snapshot()
             if wanted(shown):

@@ -20,6 +20,7 @@ from tests.dynctl.top.conftest import Shown, settled
 from tests.dynctl.top.fleet import NOW, StillSource
 from tests.dynctl.top.golden import screen_text
 from tests.golden.fleets import TOKENS, two_zones
+from tests.waiting import patience
 
 
 def app_of(pilot: Pilot[int]) -> TopApp:
@@ -275,7 +276,7 @@ async def test_pause_keeps_what_is_shown(shown: Shown):
         await asyncio.sleep(0.3)
         assert source.looks <= looks + 1
         await pilot.press("p")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             while source.looks <= looks + 1:
                 await pilot.pause(0.01)
         assert "live" in screen_text(pilot.app)
@@ -392,6 +393,6 @@ async def test_a_defect_ends_the_app_and_is_told_to_who_ran_it(shown: Shown):
 
 
 async def _run_until_it_ends(app: TopApp) -> None:
-    async with app.run_test() as pilot, asyncio.timeout(5):
+    async with app.run_test() as pilot, asyncio.timeout(patience(5)):
         while app.is_running:
             await pilot.pause(0.02)

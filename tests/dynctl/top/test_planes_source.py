@@ -29,6 +29,7 @@ from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed, en
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from router_core import Role
 from tests.dynctl.sources.test_observer import CAPTURE, Requests
+from tests.waiting import patience
 
 OPTIONS = GlobalOptions(discovery="file", file_kv=Path("unused"))
 
@@ -113,7 +114,7 @@ async def frontend() -> AsyncIterator[tuple[Frontend, str]]:
 
 
 async def seen(source: LiveDynamo, wanted: Callable[[Snapshot], Any]) -> Snapshot:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while True:
             shown = await source.snapshot()
             if wanted(shown):
@@ -329,7 +330,7 @@ async def test_its_view_can_be_asked_offline(live: Live):
 
 async def test_one_frame_waits_a_moment_for_what_comes_by_itself(live: Live):
     async with LiveDynamo(OPTIONS) as source:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             await source.settle()
 
 

@@ -17,6 +17,7 @@ from tests.dynctl.top.conftest import Shown, settled
 from tests.dynctl.top.fleet import NOW, StillSource, meter, snapshot
 from tests.dynctl.top.golden import HERE, as_committed, screen_svg, screen_text
 from tests.golden.fleets import stranded_zones, two_zones
+from tests.waiting import patience
 
 SMALL, LARGE = (80, 24), (200, 60)
 
@@ -169,7 +170,7 @@ async def test_a_screen_that_is_resized_is_drawn_anew(shown: Shown):
         for width, height in (LARGE, SMALL):
             expected = (HERE / f"first-{width}x{height}.txt").read_text()
             await pilot.resize_terminal(width, height)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(patience(5)):
                 while screen_text(pilot.app) != expected:
                     await pilot.pause(0.02)
 

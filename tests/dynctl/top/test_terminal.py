@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from dynctl.simulation.demo.fleet import DemoFleet
+from tests.waiting import patience
 
 TMUX = shutil.which("tmux")
 ROOT = Path(__file__).parents[3]
@@ -48,7 +49,7 @@ class Terminal:
     def wait(self, wanted: str | Callable[[str], object], seconds: float = 15.0) -> str:
         """The first screen with a text on it (or that is as wanted)."""
         is_there = wanted if callable(wanted) else lambda text: wanted in text
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patience(seconds)
         while time.monotonic() < deadline:
             text = self.screen()
             if is_there(text):
@@ -111,7 +112,7 @@ def command(*arguments: str) -> str:
 
 
 def ask(fleet: DemoFleet, **more: object) -> httpx.Response:
-    return httpx.post(f"{fleet.url}/v1/chat/completions", json=BODY | more, timeout=20)
+    return httpx.post(f"{fleet.url}/v1/chat/completions", json=BODY | more, timeout=patience(20))
 
 
 def test_a_session_before_a_fleet_of_processes(terminal, fleet: DemoFleet):

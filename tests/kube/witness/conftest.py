@@ -10,6 +10,7 @@ import pytest
 from kubernetes import client, config
 
 from tests.kube.api_server import ApiServer
+from tests.waiting import patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Kubectl:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=patience(30),
             check=False,
         )
 

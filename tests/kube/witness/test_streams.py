@@ -16,6 +16,7 @@ from kubernetes.stream.ws_client import PortForward
 from tests.kube.api_server import ApiServer, Ran
 from tests.kube.witness.bodies import pod, running
 from tests.kube.witness.conftest import Kubectl
+from tests.waiting import patience
 
 MOUNT = "etc/dynamo/topology"
 
@@ -177,7 +178,7 @@ def finish(forward: PortForward) -> None:
     forward.close()
     for thread in threading.enumerate():
         if thread.name.startswith("Kubernetes port forward proxy"):
-            thread.join(timeout=10)
+            thread.join(timeout=patience(10))
             assert not thread.is_alive()
     forward.websocket.shutdown()
 

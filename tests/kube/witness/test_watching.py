@@ -13,6 +13,7 @@ from kubernetes import client, watch
 from tests.kube.api_server import ApiServer
 from tests.kube.client import Api, ApiError
 from tests.kube.witness.bodies import config_map
+from tests.waiting import patience
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 Json = dict[str, Any]
@@ -277,7 +278,7 @@ def test_stopping_ends_watches_and_silences_and_leaves_no_thread():
         hang = server.faults.hang("/version", 30)
         silent = threading.Thread(target=ask, args=(api,))
         silent.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + patience(10)
         while not hang.met:
             assert time.monotonic() < deadline
             time.sleep(0.001)

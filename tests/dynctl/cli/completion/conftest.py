@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import patience
+
 ROOT = Path(__file__).parents[4]
 
 WORKERS: list[dict[str, Any]] = [
@@ -51,7 +53,7 @@ def fleet() -> Iterator[Fleet]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             found.asked.append((self.path, self.headers.get("authorization")))
-            found.hang.wait(20)
+            found.hang.wait(patience(20))
             self.send_response(found.status)
             self.send_header("content-length", str(len(found.body)))
             self.end_headers()

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.waiting import patience
+
 DEADLINE_S = 30
 
 
@@ -53,7 +55,7 @@ class Terminal:
 
     def _looks(self) -> Iterator[None]:
         """Again and again, while what the terminal shows is read."""
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + patience(DEADLINE_S)
         while time.monotonic() < end:
             ready, _, _ = select.select([self._master], [], [], 0.01)
             if ready:

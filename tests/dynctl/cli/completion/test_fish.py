@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.dynctl.cli.completion.conftest import ROOT, Fleet, Program
+from tests.waiting import patience
 
 pytestmark = pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 
@@ -28,7 +29,7 @@ def offered(tmp_path: Path, program: Program) -> Offer:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patience(60),
         )
         assert done.stderr == ""
         return [one.partition("\t")[0] for one in done.stdout.splitlines()]

@@ -13,6 +13,7 @@ import pytest
 
 from dynctl.cli.completion.live import names
 from tests.dynctl.cli.completion.conftest import Fleet
+from tests.waiting import patience
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def complete(*arguments: str, hurried: bool = False) -> subprocess.CompletedProc
     )
     how = ["-m", "dynctl", "__complete"] if hurried else ["-c", code]
     return subprocess.run(
-        [sys.executable, *how, *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, *how, *arguments], capture_output=True, text=True, timeout=patience(60)
     )
 
 
@@ -169,7 +170,7 @@ def test_the_alarm_ends_what_python_cannot():
         "import time; from dynctl.cli.completion import live; live.watch(); "
         "import ctypes; ctypes.CDLL(None).sleep(60)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=patience(50))
     assert done.returncode == -signal.SIGALRM
 
 
@@ -178,7 +179,9 @@ def test_an_ignored_alarm_still_rings():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         argv = [sys.executable, "-m", "dynctl", "__complete", "model", "", "--frontend", url]
-        done = subprocess.run(["sh", "-c", code, "sh", *argv], capture_output=True, timeout=50)
+        done = subprocess.run(
+            ["sh", "-c", code, "sh", *argv], capture_output=True, timeout=patience(50)
+        )
     assert done.stdout == b""
 
 
@@ -211,6 +214,6 @@ def test_little_is_imported(config: Path, fleet: Fleet):
             f"print(bool(found), [m for m in {heavy} if m in sys.modules])"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=patience(60)
         )
         assert done.stdout == "True []\n", done.stderr

@@ -17,6 +17,7 @@ from dynctl.cli.completion.live import names
 from dynctl.cli.completion.tree import Tree, brief, read_tree
 from dynctl.cli.completion.values import Kind, Meaning, meaning
 from tests.dynctl.cli.completion.conftest import ROOT
+from tests.waiting import patience
 
 FILES = {"bash": "dynctl.bash", "zsh": "_dynctl", "fish": "dynctl.fish"}
 
@@ -41,7 +42,7 @@ def dynctl_script():
             [sys.executable, "-m", "dynctl", "completion", shell],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patience(60),
             check=True,
         )
         return done.stdout

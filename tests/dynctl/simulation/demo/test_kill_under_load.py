@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from dynctl.simulation.demo.fleet import DemoFleet
+from tests.waiting import patience
 
 STREAMS = 64
 
@@ -49,7 +50,7 @@ async def test_killed_engines_cost_their_own_streams_at_most() -> None:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             asked = [asyncio.create_task(stream(session, fleet.url, n)) for n in range(STREAMS)]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience(20)):
                 while not any(map(any, active(await workers(session, fleet.url)).values())):
                     pass  # each look is a request of its own
             for name in ("decode-a0", "prefill-b0"):

@@ -10,6 +10,7 @@ import pytest
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR, ModelTokenizer, load_tokenizer
+from tests.waiting import patience
 
 FAST = 1e6
 
@@ -76,7 +77,7 @@ async def get(http: aiohttp.ClientSession, engine: RunningEngine, path: str) -> 
 
 async def eventually(holds: Callable[[], Awaitable[object]]) -> None:
     """Wait until `holds` is true; a bound of ten seconds, far above what it takes."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while not await holds():  # noqa: ASYNC110  another process' state has no event
             await asyncio.sleep(0.01)
 

@@ -23,6 +23,7 @@ from dynctl.wire.vllm_events import (
     encode_seq,
 )
 from tests.dynctl.simulation.engine.conftest import StartEngine, cached_tokens, complete, get, post
+from tests.waiting import patience
 
 PROMPT = list(range(1, 41))  # two full blocks of 16 and a half
 
@@ -69,7 +70,7 @@ class Subscriber:
         self._monitor.close(linger=0)
 
     async def ready(self) -> "Subscriber":
-        await asyncio.wait_for(self._monitor.recv_multipart(), 10)
+        await asyncio.wait_for(self._monitor.recv_multipart(), patience(10))
         # The subscription travels right behind the handshake; after a reconnect it is only sent
         # once the socket is looked at.
         assert not await self._socket.poll(50)
@@ -80,7 +81,7 @@ class Subscriber:
         await self.ready()
 
     async def next(self) -> tuple[bytes, int, EventBatch]:
-        frames = await asyncio.wait_for(self._socket.recv_multipart(), 10)
+        frames = await asyncio.wait_for(self._socket.recv_multipart(), patience(10))
         topic, seq, payload = decode_message(frames)
         return topic, seq, decode_batch(payload)
 
@@ -95,7 +96,7 @@ async def replay(context: Client, endpoint: str, start: int) -> list[tuple[int, 
     await socket.send_multipart([b"", encode_seq(start)])
     batches: list[tuple[int, EventBatch]] = []
     while True:
-        delimiter, seq, payload = await asyncio.wait_for(socket.recv_multipart(), 10)
+        delimiter, seq, payload = await asyncio.wait_for(socket.recv_multipart(), patience(10))
         assert delimiter == b""
         if decode_seq(seq) == -1:
             assert payload == b""
@@ -194,7 +195,7 @@ async def test_replay_starts_where_asked_and_survives_nonsense(
     asker = context.socket(zmq.REQ)
     asker.connect(endpoint)
     await asker.send(encode_seq(3))
-    seq, payload = await asyncio.wait_for(asker.recv_multipart(), 10)
+    seq, payload = await asyncio.wait_for(asker.recv_multipart(), patience(10))
     assert decode_seq(seq) == 3
     assert decode_batch(payload).data_parallel_rank == 0
 

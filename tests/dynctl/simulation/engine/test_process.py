@@ -11,6 +11,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.waiting import patience
+
 ROOT = Path(__file__).parents[4]
 Spawn = Callable[..., Awaitable[asyncio.subprocess.Process]]
 
@@ -43,7 +45,7 @@ async def spawn() -> AsyncIterator[Spawn]:
 
 async def ready(process: asyncio.subprocess.Process) -> dict:
     assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), 30)
+    line = await asyncio.wait_for(process.stdout.readline(), patience(30))
     record: dict = json.loads(line)
     return record
 
@@ -88,7 +90,7 @@ exec {sys.executable} -m dynctl.simulation.engine --port 0 --name prefill-a0 --r
         assert published["taints"] == ["dynamo.topology/zone=us-east-1a"]
     finally:
         process.terminate()
-        _, err = await asyncio.wait_for(process.communicate(), 30)
+        _, err = await asyncio.wait_for(process.communicate(), patience(30))
     assert process.returncode == 0
     assert b"engine prefill-a0 (prefill, simulated) serves demo on http://127.0.0.1:" in err
 
@@ -110,7 +112,7 @@ async def test_sigterm_finishes_running_streams_and_refuses_new_ones(spawn: Spaw
             assert "draining" in (await refused.json())["error"]["message"]
         text = await answer.text()
     assert text.endswith("data: [DONE]\n\n")
-    _, err = await asyncio.wait_for(process.communicate(), 30)
+    _, err = await asyncio.wait_for(process.communicate(), patience(30))
     assert process.returncode == 0
     assert b"Traceback" not in err
 
@@ -119,7 +121,7 @@ async def test_sigint_leaves_at_once(spawn: Spawn) -> None:
     process = await spawn()
     await ready(process)
     process.send_signal(signal.SIGINT)
-    _, err = await asyncio.wait_for(process.communicate(), 30)
+    _, err = await asyncio.wait_for(process.communicate(), patience(30))
     assert process.returncode == 130
     assert b"Traceback" not in err
 
@@ -141,7 +143,7 @@ async def test_a_bad_topology_environment_exits_1_with_its_message(
     process = await spawn(
         DYN_TOPOLOGY_ENABLED="true", DYN_TOPOLOGY_MOUNT_PATH=str(tmp_path), **environment
     )
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+    out, err = await asyncio.wait_for(process.communicate(), patience(30))
     assert process.returncode == 1
     assert out == b""
     assert err.decode().startswith("ERROR ")
@@ -163,7 +165,7 @@ async def test_a_bad_option_exits_2_and_is_named(
     spawn: Spawn, flags: list[str], environment: dict, says: str
 ) -> None:
     process = await spawn(*flags, **environment)
-    _, err = await asyncio.wait_for(process.communicate(), 30)
+    _, err = await asyncio.wait_for(process.communicate(), patience(30))
     assert process.returncode == 2
     assert says in err.decode()
     assert "Traceback" not in err.decode()
@@ -173,7 +175,7 @@ async def test_a_port_in_use_exits_2_and_is_named(spawn: Spawn) -> None:
     first = await spawn()
     port = (await ready(first))["url"].rpartition(":")[2]
     second = await spawn("--port", port)
-    _, err = await asyncio.wait_for(second.communicate(), 30)
+    _, err = await asyncio.wait_for(second.communicate(), patience(30))
     assert second.returncode == 2
     assert f"--port {port}: Address already in use" in err.decode()
 
