@@ -1,12 +1,12 @@
-"""What the wire room raises when bytes are not what their format says."""
+"""Errors of decoders: foreign bytes or requests that do not match their format."""
 
 
 class WireError(ValueError):
-    """A payload could not be understood.
+    """A payload that cannot be decoded.
 
-    ``where`` is the path of the offending value (``events[3].block_size``); ``problem`` says what
-    was found and what was expected. Neither holds payload contents: token ids must not reach a
-    log through an error.
+    ``where`` is the path of the wrong value (``events[3].block_size``); ``problem`` has what was
+    found and what was expected. Neither has payload contents: token ids must not reach a log
+    through an error.
     """
 
     def __init__(self, where: str, problem: str) -> None:
@@ -16,12 +16,11 @@ class WireError(ValueError):
 
 
 class RequestError(ValueError):
-    """A client's request that cannot be served as it stands; becomes an HTTP answer.
+    """A client's request that is invalid; becomes an HTTP error response.
 
     ``status`` is the HTTP status (4xx), ``code`` a stable word (``wrong_type``, ``unknown_field``,
-    ...), ``field`` the path of the offending field (``messages[0].role``; None where the whole body
-    is meant) and ``problem`` what was expected and what came instead. Prompt text and token ids
-    never appear in it.
+    ...), ``field`` the path of the wrong field (``messages[0].role``; None for the whole body) and
+    ``problem`` what was expected and what was found. Prompt text and token ids never appear in it.
     """
 
     def __init__(self, status: int, code: str, field: str | None, problem: str) -> None:
@@ -32,7 +31,7 @@ class RequestError(ValueError):
         self.problem = problem
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON answer in OpenAI's shape."""
+        """The JSON response body in OpenAI's format."""
         return {
             "error": {
                 "message": str(self),

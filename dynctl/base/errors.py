@@ -1,35 +1,35 @@
-"""What the command line raises on purpose, and the exit code that each means.
+"""The errors of the command line, and the exit code of each.
 
 ::
 
-    DynctlError               what is wrong, and what to try next
-    ├── UsageProblem          an option, argument, file or setting that cannot be used   exit 2
-    ├── Unreachable           what the command needs does not answer                     exit 3
-    └── TimedOut              a started operation ran past --timeout or --wait           exit 4
+    DynctlError               the problem, and what to do
+    ├── UsageProblem          an option, argument, file or setting that is invalid       exit 2
+    ├── Unreachable           a component that the command needs is not reachable        exit 3
+    └── TimedOut              an operation did not finish within --timeout or --wait     exit 4
 
-An answer that is "no" (no eligible worker, a failed check) is not an error: the command prints it
-and returns `ExitCode.NO`. Other rooms raise their own errors; :func:`exit_code_of` is the one
-table that says what those mean to a shell.
+A negative result (no eligible worker, a failed check) is not an error: the command prints it and
+returns `ExitCode.NO`. Other rooms raise their own errors; :func:`exit_code_of` has
+their exit codes.
 """
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the shell sees."""
+    """The exit codes of the command line."""
 
     YES = 0
     NO = 1
     USAGE = 2
     UNREACHABLE = 3
     TIMEOUT = 4
-    #: A defect of dynctl itself (sysexits' EX_SOFTWARE); never confused with an answer.
+    #: A defect of dynctl itself (sysexits' EX_SOFTWARE); different from all results.
     DEFECT = 70
     INTERRUPTED = 130
 
 
 class DynctlError(Exception):
-    """``message`` names the thing, the value and what was expected; ``hint`` what to try next."""
+    """``message`` has the object, its value and what was expected; ``hint`` what to do."""
 
     exit_code = ExitCode.USAGE
 
@@ -40,23 +40,23 @@ class DynctlError(Exception):
 
 
 class UsageProblem(DynctlError):
-    """An option, an argument, a file or a setting that cannot be used."""
+    """An option, an argument, a file or a setting that is invalid."""
 
 
 class Unreachable(DynctlError):
-    """Something that the command needs does not answer."""
+    """A component that the command needs is not reachable."""
 
     exit_code = ExitCode.UNREACHABLE
 
 
 class TimedOut(DynctlError):
-    """Something answered and did not finish in time."""
+    """An operation did not finish in time."""
 
     exit_code = ExitCode.TIMEOUT
 
 
 class ReaderLeft(Exception):
-    """Who reads stdout has left (``dynctl ... | head``): nothing is wrong, nothing more is said."""
+    """The reader of stdout ended (``dynctl ... | head``): not an error, no more output."""
 
 
 def single_line(text: str, most: int = 400) -> str:
@@ -67,13 +67,13 @@ def single_line(text: str, most: int = 400) -> str:
 
 
 def exit_code_of(error: BaseException) -> ExitCode | None:
-    """What an error means to the shell; None for one that nobody expects (a defect)."""
+    """The exit code of an error; None for an unexpected one (a defect)."""
     if isinstance(error, DynctlError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    # By name, so that printing an error imports no room that did not raise it. All of these say
-    # that some input cannot be used.
+    # By name, so that printing an error imports only the room that raised it. All of these mean
+    # invalid input.
     expected = {
         "router_core.errors.RouterCoreError",
         "dynctl.base.decode_errors.WireError",

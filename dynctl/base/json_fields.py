@@ -13,11 +13,11 @@ from dynctl.base.decode_errors import RequestError
 
 U32_MAX: Final = 2**32 - 1
 U64_MAX: Final = 2**64 - 1
-_SHOWN: Final = 40  # characters of a client's own string that an error quotes
+_SHOWN: Final = 40  # characters of a client's string that an error quotes
 
 
 def describe(value: Any, *, private: bool = False) -> str:
-    """A wrong value in an error: numbers and short strings themselves, containers by kind.
+    """A wrong value for an error message: numbers and short strings as they are, others by kind.
 
     With ``private`` (prompt text, token ids) only the kind.
     """
@@ -54,7 +54,7 @@ def read_text(value: Any, path: str, *, longest: int) -> str:
 
 
 def read_integer(value: Any, path: str, low: int, high: int) -> int:
-    """An integer in ``low`` .. ``high``; 3.0 is not one, nor is true."""
+    """An integer in ``low`` .. ``high``; 3.0 and true are not integers."""
     if type(value) is not int:
         raise wrong_type(path, "an integer", value)
     if not low <= value <= high:

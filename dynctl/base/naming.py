@@ -1,6 +1,6 @@
-"""How a person names a worker: its name, its id in decimal or hex, or the unique end of either.
+"""Find a worker by its name, its id in decimal or hex, or the unique end of either.
 
-Real ids have 19 or 20 digits, so nobody types one; names of pods end in what tells them apart.
+Real ids have 19 or 20 digits, too many to type; pod names differ in their last characters.
 """
 
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ _MOST_LISTED = 8
 
 
 def resolve_worker(text: str, workers: Iterable[tuple[int, str]]) -> int:
-    """The id of the one worker that ``text`` means, of ``(id, name)`` pairs.
+    """The id of the worker that ``text`` identifies, among ``(id, name)`` pairs.
 
-    A whole name or id wins over the end of another. Raises UsageProblem listing the workers that
-    it could be, or those that there are.
+    A whole name or id has priority over the end of another. Raises UsageProblem that lists the
+    matching workers, or all.
     """
     known = list(workers)
     wanted = text.strip()

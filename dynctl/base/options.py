@@ -1,4 +1,4 @@
-"""What the person said that concerns every command: where to look, and how to answer."""
+"""The global options: the source of data, and the output format."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class OutputFormat(StrEnum):
-    """How an answer is written; all of them render the same value."""
+    """Output formats; all render the same value."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -22,13 +22,13 @@ class GlobalOptions:
     """``timeout`` and ``wait`` are in seconds.
 
     Of ``frontend``, ``view``, ``demo`` and the planes (``discovery`` and what belongs to it) at
-    most one is a source; frontends beside planes add load and settings. ``namespace`` is one of
-    Kubernetes (``dyn_namespace`` is Dynamo's own); see dynctl.sources.kubernetes for what
-    it and ``all_namespaces`` mean together.
+    most one is a source; frontends beside planes add load and settings. ``namespace`` is the one of
+    Kubernetes (``dyn_namespace`` is Dynamo's); dynctl.sources.kubernetes describes its combination
+    with ``all_namespaces``.
 
-    ``context`` was named by option. ``given``: the fields that stood on the command line, which
-    the values alone do not tell; ``context_applied``: what the context says is in them already, and
-    ``environment_sources``: variables may still name a source (see
+    ``context`` is that of the option. ``given``: the fields that were set on the command line
+    (a value can equal its default); ``context_applied``: the context's values are included already;
+    ``environment_sources``: variables may still set a source (see
     dynctl.settings.contexts.precedence).
     """
 

@@ -72,7 +72,7 @@ class Supervisor:
         """Run ``work`` until it returns or the task is cancelled.
 
         ``kind`` and ``of`` (a worker, a channel) make the task's name. ``restart`` False: a failure
-        is reported and ends the task; ``on_failure`` decides what that means.
+        is reported and ends the task; ``on_failure`` handles it.
         """
         task = asyncio.create_task(self._supervise(kind, of, work, restart), name=_name(kind, of))
         self._tasks.add(task)
@@ -80,7 +80,7 @@ class Supervisor:
         return task
 
     def report(self, kind: str, error: BaseException, of: str = "") -> None:
-        """Report a failure of a task that goes on by itself."""
+        """Report a failure of a task that continues by itself."""
         name = _name(kind, of)
         self.failures[kind] += 1
         before = self._failing.get(name)
@@ -146,7 +146,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel ``tasks`` and return when all have ended, in any way; their errors are dropped.
 
     One cancellation may get lost: it can arrive together with a result or a failure that a library
-    prefers, and then a task that loops goes on. So a task that still runs is cancelled again.
+    prefers, and then a task that loops continues. So a task that still runs is cancelled again.
     """
     left = set(tasks)
     while left:

@@ -28,7 +28,7 @@ DEFAULT_MOUNT_PATH = "/etc/dynamo/topology"
 POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 30.0
 
-# Bounds on what one mounted directory may make us read; a label value has at most 63 bytes.
+# Bounds of what is read from a mounted directory; a label value has at most 63 bytes.
 _MAX_FILE_BYTES = 4096
 _MAX_FILES = 256
 
@@ -40,7 +40,7 @@ Log = Callable[[int, str], None]
 
 
 class TopologyEnvironmentError(Exception):
-    """The environment cannot be honoured; the worker must print this text and exit 1."""
+    """The environment is invalid; the worker must print this text and exit 1."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def read_worker_environment(
     sleep: Callable[[float], None],
     log: Log,
 ) -> TopologyConfig | None:
-    """The worker's topology, or None when DYN_TOPOLOGY_ENABLED does not turn it on.
+    """The worker's topology, or None unless DYN_TOPOLOGY_ENABLED turns it on.
 
     Blocks (through `sleep`, seconds) for up to 30 s by `now` (monotonic seconds) while the
     transfer domain's file is missing or empty. Raises TopologyEnvironmentError.
@@ -90,7 +90,7 @@ def read_worker_environment(
     enforcement, weight = _transfer_policy(env)
     config = TopologyConfig(domains, domain, enforcement, weight)
     try:
-        ModelRuntimeConfig(**config.fields())  # what registration would refuse, refuse here
+        ModelRuntimeConfig(**config.fields())  # what registration would reject is rejected here
     except WorkerError as error:
         raise TopologyEnvironmentError(f"{error} (topology files in {mount})") from None
     log(logging.INFO, f"Topology config: {config} (from {mount})")
@@ -180,8 +180,8 @@ def wait_for_domain(
 ) -> dict[str, str]:
     """All domains of the directory, as soon as the file of ``domain`` has content.
 
-    Looks once, then every second for ``timeout_s`` seconds of ``now`` (monotonic); ``log`` hears
-    what it waits for. Raises TopologyEnvironmentError in the worker's own words.
+    Checks once, then every second for ``timeout_s`` seconds of ``now`` (monotonic); ``log`` gets
+    a line while it waits. Raises TopologyEnvironmentError with the worker's own message.
     """
     deadline = now() + timeout_s
     waits = 0

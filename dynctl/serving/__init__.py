@@ -1,1 +1,1 @@
-"""The router at work: the OpenAI frontend, its fleet of engines and the flow of a request."""
+"""The running router: the OpenAI frontend, its fleet of engines and the flow of a request."""

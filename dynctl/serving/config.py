@@ -1,4 +1,4 @@
-"""FrontendConfig: everything that ``serve frontend`` (and ``serve router``) can be told."""
+"""FrontendConfig: the settings of ``serve frontend`` and ``serve router``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from router_core import RouterConfig
 
-#: Ranks up to which every decision spells out its rejections and is remembered whole: in a fleet
-#: of this size that costs next to nothing.
+#: Ranks up to which every decision lists its rejections and is kept whole: in a fleet of this size
+#: the cost is negligible.
 SMALL_FLEET = 16
 
 
@@ -15,11 +15,10 @@ SMALL_FLEET = 16
 class Limits:
     """Bounds of one frontend. Sizes in bytes, times in seconds.
 
-    ``body_bytes`` bounds one request's body, ``all_bodies_bytes`` those of all requests in flight
-    together; a body must have arrived after ``body_s``. ``first_byte_s`` is how long an engine may
-    take to its first output, ``idle_s`` how long a running stream may be silent; a prefill hop must
-    answer within ``first_byte_s``. ``attempts`` counts dispatches of one request, the first
-    included.
+    ``body_bytes`` bounds one request's body, ``all_bodies_bytes`` the bodies of all requests in
+    flight; a body must arrive within ``body_s``. An engine must send its first output, and a
+    prefill hop its response, within ``first_byte_s``; a running stream may pause for ``idle_s``.
+    ``attempts`` counts dispatches of one request, the first included.
     """
 
     body_bytes: int = 16 * 1024 * 1024
@@ -39,9 +38,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class HealthConfig:
-    """How engines are probed: every ``interval_s``, ejected after ``failures`` bad answers.
+    """How engines are probed: every ``interval_s``, ejected after ``failures`` failures.
 
-    A refused connection ejects at once, whatever ``failures`` says.
+    A refused connection ejects at once, with any value of ``failures``.
     """
 
     path: str = "/health"
@@ -55,10 +54,10 @@ class FrontendConfig:
     """Settings of a frontend process.
 
     ``workers`` are worker specs as on the command line (:mod:`dynctl.serving.engines.worker_spec`).
-    ``model_name`` names the model of workers that do not say theirs. ``log_decisions`` is one of
+    ``model_name`` is the model of workers that do not report one. ``log_decisions`` is one of
     off, winner, all; ``log_format`` text or json. ``decision_memory_bytes`` bounds the decisions
-    kept for ``why``. ``api_token``, where set, is wanted for writes and for routing details.
-    ``origins`` says where each router setting came from (``flag``, ``env``, ``preset``, ...).
+    kept for ``why``. ``api_token``, if set, is required for writes and for routing details.
+    ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
     """
 
     host: str = "127.0.0.1"

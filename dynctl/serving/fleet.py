@@ -1,4 +1,4 @@
-"""The fleet: engines by spec, what each says about itself, its health and its event streams."""
+"""The fleet: engines by spec, with their facts, health and event streams."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.facts import (
     EngineFacts,
-    EngineQuestions,
+    EngineReader,
     bootstrap_address,
     build_worker,
     event_sources,
@@ -39,16 +39,16 @@ from router_core import Cleared, KvEvent, Worker
 
 _log = logging.getLogger(__name__)
 
-#: Of one engine; more are not routed.
+#: LoRA adapters of one engine; more are not routed.
 _MAX_ADAPTERS = 256
-#: Probes of the whole fleet in a second, at most: a thousand engines are probed less often each.
+#: Maximum probes of the whole fleet per second: in a large fleet each engine is probed less often.
 _PROBES_A_SECOND = 100
-#: Metrics of engines read in a second, at most: each is about 100 kB.
+#: Maximum readings of engines' metrics per second: each is about 100 kB.
 _METRICS_A_SECOND = 20
 _NO_METRICS_S = 60.0
 WAITING = "waiting for its first health probe"
-#: What a stream tells when things are right again, and the conditions that ends.
-_HEALS = {
+#: Code of a stream that recovered -> the conditions that end.
+_ENDED_BY = {
     str(StreamCode.INDEX_CURRENT): (str(StreamCode.EVENTS_LOST),),
     str(StreamCode.STREAM_CONNECTED): (str(StreamCode.STREAM_DISCONNECTED),),
 }
@@ -58,11 +58,11 @@ _HEALS = {
 class Member:
     """One engine of the fleet. ``source``: ``command line``, ``file`` or ``api``.
 
-    ``worker`` is None while its model is not known; ``problem`` says why it is not routable.
-    ``gone``: nobody listened on its port, so the process that answers next is another one, unless
-    its event stream knows better (``restarts_seen`` is what that had counted by then).
-    ``waiting``: rank -> requests that wait in the engine, as it told last; ``load_at``: when
-    its load is read again at the earliest, by the service's clock.
+    ``worker`` is None while its model is unknown; ``problem`` is why it is not routable.
+    ``gone``: its port refused connections, so the process that responds next is a new one, unless
+    its event stream noticed the restart first (``restarts_seen``: its count of restarts then).
+    ``waiting``: rank -> requests that wait in the engine, by its last report; ``load_at``: the
+    earliest time of the next load reading, by the service's clock.
     """
 
     spec: WorkerSpec
@@ -83,7 +83,7 @@ class Member:
 
 
 class FleetFull(Exception):
-    """No room for another worker."""
+    """The fleet has the maximum number of workers."""
 
 
 class Fleet:
@@ -97,7 +97,7 @@ class Fleet:
         self._by_id: dict[int, Member] = {}
         self._joining = asyncio.Lock()
         self._turn = 0
-        self._engines = EngineQuestions(upstream, config.health.timeout_s)
+        self._engines = EngineReader(upstream, config.health.timeout_s)
         self.index = IndexRuntime(
             service.apply,
             service.router.sweep,
@@ -150,12 +150,12 @@ class Fleet:
         )
 
     def unregistered(self) -> list[WorkerRow]:
-        """Engines whose model is not known yet, or that cannot be routed to."""
+        """Engines whose model is unknown yet, or that are not routable."""
         known = self._service.router.registry.get
         return [_unregistered_row(m) for m in self if known(m.spec.worker_id) is None]
 
     def waiting(self) -> dict[int, Mapping[int, int]]:
-        """Worker id -> rank -> requests that wait in the engine, where engines tell."""
+        """Worker id -> rank -> requests that wait in the engine, where engines report them."""
         return {m.spec.worker_id: m.waiting for m in self._members.values() if m.waiting}
 
     @property
@@ -172,17 +172,19 @@ class Fleet:
     # -- joining and leaving ---------------------------------------------------------------
 
     async def add(self, spec: WorkerSpec, source: str) -> Member:
-        """Take an engine into the fleet, or replace the one of that name. Returns after its first
+        """Add an engine to the fleet, or replace the one with that name. Returns after its first
         probe; raises WorkerSpecError (a bad combination) or FleetFull."""
         async with self._joining:
             old = self._members.get(spec.name)
             if old is not None and old.spec == spec:
                 return old
             if old is None and len(self._members) >= self._config.limits.workers:
-                raise FleetFull(f"the fleet has {len(self._members)} workers, the limit")
+                raise FleetFull(f"the fleet has {len(self._members)} workers, the maximum")
             clash = self._by_id.get(spec.worker_id)
             if clash is not None and clash.spec.name != spec.name:
-                raise WorkerSpecError(f"worker {spec.name}: its id is that of {clash.spec.name}")
+                raise WorkerSpecError(
+                    f"worker {spec.name}: has the same id as {clash.spec.name}; set another name"
+                )
             if old is not None:
                 await self.remove(spec.name)
             member = Member(spec, source)
@@ -196,7 +198,7 @@ class Fleet:
         return member
 
     async def remove(self, name: str) -> bool:
-        """Forget an engine; requests that it serves now run on."""
+        """Remove an engine; its running requests continue."""
         member = self._members.pop(name, None)
         if member is None:
             return False
@@ -211,7 +213,7 @@ class Fleet:
         return True
 
     async def close(self) -> None:
-        """Stop probing and following; the registry keeps what it knows."""
+        """Stop probing and following; the registry is unchanged."""
         members = self._members.values()
         await end_tasks([member.task for member in members if member.task is not None])
         await self.index.close()
@@ -219,7 +221,7 @@ class Fleet:
     # -- health ----------------------------------------------------------------------------
 
     def report_failure(self, worker_id: int, failure: UpstreamFailure) -> None:
-        """A request found the engine failing: nobody listens ejects, the rest is probed now."""
+        """A request to the engine failed: a refused connection ejects it, others probe it."""
         member = self._by_id.get(worker_id)
         if member is None:
             return
@@ -246,11 +248,11 @@ class Fleet:
             if gone or member.failures >= health.failures or not member.probed:
                 self._eject(member, str(failure), gone=gone)
             return
-        # An engine without a health endpoint answers 404: it is there.
+        # An engine without a health endpoint returns 404: it is up.
         if status >= 400 and status not in (404, 405):
             member.failures += 1
             if member.failures >= health.failures or not member.probed:
-                self._eject(member, f"{health.path} answered {status}", gone=False)
+                self._eject(member, f"{health.path} returned status {status}", gone=False)
             return
         member.failures = 0
         if member.problem is not None:
@@ -271,12 +273,12 @@ class Fleet:
         self._service.set_available(member.spec.worker_id, reason)
         self._service.set_condition(codes.WORKER_UNREACHABLE, name, reason)
         if gone and not member.gone:
-            # The process went, and its cache with it.
+            # The process ended, so its cache is lost.
             member.gone = True
             self._clear_index(member)
 
     async def _join(self, member: Member) -> None:
-        """The engine answers: learn about it, register it, follow its events."""
+        """The engine responds: read its facts, register it, follow its events."""
         spec, first = member.spec, member.worker is None
         facts = await self._engines.facts(spec)
         try:
@@ -292,7 +294,7 @@ class Fleet:
             self._service.set_condition(codes.WORKER_REJECTED, spec.name, str(error))
             return
         if self._members.get(spec.name) is not member:
-            return  # removed while we asked
+            return  # removed in the meantime
         for adapter in facts.adapters[:_MAX_ADAPTERS]:
             self._service.adapters[adapter] = worker.model
         restarted = facts.engine_id != member.facts.engine_id
@@ -321,8 +323,8 @@ class Fleet:
         await self._read_load(member)
 
     def _follow(self, member: Member, sources: list[KvEventSource]) -> None:
-        """Follow the engine's events from the start, on an EMPTY index: whatever process answers
-        now, what is not (re)played is not believed."""
+        """Follow the engine's events from the start, on an EMPTY index: the process may be new, so
+        only (re)played events count."""
         self.index.unfollow(member.spec.worker_id)
         self._clear_index(member)
         for source in sources:
@@ -339,7 +341,7 @@ class Fleet:
             self._service.apply(KvEvent(member.worker.worker_id, rank, Cleared()))
 
     async def _read_load(self, member: Member) -> None:
-        """What the engine says of its load, beside what was booked here."""
+        """Read the load that the engine reports, beside the bookings of this router."""
         worker, now = member.worker, self._service.clock()
         if worker is None or now < member.load_at:
             return
@@ -347,9 +349,9 @@ class Fleet:
             load = await self._engines.simulated_load(member.spec.url, worker)
         else:
             load = await self._engines.load(member.spec.url, worker)
-            # Metrics are large: not at every probe of a large fleet, and seldom where there are
+            # Metrics are large: not at every probe of a large fleet, and rarely if an engine has
             # none.
-            wait = len(self) / _METRICS_A_SECOND if load.told else _NO_METRICS_S
+            wait = len(self) / _METRICS_A_SECOND if load.reported else _NO_METRICS_S
             member.load_at = now + wait
         if member.worker is worker:
             member.waiting = load.waiting
@@ -358,24 +360,24 @@ class Fleet:
 
     # -- event streams ---------------------------------------------------------------------
 
-    def _on_stream_condition(self, told: StreamCondition) -> None:
-        member = self._by_id.get(told.worker_id)
+    def _on_stream_condition(self, condition: StreamCondition) -> None:
+        member = self._by_id.get(condition.worker_id)
         if member is None:
             return
         name = member.spec.name
-        for over in _HEALS.get(told.code, ()):
+        for over in _ENDED_BY.get(condition.code, ()):
             self._service.clear_condition(over, name)
-        if told.code in _HEALS:
+        if condition.code in _ENDED_BY:
             return
-        if told.code == StreamCode.STREAM_DISCONNECTED:
+        if condition.code == StreamCode.STREAM_DISCONNECTED:
             member.probe_now.set()  # most likely the process ended
-        self._service.set_condition(str(told.code), name, told.message)
+        self._service.set_condition(str(condition.code), name, condition.message)
 
     # -- tokenizing ------------------------------------------------------------------------
 
     async def tokenize(self, model: str, prompt: Any) -> list[int] | None:
-        """Ask an engine of the model for a prompt's tokens; None where none offers it."""
-        # A different engine each time, so that none tokenizes for the whole fleet.
+        """Tokenize a prompt at an engine of the model; None if none has the endpoint."""
+        # A different engine each time, to spread the load.
         self._turn += 1
         members = list(self)
         start = self._turn % max(1, len(members))
@@ -391,7 +393,7 @@ class Fleet:
         return None
 
     async def tokenize_at(self, member: Member, body: Mapping[str, Any]) -> list[int] | None:
-        """One engine's ``POST /tokenize``; remembers that an engine has none."""
+        """One engine's ``POST /tokenize``; remembers engines without it."""
         try:
             status, raw = await self._upstream.post(
                 f"{member.spec.url}/tokenize", body, self._config.health.timeout_s

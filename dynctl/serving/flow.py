@@ -1,8 +1,8 @@
-"""The way of one request: decide, book, dispatch; again on another engine while nothing was sent
-to the client.
+"""The flow of one request: decide, book, dispatch; with retries on other engines until the first
+output was sent to the client.
 
 Selecting and booking happen without an await in between, so that two requests cannot both see an
-engine as idle. Whatever happens, the caller ends with ``RoutingService.free``.
+engine as idle. In every case the caller ends with ``RoutingService.free``.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Worker
 
 RANK_HEADER: Final = "x-data-parallel-rank"
-#: How the event of an engine begins that failed before its first token.
+#: The beginning of an engine's event when it failed before its first token.
 _ERROR_EVENT: Final = (b'data: {"error"', b'data:{"error"')
 _ERROR_EVENT_BYTES: Final = 64 * 1024
 
 
 @dataclass(slots=True)
 class Call:
-    """One client request on its way. ``body`` is what engines may see; ``raw`` the same as bytes.
+    """One client request. ``body`` is what engines receive; ``raw`` the same as bytes.
 
     ``path`` is that of the engine's endpoint.
     """
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """An engine's answer that began. ``head`` is the first piece of a stream, or the whole body.
+    """An engine's response that began. ``head`` is the first piece of a stream, or the whole body.
 
     ``companion`` is the prefill half of a bootstrap pair, which may still run.
     """
@@ -61,14 +61,14 @@ class Answer:
     companion: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """Cut both connections, so that engines stop what nobody wants any more."""
+        """Close both connections, so that the engines stop the request."""
         self.response.close()
         if self.companion is not None:
             self.companion.cancel()
 
 
 class Refused(Exception):
-    """No worker for the request; ``plan`` says why."""
+    """No worker for the request; ``plan`` has the reason."""
 
     def __init__(self, plan: RoutingPlan) -> None:
         super().__init__(plan.final.summary())
@@ -76,7 +76,7 @@ class Refused(Exception):
 
 
 class GaveUp(Exception):
-    """Every engine that was tried failed; ``failure`` is the last one's."""
+    """All tried engines failed; ``failure`` is the last one."""
 
     def __init__(self, failure: UpstreamFailure, plan: RoutingPlan) -> None:
         super().__init__(str(failure))
@@ -93,7 +93,7 @@ class _HopFailed(Exception):
 
 
 class _DecodeGone(Exception):
-    """Prefill is done, and no decode worker is left for it."""
+    """Prefill is done, and no decode worker is eligible any more."""
 
     def __init__(self, plan: RoutingPlan) -> None:
         super().__init__(plan.final.summary())
@@ -102,18 +102,18 @@ class _DecodeGone(Exception):
 
 @dataclass(slots=True)
 class _Tries:
-    """What was tried of one request. ``failed``: worker ids ruled out from now on."""
+    """The attempts of one request. ``failed``: worker ids that are excluded from now on."""
 
     failed: set[int] = field(default_factory=set)
     count: int = 0
     second_chance: bool = False
     last: UpstreamFailure | None = None
-    #: A plan whose prefill ran while its decode workers went; it was tried once more elsewhere.
+    #: A plan whose decode workers left during its prefill; one retry elsewhere is allowed.
     stranded: RoutingPlan | None = None
 
 
 class RequestFlow:
-    """Takes requests to engines."""
+    """Sends requests to engines."""
 
     def __init__(
         self, service: RoutingService, fleet: Fleet, upstream: Upstream, limits: Limits
@@ -124,9 +124,9 @@ class RequestFlow:
         self._limits = limits
 
     async def start(self, call: Call) -> Answer:
-        """Up to the first output of an engine. Raises Refused or GaveUp.
+        """Run the request up to the first output of an engine. Raises Refused or GaveUp.
 
-        The caller frees the request's bookings, however this ends.
+        The caller frees the request's bookings in every case.
         """
         tries = _Tries()
         service = self._service
@@ -162,7 +162,7 @@ class RequestFlow:
                 tries.failed |= self._same_domain(error.plan)
 
     def report(self, plan: RoutingPlan, failure: UpstreamFailure) -> None:
-        """The engine that answers failed in the middle of its answer."""
+        """Report that the engine failed during its response."""
         ref = plan.final.ref
         if ref is not None:
             self._fleet.report_failure(ref.worker_id, failure)
@@ -179,7 +179,7 @@ class RequestFlow:
     async def _prefill_then_decode(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, tries: _Tries
     ) -> Answer:
-        """vLLM's way: prefill answers where the blocks lie, decode pulls them."""
+        """vLLM: prefill returns the location of the blocks, decode pulls them."""
         service, prefill = self._service, plan.prefill
         if prefill is None:
             raise ValueError(f"plan {plan.id} has no prefill hop")
@@ -208,7 +208,7 @@ class RequestFlow:
             return Answer(response, head, plan)
 
     async def _prefill(self, call: Call, decision: Decision) -> bytes:
-        """Run the prefill hop; the body of the decode request."""
+        """Run the prefill hop; returns the body of the decode request."""
         worker = _winner(decision)
         response = await self._open(call, decision, prefill_body(call.body))
         try:
@@ -225,10 +225,10 @@ class RequestFlow:
     async def _bootstrapped(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, address: tuple[str, int]
     ) -> Answer:
-        """SGLang's way: both engines get the request at once and meet in a room."""
+        """SGLang: both engines get the request at once and meet in a bootstrap room."""
         service, prefill, decode = self._service, plan.prefill, plan.decode
         if prefill is None or decode is None or prefill.ref is None:
-            raise ValueError(f"plan {plan.id} lacks a hop")
+            raise ValueError(f"plan {plan.id} has a missing hop")
         service.book(prefill, request, call.record)
         service.book(decode, request, call.record)
         service.decided(plan, request, call.record)
@@ -237,7 +237,7 @@ class RequestFlow:
         room = bootstrap_room(service.sample(), config.data_parallel_size, rank)
         body = bootstrap_body(call.body, address, room)
         companion = asyncio.create_task(self._bootstrap_prefill(call, prefill, body))
-        companion.add_done_callback(_looked_at)
+        companion.add_done_callback(_mark_error_read)
         answering = asyncio.create_task(self._dispatch(call, decode, body))
         try:
             await asyncio.wait((companion, answering), return_when=asyncio.FIRST_COMPLETED)
@@ -301,7 +301,7 @@ class RequestFlow:
 
     async def _first_output(self, response: EngineStream) -> bytes:
         head = await response.readany()
-        # An engine that fails before its first token says so in the first event.
+        # An engine that fails before its first token sends an error as its first event.
         while (
             head.startswith(_ERROR_EVENT) and b"\n\n" not in head and len(head) < _ERROR_EVENT_BYTES
         ):
@@ -310,7 +310,9 @@ class RequestFlow:
                 break
             head += more
         if not head:
-            raise UpstreamFailure("reset", f"{response.origin} ended without any output")
+            raise UpstreamFailure(
+                "reset", f"{response.origin} ended its response without any output"
+            )
         if head.startswith(_ERROR_EVENT):
             event = head.split(b"\n\n", 1)[0].partition(b":")[2].strip()
             raise UpstreamFailure("status", f"{response.origin} failed", status=500, body=event)
@@ -325,14 +327,14 @@ class RequestFlow:
     def _note(self, call: Call, tries: _Tries, error: _HopFailed) -> None:
         tries.count += 1
         tries.last = error.failure
-        if error.failure.kind != "refused":  # that one is ejected, which says more
+        if error.failure.kind != "refused":  # that one is ejected already
             tries.failed.add(error.worker.worker_id)
         call.record.attempts.append((error.worker.name, error.stage, str(error.failure)))
         self._fleet.report_failure(error.worker.worker_id, error.failure)
 
     def _may_try_again(self, tries: _Tries) -> bool:
-        """Nobody else is there: a connection that broke is worth one more try on the same engine
-        (a kept-alive connection may meet the engine's close)."""
+        """Whether to retry on the same engine because no other is left: once, after a reset (the
+        engine may have closed a kept-alive connection just then)."""
         broken = tries.last is not None and tries.last.kind == "reset"
         if tries.second_chance or not broken or tries.count >= self._limits.attempts:
             return False
@@ -343,7 +345,7 @@ class RequestFlow:
     def _refused(
         self, plan: RoutingPlan, request: RoutingRequest, call: Call, tries: _Tries
     ) -> Exception:
-        """What to say when nobody is left: the cause, not that the tried ones were ruled out."""
+        """The error when no worker is left: the first cause, not the exclusion of tried workers."""
         plan = tries.stranded or plan
         self._service.decided(plan, request, call.record)
         if tries.last is not None and tries.failed and tries.stranded is None:
@@ -351,7 +353,7 @@ class RequestFlow:
         return Refused(plan)
 
     def _same_domain(self, plan: RoutingPlan) -> set[int]:
-        """Prefill workers that imply what the decode hop could not satisfy."""
+        """Prefill workers that imply the taints that the decode hop could not satisfy."""
         prefill = plan.prefill.worker if plan.prefill is not None else None
         if prefill is None:
             return set()
@@ -363,8 +365,8 @@ class RequestFlow:
         }
 
 
-def _looked_at(task: asyncio.Task[None]) -> None:
-    """Once decode answers, nobody waits for the prefill half any more."""
+def _mark_error_read(task: asyncio.Task[None]) -> None:
+    """Mark the error of the prefill half as read: after decode responds it is not awaited."""
     if not task.cancelled():
         task.exception()
 

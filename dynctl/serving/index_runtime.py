@@ -1,7 +1,7 @@
-"""The tasks that keep the index true: KV-event streams in, changes applied, lost workers swept.
+"""The tasks that update the index: follow KV-event streams, apply changes, sweep lost workers.
 
-Index work shares the event loop with streams of tokens, so it is done in slices of at most about
-two milliseconds, with a turn of the loop between them.
+Index work shares the event loop with streams of tokens, so it is done in slices of about two
+milliseconds at most, with a turn of the loop between them.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from dynctl.documents.workers import StreamState
 from router_core import Applied, BlocksRemoved, BlocksStored, Change, Cleared, KvEvent
 
 SLICE_S: Final = 0.002
-#: Blocks of one event that are applied before the clock is looked at again.
+#: Blocks of one event that are applied before the clock is read again.
 PIECE_BLOCKS: Final = 256
 #: Values waiting to be applied; beyond this the stream that adds one waits for the oldest.
 MAX_WAITING: Final = 8192
@@ -46,8 +46,8 @@ class _Stream:
 class IndexRuntime:
     """Follows engines' KV events and applies them in slices.
 
-    ``apply`` takes one change. ``sweep(max_blocks)`` forgets some of what lost workers had, True
-    while there is more. ``on_condition`` gets what streams report. ``clock``: monotonic seconds.
+    ``apply`` takes one change. ``sweep(max_blocks)`` removes blocks of lost workers; True while
+    there are more. ``on_condition`` gets what streams report. ``clock``: monotonic seconds.
     ``tasks`` runs the streams and the applying task.
     """
 
@@ -67,7 +67,7 @@ class IndexRuntime:
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._waiting: deque[_Queued] = deque()
         self._wake = asyncio.Event()
-        self._context: Any = None  # of ZMQ, which only the planes touch
+        self._context: Any = None  # ZMQ's; only adapters use it
         self._worker: asyncio.Task[None] | None = None
         #: Worker id -> how often it was unfollowed; values queued before that are stale.
         self._generation: Counter[int] = Counter()
@@ -104,7 +104,7 @@ class IndexRuntime:
             self._streams.pop(key).task.cancel()
 
     def states(self, worker_id: int) -> dict[int, StreamState]:
-        """Rank -> how far its stream can be believed; empty for a worker without streams."""
+        """Rank -> state of its stream; empty for a worker without streams."""
         return {
             rank: held.stream.state()
             for (owner, rank), held in self._streams.items()
@@ -136,12 +136,12 @@ class IndexRuntime:
             self._context = None
 
     def request_sweep(self) -> None:
-        """A worker was lost: its blocks wait to be swept."""
+        """Have the blocks of lost workers swept."""
         self._wake.set()
 
     async def drained(self) -> None:
-        """Until everything received so far is applied (tests, shutdown)."""
-        while self._waiting:  # noqa: ASYNC110  the worker is woken, not us
+        """Wait until all received values are applied (tests, shutdown)."""
+        while self._waiting:  # noqa: ASYNC110  no event for it
             await asyncio.sleep(0)
 
     # -- inside ----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class IndexRuntime:
 
 
 def _pieces(value: StreamValue) -> Iterator[Change]:
-    """The value's changes, long runs of blocks cut so that no single one is a long turn."""
+    """The value's changes, with long runs of blocks cut into pieces."""
     if not isinstance(value, IndexUpdate):
         yield from value.changes()
         return
@@ -220,7 +220,7 @@ def _cut(
         if isinstance(event, BlocksRemoved):
             yield BlocksRemoved(hashes, event.tier)
             continue
-        # A piece hangs on the last block of the one before, as the whole run would.
+        # The parent of a piece is the last block of the piece before, as in the whole run.
         parent = event.block_hashes[at - 1] if at else event.parent_hash
         local = event.local_hashes[at : at + PIECE_BLOCKS]
         yield BlocksStored(parent, hashes, local, event.tier)

@@ -1,4 +1,4 @@
-"""From a request's prompt to token ids: the model's own tokenizer, else the engine's."""
+"""Token ids of a request's prompt: from the model's tokenizer, else from an engine."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from dynctl.tokenization import ModelTokenizer
 
-#: How many characters a token has, roughly, where nobody can tell: load only, never overlap.
+#: Estimated characters per token without a tokenizer: for load only, never for overlap.
 CHARS_PER_TOKEN = 4
 
 NOT_MODELLED = "cache overlap not modelled: no tokenizer"
@@ -16,7 +16,7 @@ Source = Literal["client", "model", "engine", "estimate"]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What of a request becomes tokens: exactly one of the first three is set."""
+    """The parts of a request that become tokens: exactly one of the first three is set."""
 
     messages: Sequence[Mapping[str, Any]] | None = None
     text: str | None = None
@@ -27,7 +27,7 @@ class Prompt:
     template_kwargs: Mapping[str, Any] | None = None
 
     def to_tokenize_body(self, model: str) -> dict[str, Any]:
-        """The body of an engine's ``POST /tokenize`` (vLLM's shape)."""
+        """The body of an engine's ``POST /tokenize`` (vLLM's format)."""
         body: dict[str, Any] = {"model": model}
         if self.messages is None:
             return body | {"prompt": self.text or ""}
@@ -42,7 +42,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """``ids`` is None where nobody could tokenize; ``count`` is then an estimate."""
+    """``ids`` is None without a tokenizer; ``count`` is then an estimate."""
 
     ids: Sequence[int] | None
     count: int
@@ -53,10 +53,10 @@ EngineTokenize = Callable[[str, Prompt], Awaitable[Sequence[int] | None]]
 
 
 class PromptTokenizers:
-    """Tokenizers by model, with an engine's ``/tokenize`` behind them.
+    """Tokenizers by model, with an engine's ``/tokenize`` as fallback.
 
-    ``default`` serves every model without one of its own. ``engine`` returns None where no
-    engine of the model offers the endpoint.
+    ``default`` is for models without one of their own. ``engine`` returns None if no engine
+    of the model has the endpoint.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PromptTokenizers:
         return self._by_model.get(model, self._default)
 
     async def tokenize(self, model: str, prompt: Prompt) -> PromptTokens:
-        """The prompt's tokens. Raises PromptError or TemplateError: nobody could take it."""
+        """The prompt's tokens. Raises PromptError or TemplateError if the prompt is invalid."""
         if prompt.token_ids is not None:
             return PromptTokens(prompt.token_ids, len(prompt.token_ids), "client")
         tokenizer = self.of(model)
@@ -89,14 +89,14 @@ class PromptTokenizers:
                 ids = await tokenizer.encode_prompt_async(prompt.text or "")
             return PromptTokens(ids, len(ids), "model")
         if self.engine is not None:
-            told = await self.engine(model, prompt)
-            if told is not None:
-                return PromptTokens(told, len(told), "engine")
+            ids = await self.engine(model, prompt)
+            if ids is not None:
+                return PromptTokens(ids, len(ids), "engine")
         return PromptTokens(None, estimate_tokens(prompt), "estimate")
 
 
 def estimate_tokens(prompt: Prompt) -> int:
-    """A length for load accounting only, from the characters of the text."""
+    """An estimated length for load accounting only, from the characters of the text."""
     chars = len(prompt.text or "")
     for message in prompt.messages or ():
         content = message.get("content")

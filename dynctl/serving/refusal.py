@@ -1,4 +1,4 @@
-"""Refusals that explain themselves: which filter emptied the set, and what would admit."""
+"""Refusals with an explanation: the filter that left no worker, and what would admit one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,13 +27,13 @@ from router_core import (
     WorkerRegistry,
 )
 
-#: Rejected ranks that a refusal lists; the counts tell of the rest.
+#: Rejected ranks that a refusal lists; its funnel counts all.
 MAX_REJECTIONS = 16
 
 
 @dataclass(eq=False)
 class HttpError(Exception):
-    """An answer other than success. ``details`` is what dynctl adds beside OpenAI's fields."""
+    """An error response. ``details`` is what dynctl adds to OpenAI's fields."""
 
     status: int
     message: str
@@ -64,10 +64,10 @@ def refusal(
     attempts: Sequence[tuple[str, str, str]] = (),
     probe_interval_s: float = 2.0,
 ) -> HttpError:
-    """The answer for a plan without a winner on some hop."""
+    """The error response for a plan without a winner on some hop."""
     decision = plan.refusal
     if decision is None:
-        raise ValueError(f"plan {plan.id} is no refusal")
+        raise ValueError(f"plan {plan.id} is not a refusal")
     status, kind = _status(decision, config)
     step = decision.emptied_by()
     wait = _retry_after(decision, step, probe_interval_s)
@@ -101,7 +101,7 @@ def attempts_of(attempts: Sequence[tuple[str, str, str]]) -> list[FailedAttempt]
 
 
 def unknown_pin(request: RoutingRequest, registry: WorkerRegistry) -> HttpError | None:
-    """A 400 for a pin on a worker or rank that is not registered, None where all are there."""
+    """A 400 for a pin on a worker or rank that is not registered; None if all are."""
     for field_name, pin in (
         ("nvext.prefill_worker_id", request.pin_prefill),
         ("nvext.decode_worker_id", request.pin_decode),
@@ -112,7 +112,7 @@ def unknown_pin(request: RoutingRequest, registry: WorkerRegistry) -> HttpError 
             return HttpError(
                 400,
                 f"{field_name}: no worker {pin.worker_id}{rank} is registered; "
-                f"known: {known or 'none'}",
+                f"registered: {known or 'none'}",
                 "invalid_request_error",
                 "unknown_worker",
                 param=field_name,
@@ -152,7 +152,7 @@ def _rejection(one: Rejection) -> RefusedRank:
 
 
 def _closest(step: FunnelStep | None) -> Rejection | None:
-    """The rank that would need the least: for numbers, the smallest ratio over its limit."""
+    """The rank that is nearest to being eligible: for numbers, the smallest ratio to its limit."""
     if step is None or not step.rejected:
         return None
 
@@ -197,7 +197,7 @@ def _what_would_admit(decision: Decision, step: FunnelStep | None) -> str | None
         case "policy_underivable":
             return f"a KV-transfer policy of {name} that can be applied: {reason.message}"
         case "unavailable":
-            return f"{name} answering again ({reason.message})"
+            return f"{name} responding again ({reason.message})"
         case "not_allowed":
             return f"the request without its pin or its allowed set ({reason.message})"
     return reason.message
@@ -206,7 +206,7 @@ def _what_would_admit(decision: Decision, step: FunnelStep | None) -> str | None
 def _retry_after(
     decision: Decision, step: FunnelStep | None, probe_interval_s: float
 ) -> int | None:
-    """Whole seconds, where something is known to change by itself."""
+    """Whole seconds until a retry is useful; None if nothing changes by itself."""
     if decision.outcome == "all_busy":
         return 1
     if step is not None and step.filter == "available":

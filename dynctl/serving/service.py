@@ -1,8 +1,8 @@
-"""RoutingService: the router with what a process needs around it.
+"""RoutingService: the router inside a process.
 
-It owns the one :class:`Router`, knows the time and chance that the router must be given, turns
-prompts into routing requests, and tells observers (metrics, logs, decision memory) what happened.
-``serve frontend`` and ``serve router`` are faces of the same service.
+It owns the one :class:`Router`, supplies its clock and random numbers, turns prompts into routing
+requests, and notifies observers (metrics, logs, decision memory). ``serve frontend`` and
+``serve router`` are interfaces of the same service.
 """
 
 import logging
@@ -72,10 +72,10 @@ class Prepared:
 
 
 class RoutingService:
-    """One router and its surroundings.
+    """One router with its clock, tokenizers, conditions and observers.
 
     ``clock`` gives monotonic seconds, ``wall`` wall-clock seconds, ``sample`` numbers in [0, 1).
-    ``id_prefix`` starts every decision id; it differs from process to process.
+    ``id_prefix`` starts every decision id; each process has another.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class RoutingService:
         self.tasks = Supervisor(self._task_failed, self._task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
         self.kv_events: Counter[tuple[str, str]] = Counter()
-        #: Requests whose streams this process holds: their bookings do not expire.
+        #: Requests with an open stream in this process: their bookings do not expire.
         self.held: set[str] = set()
-        #: LoRA adapter -> the model that it belongs to.
+        #: LoRA adapter -> its base model.
         self.adapters: dict[str, str] = {}
         self.started_at = clock()
         self._default_block_size = default_block_size
         self._block_sizes: dict[str, int] = {}
-        #: Block size -> hasher that remembers the beginnings of prompts.
+        #: Block size -> hasher that caches the beginnings of prompts.
         self._hashers: dict[int, PromptHasher] = {}
         self._context_lengths: dict[str, int | None] = {}
         self._mismatched: set[str] = set()
@@ -116,30 +116,30 @@ class RoutingService:
     # -- ids -------------------------------------------------------------------------------
 
     def new_id(self) -> str:
-        """A decision id: unique in this process, and most likely among processes."""
+        """A decision id: unique in this process, and almost surely across processes."""
         self._count += 1
         return f"{self._prefix}{self._count:08x}"
 
     # -- preparing -------------------------------------------------------------------------
 
     def models(self) -> tuple[str, ...]:
-        """Models that some registered worker serves, reachable or not."""
+        """Models of all registered workers, reachable or not."""
         return self.router.registry.models()
 
     def base_model(self, name: str) -> str | None:
         """The model that a request for ``name`` is routed by: itself, or an adapter's base; None
-        where nobody serves it."""
+        if no worker serves it."""
         if self.router.registry.model(name):
             return name
         base = self.adapters.get(name)
         return base if base is not None and self.router.registry.model(base) else None
 
     def block_size(self, model: str) -> int:
-        """Tokens a block of the model's workers."""
+        """Tokens per block of the model's workers."""
         return self._block_sizes.get(model, self._default_block_size)
 
     def context_length(self, model: str) -> int | None:
-        """The longest prompt plus output, in tokens, that some worker of the model takes."""
+        """The longest prompt plus output, in tokens, that a worker of the model accepts."""
         return self._context_lengths.get(model)
 
     async def prepare(
@@ -158,8 +158,8 @@ class RoutingService:
     ) -> Prepared:
         """Tokenize and hash. Raises PromptError, TemplateError or HashingError (a client's 4xx).
 
-        ``not_modelled`` says why a prompt's tokens cannot be known here (images, a template of
-        the request's own): it is routed by load, and every decision of it says so.
+        ``not_modelled`` is why the prompt cannot be tokenized here (images, a template in the
+        request): it is routed by load, and its decisions have this note.
         """
         started = self.clock()
         if not_modelled is None:
@@ -203,8 +203,8 @@ class RoutingService:
     ) -> RoutingPlan:
         """Decide every hop; books nothing.
 
-        ``detail`` spells out every rejection; dry runs ask for it, and a small fleet always gets
-        it, since there it costs next to nothing.
+        ``detail`` lists every rejection: for dry runs, and always in a small fleet, where the cost
+        is negligible.
         """
         drawn = samples or (self.sample(), self.sample())
         detail = detail or self._small_fleet
@@ -222,7 +222,7 @@ class RoutingService:
         return self.router.registry.capacity <= SMALL_FLEET
 
     def book(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> Applied:
-        """Give the hop to its winner; from now on it counts as that worker's load."""
+        """Book the hop on its winner; from now on it counts as that worker's load."""
         applied = self.apply(self.router.booking(decision, request))
         if applied.ok:
             for observer in self.observers:
@@ -230,7 +230,7 @@ class RoutingService:
         return applied
 
     def decided(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
-        """Tell the observers about the plan that will be answered from."""
+        """Notify the observers of the plan that the request is dispatched by."""
         record.plan = plan
         if plan.relaxed and plan.prefill is not None and plan.prefill.worker is not None:
             wanted = ", ".join(item.taint for item in plan.implied)
@@ -244,20 +244,20 @@ class RoutingService:
             observer.on_decision(plan, request, record)
 
     def prefill_done(self, request_id: str) -> Applied:
-        """The first output token came."""
+        """The first output token arrived."""
         return self.apply(PrefillDone(request_id))
 
     def output_block(self, request_id: str, decay_fraction: float | None = None) -> Applied:
         return self.apply(OutputBlock(request_id, decay_fraction))
 
     def free(self, request_id: str, stage: Stage | None = None) -> Applied:
-        """The request ended on one hop, or altogether."""
+        """The request ended on one hop, or on all."""
         return self.apply(Freed(request_id, stage))
 
     # -- changes ---------------------------------------------------------------------------
 
     def apply(self, change: Change) -> Applied:
-        """Take one change at the present time; every change of the process goes through here."""
+        """Apply one change at the current time; all changes of the process go through here."""
         applied = self.router.apply(change, self.clock())
         if isinstance(change, (Booked, Freed, PrefillDone)):
             return applied
@@ -269,18 +269,18 @@ class RoutingService:
         return applied
 
     def expire(self) -> None:
-        """Forget bookings without progress, except those whose streams this process holds."""
+        """Remove bookings without progress, except those with an open stream in this process."""
         for request_id in self.held:
             self.apply(Progressed(request_id))
         self.apply(Expired())
 
     def set_condition(self, code: str, subject: str, message: str) -> None:
-        """Report a condition; observers hear of it when it is new or changed."""
-        told = self.conditions.set(code, subject, message)
-        if told is not None:
+        """Report a condition; observers are notified when it is new or changed."""
+        changed = self.conditions.set(code, subject, message)
+        if changed is not None:
             _log.warning("%s %s: %s", code, subject, message)
             for observer in self.observers:
-                observer.on_condition(told, False)
+                observer.on_condition(changed, False)
 
     def clear_condition(self, code: str, subject: str) -> None:
         over = self.conditions.clear(code, subject)
@@ -302,7 +302,7 @@ class RoutingService:
         return applied
 
     def set_available(self, worker_id: int, reason: str | None) -> Applied:
-        """``reason`` None: routable again; a text says why it is not."""
+        """``reason``: why the worker is not routable; None: it is routable again."""
         return self.apply(WorkerAvailability(worker_id, reason))
 
     def find_worker(self, text: str) -> Worker | None:
@@ -337,7 +337,7 @@ class RoutingService:
         self.clear_condition(codes.BACKGROUND_TASK_FAILED, name)
 
     def _fleet_changed(self) -> None:
-        """Block sizes by model, and the conditions that follow from who is there."""
+        """Update block sizes by model, and the conditions that depend on the registered workers."""
         self._block_sizes = {}
         lengths: dict[str, list[int | None]] = {}
         mismatched = {}
@@ -351,14 +351,14 @@ class RoutingService:
             if size != worker.block_size:
                 mismatched[worker.name] = (
                     f"worker {worker.name} has blocks of {worker.block_size} tokens, others of "
-                    f"{worker.model} have {size}; its cache cannot be matched: give all the same"
+                    f"{worker.model} have {size}; its cache cannot be matched: use one block size"
                 )
             self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
         self._context_lengths = {
-            model: None if None in told else max(n for n in told if n is not None)
-            for model, told in lengths.items()
+            model: None if None in found else max(n for n in found if n is not None)
+            for model, found in lengths.items()
         }
-        # An engine's event stream reports this code too; only what was found here is cleared here.
+        # An engine's event stream reports this code too; only conditions set here are cleared here.
         for name in self._mismatched - set(mismatched):
             self.clear_condition(codes.BLOCK_SIZE_MISMATCH, name)
         for name, message in mismatched.items():
@@ -375,7 +375,7 @@ class RoutingService:
 def excluding(
     request: RoutingRequest, failed: Iterable[int], everyone: Iterable[Worker]
 ) -> RoutingRequest:
-    """The request with some workers ruled out: those that failed it already."""
+    """The request without the workers that failed it already."""
     gone = frozenset(failed)
     if not gone:
         return request

@@ -1,4 +1,8 @@
-"""What an engine says about itself and its load, and the Worker that follows from its spec."""
+"""Facts about an engine and its load, read over HTTP, and the Worker built from them and its spec.
+
+Simulated engines report both in JSON of their own. For vLLM and SGLang the model comes from the
+OpenAI API and the load from their metrics.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,10 @@ _WILDCARD = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - recognised
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What could be learned over HTTP; empty for an engine that tells nothing.
+    """Facts that an engine reports over HTTP; empty where it reports nothing.
 
     ``engine_id`` changes with every restart of the process, where the engine has one.
-    ``adapters`` are LoRA adapters that it serves under names of their own.
+    ``adapters`` are the names of LoRA adapters that it serves.
     """
 
     model: str | None = None
@@ -43,10 +47,10 @@ class EngineFacts:
 
 
 def facts_from_info(info: Mapping[str, Any], host: str) -> EngineFacts:
-    """The facts in a simulated engine's ``GET /engine/info``; what has a wrong type is left out.
+    """The facts in a simulated engine's ``GET /engine/info``; fields of a wrong type are left out.
 
-    KV-event endpoints count only on ``host``, the worker's own: an engine may not make the
-    frontend dial somewhere else.
+    KV-event endpoints count only on ``host``, the worker's own: an engine must not make the
+    frontend connect to another host.
     """
     rows = info.get("kv_events")
     first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
@@ -67,8 +71,8 @@ def facts_from_info(info: Mapping[str, Any], host: str) -> EngineFacts:
 
 
 def facts_from_models(answer: Mapping[str, Any]) -> EngineFacts:
-    """The facts in an OpenAI ``GET /v1/models``: the first model, its length if it is told, and
-    the LoRA adapters that name it as their parent (vLLM)."""
+    """The facts in an OpenAI ``GET /v1/models``: the first model, its length if reported, and
+    the LoRA adapters whose parent it is (vLLM)."""
     rows = answer.get("data")
     rows = rows if isinstance(rows, list) else []
     first = rows[0] if rows and isinstance(rows[0], dict) else {}
@@ -84,9 +88,9 @@ def facts_from_models(answer: Mapping[str, Any]) -> EngineFacts:
 def build_worker(
     spec: WorkerSpec, facts: EngineFacts, *, model: str | None, block_size: int
 ) -> Worker:
-    """The worker to register: the spec's word first, then the engine's, then the defaults.
+    """The worker to register: values of the spec, else of the engine, else the defaults.
 
-    Raises WorkerSpecError where the model is not known or the parts contradict each other.
+    Raises WorkerSpecError where the model is unknown or the values contradict each other.
     """
     served = spec.model or facts.model or model
     if served is None:
@@ -94,18 +98,18 @@ def build_worker(
             f"worker {spec.name}: its model is unknown; give model=, or let {spec.url}/v1/models "
             "answer"
         )
-    told = dict(facts.runtime_config)
-    domains = {**(told.get("topology_domains") or {}), **spec.domains}
+    reported = dict(facts.runtime_config)
+    domains = {**(reported.get("topology_domains") or {}), **spec.domains}
     values: dict[str, Any] = {
-        **told,
+        **reported,
         "topology_domains": domains,
-        "taints": [*(told.get("taints") or ()), *spec.taints],
+        "taints": [*(reported.get("taints") or ()), *spec.taints],
         "data_parallel_size": spec.dp or facts.dp or 1,
-        "total_kv_blocks": spec.total_blocks or told.get("total_kv_blocks"),
+        "total_kv_blocks": spec.total_blocks or reported.get("total_kv_blocks"),
         "max_num_batched_tokens": (
-            spec.max_num_batched_tokens or told.get("max_num_batched_tokens")
+            spec.max_num_batched_tokens or reported.get("max_num_batched_tokens")
         ),
-        "context_length": told.get("context_length") or facts.context_length,
+        "context_length": reported.get("context_length") or facts.context_length,
     }
     try:
         role = spec.role or (Role(facts.role) if facts.role else Role.AGGREGATED)
@@ -126,7 +130,7 @@ def build_worker(
 
 
 def event_sources(spec: WorkerSpec, facts: EngineFacts, worker: Worker) -> list[KvEventSource]:
-    """The KV-event streams to follow, one a data-parallel rank; raises WorkerSpecError."""
+    """The KV-event streams to follow, one for each data-parallel rank; raises WorkerSpecError."""
     endpoint = _chosen(spec.kv_events, facts.kv_events)
     if not endpoint:
         return []
@@ -150,7 +154,7 @@ def event_sources(spec: WorkerSpec, facts: EngineFacts, worker: Worker) -> list[
 
 
 def bootstrap_address(spec: WorkerSpec, facts: EngineFacts) -> tuple[str, int] | None:
-    """Where decode engines meet this prefill engine, if it hands over that way."""
+    """The bootstrap address of a prefill engine (SGLang), if it has one."""
     address = spec.bootstrap or facts.bootstrap
     if not address:
         return None
@@ -159,7 +163,7 @@ def bootstrap_address(spec: WorkerSpec, facts: EngineFacts) -> tuple[str, int] |
 
 
 def load_report(worker_id: int, row: object) -> LoadReported | None:
-    """A rank's own numbers from ``GET /load``; None for a row that is not one."""
+    """A rank's load from a row of ``GET /load``; None for an invalid row."""
     if not isinstance(row, dict):
         return None
 
@@ -176,13 +180,13 @@ def load_report(worker_id: int, row: object) -> LoadReported | None:
 
 
 def count_of(row: Mapping[str, Any], key: str) -> int | None:
-    """A whole number of an engine's answer; None where there is none."""
+    """A whole number of an engine's response; None if missing or invalid."""
     value = row.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _chosen(told: str | None, found: str | None) -> str | None:
-    return found if told is None else told
+def _chosen(specified: str | None, found: str | None) -> str | None:
+    return found if specified is None else specified
 
 
 def _own(endpoint: object, host: str) -> str | None:
@@ -209,28 +213,30 @@ def _count(value: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """One reading. ``waiting``: rank -> requests that wait there. ``told``: whether the engine
-    says anything of its load at all."""
+    """One reading. ``waiting``: rank -> requests that wait there. ``reported``: whether the engine
+    reports any load."""
 
     reports: tuple[LoadReported, ...] = ()
     waiting: Mapping[int, int] = field(default_factory=dict)
-    told: bool = False
+    reported: bool = False
 
 
-class EngineQuestions:
-    """Asks over ``upstream``; ``timeout_s`` for each answer. Silence and odd answers tell nothing;
-    nothing is raised for them."""
+class EngineReader:
+    """Reads facts and load of engines; ``timeout_s`` for each response.
+
+    Missing and invalid responses count as "not reported"; nothing is raised for them.
+    """
 
     def __init__(self, upstream: Upstream, timeout_s: float) -> None:
         self._upstream = upstream
         self._timeout_s = timeout_s
 
     async def facts(self, spec: WorkerSpec) -> EngineFacts:
-        """What the engine says about itself."""
-        info = await self._ask(f"{spec.url}/engine/info")
+        """The facts that the engine reports."""
+        info = await self._read_object(f"{spec.url}/engine/info")
         if info is not None and info.get("simulated") is True:
             return facts_from_info(info, spec.host)
-        models = await self._ask(f"{spec.url}/v1/models")
+        models = await self._read_object(f"{spec.url}/v1/models")
         facts = facts_from_models(models) if models is not None else EngineFacts()
         gauges = await self._gauges(spec.url)
         total = gauges[0].total_blocks if 0 in gauges else None
@@ -238,7 +244,7 @@ class EngineQuestions:
 
     async def simulated_load(self, url: str, worker: Worker) -> EngineLoad:
         """The load of a simulated engine."""
-        load = await self._ask(f"{url}/load")
+        load = await self._read_object(f"{url}/load")
         rows = load.get("ranks") if load is not None else None
         reports, waiting = [], {}
         for row in rows if isinstance(rows, list) else ():
@@ -251,15 +257,15 @@ class EngineQuestions:
         return EngineLoad(tuple(reports), waiting, bool(reports))
 
     async def load(self, url: str, worker: Worker) -> EngineLoad:
-        """The load of any other engine, as its metrics tell it."""
+        """The load of any other engine, from its metrics."""
         gauges = await self._gauges(url)
         total = worker.runtime_config.total_kv_blocks
         reports = tuple(
             LoadReported(worker.worker_id, rank, kv_used_blocks=used)
-            for rank, told in gauges.items()
-            if rank in worker.ranks and (used := told.used_blocks(total)) is not None
+            for rank, gauge in gauges.items()
+            if rank in worker.ranks and (used := gauge.used_blocks(total)) is not None
         )
-        waiting = {r: told.waiting for r, told in gauges.items() if told.waiting is not None}
+        waiting = {rank: one.waiting for rank, one in gauges.items() if one.waiting is not None}
         return EngineLoad(reports, waiting, bool(gauges))
 
     async def _gauges(self, url: str) -> Mapping[int, EngineGauges]:
@@ -269,7 +275,7 @@ class EngineQuestions:
             return {}
         return read_engine_metrics(body) if status == 200 else {}
 
-    async def _ask(self, url: str) -> dict[str, Any] | None:
+    async def _read_object(self, url: str) -> dict[str, Any] | None:
         try:
             status, body = await self._upstream.get(url, self._timeout_s)
             answer = msgspec.json.decode(body) if status == 200 else None

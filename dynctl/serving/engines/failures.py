@@ -1,4 +1,4 @@
-"""What can go wrong between the router and an engine, with a name for each."""
+"""The failures between the router and an engine, each with a name."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ import aiohttp
 
 @dataclass(eq=False)
 class UpstreamFailure(Exception):
-    """An engine did not do its part.
+    """A request to an engine failed.
 
-    ``kind``: ``refused`` (nobody listens), ``connect``, ``reset``, ``timeout``, ``status`` (an
+    ``kind``: ``refused`` (no process listens), ``connect``, ``reset``, ``timeout``, ``status`` (an
     error answer, then ``status``, ``body`` and ``content_type`` hold it) or ``protocol``.
-    ``retryable``: another engine may well do better.
+    ``retryable``: another engine may succeed.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class UpstreamFailure(Exception):
 
 
 def connect_failure(where: str, error: Exception) -> UpstreamFailure:
-    """Nothing was sent: the connection did not come about. ``where`` is the engine's origin."""
+    """The connection failed, so nothing was sent. ``where`` is the engine's origin."""
     text = str(error)
     # With several addresses asyncio joins the errors into one text.
     refused = isinstance(error, ConnectionRefusedError) or (
@@ -46,21 +46,21 @@ def connect_failure(where: str, error: Exception) -> UpstreamFailure:
     if isinstance(error, TimeoutError):
         return UpstreamFailure("connect", f"{where} did not accept a connection in time")
     reason = getattr(error, "strerror", None) or text or type(error).__name__
-    return UpstreamFailure("connect", f"{where} cannot be reached: {reason}")
+    return UpstreamFailure("connect", f"{where} is not reachable: {reason}")
 
 
 def control_failure(where: str, error: Exception) -> UpstreamFailure:
-    """A control request that failed; raises what is no failure of the engine."""
+    """A control request that failed; raises ``error`` if the engine is not its cause."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return connect_failure(where, TimeoutError())
     if isinstance(error, aiohttp.ClientConnectorError):
         return connect_failure(where, error.os_error)
     if isinstance(error, TimeoutError):
-        return UpstreamFailure("timeout", f"{where} did not answer in time")
+        return UpstreamFailure("timeout", f"{where} did not respond in time")
     if isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, OSError)):
-        return UpstreamFailure("reset", f"{where} broke the connection")
+        return UpstreamFailure("reset", f"{where} closed the connection")
     if isinstance(error, aiohttp.ClientPayloadError):
-        return UpstreamFailure("reset", f"{where} broke off its answer")
+        return UpstreamFailure("reset", f"{where} closed the connection during its response")
     if isinstance(error, aiohttp.ClientError):
         return UpstreamFailure("protocol", f"{where}: {type(error).__name__}")
     raise error

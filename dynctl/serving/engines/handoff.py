@@ -1,4 +1,4 @@
-"""The messages of a prefill to decode hand-off, as vLLM and SGLang engines expect them."""
+"""The messages of a hand-off from prefill to decode, in the formats of vLLM and SGLang."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,12 +13,12 @@ _PULL: Final = {
     "remote_host": None,
     "remote_port": None,
 }
-#: Fields that ask for more than the one token that a prefill hop makes.
+#: Fields that request more than the one token of a prefill hop.
 _DROPPED: Final = ("stream_options", "min_tokens", "best_of", "n")
 
 
 def prefill_body(body: Mapping[str, Any]) -> bytes:
-    """vLLM's prefill request: one token, no stream, and the blocks kept for a puller."""
+    """vLLM's prefill request: one token, no stream, blocks kept for the decode engine."""
     plain = {key: value for key, value in body.items() if key not in _DROPPED}
     plain["stream"] = False
     plain["max_tokens"] = 1
@@ -28,29 +28,29 @@ def prefill_body(body: Mapping[str, Any]) -> bytes:
 
 
 def decode_body(body: Mapping[str, Any], kv_transfer_params: Mapping[str, Any] | None) -> bytes:
-    """vLLM's decode request: the client's own, and where its blocks lie."""
+    """vLLM's decode request: the client's request, and the location of its blocks."""
     if kv_transfer_params is None:
         return msgspec.json.encode(body)
     return msgspec.json.encode({**body, "kv_transfer_params": kv_transfer_params})
 
 
 def kv_transfer_params(answer: bytes) -> Mapping[str, Any] | None:
-    """What a prefill engine answered for the puller; None where it says nothing.
+    """The transfer parameters in a prefill engine's response; None if it has none.
 
-    Raises ValueError for an answer that is no JSON object.
+    Raises ValueError for a response that is not a JSON object.
     """
     try:
         found = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise ValueError("the prefill answer is not JSON") from None
+        raise ValueError("the prefill response is not JSON") from None
     if not isinstance(found, dict):
-        raise ValueError("the prefill answer is not a JSON object")
+        raise ValueError("the prefill response is not a JSON object")
     params = found.get("kv_transfer_params")
     return params if isinstance(params, dict) else None
 
 
 def bootstrap_room(sample: float, dp_size: int, dp_rank: int) -> int:
-    """A room number below 2^53 (JSON-safe) that names the prefill rank: ``room % dp_size``.
+    """A room number below 2^53 (JSON-safe) that encodes the prefill rank: ``room % dp_size``.
 
     ``sample``: a random number in [0, 1).
     """

@@ -1,10 +1,10 @@
-"""A lean HTTP/1.1 client for the way between the router and its engines.
+"""A lean HTTP/1.1 client for requests from the router to its engines.
 
-It does what that way needs and nothing else: POST with a whole body, answers with a length, in
-chunks or until the end, kept-alive connections, bounds. What it adds to a general client is the
-pipe (:mod:`dynctl.serving.engines.response_stream`): whole chunks of a stream go to the client's
-transport from the very callback that received them, frames and all, without waking a task for each
-token.
+It supports POST with a whole body, responses with a length, in chunks or until the end, kept-alive
+connections, and bounds. Unlike a general client it has a pipe
+(:mod:`dynctl.serving.engines.response_stream`): whole chunks of a stream go to the client's
+transport directly from the callback that received them, with their frames, without waking a task
+for each token.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _IDLE_CONNECTIONS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an engine listens, and the path before its endpoints."""
+    """The address of an engine, and the path prefix of its endpoints."""
 
     host: str
     port: int
@@ -36,7 +36,7 @@ class Origin:
 
     @property
     def key(self) -> tuple[str, bool]:
-        """What connections are shared by: the same for every path of an engine."""
+        """The key of shared connections: the same for every path of an engine."""
         return self.netloc, self.tls
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class EngineClient:
         self._closed = False
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> EngineStream:
-        """Send a request and wait for the head of its answer; raises UpstreamFailure."""
+        """Send a request and wait for the head of its response; raises UpstreamFailure."""
         origin = origin_of(url)
         connection = self._reused(origin) or await self._connect(origin)
         stream = EngineStream(connection, str(origin), self._bounds)
@@ -82,7 +82,7 @@ class EngineClient:
         self._idle.clear()
 
     def released(self, connection: "_Connection") -> None:
-        """A connection whose answer is complete may take another request."""
+        """Keep a connection for another request; its response is complete."""
         idle = self._idle.setdefault(connection.origin.key, deque())
         if self._closed or len(idle) >= _IDLE_CONNECTIONS:
             connection.abort()
@@ -101,7 +101,7 @@ class EngineClient:
         idle = self._idle.get(origin.key)
         now = asyncio.get_running_loop().time()
         while idle:
-            connection = idle.pop()  # the warmest; the rest grow old and are closed here
+            connection = idle.pop()  # the most recent; older ones are closed here
             if connection.usable and now - connection.idle_since < KEEPALIVE_S:
                 return connection
             connection.abort()
@@ -124,7 +124,7 @@ class EngineClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One TCP connection, used by one answer at a time."""
+    """One TCP connection, used by one response at a time."""
 
     __slots__ = ("_client", "_stream", "_transport", "idle_since", "keep", "origin", "usable")
 
@@ -168,13 +168,13 @@ class _Connection(asyncio.Protocol):
     # -- asyncio.Protocol ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self.usable = True
         self._client.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._stream is None:
-            self.abort()  # nobody asked
+            self.abort()  # without a request
         else:
             self._stream.received(data)
 

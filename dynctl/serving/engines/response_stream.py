@@ -1,7 +1,7 @@
-"""One answer of an engine, read from its bytes: head, length or chunks, and the end.
+"""One response of an engine, parsed from its bytes: head, length or chunks, and the end.
 
-No socket is here: a :class:`Wire` feeds it and is told to pause, to resume, or that it is done.
-Strict on purpose: an answer that could be read in two ways is an error, not a guess.
+Without a socket: a :class:`Wire` feeds it, and it pauses, resumes and releases that wire.
+Strict on purpose: an ambiguous response is an error.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from dynctl.serving.engines.failures import UpstreamFailure
 
-#: A stream that its reader leaves alone stops being read beyond this.
+#: Bytes that wait for the reader before the connection is paused.
 _BUFFER_BYTES: Final = 256 * 1024
 #: One chunk of a stream; engines send a few hundred bytes.
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
@@ -35,7 +35,7 @@ class ClientBounds:
 
 
 class Wire(Protocol):
-    """The connection under an answer. ``keep``: it may take another request afterwards."""
+    """The connection of a response. ``keep``: it may take another request afterwards."""
 
     keep: bool
 
@@ -47,11 +47,11 @@ class Wire(Protocol):
         """Cut it."""
 
     def finished(self, *, clean: bool) -> None:
-        """The answer is complete; ``clean``: nothing came after it."""
+        """The response is complete; ``clean``: no bytes followed it."""
 
 
 class EngineStream:
-    """One answer. ``headers`` have lower-case names; a repeated header's last value counts."""
+    """One response. ``headers`` have lower-case names; a repeated header's last value counts."""
 
     __slots__ = (
         "_bounds",
@@ -97,17 +97,17 @@ class EngineStream:
     # -- reading ---------------------------------------------------------------------------
 
     async def head(self) -> None:
-        """Until status and headers are there."""
+        """Wait until status and headers have arrived."""
         while not self.status:
             await self._wait()
 
     @property
     def exhausted(self) -> bool:
-        """Whether the answer is complete and everything of it was read."""
+        """Whether the response is complete and was read to its end."""
         return self.done and not self._pieces
 
     async def readany(self) -> bytes:
-        """What has arrived of the body, at least a byte; empty at its end."""
+        """The part of the body that has arrived, at least a byte; empty at its end."""
         while not self._pieces:
             if self.done:
                 return b""
@@ -120,23 +120,23 @@ class EngineStream:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self, limit: int) -> bytes:
-        """The whole body; raises UpstreamFailure for a broken one or more than ``limit`` bytes."""
+        """The whole body; raises UpstreamFailure if incomplete or longer than ``limit`` bytes."""
         parts: list[bytes] = []
         size = 0
         while piece := await self.readany():
             size += len(piece)
             if size > limit:
                 self.close()
-                raise UpstreamFailure("protocol", f"{self.origin} answered more than {limit} bytes")
+                raise UpstreamFailure("protocol", f"{self.origin} sent more than {limit} bytes")
             parts.append(piece)
         return b"".join(parts)
 
     async def pipe(self, take: Callable[[bytes], bool]) -> bool:
         """Hand whole chunks, with their frames, to ``take`` as they arrive.
 
-        For a chunked answer whose pieces were all read. Returns True at the end; False when
-        there is something for :meth:`readany`: ``take`` said that its side is full, or the last
-        chunks came together with the end, so that both can be passed on in one write.
+        For a chunked response without unread pieces. Returns True at the end; False when there is
+        something for :meth:`readany`: ``take`` reported that its side is full, or the last chunks
+        arrived together with the end, so that both can be passed on in one write.
         Raises UpstreamFailure.
         """
         if not self.chunked or self._pieces:
@@ -150,7 +150,7 @@ class EngineStream:
         return self.exhausted
 
     def close(self) -> None:
-        """Done with it: an incomplete answer costs its connection, which stops the engine."""
+        """Release the response; an incomplete one closes its connection, which stops the engine."""
         self._timer.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -159,7 +159,7 @@ class EngineStream:
     # -- called by the connection ----------------------------------------------------------
 
     def received(self, data: bytes) -> None:
-        """More bytes of this answer."""
+        """Take more bytes of this response."""
         if self._failure is not None:
             return
         self._last_read = self._loop.time()
@@ -179,14 +179,18 @@ class EngineStream:
         self._wake()
 
     def ended(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection was closed."""
         self._connection = None
         if self.done:
             return
         if error is None and self.status and self._length == _UNTIL_CLOSE:
             self._finish(b"")
         else:
-            what = "broke off its answer" if self.status else "broke the connection"
+            what = (
+                "closed the connection during its response"
+                if self.status
+                else "closed the connection"
+            )
             self._fail(UpstreamFailure("reset", f"{self.origin} {what}"))
         self._wake()
 
@@ -200,7 +204,7 @@ class EngineStream:
             raise self._failure
 
     async def _wait(self) -> None:
-        """Until something happened; raises the failure once everything before it was read."""
+        """Wait for a change; raises the failure once everything before it was read."""
         self._raise_failure()
         self._waiter = self._loop.create_future()
         try:
@@ -218,25 +222,25 @@ class EngineStream:
             waiter.set_result(None)
 
     def _parse_head(self, data: bytes) -> bytes:
-        """Read status and headers; what follows them. Keeps an incomplete head for later."""
+        """Parse status and headers; returns the bytes after them. Keeps an incomplete head."""
         end = data.find(b"\r\n\r\n")
         if end < 0 or end > self._bounds.header_bytes:
             if len(data) > self._bounds.header_bytes:
-                self._protocol("its headers are too long")
+                self._protocol("headers too long")
             self._tail = data
             return b""
         first, *lines = data[:end].split(b"\r\n")
         status = _STATUS.fullmatch(first)
         if status is None or status[2].startswith(b"1"):
-            # We ask for nothing that an interim answer could be about.
-            self._protocol("its answer is not a final HTTP/1.1 one")
+            # No request of ours can cause an interim response.
+            self._protocol("not a final HTTP/1.1 response")
             return b""
         headers: dict[str, str] = {}
         lengths = set()
         for line in lines:
             name, colon, value = line.partition(b":")
             if not colon or not _NAME.fullmatch(name):
-                self._protocol("it sent a malformed header")
+                self._protocol("malformed header")
                 return b""
             key, text = name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
             headers[key] = text
@@ -247,18 +251,18 @@ class EngineStream:
         return data[end + 4 :]
 
     def _frame(self, status: int, keeps: bool, lengths: set[str]) -> None:
-        """How long the body is, and whether the connection outlives it."""
+        """The length of the body, and whether the connection stays open after it."""
         headers = self.headers
         encoding = headers.get("transfer-encoding")
         if encoding is not None:
             if encoding.lower() != "chunked" or lengths:
-                self._protocol("it frames its answer in two ways")
+                self._protocol("ambiguous length (transfer-encoding and content-length)")
                 return
             self.chunked = True
         elif lengths:
             text = next(iter(lengths))
             if len(lengths) > 1 or not (text.isascii() and text.isdigit() and len(text) < 16):
-                self._protocol("its content-length is not a number")
+                self._protocol("content-length is not a number")
                 return
             self._length = int(text)
         elif status in (204, 304):
@@ -266,8 +270,8 @@ class EngineStream:
         else:
             self._length, keeps = _UNTIL_CLOSE, False
         if self._connection is not None:
-            told = headers.get("connection", "").lower()
-            self._connection.keep = keeps and "close" not in told
+            connection = headers.get("connection", "").lower()
+            self._connection.keep = keeps and "close" not in connection
         self.status = status
 
     def _counted(self, data: bytes) -> None:
@@ -282,19 +286,19 @@ class EngineStream:
         self._finish(rest)
 
     def _chunks(self, data: bytes) -> None:
-        """Cut whole chunks off; piped with their frames, or kept without."""
+        """Take whole chunks: piped with their frames, or kept without."""
         position, total, ends = 0, len(data), False
         piped = self._pipe
         while position < total:
             line = data.find(b"\r\n", position, position + _SIZE_LINE_BYTES)
             if line < 0:
                 if total - position >= _SIZE_LINE_BYTES:
-                    self._protocol("a chunk has no size")
+                    self._protocol("chunk without a size")
                     return
                 break
             size = _chunk_size(data[position:line])
             if size is None or size > _CHUNK_BYTES:
-                self._protocol("a chunk's size is not one")
+                self._protocol("invalid chunk size")
                 return
             if size == 0:
                 ends = True
@@ -303,7 +307,7 @@ class EngineStream:
             if after + 2 > total:
                 break
             if data[after : after + 2] != b"\r\n":
-                self._protocol("a chunk does not end where it said")
+                self._protocol("chunk longer than its size")
                 return
             if piped is None:
                 self._keep(data[line + 2 : after])
@@ -330,7 +334,7 @@ class EngineStream:
         if end >= 0:
             self._finish(rest[end + 4 :])
         elif len(rest) > self._bounds.header_bytes:
-            self._protocol("its trailers are too long")
+            self._protocol("trailers too long")
         else:
             self._tail = rest
 
@@ -369,11 +373,11 @@ class EngineStream:
         limit = self._bounds.idle_s if self.status else self._bounds.first_byte_s
         left = self._last_read + limit - self._loop.time()
         if self._paused:
-            left = limit  # it is our side that is slow
+            left = limit  # our side is slow
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_silence)
             return
-        self._fail(UpstreamFailure("timeout", f"{self.origin} was silent for {limit:g} s"))
+        self._fail(UpstreamFailure("timeout", f"{self.origin} sent nothing for {limit:g} s"))
 
 
 @lru_cache(maxsize=4096)

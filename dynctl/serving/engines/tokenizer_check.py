@@ -1,4 +1,7 @@
-"""Our tokens against the engine's, once a model: a difference silently kills every overlap."""
+"""Compare the frontend's tokens with the engine's, once for each model.
+
+A difference makes every overlap zero, without an error.
+"""
 
 from dynctl.health import conditions as codes
 from dynctl.serving.fleet import Fleet, Member
@@ -15,7 +18,7 @@ _PROMPTS = (
 
 
 class TokenizerCheck:
-    """Compares once for each model, at the first engine of it that has ``/tokenize``."""
+    """Compares once for each model, with the first of its engines that has ``/tokenize``."""
 
     def __init__(self, service: RoutingService, fleet: Fleet) -> None:
         self._service = service
@@ -23,7 +26,7 @@ class TokenizerCheck:
         self._checked: set[str] = set()
 
     async def run(self) -> None:
-        """Check the models that were not checked yet."""
+        """Check the models that are not checked yet."""
         for member in self._fleet:
             worker = member.worker
             if worker is None or member.problem is not None or worker.model in self._checked:
@@ -51,8 +54,9 @@ class TokenizerCheck:
                 break
         if difference is not None:
             message = (
-                f"--model-path does not tokenize {model} as {member.spec.name} does ({difference});"
-                " cached prefixes will not be found: give the model's own directory"
+                f"--model-path tokenizes {model} differently from {member.spec.name} "
+                f"({difference});"
+                " cached prefixes will not match: use the model's own directory"
             )
             self._service.set_condition(codes.TOKENIZER_DIFFERS, model, message)
         if compared:

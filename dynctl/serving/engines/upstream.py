@@ -1,4 +1,4 @@
-"""Talking to engines over HTTP: requests on the data path, and small bounded control calls."""
+"""HTTP requests to engines: inference on the data path, and small bounded control calls."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -41,7 +41,7 @@ class Upstream:
         await self.close()
 
     def start(self) -> None:
-        """Open for requests; needs a running event loop."""
+        """Open the clients; needs a running event loop."""
         limits = self._limits
         self._client = EngineClient(
             ClientBounds(
@@ -70,7 +70,7 @@ class Upstream:
             self._session = None
 
     async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> EngineStream:
-        """POST an inference request; the answer's head is there, its body is not read.
+        """POST an inference request; returns when the response's head has arrived.
 
         The caller closes it. Raises UpstreamFailure, also for an error status.
         """
@@ -112,9 +112,7 @@ class Upstream:
                     found += more
         except Exception as error:
             raise control_failure(where, error) from error
-        raise UpstreamFailure(
-            "protocol", f"{where} answered more than {_CONTROL_ANSWER_BYTES} bytes"
-        )
+        raise UpstreamFailure("protocol", f"{where} sent more than {_CONTROL_ANSWER_BYTES} bytes")
 
 
 async def _refused(stream: EngineStream) -> UpstreamFailure:
@@ -126,7 +124,7 @@ async def _refused(stream: EngineStream) -> UpstreamFailure:
         stream.close()
     return UpstreamFailure(
         "status",
-        f"{stream.origin} answered {stream.status}",
+        f"{stream.origin} returned status {stream.status}",
         status=stream.status,
         body=body,
         retry_after=stream.headers.get("retry-after"),

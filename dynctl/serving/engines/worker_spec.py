@@ -1,8 +1,8 @@
-"""How a person names an engine: ``URL[,key=value]...`` on the command line, the same keys in YAML.
+"""Worker specs: ``URL[,key=value]...`` on the command line, the same keys in YAML.
 
 ``http://127.0.0.1:8001,name=prefill-a0,role=prefill,zone=zone-a,kv-events=tcp://127.0.0.1:5557``
 
-Keys that are not reserved are topology domains. What is left out is asked of the engine
+Keys that are not reserved are topology domains. Missing values are read from the engine
 (:mod:`dynctl.serving.engines.facts`).
 """
 
@@ -22,14 +22,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 _DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
 _MAX_SPEC: Final = 4096
 
-#: Key -> what is expected, as errors say it.
+#: Key -> the expected value, for error messages.
 RESERVED: Final[Mapping[str, str]] = {
     "url": "http://HOST:PORT",
     "name": "a name of letters, digits and . _ / : -, at most 128",
     "role": " or ".join(_ROLES),
     "kv-events": "tcp://HOST:PORT of the engine's KV events, or off",
     "replay": "tcp://HOST:PORT of the engine's replay socket, or off",
-    "block-size": "tokens a block, 1 to 4096",
+    "block-size": "tokens per block, 1 to 4096",
     "dp": f"data-parallel ranks, 1 to {MAX_RANKS}",
     "total-blocks": "KV blocks of a rank, 1 or more",
     "max-num-batched-tokens": "tokens, 1 or more",
@@ -41,14 +41,14 @@ RESERVED: Final[Mapping[str, str]] = {
 
 
 class WorkerSpecError(ValueError):
-    """A worker spec that cannot be used; names the key, the value and what was expected."""
+    """An invalid worker spec; the message has the key, the value and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One engine as a person described it; None means "ask the engine".
+    """The description of one engine; None means "read it from the engine".
 
-    ``url`` has no trailing slash. ``kv_events`` and ``replay`` are ``""`` when switched off.
+    ``url`` has no trailing slash. ``kv_events`` and ``replay`` are ``""`` if off.
     """
 
     url: str
@@ -68,7 +68,7 @@ class WorkerSpec:
 
     @property
     def worker_id(self) -> int:
-        """A u64 that stays the same over restarts: it comes from the name."""
+        """A u64 from the name: the same after a restart."""
         return xxh3_64_intdigest(self.name.encode())
 
     @property
@@ -77,7 +77,7 @@ class WorkerSpec:
 
 
 def parse_worker_spec(text: str) -> WorkerSpec:
-    """A ``--worker`` argument; raises WorkerSpecError."""
+    """Parse a ``--worker`` argument; raises WorkerSpecError."""
     if len(text) > _MAX_SPEC:
         raise WorkerSpecError(f"--worker: at most {_MAX_SPEC} characters, got {len(text)}")
     url, *rest = text.split(",")
@@ -94,7 +94,7 @@ def parse_worker_spec(text: str) -> WorkerSpec:
             plain.setdefault("taint", []).append(value.strip())
             continue
         if _canonical(key) in plain:
-            raise WorkerSpecError(f"--worker {url}: {key} is given twice")
+            raise WorkerSpecError(f"--worker {url}: {key} occurs twice")
         plain[_canonical(key)] = value.strip()
     return worker_spec(plain, where=f"--worker {url}")
 
@@ -102,7 +102,7 @@ def parse_worker_spec(text: str) -> WorkerSpec:
 def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:
     """A spec from keys and values (YAML, ``POST /v1/workers``); raises WorkerSpecError.
 
-    ``domains`` may be a mapping, beside or instead of keys of their own. ``where`` starts every
+    ``domains`` may be a mapping, with or without separate keys. ``where`` starts every
     message.
     """
     given = {_canonical(str(key)): value for key, value in plain.items()}
@@ -160,7 +160,7 @@ def _url(value: object, where: str) -> str:
         raise _wrong(where, "url", value)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise WorkerSpecError(
-            f"{where}: url may not hold credentials, a query or a fragment; expected "
+            f"{where}: url must not have credentials, a query or a fragment; expected "
             f"{RESERVED['url']}"
         )
     path = parts.path.rstrip("/").removesuffix("/v1")
@@ -168,7 +168,7 @@ def _url(value: object, where: str) -> str:
 
 
 def _not_a_slip(key: str, value: object, where: str) -> None:
-    """A key that is nearly a reserved one was hardly meant as a topology domain."""
+    """Refuse a key that is almost a reserved one: most likely a typing error, not a domain."""
     near = difflib.get_close_matches(key.replace("_", "-"), RESERVED, n=1, cutoff=0.8)
     if near:
         raise WorkerSpecError(

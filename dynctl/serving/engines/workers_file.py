@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkersFileError(WorkerSpecError):
-    """A workers file that cannot be used; names the file, the entry and what was expected."""
+    """An invalid workers file; the message has the file, the entry and what was expected."""
 
 
 def read_workers_file(path: Path) -> list[WorkerSpec]:
@@ -54,13 +54,13 @@ def read_workers_file(path: Path) -> list[WorkerSpec]:
         except WorkerSpecError as error:
             raise WorkersFileError(str(error)) from None
         if spec.name in specs:
-            raise WorkersFileError(f"{where}: the name {spec.name!r} is used twice; give name=")
+            raise WorkersFileError(f"{where}: the name {spec.name!r} occurs twice; set name=")
         specs[spec.name] = spec
     return list(specs.values())
 
 
 class WorkersFile:
-    """Keeps the fleet as the file says. A bad file keeps the old fleet and is a condition."""
+    """Applies the file to the fleet when it changes; an invalid file is a condition."""
 
     def __init__(
         self, path: Path, fleet: Fleet, service: RoutingService, poll_s: float = 1.0
@@ -72,7 +72,7 @@ class WorkersFile:
         self._seen: tuple[int, int, int] | None = None
 
     async def load(self) -> None:
-        """Read it now; raises WorkersFileError (at start a bad file is an error)."""
+        """Read it now; raises WorkersFileError (at start an invalid file is an error)."""
         self._seen = self._stamp()
         await self._take(read_workers_file(self._path))
 
@@ -87,7 +87,7 @@ class WorkersFile:
             try:
                 await self._take(read_workers_file(self._path))
             except WorkersFileError as error:
-                message = f"the fleet stays as it is: {error}"
+                message = f"the fleet is unchanged: {error}"
                 self._service.set_condition(codes.WORKERS_FILE_INVALID, subject, message)
             else:
                 self._service.clear_condition(codes.WORKERS_FILE_INVALID, subject)
@@ -98,7 +98,7 @@ class WorkersFile:
         wanted = {spec.name for spec in specs}
         for member in self._fleet:
             if member.source == "file" and member.spec.name not in wanted:
-                _log.info("worker %s left the workers file", member.spec.name)
+                _log.info("worker %s was removed from the workers file", member.spec.name)
                 await self._fleet.remove(member.spec.name)
         try:
             await asyncio.gather(*(self._fleet.add(spec, "file") for spec in specs))

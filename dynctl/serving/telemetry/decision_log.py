@@ -1,9 +1,9 @@
-"""Decisions in the log, in the words that operators of each preset grep for.
+"""Log lines of decisions, in the format that operators of each preset search for.
 
-Under the preset ``dynamo-0.9`` a hop is logged as the 0.9 guides show it, one ``Formula for`` line
-a candidate and one ``Selected worker:`` line; otherwise as Dynamo 1.6 logs it, ``Selected worker
-router_mode="kv" ... logit=...``. Refusals are logged as warnings whatever the level, since each
-one is a request that somebody lost. Prompts never get here: a Decision has none.
+With the preset ``dynamo-0.9`` a hop is logged as in the 0.9 guides, one ``Formula for`` line for
+each candidate and one ``Selected worker:`` line; otherwise as Dynamo 1.6 logs it, ``Selected worker
+router_mode="kv" ... logit=...``. Refusals are logged as warnings at every level, since each
+one is a lost request. Prompts are never logged: a Decision has none.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TreeSize = Callable[[WorkerWithDpRank], int]
 class DecisionLog(ServiceObserver):
     """Writes decisions to a logger.
 
-    ``level``: ``off`` (refusals alone), ``winner``, or ``all`` (every candidate with its terms).
-    ``tree_size`` tells how many blocks the index holds of a rank, for the 0.9 line.
+    ``level``: ``off`` (only refusals), ``winner``, or ``all`` (every candidate with its terms).
+    ``tree_size``: blocks of a rank in the index, for the 0.9 line.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DecisionLog(ServiceObserver):
             self.refusal(refusal, record.received_wall)
 
     def hop(self, decision: Decision) -> None:
-        """Log a hop that was decided for a worker."""
+        """Log a hop with a winner."""
         if decision.winner is None or not self._logger.isEnabledFor(logging.INFO):
             return
         extra = {"decision": decision.id}
@@ -84,7 +84,7 @@ class DecisionLog(ServiceObserver):
 def lines(
     decision: Decision, *, every: bool, old: bool, tree_size: TreeSize | None = None
 ) -> list[str]:
-    """The log lines of a hop with a winner. ``every``: candidates too; ``old``: as 0.9 wrote."""
+    """The log lines of a hop with a winner. ``every``: candidates too; ``old``: the 0.9 format."""
     winner = decision.winner
     if winner is None:
         return []
@@ -97,11 +97,11 @@ def lines(
 
 
 def formula_line(decision: Decision, position: int) -> str:
-    """How a candidate's cost came about, as 0.9 wrote it.
+    """The terms of a candidate's cost, in the 0.9 format.
 
     On a decode hop prefill blocks are shown with the weight 0, on a prefill hop decode blocks are
-    0. What 0.9 did not have (a preference's multiplier, a weight on active requests) follows the
-    line that it would have written.
+    0. Terms that 0.9 did not have (a preference's multiplier, a weight on active requests) follow
+    at the end of its line.
     """
     terms = {term.name: term for term in decision.terms}
     ref = decision.refs[position]
@@ -127,7 +127,7 @@ def formula_line(decision: Decision, position: int) -> str:
 
 
 def selected_line_09(decision: Decision, tree_size: TreeSize | None = None) -> str:
-    """The winner as 0.9 wrote it; a decode hop consults no tree and shows 0."""
+    """The winner in the 0.9 format; a decode hop uses no tree and shows 0."""
     winner = _winner(decision)
     ref, worker = decision.refs[winner], decision.workers[winner]
     size = 0 if tree_size is None or decision.stage == "decode" else tree_size(ref)
@@ -139,7 +139,7 @@ def selected_line_09(decision: Decision, tree_size: TreeSize | None = None) -> s
 
 
 def selected_line(decision: Decision) -> str:
-    """The winner as 1.6 writes it. Aggregated hops have the fields of a prefill hop."""
+    """The winner in the 1.6 format. Aggregated hops have the fields of a prefill hop."""
     winner = _winner(decision)
     total = decision.workers[winner].runtime_config.total_kv_blocks
     line = "Selected worker " + _fields(decision, winner)
@@ -152,7 +152,7 @@ def selected_line(decision: Decision) -> str:
 
 
 def candidate_line(decision: Decision, position: int) -> str:
-    """A candidate with its terms; 1.6 has no such line, the fields are named as in its others."""
+    """A candidate with its terms; 1.6 has no such line, the field names are those of its lines."""
     line = "Candidate worker " + _fields(decision, position)
     for term in decision.terms:
         line += f" {term.name}={term.values[position]:g} {term.name}_weight={term.weight:g}"
@@ -184,6 +184,6 @@ def _cached(decision: Decision, position: int) -> int:
 
 
 def _weight(value: float) -> str:
-    """One decimal as in 0.9, more where one would not be the weight."""
+    """One decimal as in 0.9, more if needed for the exact weight."""
     short = f"{value:.1f}"
     return short if float(short) == value else f"{value:g}"

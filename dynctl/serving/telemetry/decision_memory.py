@@ -1,9 +1,8 @@
-"""The decisions of the last while, bounded in bytes: what `why ID` and the dashboard look up.
+"""Recent decisions, bounded in bytes: for `why ID` and the dashboard.
 
 Refusals, decisions with notes, those of small fleets and every 16th other plan are kept whole,
-their columns packed into bytes. Of the rest the winner, the runner-up and the funnel's counts are
-kept: enough to say who won, against whom and by how much, at a few hundred bytes a hop. The oldest
-leave first.
+their columns packed into bytes. Of other plans the winner, the runner-up and the funnel's counts
+are kept: a few hundred bytes per hop. The oldest plans are removed first.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from router_core import RoutingPlan, RoutingRequest, Worker, topology_of
 DEFAULT_BYTES = 64 * 1024 * 1024
 #: One in this many uneventful plans is kept whole.
 SAMPLE_EVERY = 16
-#: Readers that may wait for the next plan at a time; further ones are answered at once.
+#: Readers that may wait for the next plan at a time; further ones return at once.
 MAX_WAITING = 64
 
-# Sizes in bytes of what CPython 3.11 allocates, measured with sys.getsizeof and rounded up; they
-# are estimates that err on the large side. A test holds them against tracemalloc.
+# Bytes that CPython 3.11 allocates, measured with sys.getsizeof and rounded up: estimates on the
+# large side. A test compares them with tracemalloc.
 _PLAN = 500
 _CARD = 1_600
 
@@ -54,7 +53,7 @@ class Remembered(NamedTuple):
 
     @property
     def plan(self) -> RoutingPlan:
-        """The plan again; of one kept in brief, each hop has the winner and the runner-up."""
+        """The plan again; if kept in brief, each hop has only the winner and the runner-up."""
         return RoutingPlan(
             self.id,
             self.model,
@@ -65,7 +64,7 @@ class Remembered(NamedTuple):
         )
 
     def cards(self) -> Iterator[Worker]:
-        """Every worker that the plan holds on to, with repetitions."""
+        """All workers that the plan refers to, with repetitions."""
         for hop in (self.prefill, self.decode):
             if isinstance(hop, BriefHop):
                 yield hop.first[0]
@@ -108,10 +107,10 @@ class Remembered(NamedTuple):
 
 
 class DecisionMemory(ServiceObserver):
-    """Plans by id and by age. Not thread-safe: it lives on the event loop.
+    """Plans by id and by age. Not thread-safe: for the event loop only.
 
-    ``max_bytes`` 0 keeps nothing. A worker's card is counted once, however many plans name it: the
-    cards of workers that changed or left live on in the plans that chose among them.
+    ``max_bytes`` 0 keeps nothing. A worker's card is counted once for all plans that refer to
+    it; cards of changed or removed workers are kept as long as their plans.
     """
 
     def __init__(
@@ -127,14 +126,14 @@ class DecisionMemory(ServiceObserver):
             )
         self.max_bytes = max_bytes
         self.size = 0
-        #: Plans that were recorded, and those that had to leave.
+        #: Plans that were recorded, and those that were removed.
         self.recorded = 0
         self.evicted = 0
         self._sample_every = sample_every
         self._small_fleet = small_fleet
         self._plans: dict[int, Remembered] = {}
         self._by_id: dict[str, tuple[int, ...]] = {}
-        #: Those who wait for the next plan.
+        #: Readers that wait for the next plan.
         self._waiting: list[asyncio.Future[None]] = []
         #: id() of a card -> plans that hold it (and so keep the id from being reused).
         self._cards: dict[int, int] = {}
@@ -169,9 +168,9 @@ class DecisionMemory(ServiceObserver):
                     one.set_result(None)
 
     async def next_recorded(self) -> None:
-        """Until one more plan was recorded; of more than :data:`MAX_WAITING` who wait, none does.
+        """Wait until one more plan is recorded; with :data:`MAX_WAITING` readers, return at once.
 
-        Nothing is recorded where nothing is kept.
+        With ``max_bytes`` 0 no plan is recorded.
         """
         if len(self._waiting) >= MAX_WAITING:
             return
@@ -184,7 +183,7 @@ class DecisionMemory(ServiceObserver):
                 self._waiting.remove(arrived)
 
     def get(self, plan_id: str) -> Remembered | None:
-        """The last plan with this id; None when it was never there or had to leave."""
+        """The last plan with this id; None if unknown or removed."""
         turns = self._by_id.get(plan_id)
         return self._plans[turns[-1]] if turns else None
 
@@ -204,8 +203,8 @@ class DecisionMemory(ServiceObserver):
     ) -> list[Remembered]:
         """The last ``n`` plans, newest first, that match every filter given.
 
-        ``since``: only plans recorded after that many; one more than were ever recorded is from
-        another process, and all are new.
+        ``since``: only plans recorded after that many; a higher number than were recorded is
+        from another process, so all are new.
         ``outcome`` is an Outcome or ``refused`` (any without a winner); ``worker`` a name or a
         decimal id; ``domain`` as in :meth:`Remembered.in_domain`.
         """
@@ -245,7 +244,7 @@ class DecisionMemory(ServiceObserver):
 
 
 def _ranks(plan: RoutingPlan) -> int:
-    """Ranks that the plan's first filter saw."""
+    """Ranks at the entry of the plan's first filter."""
     hop = plan.prefill or plan.decode
     return hop.funnel[0].entered if hop is not None and hop.funnel else 0
 

@@ -1,7 +1,7 @@
 """The two forms in which the decision memory keeps a hop: packed whole, or in brief.
 
-Packing is done on the way of a request, so it must be cheap, and must leave few objects for the
-garbage collector to walk: tens of thousands of decisions are kept.
+Packing happens during a request, so it must be cheap and leave few objects for the garbage
+collector: tens of thousands of decisions are kept.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from router_core import (
     Worker,
 )
 
-# Sizes in bytes of what CPython 3.11 allocates, measured with sys.getsizeof and rounded up; they
-# are estimates that err on the large side. A test holds them against tracemalloc.
+# Bytes that CPython 3.11 allocates, measured with sys.getsizeof and rounded up: estimates on the
+# large side. A test compares them with tracemalloc.
 _WHOLE_HOP = 640
 _BRIEF_HOP = 560
 _STEP = 96
@@ -39,15 +39,15 @@ _PLAIN = tuple(field.name for field in fields(Decision) if field.name not in _CO
 _plain_of = attrgetter(*_PLAIN)
 _inputs_of = attrgetter(*(field.name for field in fields(CostInputs)))
 _term_of = attrgetter(*(field.name for field in fields(TermColumn)))
-# A column may be any sequence; what MessagePack does not know is written as a list.
+# A column may be any sequence; other types than MessagePack's are written as a list.
 _encoder = msgspec.msgpack.Encoder(enc_hook=list)
 
 
 class PackedHop(NamedTuple):
-    """One hop with every candidate: its columns are one MessagePack value, exact to the last bit.
+    """One hop with every candidate: its columns are one MessagePack value, without loss.
 
     ``plain`` holds the other fields of the Decision, in their order; four of them are repeated
-    because the memory looks at them without unpacking.
+    because the memory reads them without unpacking.
     """
 
     plain: tuple[Any, ...]
@@ -62,7 +62,7 @@ class PackedHop(NamedTuple):
         return None if self.winner is None else self.workers[self.winner]
 
     def expand(self) -> Decision:
-        """The decision as it was."""
+        """The original decision."""
         inputs, terms, costs = msgspec.msgpack.decode(self.columns)
         return Decision(
             **dict(zip(_PLAIN, self.plain, strict=True)),
@@ -73,7 +73,7 @@ class PackedHop(NamedTuple):
 
 
 class BriefHop(NamedTuple):
-    """One hop without the candidates that came third or worse.
+    """One hop without the candidates below the second.
 
     A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, overlap,
     prefill tokens, active blocks, shared blocks, requests, multiplier, *term values)``. ``counts``
@@ -100,7 +100,7 @@ class BriefHop(NamedTuple):
     terms: tuple[tuple[str, str, float], ...]
 
     def expand(self) -> Decision:
-        """A Decision over the rows that were kept; its notes say that others are gone."""
+        """A Decision over the kept rows; a note gives the number of all candidates."""
         rows = (self.first,) if self.second is None else (self.first, self.second)
         columns = list(zip(*rows, strict=True))
         counts = iter(self.counts)
@@ -170,7 +170,7 @@ def pack(decision: Decision) -> PackedHop:
 
 
 def brief(decision: Decision) -> BriefHop:
-    """The hop with its winner and runner-up alone; the decision must have a winner."""
+    """The hop with only its winner and runner-up; the decision must have a winner."""
     winner = decision.winner
     if winner is None:
         raise ValueError(f"decision {decision.id} has no winner; keep refusals whole")
@@ -224,7 +224,7 @@ def _row(decision: Decision, i: int) -> tuple[Any, ...]:
 def packed_size(decision: Decision, packed: PackedHop) -> int:
     """Bytes of a hop kept whole, without the cards of its workers."""
     # Two pointers a candidate stand for the worker and rank columns, shared as long as the fleet
-    # does not change and then owned by the decisions that are left.
+    # does not change, then owned by the remaining decisions.
     size = _WHOLE_HOP + len(packed.columns) + 2 * _NUMBER * len(decision.costs)
     size += CONSTRAINT_BYTES * len(decision.constraints.items)
     for step in decision.funnel:

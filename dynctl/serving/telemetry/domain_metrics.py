@@ -1,4 +1,4 @@
-"""Topology in the metrics: load, capacity and decisions by domain value, which Dynamo has not."""
+"""Metrics of topology: load, capacity and decisions by domain value. Dynamo has none of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import defaultdict
 from dynctl.serving.telemetry.exposition import Counter, LabelValues
 from router_core import Decision, Router, RoutingPlan
 
-#: Values of domains counted apart; what comes later counts under OTHER. Gauges have no such bound:
-#: they show the workers that are there now.
+#: Values of domains counted separately; further ones count under OTHER. Gauges have no such
+#: bound: they show the registered workers.
 MAX_VALUES = 1024
 OTHER = "other"
 
@@ -24,7 +24,7 @@ _GAUGES = (
 
 
 class DomainCounters:
-    """Counts hops by the winner's domains, and hand-offs that stayed in one or left it."""
+    """Counts hops by the winner's domains, and hand-offs within a domain value or across."""
 
     def __init__(self, decisions: Counter, transfers: Counter) -> None:
         self._decisions = decisions
@@ -32,7 +32,7 @@ class DomainCounters:
         self._values: set[tuple[str, str]] = set()
 
     def hop(self, decision: Decision) -> None:
-        """A hop was decided; a worker without domains counts nowhere."""
+        """Count a decided hop; a worker without domains is not counted."""
         worker = decision.worker
         if worker is None:
             return
@@ -40,7 +40,7 @@ class DomainCounters:
             self._decisions.inc((domain, self._known(domain, value), worker.role.value))
 
     def plan(self, plan: RoutingPlan) -> None:
-        """A plan was made: for each domain of its prefill worker, whether decode shares it."""
+        """Count a plan's hand-off, for each domain of its prefill worker."""
         if plan.prefill is None or plan.decode is None:
             return
         prefill, decode = plan.prefill.worker, plan.decode.worker
@@ -71,7 +71,7 @@ class DomainCounters:
 
 
 def domain_gauges(router: Router) -> dict[str, dict[LabelValues, float]]:
-    """Metric name -> (domain, value, role) -> number, from the workers that are there now."""
+    """Metric name -> (domain, value, role) -> number, from the registered workers."""
     tables: dict[str, dict[LabelValues, float]] = {name: defaultdict(float) for name in _GAUGES}
     registry, load = router.registry, router.load
     for worker in registry:

@@ -1,7 +1,7 @@
-"""How log lines look: text for people, one JSON object a line for machines.
+"""Formats of log lines: text for people, one JSON object per line for machines.
 
-Both escape control characters, since messages quote request ids, model names and taints that
-clients choose: nobody outside writes a line of this log.
+Both escape control characters, because messages quote request ids, model names and taints that
+clients choose: a client must not be able to forge a log line.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import TextIO
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
-#: Ours, and those of the libraries that report errors nobody handled: a line in another format
-#: would break whoever parses the log.
+#: Loggers of dynctl, and of the libraries that report unhandled errors: a line in another format
+#: would break log parsers.
 LOGGERS = ("dynctl", "asyncio", "aiohttp")
 
 #: Attributes of a record that become fields of its line, in this order.
 FIELDS = ("decision", "request_id", "stage", "worker", "outcome", "code")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-#: Longest message; the rest is cut, so that one request cannot fill a disk.
+#: Longest message; the rest is cut, so that a request cannot fill a disk.
 MAX_MESSAGE = 8_192
 
 
@@ -60,8 +60,8 @@ def configure_logging(
 ) -> logging.Handler:
     """Send the logs of dynctl, and its libraries' warnings, to ``stream`` (stderr by default).
 
-    Returns the handler. Raises ValueError naming the choices. Called again, it replaces what
-    it set before.
+    Returns the handler. Raises ValueError naming the choices. Another call replaces the
+    handler.
     """
     if log_format not in FORMATS:
         raise ValueError(f"log format: expected one of {', '.join(FORMATS)}, got {log_format!r}")
@@ -80,7 +80,7 @@ def configure_logging(
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """The fields of :data:`FIELDS` that the record was given with ``extra``."""
+    """The fields of :data:`FIELDS` that the record has from ``extra``."""
     found = ((name, getattr(record, name, None)) for name in FIELDS)
     return {name: value for name, value in found if value is not None}
 

@@ -1,8 +1,8 @@
-"""The metrics that a frontend shows, in Dynamo's names wherever the meaning is Dynamo's.
+"""The metrics of a frontend, with Dynamo's names wherever the meaning is Dynamo's.
 
 Names, types, help texts, labels and bucket edges of the first part are those of Dynamo 1.6.1's
-frontend, so that its dashboards work unchanged; a test holds them against its captured answer.
-The ``dynctl_`` part is what it does not have.
+frontend, so that its dashboards work unchanged; a test compares them with its captured output.
+Dynamo has no equivalent of the ``dynctl_`` part.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ _COMPONENT: tuple[tuple[str, Kind, str, tuple[str, ...], tuple[float, ...], bool
 _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
     ("decisions_total", "counter", "Routing plans by their outcome and the hop that decided it",
      ("stage", "outcome")),
-    ("worker_ready", "gauge", "1 = the worker answers its probe, 0 = it is ejected",
+    ("worker_ready", "gauge", "1 = the worker responds to its probe, 0 = it is ejected",
      ("worker", "worker_id", "role")),
-    ("worker_cached_blocks", "gauge", "Blocks that the prefix index holds of a rank",
+    ("worker_cached_blocks", "gauge", "Blocks of a rank in the prefix index",
      ("worker", "dp_rank", "role")),
-    ("worker_index_missing", "gauge", "1 = KV events of the rank were lost and not healed",
+    ("worker_index_missing", "gauge", "1 = KV events of the rank were lost and not recovered",
      ("worker", "dp_rank", "role")),
     ("conditions", "gauge", "Named conditions in force, by code", ("code",)),
     ("background_task_failures_total", "counter", "Failures of background tasks, which restart by "
@@ -122,13 +122,13 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
     ("decision_memory_bytes", "gauge", "Estimated bytes of the decisions kept", ()),
     ("decision_memory_plans", "gauge", "Plans kept in the decision memory", ()),
     ("domain_workers", "gauge", "Workers that publish the domain value", _DOMAIN),
-    ("domain_workers_ready", "gauge", "Of them, workers that answer their probe", _DOMAIN),
+    ("domain_workers_ready", "gauge", "Of them, workers that respond to their probe", _DOMAIN),
     ("domain_workers_busy", "gauge", "Of them, workers over a busy threshold", _DOMAIN),
     ("domain_active_requests", "gauge", "Requests in flight on them through this router", _DOMAIN),
     ("domain_active_prefill_tokens", "gauge", "Prompt tokens waiting on them for their first "
      "output", _DOMAIN),
     ("domain_active_decode_blocks", "gauge", "KV blocks of running requests on them", _DOMAIN),
-    ("domain_total_kv_blocks", "gauge", "KV blocks of all their ranks, where they publish it",
+    ("domain_total_kv_blocks", "gauge", "KV blocks of all their ranks, if published",
      _DOMAIN),
     ("domain_decisions_total", "counter", "Hops that chose a worker of the domain value", _DOMAIN),
     ("domain_transfers_total", "counter", "Prefill to decode hand-offs that left the prefill "
@@ -146,7 +146,7 @@ def families(
 
 def _families(router_id: int, namespace: str, component: str) -> Iterator[Family]:
     router = {"router_id": str(router_id)}
-    # Dynamo labels what a process counted with its own id, in hex, under the name worker_id.
+    # Dynamo labels a process's own counts with its id, in hex, as worker_id.
     process = {
         "dynamo_component": component,
         "dynamo_namespace": namespace,
@@ -154,7 +154,7 @@ def _families(router_id: int, namespace: str, component: str) -> Iterator[Family
     }
     for name, kind, text, labels, bounds in _FRONTEND:
         yield Family(f"dynamo_frontend_{name}", kind, text, labels, None, bounds)
-    # Its parts (hashing, matching, scheduling) are not timed apart here.
+    # Its parts (hashing, matching, scheduling) are not timed separately here.
     overhead = "Total routing overhead per request in milliseconds"
     edges = _tripling(0.01, 17)
     yield Family("dynamo_router_overhead_total_ms", "histogram", overhead, (), router, edges)
@@ -169,7 +169,7 @@ def _families(router_id: int, namespace: str, component: str) -> Iterator[Family
 
 
 def _tripling(first: float, count: int) -> tuple[float, ...]:
-    # By repeated multiplication, since the edges are compared as text by whoever sums over them.
+    # By repeated multiplication, since queries compare the edges as text.
     edges = [first]
     while len(edges) < count:
         edges.append(edges[-1] * 3)

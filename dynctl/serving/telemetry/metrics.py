@@ -1,7 +1,7 @@
-"""What ``/metrics`` says: counters bumped as requests pass, gauges read off the router on a scrape.
+"""The metrics of ``/metrics``: counters updated by requests, gauges computed on a scrape.
 
-Nothing here may cost a request more than a few microseconds; everything that can be worked out
-from the router's own state is worked out when somebody asks.
+A request must not spend more than a few microseconds here; everything that can be computed from the
+router's state is computed on a scrape.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from router_core import Decision, Role, RoutingPlan, RoutingRequest, Worker, WorkerWithDpRank
 
 UNKNOWN_MODEL = "unknown_model"
-#: Result code of an applied KV event -> what Dynamo calls it.
+#: Result code of an applied KV event -> Dynamo's name.
 EVENT_STATUS = {
     "ok": "ok",
     "unknown_parent": "parent_block_not_found",
@@ -42,7 +42,7 @@ EVENT_STATUS = {
 COUNTED_ELSEWHERE = frozenset(
     {"dynamo_component_kv_cache_events_applied", "dynctl_background_task_failures_total"}
 )
-#: The scrape gives the event loop back after this many seconds of writing.
+#: Seconds of writing after which a scrape yields to the event loop.
 SLICE_S = 0.002
 #: Longest drift of the canary that is not a stall.
 STALL_S = 0.005
@@ -52,8 +52,7 @@ CANARY_S = 0.010
 class Metrics(ServiceObserver):
     """The metrics of one process.
 
-    ``router_id`` (u64) tells routers apart; ``in_flight`` counts requests that no decision was
-    made for yet, where the frontend knows them.
+    ``router_id`` (u64) identifies the router among others.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Metrics(ServiceObserver):
     # -- what happened ---------------------------------------------------------------------
 
     def on_received(self, record: RequestRecord) -> None:
-        """A request came in. May be told late, or not at all: the next hook makes up for it."""
+        """A request arrived. If this hook was not called, the next one calls it."""
         if record.decision_id in self._open:
             return
         self._open[record.decision_id] = record
@@ -176,7 +175,7 @@ class Metrics(ServiceObserver):
         seen["dynamo_frontend_output_sequence_tokens"].observe(tokens, model)
         self._counters["dynamo_frontend_output_tokens_total"].inc(model, tokens)
         if tokens > 1:
-            # The mean counted once for each gap: a stream's chunks are not timed one by one.
+            # The mean, once for each gap: the chunks of a stream are not timed one by one.
             mean = (ended - record.first_token_at) / (tokens - 1)
             latency = seen["dynamo_frontend_inter_token_latency_seconds"]
             latency.observe(mean, model, tokens - 1)
@@ -185,7 +184,7 @@ class Metrics(ServiceObserver):
                 self._last_itl[ref, worker_type(record.plan.final.stage)] = mean
 
     async def watch_event_loop(self) -> None:
-        """The canary: sleeps 10 ms again and again, and records by how much it woke late."""
+        """The canary: sleeps 10 ms repeatedly and records the delay of its wake-ups."""
         delay = self._histograms["dynamo_frontend_event_loop_delay_seconds"]
         stalls = self._counters["dynamo_frontend_event_loop_stall_total"]
         while True:
@@ -196,10 +195,10 @@ class Metrics(ServiceObserver):
             if late > STALL_S:
                 stalls.inc()
 
-    # -- what is asked ---------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------
 
     def transfers(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(domain, value) -> hand-offs that stayed there, and that left it."""
+        """(domain, value) -> hand-offs within it, and out of it."""
         return self._domains.transfers()
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -217,8 +216,8 @@ class Metrics(ServiceObserver):
         return "".join(self.parts())
 
     def parts(self) -> Iterator[str]:
-        """One text a family, in no particular order."""
-        # A list: a family that gets its first sample between two slices must not break the walk.
+        """One text for each family, in any order."""
+        # A list: a family may get its first sample between two slices.
         written: list[Counter | Histogram] = [*self._counters.values()]
         written += self._histograms.values()
         for one in written:
@@ -337,7 +336,7 @@ class Metrics(ServiceObserver):
         return record.endpoint, self._model(record), kind
 
     def _model(self, record: RequestRecord) -> str:
-        # Clients choose the name: one that nobody serves must not make a series of its own.
+        # Clients choose the name: an unknown one must not create a series.
         if record.plan is not None and record.plan.ok:
             return record.model
         known = self._service.router.registry.model(record.model)
@@ -345,7 +344,7 @@ class Metrics(ServiceObserver):
 
 
 def worker_type(stage: str) -> str:
-    """Dynamo's word for a role or hop: aggregated workers are ``decode`` there."""
+    """Dynamo's name of a role or hop: aggregated workers are ``decode`` there."""
     return "prefill" if stage == "prefill" else "decode"
 
 

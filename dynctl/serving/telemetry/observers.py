@@ -1,4 +1,4 @@
-"""What metrics, logs and the decision memory are told about requests and the fleet."""
+"""The events of requests and the fleet that metrics, logs and the decision memory observe."""
 
 from dataclasses import dataclass, field
 
@@ -8,13 +8,13 @@ from router_core import Decision, RoutingPlan, RoutingRequest
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One client request from arrival to end; filled in as it goes.
+    """One client request from arrival to end; filled in step by step.
 
     Times are seconds of the service's monotonic clock, None until they happen;
     ``received_wall`` is wall-clock seconds. ``status`` is the HTTP status that the client got.
     ``outcome`` is ``success``, ``refused``, ``upstream_error``, ``client_error``, ``cancelled``
     (the client left) or ``internal``; a stream that broke after its first token has status 200
-    and outcome ``upstream_error``. ``attempts`` names each dispatch that failed:
+    and outcome ``upstream_error``. ``attempts`` lists the dispatches that failed:
     ``(worker name, stage, what happened)``.
     """
 
@@ -42,13 +42,13 @@ class RequestRecord:
 
 
 class ServiceObserver:
-    """Override what you want to know. Called on the event loop, in order; must not block or raise.
+    """Hooks to override. Called on the event loop, in order; they must not block or raise.
 
-    Dry runs are not reported: they change nothing.
+    Dry runs are not reported.
     """
 
     def on_received(self, record: RequestRecord) -> None:
-        """A request was read and is for a model; not told of requests that cannot be read."""
+        """A valid request for a model was read; not called for unreadable requests."""
 
     def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
         """A hop was decided and its winner booked."""
@@ -56,13 +56,13 @@ class ServiceObserver:
     def on_decision(
         self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
     ) -> None:
-        """The plan that the answer comes from, or the refusal. Again after a retry."""
+        """The plan of the response, or the refusal. Called again after a retry."""
 
     def on_first_token(self, record: RequestRecord) -> None:
-        """The client gets its first output now."""
+        """The client gets its first output."""
 
     def on_finished(self, record: RequestRecord) -> None:
-        """The request ended, however."""
+        """The request ended, in any way."""
 
     def on_condition(self, condition: Condition, cleared: bool) -> None:
-        """A condition came, changed its message, or is over."""
+        """A condition began, changed its message, or ended."""

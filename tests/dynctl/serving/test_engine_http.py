@@ -122,11 +122,15 @@ async def test_a_stream_that_is_closed_early_cuts_its_connection():
 @pytest.mark.parametrize(
     ("pieces", "kind", "says"),
     [
-        ([None], "reset", "broke the connection"),
-        ([HEAD, None], "reset", "broke the connection"),
-        ([CHUNKED, b"5\r\nhel", None], "reset", "broke off its answer"),
-        ([CHUNKED, b"5\r\nhello\r\n", None], "reset", "broke off its answer"),
-        ([HEAD + b"content-length: 9\r\n\r\nhello", None], "reset", "broke off its answer"),
+        ([None], "reset", "closed the connection"),
+        ([HEAD, None], "reset", "closed the connection"),
+        ([CHUNKED, b"5\r\nhel", None], "reset", "closed the connection during its response"),
+        ([CHUNKED, b"5\r\nhello\r\n", None], "reset", "closed the connection during its response"),
+        (
+            [HEAD + b"content-length: 9\r\n\r\nhello", None],
+            "reset",
+            "closed the connection during its response",
+        ),
         ([b"SSH-2.0-OpenSSH\r\n\r\n"], "protocol", "not a final HTTP/1.1"),
         ([b"HTTP/1.1 101 Switching\r\n\r\n"], "protocol", "not a final HTTP/1.1"),
         ([HEAD + b"no colon\r\n\r\n"], "protocol", "malformed header"),
@@ -134,15 +138,19 @@ async def test_a_stream_that_is_closed_early_cuts_its_connection():
         ([HEAD + b" folded: c\r\n\r\n"], "protocol", "malformed header"),
         ([HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\n"], "protocol", "not a number"),
         ([HEAD + b"content-length: +1\r\n\r\n"], "protocol", "not a number"),
-        ([HEAD + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n"], "protocol", "two"),
-        ([HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n"], "protocol", "two ways"),
-        ([HEAD + b"x: " + b"a" * 40_000 + b"\r\n\r\n"], "protocol", "headers are too long"),
-        ([CHUNKED + b"0x5\r\nhello\r\n"], "protocol", "size is not one"),
-        ([CHUNKED + b"-5\r\nhello\r\n"], "protocol", "size is not one"),
-        ([CHUNKED + b"ffffffff\r\n"], "protocol", "size is not one"),
-        ([CHUNKED + b"5\r\nhelloX\r\n"], "protocol", "does not end where it said"),
-        ([CHUNKED + b"1" * 400], "protocol", "a chunk has no size"),
-        ([CHUNKED + b"0\r\n" + b"a: b\r\n" * 10_000], "protocol", "trailers are too long"),
+        (
+            [HEAD + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n"],
+            "protocol",
+            "ambiguous length",
+        ),
+        ([HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n"], "protocol", "ambiguous length"),
+        ([HEAD + b"x: " + b"a" * 40_000 + b"\r\n\r\n"], "protocol", "headers too long"),
+        ([CHUNKED + b"0x5\r\nhello\r\n"], "protocol", "invalid chunk size"),
+        ([CHUNKED + b"-5\r\nhello\r\n"], "protocol", "invalid chunk size"),
+        ([CHUNKED + b"ffffffff\r\n"], "protocol", "invalid chunk size"),
+        ([CHUNKED + b"5\r\nhelloX\r\n"], "protocol", "chunk longer than its size"),
+        ([CHUNKED + b"1" * 400], "protocol", "chunk without a size"),
+        ([CHUNKED + b"0\r\n" + b"a: b\r\n" * 10_000], "protocol", "trailers too long"),
     ],
 )
 async def test_answers_that_break_or_lie(pieces, kind, says):
@@ -166,7 +174,7 @@ async def test_silence_has_an_end_before_and_inside_the_answer():
         client,
     ):
         for _ in range(2):
-            with pytest.raises(UpstreamFailure, match="was silent") as caught:
+            with pytest.raises(UpstreamFailure, match="sent nothing for") as caught:
                 await whole(client, script.url)
             assert caught.value.kind == "timeout"
 
@@ -242,6 +250,6 @@ async def test_a_pipe_that_breaks_says_so():
             while not await stream.pipe(take):
                 await stream.readany()
 
-        with pytest.raises(UpstreamFailure, match="broke off"):
+        with pytest.raises(UpstreamFailure, match="closed the connection during"):
             await to_the_end()
         assert b"he" not in b"".join(taken)  # half a chunk is not passed on

@@ -65,7 +65,7 @@ async def test_when_no_engine_is_left_the_refusal_says_who_failed_and_how():
         assert told["filter"] == "available"
         assert {row["worker"] for row in told["rejected"]} == {"a0", "a1"}
         assert "refused the connection" in told["rejected"][0]["message"]
-        assert "answering again" in told["what_would_admit"]
+        assert "responding again" in told["what_would_admit"]
         assert int(headers["retry-after"]) >= 1
         await fleet.idle()
 
@@ -167,7 +167,7 @@ async def test_an_engine_that_was_only_unwell_keeps_its_index():
         await until(lambda: router.index.block_count(slot) > 5)
         held = router.index.block_count(slot)
         set_fault(fleet, "a0", refuse=500)
-        await until(lambda: unavailable(fleet, "a0") == "/health answered 500")
+        await until(lambda: unavailable(fleet, "a0") == "/health returned status 500")
         set_fault(fleet, "a0", refuse=0)
         await until(lambda: unavailable(fleet, "a0") is None)
         assert router.index.block_count(slot) == held
