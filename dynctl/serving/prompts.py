@@ -89,9 +89,9 @@ class PromptTokenizers:
                 ids = await tokenizer.encode_prompt_async(prompt.text or "")
             return PromptTokens(ids, len(ids), "model")
         if self.engine is not None:
-            ids = await self.engine(model, prompt)
-            if ids is not None:
-                return PromptTokens(ids, len(ids), "engine")
+            from_engine = await self.engine(model, prompt)
+            if from_engine is not None:
+                return PromptTokens(from_engine, len(from_engine), "engine")
         return PromptTokens(None, estimate_tokens(prompt), "estimate")
 
 
