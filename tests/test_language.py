@@ -48,6 +48,9 @@ BANNED_IN_NAMES: Final = frozenset(
 #: Texts of foreign systems, word for word -> where they come from.
 QUOTED: Final[Mapping[str, str]] = {}
 
+#: JSON field names that stay for the tools that read them.
+FIELDS: Final = frozenset({"told", "waiting_told"})
+
 #: Rooms whose texts are still being rewritten. A clean room is removed from this list; the list
 #: gets no new entries.
 NOT_CLEAN: Final[frozenset[str]] = frozenset(
@@ -57,7 +60,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "docs/decisions",
         "dynctl/adapters",
         "dynctl/cli",
-        "dynctl/documents",
         "dynctl/health",
         "dynctl/manifests",
         "dynctl/planning",
@@ -186,6 +188,8 @@ def findings(room: str) -> list[str]:
     for where, text in texts(room):
         for quoted in QUOTED:
             text = text.replace(quoted, "")
+        if text in FIELDS:
+            continue
         found += [
             f"{where}: {word[0].strip()!r} in {text!r:.90}" for word in _BANNED.finditer(text)
         ]

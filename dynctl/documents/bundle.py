@@ -8,7 +8,7 @@ SCHEMA = 1
 
 
 class BundleMember(msgspec.Struct, frozen=True):
-    """One file of a bundle. ``notes``: what could not be known for it."""
+    """One file of a bundle. ``notes``: what is unknown in it."""
 
     file: str
     what: str
@@ -18,7 +18,7 @@ class BundleMember(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """What a bundle should hold and does not, and why."""
+    """One missing file of a bundle, and the reason."""
 
     file: str
     what: str
@@ -26,7 +26,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class BundleManifest(msgspec.Struct, frozen=True):
-    """What is in a bundle. ``created``: UTC. ``redacted``: what was done to it."""
+    """The contents of a bundle. ``created``: UTC. ``redacted``: what was removed from it."""
 
     created: str
     client: str

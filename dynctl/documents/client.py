@@ -10,7 +10,7 @@ SCHEMA = 1
 
 
 class PeerVersion(msgspec.Struct, frozen=True):
-    """A frontend that was asked for its version. ``error`` says why it did not tell."""
+    """The version of one frontend. ``error``: why it is unknown."""
 
     url: str
     version: str | None = None
@@ -18,6 +18,8 @@ class PeerVersion(msgspec.Struct, frozen=True):
 
 
 class Versions(msgspec.Struct, frozen=True):
+    """The answer of `dynctl version`: this client, its Python, and the frontends."""
+
     client: str
     python: str
     peers: list[PeerVersion] = []
@@ -26,7 +28,7 @@ class Versions(msgspec.Struct, frozen=True):
 
 
 class CompletionScript(msgspec.Struct, frozen=True):
-    """What completes command lines in a shell: bash, zsh or fish."""
+    """The completion script of one shell: bash, zsh or fish."""
 
     shell: str
     script: str

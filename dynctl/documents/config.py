@@ -71,8 +71,10 @@ def config_document(
     started: RouterConfig | None = None,
     thresholds: Mapping[str, Mapping[str, float | int | None]] | None = None,
 ) -> ConfigDocument:
-    """``sources``: where each value came from at start; a value that is no longer that of
-    ``started`` was set while running."""
+    """The settings of ``config``, and where each value comes from.
+
+    ``sources``: the sources at start. A value that differs from ``started`` was set while running.
+    """
     rows = []
     for name, setting in SETTINGS.items():
         value = getattr(config, name)

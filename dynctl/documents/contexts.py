@@ -10,7 +10,7 @@ SCHEMA = 1
 
 
 class ContextRow(msgspec.Struct, frozen=True):
-    """One context as the file has it."""
+    """One context of the contexts file."""
 
     name: str
     current: bool
@@ -18,7 +18,7 @@ class ContextRow(msgspec.Struct, frozen=True):
 
 
 class ContextList(msgspec.Struct, frozen=True):
-    """``current`` may name one that is not there."""
+    """All contexts of the file. ``current`` may name a context that does not exist."""
 
     file: str
     current: str | None = None
@@ -28,11 +28,11 @@ class ContextList(msgspec.Struct, frozen=True):
 
 
 class ContextValue(msgspec.Struct, frozen=True):
-    """What holds for one option, and who says so.
+    """The value in force of one option, and its source.
 
     ``source``: ``flag --x``, ``env X``, ``context NAME`` or ``default`` (then ``value`` is None
-    and ``default`` is what holds). ``unused``: what the context says and does not count here,
-    because of ``unused_because``.
+    and ``default`` is in force). ``unused``: a value of the context that is not in force, because
+    of ``unused_because``.
     """
 
     name: str
@@ -44,7 +44,10 @@ class ContextValue(msgspec.Struct, frozen=True):
 
 
 class ContextDetail(msgspec.Struct, frozen=True):
-    """``chosen_by``: ``argument``, ``--context``, ``$DYNCTL_CONTEXT`` or ``current``."""
+    """The options of one context.
+
+    ``chosen_by``: ``argument``, ``--context``, ``$DYNCTL_CONTEXT`` or ``current``.
+    """
 
     name: str | None
     chosen_by: str
@@ -55,7 +58,7 @@ class ContextDetail(msgspec.Struct, frozen=True):
 
 
 class ContextChange(msgspec.Struct, frozen=True):
-    """What was done: ``added``, ``replaced``, ``removed``, ``used`` or ``left``."""
+    """The result of a change: ``added``, ``replaced``, ``removed``, ``used`` or ``left``."""
 
     name: str | None
     done: str

@@ -1,4 +1,4 @@
-"""What a router says of itself: past decisions and settings, as JSON that other tools read."""
+"""Past decisions of a router: ``GET /v1/decisions`` and ``GET /v1/decisions/{id}``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from dynctl.documents.route_result import (
 from router_core import Decision, RoutingPlan
 
 SCHEMA = 1
-#: Preferred taints of one list whose preference is worked out.
+#: Preferred taints of one list whose preference is computed.
 MAX_PREFERENCES = 16
 
 
 class DecisionRow(msgspec.Struct, frozen=True):
-    """One past plan in a list. ``at`` is wall-clock seconds; ``whole`` False means that only
-    winner and runner-up were kept. ``domains`` are those of the worker that answered.
-    ``preference``: how near the preferred domain was to losing; worked out for the newest plan of
-    each preferred taint, and only where who reads the list asks for it."""
+    """One past plan in a list. ``at`` is wall-clock seconds.
+
+    ``whole`` False: only winner and runner-up were kept. ``domains`` are those of the worker that
+    answered. ``preference``: how near the preferred domain was to losing; only for the newest plan
+    of each preferred taint, and only with ``?preferences=1``.
+    """
 
     id: str
     at: float
@@ -51,10 +53,10 @@ class DecisionRow(msgspec.Struct, frozen=True):
 
 
 class DecisionList(msgspec.Struct, frozen=True):
-    """Past plans, newest first. ``kept`` are in memory, ``evicted`` had to leave it.
+    """Past plans, newest first. ``kept`` are in memory, ``evicted`` were removed from it.
 
-    ``cursor`` is where reading goes on from (``since=``); ``skipped``: plans between there and the
-    oldest of this list.
+    ``cursor``: the value of ``since=`` for the next reading; ``skipped``: plans between the last
+    reading and the oldest plan of this list.
     """
 
     decisions: list[DecisionRow]
@@ -69,10 +71,10 @@ class DecisionList(msgspec.Struct, frozen=True):
 
 
 class PastDecision(RouteResult, frozen=True, kw_only=True):
-    """A RouteResult as it was, with the moment it was made.
+    """A past RouteResult with its time (``at``, wall-clock seconds).
 
-    ``attempt`` of ``attempts``: a request that was retried was decided several times, and
-    ``earlier`` lists the others. Freshness is not kept.
+    ``attempt`` of ``attempts``: a retried request has several decisions; ``earlier`` lists the
+    others. Freshness is not recorded.
     """
 
     at: float
@@ -83,7 +85,7 @@ class PastDecision(RouteResult, frozen=True, kw_only=True):
 
 
 def decision_row(plan: RoutingPlan, *, at: float, whole: bool) -> DecisionRow:
-    """A plan as one line of a list."""
+    """A plan as one row of a list."""
     final = plan.final
     first = plan.prefill if plan.prefill is not None else final
     answering = final.worker
@@ -114,12 +116,12 @@ def decision_row(plan: RoutingPlan, *, at: float, whole: bool) -> DecisionRow:
 def with_preferences(
     rows: Sequence[DecisionRow], plans: Sequence[RoutingPlan]
 ) -> list[DecisionRow]:
-    """``rows`` (of ``plans``, newest first) with the preference of the newest whole one a taint.
+    """``rows`` (of ``plans``, newest first) with the preference of the newest whole row per taint.
 
-    At most :data:`MAX_PREFERENCES` of them: each is worked out over all candidates.
+    At most :data:`MAX_PREFERENCES` preferences: each takes all candidates to compute.
     """
     found: set[str] = set()
-    told = []
+    completed = []
     for row, plan in zip(rows, plans, strict=True):
         final = plan.final
         taints = {item.taint for item in final.constraints.preferred}
@@ -128,8 +130,8 @@ def with_preferences(
             if preference is not None and preference.taint not in found:
                 found.add(preference.taint)
                 row = msgspec.structs.replace(row, preference=preference)
-        told.append(row)
-    return told
+        completed.append(row)
+    return completed
 
 
 def past_decision(
@@ -140,7 +142,7 @@ def past_decision(
     preset: str | None = None,
     earlier: Sequence[DecisionRow] = (),
 ) -> PastDecision:
-    """A plan that was kept, in the contract's form."""
+    """A kept plan as a document."""
     final = plan.final
     notes = [note for hop in (plan.prefill, plan.decode) if hop is not None for note in hop.notes]
     return PastDecision(
@@ -168,5 +170,5 @@ def _shown(decision: Decision | None, whole: bool) -> DecisionResult | None:
     if decision is None:
         return None
     result = decision_result(decision)
-    # With two candidates left, what would have flipped the decision cannot be said any more.
+    # Two candidates are not enough to compute what would have flipped the decision.
     return result if whole else msgspec.structs.replace(result, flip=None, preference=None)

@@ -12,17 +12,17 @@ import msgspec
 
 
 class TailKind(StrEnum):
-    """What a line tells. Names are stable."""
+    """The kind of a line. Names are stable."""
 
     STORED = "stored"
     REMOVED = "removed"
     CLEARED = "cleared"
     UNKNOWN = "unknown"
-    """An event of a kind that this version does not know."""
+    """An event of an unknown kind."""
     GAP = "gap"
-    """Events of a publisher did not arrive here; ``missing`` of them where that is known."""
+    """Events of a publisher did not arrive; ``missing``: how many, where known."""
     RESTART = "restart"
-    """A publisher counts from its start again: what its worker cached before is void."""
+    """A publisher restarted its count: its worker's earlier cache content is void."""
     MALFORMED = "malformed"
     FOREIGN = "foreign"
     DISCONNECT = "disconnect"
@@ -30,7 +30,7 @@ class TailKind(StrEnum):
     JOINED = "joined"
     LEFT = "left"
     SKIPPED = "skipped"
-    """Lines were not shown, because the reader is slower than the events."""
+    """Lines were dropped because the reader is slower than the events."""
     LOAD = "load"
     BOOKED = "booked"
     PREFILLED = "prefilled"
@@ -44,14 +44,14 @@ EVENT_KINDS: Final = LOAD_KINDS | {
     TailKind.CLEARED,
     TailKind.UNKNOWN,
 }
-"""Everything else is a remark about the stream, and marked as such."""
+"""All other kinds are remarks about the stream."""
 
 
 class TailLine(msgspec.Struct, frozen=True):
-    """One line. ``event`` is a TailKind; what does not apply is None.
+    """One line. ``event`` is a TailKind; fields that do not apply are None.
 
-    ``time``: UTC; the publisher's clock for events, ours for remarks. ``worker``: display name.
-    ``blocks`` of the event, ``first_hash`` and ``parent_hash`` are the engine's names (hex).
+    ``time``: UTC; the publisher's clock for events, this client's for remarks. ``worker``: its
+    name. ``blocks`` of the event, ``first_hash`` and ``parent_hash`` are the engine's names (hex).
     ``missing``: events (or, where their numbers are unknown, messages) that did not arrive.
     """
 

@@ -1,7 +1,7 @@
-"""``GET /v1/fleet``: what changes about a fleet every second, small enough to be asked that often.
+"""``GET /v1/fleet``: the load of a fleet, small enough to be read every second.
 
-Cards change seldom and are most of a worker's row, so they travel once: the answer names its set of
-cards, and who names the same set when asking again gets the load alone.
+Cards change seldom and are most of a worker's row, so they are sent once: the answer names its set
+of cards, and a client that sends that name with its next request receives the load alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What changes about one worker; fields as in :class:`WorkerRow`."""
+    """The fields of one :class:`WorkerRow` that change often."""
 
     worker_id: int
     ranks: list[RankRow] = []
@@ -57,9 +57,9 @@ class FleetLoad(msgspec.Struct, frozen=True):
     """One reading of a router. ``at``: its wall clock, in seconds.
 
     ``cards`` names the set of cards; ``workers`` are their rows without ranks, None where the
-    asker named the same set. ``probe_s``: how often engines are asked for their load.
+    request named the same set. ``probe_s``: seconds between two readings of an engine's load.
     ``in_flight``: requests of the frontend that have not ended. ``recorded``: decisions since it
-    started, which is also where reading them goes on from (``GET /v1/decisions?since=``).
+    started, which is also the value of ``GET /v1/decisions?since=`` for the next reading.
     """
 
     at: float
@@ -78,9 +78,9 @@ class FleetLoad(msgspec.Struct, frozen=True):
 
 
 def joined_rows(cards: Sequence[WorkerRow], loads: Sequence[WorkerLoad]) -> list[WorkerRow]:
-    """Cards with their load. Both are of one set, in one order; raises WireError if they are not.
+    """Cards with their load. Both must have the same workers in the same order, else WireError.
 
-    Only the ids are compared, so a worker that was told without ranks has none.
+    A worker without ranks in ``loads`` has none in the result.
     """
     if len(cards) != len(loads):
         raise WireError("fleet load", f"{len(loads)} loads for {len(cards)} workers")

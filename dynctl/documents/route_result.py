@@ -1,8 +1,7 @@
-"""``RouteResult``: the JSON that a routing decision travels as, and that other tools read.
+"""``RouteResult``: a routing decision as JSON.
 
-Built from the router's own Decision; the command line prints it, `POST /v1/route` returns it and
-`why` reads it back. ``schema`` grows when a field changes its meaning; new fields may appear any
-time. ``worker`` is the safe key of a REF: worker ids exceed 2^53.
+The command line prints it, `POST /v1/route` returns it and `why` reads it. Use ``worker`` as the
+key of a worker: ids exceed 2^53, the largest integer that JSON readers keep exactly.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from router_core import (
 )
 
 SCHEMA = 1
-#: A load source that says that nobody tells.
+#: The load source where no source reports load.
 UNKNOWN_LOAD = "unknown"
-#: Prefill ranks whose decode hop is spelled out where several could have been chosen.
+#: Prefill ranks whose decode hop is listed where several were possible.
 MAX_BY_PREFILL = 16
 
 
@@ -43,12 +42,16 @@ class Ref(msgspec.Struct, frozen=True):
 
 
 class Term(msgspec.Struct, frozen=True):
+    """One term of the cost formula. ``unit``: blocks, for example."""
+
     name: str
     unit: str
     weight: float
 
 
 class Constraint(msgspec.Struct, frozen=True):
+    """One taint that the request requires or prefers. ``origin``: request, or a worker's policy."""
+
     taint: str
     kind: str
     weight: float | None = None
@@ -56,6 +59,8 @@ class Constraint(msgspec.Struct, frozen=True):
 
 
 class RejectedRow(msgspec.Struct, frozen=True):
+    """One rank that a filter rejected: its ``value`` and the ``limit``."""
+
     worker: str
     worker_id: int
     code: str
@@ -99,6 +104,8 @@ class FlipRow(msgspec.Struct, frozen=True):
 
 
 class PreferenceRow(msgspec.Struct, frozen=True):
+    """How near a preferred taint is to losing: it loses where ``now`` exceeds ``crossover``."""
+
     taint: str
     weight: float
     crossover: float
@@ -108,7 +115,7 @@ class PreferenceRow(msgspec.Struct, frozen=True):
 
 
 class IndexFreshness(msgspec.Struct, frozen=True):
-    """``publishers``: ranks whose cache content should be known; ``current``: those that are."""
+    """``publishers``: ranks that publish KV events; ``current``: those whose index is current."""
 
     publishers: int = 0
     current: int = 0
@@ -127,7 +134,7 @@ class FreshnessRow(msgspec.Struct, frozen=True):
 
 
 class DecisionResult(msgspec.Struct, frozen=True):
-    """One hop. See design of the contract in docs; ``outcome`` is ``selected`` or a refusal."""
+    """One hop. ``outcome`` is ``selected`` or the reason of a refusal."""
 
     id: str
     stage: str
@@ -147,7 +154,7 @@ class DecisionResult(msgspec.Struct, frozen=True):
     message: str | None = None
     flip: FlipRow | None = None
     preference: PreferenceRow | None = None
-    #: None where nobody kept how old the data was (a decision of the past).
+    #: None for a past decision: the age of its data is not recorded.
     freshness: FreshnessRow | None = None
 
 
@@ -198,7 +205,7 @@ def route_result(
     assumptions: Iterable[str] = (),
     load_source: str = "this router",
 ) -> RouteResult:
-    """The contract's form of a plan, with flip, preference and freshness worked out.
+    """A plan as a document, with flip, preference and freshness.
 
     ``now`` is the time of the same clock that the router's changes carried.
     """
@@ -233,7 +240,7 @@ def route_result(
 
 
 def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -> DecisionResult:
-    """The contract's form of one decision."""
+    """One decision as a document."""
     turned = flip(decision)
     return DecisionResult(
         id=decision.id,
@@ -289,7 +296,7 @@ def _funnel_row(step: FunnelStep) -> FunnelRow:
 
 
 def rejected_row(rejection: Rejection) -> RejectedRow:
-    """The contract's form of one rejected rank."""
+    """One rejected rank as a document."""
     worker, reason = rejection.worker, rejection.reason
     return RejectedRow(
         worker=worker.name,
@@ -322,7 +329,7 @@ def _candidate_row(row: Candidate) -> CandidateRow:
 
 
 def preference_row(decision: Decision) -> PreferenceRow | None:
-    """How near the strongest preference in force was to losing; None without one."""
+    """How near the strongest preference was to losing; None without a preference."""
     preferred = preference(decision)
     if preferred is None:
         return None
@@ -337,7 +344,7 @@ def preference_row(decision: Decision) -> PreferenceRow | None:
 
 
 def freshness_of(router: Router, decision: Decision, now: float, load_source: str) -> FreshnessRow:
-    """How old the data behind a decision is: over its candidates, where it has any."""
+    """The age of the data behind a decision, over its candidates."""
     rows: list[Freshness] = []
     for worker_id in dict.fromkeys(worker.worker_id for worker in decision.workers):
         slots = router.registry.slots(worker_id)

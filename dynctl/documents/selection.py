@@ -1,7 +1,7 @@
-"""What another frontend asks a standalone router: a selection by tokens or hashes, not by text.
+"""Selections of a standalone router: a request by tokens or hashes, and its answer.
 
-Names are ours; those of Dynamo's selection service (``model_name``, ``selection_id``,
-``routing_constraints``, ``pinned_worker``) mean the same and are read too. Hashes may be unsigned
+The names of Dynamo's selection service (``model_name``, ``selection_id``,
+``routing_constraints``, ``pinned_worker``) are accepted beside dynctl's own. Hashes may be unsigned
 or, as Dynamo's JSON writes them, signed 64-bit numbers.
 """
 
@@ -239,7 +239,7 @@ def parse_constraints(value: Any, path: str) -> RoutingConstraints:
 
 
 def selection_result(plan: RoutingPlan, booked: Sequence[str]) -> SelectionResult:
-    """A plan whose hops have winners, in the answer's form."""
+    """The answer for a plan whose hops have winners."""
     final = plan.final
     hops = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
     return SelectionResult(

@@ -1,4 +1,4 @@
-"""How busy thresholds stand on each rank, and how that changes: rows of `thresholds`."""
+"""Busy thresholds: their values per replica, the signals of each rank, and changes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from dynctl.documents.workers import WorkerRow
 
 SCHEMA = 1
 
-Latch = Literal["live", "latched", "open", "empty", "not told"]
-"""``live``: counted by the frontend itself, follows at once. Of what a worker reports: ``latched``
-is over its limit until the same signal is reported again, ``open`` is not, ``empty`` was never
-reported; ``not told``: the frontend does not say, and nothing was heard."""
+Latch = Literal["live", "latched", "open", "empty", "not reported"]
+"""How a signal is held. ``live``: counted by the frontend itself, never out of date. Of what a
+worker reports: ``latched`` is over its limit until the next report of the same signal, ``open`` is
+not over it, ``empty`` was never reported; ``not reported``: the frontend does not export it, and no
+report was received."""
 
 
 class SignalRow(msgspec.Struct, frozen=True):
     """One signal of one rank against one threshold, as one replica counts it.
 
-    ``value`` and ``limit`` are in KV blocks or tokens, None where not known. ``age_s``: seconds
-    since the rank reported anything, None for what the replica counts itself, or never.
-    ``acts``: whether this keeps new requests from the worker now; ``why`` it does not, or what is
-    odd about it. ``busy``: whether the replica uses the worker; None: it does not say.
+    ``value`` and ``limit`` are in KV blocks or tokens, None where unknown. ``age_s``: seconds
+    since the last report of the rank, None for signals that the replica counts itself and for
+    ranks without a report. ``acts``: whether the signal keeps new requests from the worker now;
+    ``why``: why it does not, or what is unusual. ``busy``: whether the replica considers the
+    worker busy; None where unknown.
     """
 
     replica: str
@@ -46,12 +48,12 @@ class SignalRow(msgspec.Struct, frozen=True):
 
 
 class ThresholdEvent(msgspec.Struct, frozen=True):
-    """Something that changed. ``at``: seconds since 1970, UTC.
+    """One change. ``at``: seconds since 1970, UTC.
 
-    ``threshold``: a value was changed from ``before`` to ``after`` (None is off). ``busy`` and
-    ``calm``: of one rank. ``lost`` and ``back``: a replica that no longer answers, and answers
-    again. ``agree`` and ``differ``: the replicas, about the thresholds of a model. ``came`` and
-    ``gone``: a model of a replica.
+    ``threshold``: a value changed from ``before`` to ``after`` (None is off). ``busy`` and
+    ``calm``: of one rank. ``lost`` and ``back``: a replica stopped answering, or answers again.
+    ``agree`` and ``differ``: the thresholds of a model on the replicas. ``came`` and ``gone``: a
+    model of a replica.
     """
 
     event: Literal["threshold", "busy", "calm", "lost", "back", "differ", "agree", "came", "gone"]
@@ -69,7 +71,7 @@ class ThresholdEvent(msgspec.Struct, frozen=True):
 
 
 class ModelThresholds(msgspec.Struct, frozen=True):
-    """Busy thresholds of one model; None is off. ``busy`` of ``ranks`` ranks are over one."""
+    """Busy thresholds of one model; None is off."""
 
     model: str
     active_decode_blocks_threshold: float | None = None
@@ -80,8 +82,9 @@ class ModelThresholds(msgspec.Struct, frozen=True):
 class ReplicaThresholds(msgspec.Struct, frozen=True):
     """The thresholds of one model on one replica; None is off.
 
-    ``differs``: those that most replicas hold otherwise. ``problem``: why the replica told nothing
-    (then there is no model), or does not serve the model.
+    ``differs``: thresholds whose value differs from that of most replicas. ``problem``: why the
+    thresholds could not be read (``model`` is then None), or that the replica does not serve the
+    model.
     """
 
     replica: str
@@ -94,10 +97,10 @@ class ReplicaThresholds(msgspec.Struct, frozen=True):
 
 
 class ThresholdList(msgspec.Struct, frozen=True):
-    """A row a replica and model. ``agree``: whether all that answered hold the same.
+    """One row per replica and model. ``agree``: all replicas that answered have the same values.
 
-    ``signals`` (None: not asked for): how each rank stands against them. ``notes``: what could not
-    be known; whole sentences.
+    ``signals``: the signals of each rank, None where not requested. ``notes``: sentences about
+    what is unknown.
     """
 
     source: str
@@ -110,8 +113,10 @@ class ThresholdList(msgspec.Struct, frozen=True):
 
 
 class RankEffect(msgspec.Struct, frozen=True):
-    """What a threshold change does to one rank, by the load that ``replica`` counts. ``reasons``:
-    what it is over afterwards."""
+    """The effect of a threshold change on one rank, by the load that ``replica`` counts.
+
+    ``before`` and ``after``: whether it is busy; ``reasons``: the thresholds that it exceeds then.
+    """
 
     worker: str
     worker_id: int
@@ -124,8 +129,11 @@ class RankEffect(msgspec.Struct, frozen=True):
 
 
 class ReplicaChange(msgspec.Struct, frozen=True):
-    """What became of one replica. ``state``: set, failed, set back (as before, because another one
-    failed), left over (it could not be set back), or tried (a dry run)."""
+    """The result of a change on one replica.
+
+    ``state``: set, failed, set back (restored because another replica failed), left over (restoring
+    failed), or tried (a dry run).
+    """
 
     replica: str
     state: str
@@ -135,8 +143,10 @@ class ReplicaChange(msgspec.Struct, frozen=True):
 
 
 class Waited(msgspec.Struct, frozen=True):
-    """Whether the thresholds act and are not only stored. ``pending``: where they do not yet;
-    ``untold``: where nobody says."""
+    """Whether the thresholds are in effect, after ``seconds``.
+
+    ``pending``: where they are not yet in effect; ``untold``: where this is unknown.
+    """
 
     seconds: float
     acts: bool
@@ -145,10 +155,10 @@ class Waited(msgspec.Struct, frozen=True):
 
 
 class ThresholdChange(msgspec.Struct, frozen=True):
-    """Before and after, on the first replica. ``applied`` is False for a dry run, and where nothing
-    stayed set.
+    """The values before and after a change, on the first replica.
 
-    ``agree``: whether all replicas hold the same afterwards. ``waited`` None: nobody asked.
+    ``applied`` is False for a dry run, and where no value stayed set. ``agree``: all replicas have
+    the same values afterwards. ``waited`` is None without --wait.
     """
 
     source: str
@@ -167,7 +177,7 @@ class ThresholdChange(msgspec.Struct, frozen=True):
 def rank_effects(
     before: Sequence[WorkerRow], after: Sequence[WorkerRow], replica: str = ""
 ) -> list[RankEffect]:
-    """What becomes of each rank: its state now, and under the thresholds of ``after``."""
+    """The state of each rank now, and under the thresholds of ``after``."""
     was = {(row.worker_id, rank.dp_rank): rank.busy for row in before for rank in row.ranks}
     return [
         RankEffect(

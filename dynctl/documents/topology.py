@@ -1,4 +1,4 @@
-"""Documents about topology domains: capacity, plans, and the value of one domain."""
+"""Topology domains: capacity (`topology show`), plans (`topology plan`), one domain's value."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ NO_DOMAIN = "(none)"
 class RoleCapacity(msgspec.Struct, frozen=True):
     """The workers of one role in a domain.
 
-    ``workers`` = ``ready`` + ``busy`` + ``unavailable``; busy are those whose every rank is over a
-    threshold. ``kv_used_blocks`` is what ``kv_reporting`` of ``ranks`` ranks report, None where
-    none does; ``kv_total_blocks`` is None where no card tells. ``active_prefill_tokens`` and
-    ``active_decode_blocks`` are the router's own count.
+    ``workers`` = ``ready`` + ``busy`` + ``unavailable``; a worker is busy when all of its
+    ranks are over a threshold. ``kv_used_blocks`` is what ``kv_reporting`` of ``ranks`` ranks
+    report, None where none does; ``kv_total_blocks`` is None where no card has it.
+    ``active_prefill_tokens`` and ``active_decode_blocks`` are counted by the router.
     """
 
     workers: int = 0
@@ -47,10 +47,10 @@ class TransferPolicy(msgspec.Struct, frozen=True):
 
 
 class Stranded(msgspec.Struct, frozen=True):
-    """Prefill workers that have nobody to hand over to.
+    """Prefill workers without a decode worker to hand over to.
 
-    ``requires``: the taint that a decode worker needs ("it" of ``reason``); None where any would
-    do, or where the policy itself cannot be applied. ``outcome``: what happens to requests.
+    ``requires``: the taint that a decode worker needs ("it" of ``reason``); None where any decode
+    worker is allowed, or where the policy cannot be applied. ``outcome``: what happens to requests.
     """
 
     workers: list[str]
@@ -79,7 +79,10 @@ class DomainCapacity(msgspec.Struct, frozen=True):
 
 
 class TopologyShow(msgspec.Struct, frozen=True):
-    """``domain`` is what the rows are by, None where no worker publishes any."""
+    """Capacity per value of one domain. ``domain`` is None where no worker publishes one.
+
+    ``domains``: all that the workers publish.
+    """
 
     source: str
     domain: str | None
@@ -90,7 +93,10 @@ class TopologyShow(msgspec.Struct, frozen=True):
 
 
 class Patch(msgspec.Struct, frozen=True):
-    """``type``: json (RFC 6902) or merge (RFC 7386); ``command`` applies ``body``."""
+    """A change of replicas. ``command`` applies ``body``.
+
+    ``type``: json (RFC 6902) or merge (RFC 7386).
+    """
 
     graph: str
     type: str
@@ -99,9 +105,12 @@ class Patch(msgspec.Struct, frozen=True):
 
 
 class Headroom(msgspec.Struct, frozen=True):
-    """What is left. ``decode_workers``: beyond what prefill needs at the target ratio, negative
-    where so many are missing; None without a target. ``kv_blocks`` (decode) and ``batched_tokens``
-    (prefill) are free now; None where cards and reports do not tell."""
+    """Free capacity.
+
+    ``decode_workers``: more than prefill needs at the target ratio, negative where they are
+    missing; None without a target. ``kv_blocks`` (decode) and ``batched_tokens`` (prefill) are free
+    now; None where cards or reports lack the numbers.
+    """
 
     decode_workers: int | None = None
     kv_blocks: int | None = None
@@ -109,19 +118,19 @@ class Headroom(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Workers to add (negative: more than the target fleet wants)."""
+    """Workers to add; negative: workers that the target fleet does not need."""
 
     prefill: int = 0
     decode: int = 0
 
 
 class DomainPlan(msgspec.Struct, frozen=True):
-    """One pool in one value; None: its workers publish no value, or nothing says where they go.
+    """One pool in one value of the domain; None: its workers publish no value, or are not pinned.
 
     ``prefill`` and ``decode`` are certain; up to ``unpinned_prefill`` and ``unpinned_decode`` more
     may be scheduled there. ``stranded_prefill`` has no decode worker to hand over to, no prefill
-    worker may hand over to ``idle_decode``. ``state``: ok, short (less decode than the ratio
-    wants), idle, stranded, or unknown (it depends on the scheduler).
+    worker is allowed to hand over to ``idle_decode``. ``state``: ok, short (less decode than the
+    ratio needs), idle, stranded, or unknown (it depends on the scheduler).
     """
 
     pool: str
@@ -140,11 +149,12 @@ class DomainPlan(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """What is left of a pool after a loss. ``what``: nothing, prefill, decode, node or domain.
+    """The rest of a pool after a loss. ``what``: nothing, prefill, decode, node or domain.
 
-    ``stranded_prefill``: prefill workers, or parts of one, that the decode which is left cannot
-    carry (at the target ratio; without one: that have none). ``stranded_share`` is that of
-    the prefill left, ``served_share`` what still works of the prefill before; both 0..1.
+    ``stranded_prefill``: prefill workers (fractions count) that the remaining decode workers
+    cannot carry at the target ratio, or without a ratio: that have no decode worker.
+    ``stranded_share``: of the remaining prefill; ``served_share``: of the prefill before the loss,
+    what still works; both 0..1.
     """
 
     what: str
@@ -159,7 +169,7 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class StrandedBounds(msgspec.Struct, frozen=True):
-    """A pool whose placement the manifests leave to the scheduler, under ``required``."""
+    """A pool whose placement the scheduler decides: stranded prefill workers under ``required``."""
 
     pool: str
     prefill: int
@@ -169,9 +179,11 @@ class StrandedBounds(msgspec.Struct, frozen=True):
 
 
 class TopologyPlan(msgspec.Struct, frozen=True):
-    """``enforcement`` is what was judged under, ``in_force`` what holds now (None where not known);
+    """The capacity of a fleet per domain, what losses cost, and what to add.
+
+    ``enforcement``: the policy of the plan; ``in_force``: the current policy (None where unknown);
     both are ``mixed`` where pools or workers differ. ``ratio``: the target, PREFILL:DECODE.
-    ``state``: ok, short, unknown or stranded. ``bounds`` is there where placement is not known.
+    ``state``: ok, short, unknown or stranded. ``bounds``: of pools whose placement is unknown.
     ``patches`` make the changes of ``add``.
     """
 
@@ -194,7 +206,7 @@ class TopologyPlan(msgspec.Struct, frozen=True):
 
 
 class TopologyValue(msgspec.Struct, frozen=True):
-    """What a worker would read for one topology domain, and the file it stands in."""
+    """The value of one topology domain as a worker reads it, and its file."""
 
     domain: str
     value: str

@@ -14,12 +14,12 @@ LINK_NAMES: Final = ("node", "pod label", "file", "card", "taint", "router")
 
 
 class CellState(StrEnum):
-    """How a link stands to the links before it.
+    """A link compared with the links before it.
 
-    ``same``: its value is that of the nearest earlier link that has one, or it is the first that
-    has one. ``differs``: its value is another. ``missing``: it has none, where the nearest known
-    link before it has one, or no earlier link is known. ``none``: it has none, and neither has the
-    known link before it. ``unknown``: nobody told.
+    ``same``: it has the value of the nearest earlier link with a value, or is the first with a
+    value. ``differs``: it has another value. ``missing``: it has no value, but the nearest known
+    link before it has one, or no earlier link is known. ``none``: neither it nor the known link
+    before it has a value. ``unknown``: it could not be read.
     """
 
     SAME = "same"
@@ -68,7 +68,7 @@ class CustodyRow(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(Report, frozen=True):
-    """A report with a row for every worker whose chain is known of, or that has a finding."""
+    """A report with one row for every worker that has a transfer domain or a finding."""
 
     chain: list[CustodyRow] = msgspec.field(default_factory=list)
     kind: str = "VerifyReport"

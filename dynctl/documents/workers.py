@@ -1,4 +1,4 @@
-"""What a router says of its workers: the rows of ``GET /v1/workers`` and of ``workers list``."""
+"""The workers of a router: ``GET /v1/workers`` and ``workers list``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dynctl.documents.codec import decode
 from router_core import Router, Worker
 
 SCHEMA = 1
-NOBODY_WAITS: Final[Mapping[int, int]] = {}
+NONE_WAITING: Final[Mapping[int, int]] = {}
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """A rank's own numbers; None was never reported.
+    """The numbers that a rank reports; None: never reported.
 
     ``waiting_requests``: accepted by the engine and not begun.
     """
@@ -27,7 +27,7 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 class RankRow(msgspec.Struct, frozen=True):
-    """One rank. Loads are this router's own count; ages are seconds, None is never."""
+    """One rank. Loads are counted by the router; ages are in seconds, None: never."""
 
     dp_rank: int = 0
     active_requests: int = 0
@@ -100,7 +100,7 @@ class EngineRank(RankRow, frozen=True):
 
 
 class EngineRow(WorkerRow, frozen=True, kw_only=True):
-    """A registered worker with its engine. ``source``: who added it; ``id``: the id as text."""
+    """A registered worker with its engine. ``source``: what added it; ``id``: the id as text."""
 
     ranks: Sequence[EngineRank] = []
     id: str
@@ -126,7 +126,7 @@ class UnregisteredEngine(msgspec.Struct, frozen=True):
 
 
 class WorkerList(msgspec.Struct, frozen=True):
-    """The workers of a router. ``source`` says whose they are."""
+    """The answer of `workers list`. ``source``: where the rows come from."""
 
     source: str
     workers: list[WorkerRow] = []
@@ -171,10 +171,10 @@ def decode_worker_rows(data: bytes) -> list[WorkerRow]:
 
 
 def rank_rows(
-    router: Router, worker: Worker, now: float, waiting: Mapping[int, int] = NOBODY_WAITS
+    router: Router, worker: Worker, now: float, waiting: Mapping[int, int] = NONE_WAITING
 ) -> list[RankRow]:
-    """The ranks of one worker. ``waiting``: rank -> requests that wait in its engine, where that
-    is told; a router itself does not know."""
+    """The ranks of one worker. ``waiting``: rank -> requests that wait in its engine, where the
+    engine reports them; the router does not count them."""
     slots = router.registry.slots(worker.worker_id)
     ranks = []
     for rank, slot in zip(worker.ranks, slots, strict=True):

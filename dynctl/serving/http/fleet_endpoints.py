@@ -11,7 +11,7 @@ from aiohttp import web
 
 from dynctl import version
 from dynctl.documents.fleet_load import FleetLoad, Transfer, WorkerLoad
-from dynctl.documents.workers import NOBODY_WAITS, WorkerRow, rank_rows, worker_row
+from dynctl.documents.workers import NONE_WAITING, WorkerRow, rank_rows, worker_row
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.worker_spec import WorkerSpecError, worker_spec
 from dynctl.serving.fleet import Fleet, FleetFull, Member
@@ -265,7 +265,7 @@ class FleetFeed:
         cards = self._cards(workers, others)
         loads = []
         for worker in workers:
-            waits = waiting.get(worker.worker_id, NOBODY_WAITS)
+            waits = waiting.get(worker.worker_id, NONE_WAITING)
             ranks = rank_rows(router, worker, now, waits)
             reason = registry.unavailable_reason(worker.worker_id)
             status = "ready" if reason is None else "unavailable"

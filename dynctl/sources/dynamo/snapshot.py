@@ -10,7 +10,7 @@ import msgspec
 
 from dynctl.documents.route_result import UNKNOWN_LOAD
 from dynctl.documents.snapshot import Alert, Part
-from dynctl.documents.workers import NOBODY_WAITS, WorkerRow, rank_rows, worker_row
+from dynctl.documents.workers import NONE_WAITING, WorkerRow, rank_rows, worker_row
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.runner import run
 from dynctl.health.checks.frontends import FRONTEND_CHECKS
@@ -181,7 +181,7 @@ class RowCache:
             if known is None or known[0] is not worker:
                 known = (worker, worker_row(worker, []))
             cards[worker.worker_id] = known
-            ranks = rank_rows(router, worker, now, waiting.get(worker.worker_id, NOBODY_WAITS))
+            ranks = rank_rows(router, worker, now, waiting.get(worker.worker_id, NONE_WAITING))
             reason = router.registry.unavailable_reason(worker.worker_id)
             found.append(
                 msgspec.structs.replace(

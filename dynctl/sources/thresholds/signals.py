@@ -111,9 +111,9 @@ def _as_dynamo(
     why = _why(standing, signal, dynamo.no_report_reason)
     refuses = dynamo.verdicts.get(standing.worker.worker_id)
     if signal.limit is None:
-        return ("not told" if signal.reported else "live"), why
+        return ("not reported" if signal.reported else "live"), why
     if refuses is None:
-        return ("not told" if signal.reported else "live"), why
+        return ("not reported" if signal.reported else "live"), why
     judged = standing.judged.busy
     if refuses and not judged and signal.reported:
         text = "refused, but no known value is over: Dynamo frees the worker at the next report"
@@ -123,5 +123,5 @@ def _as_dynamo(
     if not signal.reported:
         return "live", why
     if signal.value is None:
-        return "not told", why
+        return "not reported", why
     return ("latched" if refuses and signal.over else "open"), why
