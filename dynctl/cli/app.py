@@ -1,4 +1,4 @@
-"""The Typer app: the list of commands, and the one place where errors become exit codes."""
+"""The Typer app: the list of commands, and the conversion of errors to exit codes."""
 
 import os
 import sys
@@ -14,58 +14,58 @@ from dynctl.cli.help import PlainCommand, PlainGroup
 
 HELP = """Route, explain and verify topology-aware disaggregated LLM serving.
 
-Start with `dynctl demo` (nothing needs to run), `dynctl serve frontend --worker URL`, or
-`dynctl route --explain "a prompt"`.
+Start with `dynctl demo`, `dynctl serve frontend --worker URL`, or
+`dynctl route --demo --explain "a prompt"`.
 
 Exit codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 unreachable, 4 timeout.
 """
 
-#: Every command in the order of the help page: its path, where it is, what it does. Only the one
-#: that the command line names is imported.
+#: Every command in the order of the help page: path, module:function, summary. A new command is
+#: added here. Only the command that is run is imported.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
-    ("demo", "demo:demo", "Start a two-zone fleet, route four requests, explain each."),
+    ("demo", "demo:demo", "Start a two-zone fleet and explain four requests."),
     ("serve frontend", "serve:frontend", "Run the OpenAI frontend with the router inside."),
     ("serve router", "serve:router", "Run the router alone, for other frontends."),
     ("serve engine", "serve_engine:engine", "Run a simulated OpenAI engine."),
     ("route", "route:route", "Show which workers would serve a prompt, and why."),
-    ("workers list", "workers:list_workers", "List the workers: role, topology, load, freshness."),
+    ("workers list", "workers:list_workers", "List the workers: role, topology, load, caches."),
     ("workers show", "workers:show_worker", "Show one worker: card, policy, taints, load."),
     ("topology show", "topology:show_topology", "Show domains: capacity, load, policy, stranded."),
-    ("topology verify", "topology_verify:verify_topology", "Prove that topology reaches routing."),
+    ("topology verify", "topology_verify:verify_topology", "Verify topology from node to router."),
     ("topology plan", "topology_plan:plan_topology", "Plan domains: ratio, losses, what to add."),
     ("topology lint", "topology_lint:lint_topology", "Check graph manifests, offline."),
-    ("topology render", "topology_render:render_topology", "Print what worker pods need; YAML."),
+    ("topology render", "topology_render:render_topology", "Print topology patches for pods."),
     ("topology wait", "topology_wait:wait_for_topology", "Wait for a domain's topology file."),
     ("top", "top:top", "Watch domains, workers, decisions and alerts."),
-    ("events tail", "events:tail_events", "Show KV events as they come; gaps are marked."),
-    ("thresholds get", "thresholds:get_thresholds", "Show the busy thresholds in force."),
+    ("events tail", "events:tail_events", "Show KV events live, with gaps marked."),
+    ("thresholds get", "thresholds:get_thresholds", "Show the current busy thresholds."),
     ("thresholds set", "thresholds:set_thresholds", "Set busy thresholds; --dry-run tries them."),
-    ("thresholds watch", "thresholds_watch:watch_thresholds", "Show what changes of them."),
-    ("config show", "config:show_config", "Show every router setting and where it came from."),
+    ("thresholds watch", "thresholds:watch_thresholds", "Show changes of thresholds and ranks."),
+    ("config show", "config:show_config", "Show every router setting and its source."),
     ("context list", "context:list_contexts", "List the contexts; * marks the current one."),
-    ("context use", "context:use_context", "Make a context the current one."),
-    ("context add", "context:add_context", "Keep this line's options as a context."),
-    ("context show", "context:show_context", "Show what holds here and where it came from."),
+    ("context use", "context:use_context", "Make a context current."),
+    ("context add", "context:add_context", "Save the options of this command as a context."),
+    ("context show", "context:show_context", "Show the options in effect and their sources."),
     ("context remove", "context:remove_context", "Remove a context."),
-    ("check", "check:check", "Check a live deployment; say what is wrong and how to fix it."),
-    ("explain", "explain:explain", "Explain a code that a check printed."),
-    ("why", "why:why", "Explain a decision that a frontend made."),
-    ("bundle", "bundle:bundle", "Write what is seen into one file for a bug report."),
-    ("completion", "completion:completion", "Print what completes command lines on TAB."),
+    ("check", "check:check", "Check a live deployment: what is wrong, how to fix it."),
+    ("explain", "explain:explain", "Explain the code of a finding."),
+    ("why", "why:why", "Explain a past decision of a frontend."),
+    ("bundle", "bundle:bundle", "Write a bundle file for a bug report."),
+    ("completion", "completion:completion", "Print the shell completion script."),
     ("version", "version:version", "Print the versions of dynctl and of the frontends."),
 )
 
 GROUPS = {
     "serve": "Run a frontend, a router or a simulated engine.",
-    "workers": "The workers that a router knows.",
-    "topology": "Topology domains: capacity and KV-transfer policy.",
-    "events": "What workers tell of their caches.",
-    "thresholds": "Busy thresholds, live on the frontend.",
-    "config": "The router's settings and their sources.",
-    "context": "Named bundles of endpoints, so that nobody types them twice.",
+    "workers": "Workers of a router: list, one worker.",
+    "topology": "Topology domains: capacity, policy, verify, plan, lint.",
+    "events": "KV events of the workers, live.",
+    "thresholds": "Busy thresholds, live on the frontends.",
+    "config": "Router settings and their sources.",
+    "context": "Saved endpoints.",
 }
 
-#: The command that is about all the others.
+#: The command that needs all other commands imported.
 WHOLE = "completion"
 
 # Typer bundles click from 0.17 on and depends on it before; this is the same class either way.
@@ -73,7 +73,7 @@ _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class _Root(PlainGroup):
-    """Lists commands and groups in the order of COMMANDS; Typer would put all groups last."""
+    """Lists commands and groups in the order of COMMANDS; Typer lists all groups last."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(dict.fromkeys(path.partition(" ")[0] for path, _, _ in COMMANDS))
@@ -82,9 +82,8 @@ class _Root(PlainGroup):
 def build_app(arguments: Sequence[str] | None = None) -> typer.Typer:
     """The app, built from the lists above.
 
-    Commands that ``arguments`` cannot mean are only named, not imported: the one that is run
-    has all the words of its path on the command line. None imports every command, as does the
-    one that describes them all.
+    Only commands with all words of their path in ``arguments`` are imported; the others are only
+    listed. None, and the command ``completion``, import every command.
     """
     given = None if arguments is None or WHOLE in arguments else set(arguments)
     app = _group(HELP, _Root)
@@ -92,10 +91,10 @@ def build_app(arguments: Sequence[str] | None = None) -> typer.Typer:
     for path, place, summary in COMMANDS:
         first, _, second = path.partition(" ")
         if second and first not in groups:
-            groups[first] = _group(GROUPS[first], meant=given is None or first in given)
+            groups[first] = _group(GROUPS[first], imported=given is None or first in given)
             app.add_typer(groups[first], name=first)
-        meant = given is None or set(path.split()) <= given
-        function = with_globals(_load(place)) if meant else _named
+        imported = given is None or set(path.split()) <= given
+        function = with_globals(_load(place)) if imported else _listed
         owner = groups[first] if second else app
         owner.command(second or first, cls=PlainCommand, short_help=summary)(function)
     return app
@@ -107,12 +106,12 @@ def _load(place: str) -> Callable[..., Any]:
     return function
 
 
-def _named() -> None:
-    """A command that is listed and cannot be meant."""
+def _listed() -> None:
+    """A command that is only listed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line of this process and end it; dynctl.__main__ calls it."""
+    """Run the command line of this process and exit; dynctl.__main__ calls it."""
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -125,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
         code = command.main(list(arguments), prog_name="dynctl", standalone_mode=False)
         sys.stdout.flush()
     except (ReaderLeft, BrokenPipeError):
-        # Python flushes stdout once more when it ends, and would complain then.
+        # Python flushes stdout again at exit, which would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.YES
     except (_ClickException, typer.Abort) as error:
@@ -138,7 +137,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _with_default(arguments: Sequence[str]) -> list[str]:
-    """``serve --worker ..`` means ``serve frontend --worker ..``; `serve` alone is a question."""
+    """``serve --worker ..`` means ``serve frontend --worker ..``; `serve` alone shows help."""
     given = list(arguments)
     commands = {path.partition(" ")[0] for path, _, _ in COMMANDS}
     place = next((i for i, word in enumerate(given) if word in commands), None)
@@ -152,7 +151,7 @@ def _with_default(arguments: Sequence[str]) -> list[str]:
     return given
 
 
-def _group(help: str, cls: type[PlainGroup] = PlainGroup, *, meant: bool = True) -> typer.Typer:
+def _group(help: str, cls: type[PlainGroup] = PlainGroup, *, imported: bool = True) -> typer.Typer:
     app = typer.Typer(
         cls=cls,
         help=help,
@@ -162,7 +161,7 @@ def _group(help: str, cls: type[PlainGroup] = PlainGroup, *, meant: bool = True)
         context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
         no_args_is_help=True,
     )
-    if meant:
+    if imported:
         app.callback(cls=cls)(group_callback(help))
     return app
 
@@ -180,7 +179,7 @@ def _usage_error(error: Any, arguments: Sequence[str]) -> int:
 
 
 def _given_value(parameter: Any, message: str, arguments: Sequence[str]) -> str:
-    """`` (got 'soon')`` where Typer's message leaves out the value that it could not read."""
+    """`` (got 'soon')`` if Typer's message does not contain the value that it refused."""
     for place, argument in enumerate(arguments):
         name, separator, value = argument.partition("=")
         if parameter is None or name not in parameter.opts or not name.startswith("-"):
@@ -197,7 +196,7 @@ def _report(error: BaseException) -> int:
     if code is None:
         _say(
             f"error: dynctl failed unexpectedly: {type(error).__name__}: {error}",
-            "this is a defect; the same command with --debug shows where",
+            "this is a defect in dynctl; --debug shows the traceback",
         )
         return ExitCode.DEFECT
     if isinstance(error, DynctlError):

@@ -211,7 +211,7 @@ def _config(options: GlobalOptions) -> Any:
 
 
 def _thresholds(options: GlobalOptions, notes: list[str]) -> Any:
-    from dynctl.cli.threshold_reading import threshold_list
+    from dynctl.cli.threshold_list import threshold_list
 
     source = connect(options)
     with source.replicas() as replicas:

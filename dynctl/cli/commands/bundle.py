@@ -63,8 +63,7 @@ def bundle(
     from dynctl import version
     from dynctl.base.errors import ExitCode
     from dynctl.cli.bundle.archive import check_target, pack, write_new
-    from dynctl.cli.bundle.redaction import Redactor
-    from dynctl.cli.bundle.secrets import known_secrets
+    from dynctl.cli.bundle.redaction import Redactor, known_secrets
     from dynctl.cli.bundle.sections import sections
     from dynctl.documents.bundle import BundleManifest, BundleReport
     from dynctl.screens.render import emit

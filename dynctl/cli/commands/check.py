@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.fail_on import FailOn, expect_level
+from dynctl.cli.shared_options import FailOn, expect_level
 
 
 def check(

@@ -72,7 +72,7 @@ def render_topology(
     """
     from dynctl.base.errors import UsageProblem
     from dynctl.base.options import OutputFormat
-    from dynctl.cli.durations import seconds
+    from dynctl.cli.shared_options import seconds
     from dynctl.manifests.lint.levels import misordered
     from dynctl.manifests.render import (
         InitWait,

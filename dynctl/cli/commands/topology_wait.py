@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.durations import seconds
+from dynctl.cli.shared_options import seconds
 
 
 def wait_for_topology(

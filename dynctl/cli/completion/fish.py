@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from dynctl.cli.completion.shell_text import flags_of, meaning_arms
-from dynctl.cli.completion.tree import Command, Tree
+from dynctl.cli.completion.tree import Command, Tree, flags_of, meaning_arms
 
 _HEAD: Final = """\
 # Completion of dynctl in fish. Written by `dynctl completion fish`; changes here would be lost.

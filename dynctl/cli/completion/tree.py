@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dynctl.cli.completion.values import Meaning, meaning
+from dynctl.cli.completion.values import Kind, Meaning, meaning
 
 #: A longer description is cut: it stands beside the word on one line.
 _LONGEST: Final = 72
@@ -120,3 +120,28 @@ def brief(text: str | None) -> str:
     if len(sentence) <= _LONGEST:
         return sentence
     return sentence[: _LONGEST - 2].rpartition(" ")[0] + " .."
+
+
+def quoted(text: str) -> str:
+    """A word for bash and zsh, in single quotes."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def flags_of(tree: Tree, command: Command | None) -> Iterator[Flag]:
+    """The options that every command has (None), or those that a command has besides."""
+    yield from tree.common if command is None else tree.own(command)
+
+
+def meaning_arms(tree: Tree) -> Iterator[tuple[list[tuple[str, str]], str]]:
+    """``([(path, flag), ..], meaning)``: those with a path first, then those without (a path of
+    ``*``), so that the first that fits is the right one."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for path, name, value in tree.meanings():
+        found.setdefault(value.text, []).append((path or "*", name))
+    # Most options take anything: they are looked at last.
+    ordered = sorted(found.items(), key=lambda item: item[0] == Kind.FREE)
+    for everywhere in (False, True):
+        for text, places in ordered:
+            chosen = [place for place in places if (place[0] == "*") is everywhere]
+            if chosen:
+                yield chosen, text

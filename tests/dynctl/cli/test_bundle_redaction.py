@@ -9,8 +9,7 @@ import pytest
 
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.bundle.environment import environment
-from dynctl.cli.bundle.redaction import MASK, Redactor, hashed
-from dynctl.cli.bundle.secrets import known_secrets
+from dynctl.cli.bundle.redaction import MASK, Redactor, hashed, known_secrets
 from dynctl.settings.router_options import ROUTER_OPTIONS
 
 SECRET = 'p4ss/"word'

@@ -153,7 +153,7 @@ def test_show_tells_where_each_value_comes_from(dynctl, monkeypatch):
     assert (found["namespace"]["value"], found["namespace"]["source"]) == ("team", "context x")
     assert (found["reach"]["value"], found["reach"]["source"]) == (None, "default")
     screen = dynctl("context", "show").out
-    assert "note: frontend http://x:1 of the context does not count: env DYNCTL_FRONTEND" in screen
+    assert "note: frontend http://x:1 of the context is not used: env DYNCTL_FRONTEND" in screen
     by_name = dynctl("context", "show", "x", "-o", "json").json
     assert by_name["chosen_by"] == "argument"
     assert by_name["values"][0]["source"] == "context x"
@@ -171,7 +171,7 @@ def test_remove_and_unknown_names(dynctl):
         dynctl("context", "add", name, "--timeout", "1")
     dynctl("context", "use", "a")
     assert (
-        dynctl("context", "remove", "a").out == "removed context a; there is no current one now\n"
+        dynctl("context", "remove", "a").out == "removed context a; no context is current now\n"
     )
     for command in ("use", "show", "remove"):
         ran = dynctl("context", command, "a")

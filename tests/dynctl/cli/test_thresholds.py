@@ -81,7 +81,7 @@ def test_replicas_that_disagree_are_marked_and_exit_1(dynctl, fleet):
         (True, False),
         (False, True),
     ]
-    assert "the replicas do not agree" in ran.out
+    assert "the replicas have different thresholds" in ran.out
     rows = dynctl("thresholds", "get", *named(*three), "-o", "json").json["thresholds"]
     assert [row["differs"] for row in rows] == [[], [TOKENS], []]
 
@@ -131,7 +131,7 @@ def test_workers_shows_each_signal_with_limit_latch_and_effect(dynctl, two):
     assert (silent["value"], silent["latch"], silent["acts"]) == (None, "empty", False)
     assert silent["why"] == "the worker never reported it"
     table = dynctl("thresholds", "get", *named(*two), "-o", "wide").out
-    assert "1 of 6 ranks kept from new requests" in table
+    assert "1 of 6 ranks busy: no new requests" in table
     assert "active_decode_blocks_threshold" in table
 
 
@@ -152,7 +152,7 @@ def test_a_card_without_a_total_says_why_nothing_happens(dynctl, fleet):
 
 def test_workers_without_a_threshold(dynctl, fleet):
     out = dynctl("thresholds", "get", *named(fleet.add()), "--workers").out
-    assert "no threshold is set: no rank is busy" in out
+    assert "no threshold is set, so no rank is busy" in out
 
 
 # -- set -------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_a_replica_that_takes_it_and_holds_another_value_is_found_out(dynctl, tw
 def test_replicas_that_differ_in_something_else_exit_1_after_a_set(dynctl, two):
     set_directly(two[0], **{DECODE: 0.5})
     ran = dynctl("thresholds", "set", *named(*two), "--active-prefill-tokens", "5")
-    assert (ran.code, "the replicas do not agree" in ran.err) == (1, True)
+    assert (ran.code, "the replicas have different thresholds" in ran.err) == (1, True)
     assert [one.thresholds()[TOKENS] for one in two] == [5, 5]
 
 
@@ -261,7 +261,7 @@ def test_wait_ends_when_every_replica_acts(dynctl, two):
     assert ran.code == 0
     waited = ran.json["waited"]
     assert (waited["acts"], waited["pending"], waited["untold"]) == (True, [], [])
-    assert "acts on every replica" in dynctl(*line).out
+    assert "in effect on every replica" in dynctl(*line).out
 
 
 # -- Dynamo ----------------------------------------------------------------------------------------

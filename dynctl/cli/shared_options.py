@@ -1,8 +1,22 @@
-"""Durations on the command line: `30`, `30s`, `1.5m`, `2h`, `500ms`."""
+"""`--fail-on`: how bad a finding must be for exit code 1, the same in every command that checks."""
 
 import re
+from typing import Annotated, TypeAlias
 
 import typer
+
+from dynctl.base.errors import UsageProblem
+
+FailOn: TypeAlias = Annotated[
+    str, typer.Option(metavar="LEVEL", help="What makes the exit code 1: fail, or warn too.")
+]
+
+
+def expect_level(fail_on: str) -> None:
+    """Raises UsageProblem for what is no level."""
+    if fail_on not in ("fail", "warn"):
+        raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
+
 
 _UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S = 86400.0
