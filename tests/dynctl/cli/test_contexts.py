@@ -170,9 +170,7 @@ def test_remove_and_unknown_names(dynctl):
     for name in ("a", "b"):
         dynctl("context", "add", name, "--timeout", "1")
     dynctl("context", "use", "a")
-    assert (
-        dynctl("context", "remove", "a").out == "removed context a; no context is current now\n"
-    )
+    assert dynctl("context", "remove", "a").out == "removed context a; no context is current now\n"
     for command in ("use", "show", "remove"):
         ran = dynctl("context", command, "a")
         assert (ran.code, ran.out) == (2, "")
