@@ -1,4 +1,6 @@
-"""The chain of custody of topology: node label, pod label, file, card, taint, router.
+"""`topology verify`: is each worker's topology the same from its node's label to the router?
 
-Facts are gathered once, joined into one chain a worker, and judged link by link by pure checks.
+gather/ reads facts, join builds one chain of custody for each worker (node label, pod label, file,
+card, taint, router), and checks/ judge it: one file for each hundred of codes. Only gather/ and run
+do input and output.
 """

@@ -1,7 +1,7 @@
-"""One worker's chain of custody: each link compared with the link before it. Pure.
+"""The chain of custody of a worker's topology: each link is compared with the one before it. Pure.
 
-Only neighbours are compared, so that one fault shows at one link: where the pod's label is gone,
-the empty file behind it is not a second fault.
+Only neighbours are compared, so that one fault shows at one link: if the pod label is missing, the
+empty file behind it is not a second fault.
 """
 
 from __future__ import annotations
@@ -35,31 +35,32 @@ LINKS: Final = tuple(LinkName)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What stands at one link. ``value`` None: nothing, and that is known.
+    """The value at one link. ``value`` None: the link is known to have no value.
 
-    ``untold``: why it is not known (nothing may be concluded then). ``unread``: because something
-    that was asked for was refused, which is worth a warning; otherwise it was not asked.
+    ``unknown``: why the value is not known; then no check may conclude anything from it.
+    ``unread``: it is unknown because a request for it failed, which is worth a warning.
     """
 
     value: str | None = None
-    untold: str = ""
+    unknown: str = ""
     unread: bool = False
 
     @property
-    def told(self) -> bool:
-        return not self.untold
+    def known(self) -> bool:
+        return not self.unknown
 
     @classmethod
     def of(cls, unread: Unread) -> Link:
-        """A link that was asked for and not told."""
+        """A link whose value could not be read."""
         return cls(None, unread.why, unread=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A link that is not as the one before it. ``expected`` is None for a node without the label.
+    """A link that differs from the one before it.
 
-    ``before`` is the nearest earlier link that is known; the node has none.
+    ``before``: the nearest earlier known link; None for the node. ``expected``: its value; None
+    for a node without the label.
     """
 
     link: LinkName
@@ -81,12 +82,12 @@ class DomainChain:
     def breaks(self) -> Iterator[Break]:
         """Every link that differs from its nearest known predecessor.
 
-        A predecessor without a value breaks nothing behind it: that is its own fault.
+        Links behind a predecessor without a value are not breaks: the fault is there.
         """
         before: LinkName | None = None
         for name in LINKS:
             link = self.links[name]
-            if not link.told:
+            if not link.known:
                 continue
             if before is None:
                 if link.value is None and name is LinkName.NODE:
@@ -104,20 +105,21 @@ class DomainChain:
 
 @dataclass(frozen=True, slots=True)
 class WorkerChain:
-    """One worker pod, or one registered worker where there is no Kubernetes.
+    """One worker pod, or one registered worker if Kubernetes was not read.
 
-    ``graph``: ``namespace/name``, empty without one. ``role_told_by`` names the witness (card,
+    ``graph``: ``namespace/name``, or empty. ``role_source``: where the role comes from (card,
     label, sub-label, type, sub-type, arguments, name, nothing). ``metadata``: the objects that
-    are, or by their name should be, its own; ``cards``: what it registered. ``endpoints``: its
-    pod's in discovery's slices, None where those could not be read. ``follower``: a further rank
-    of a multinode replica, which registers nothing; ``replica`` tells which one.
-    ``chains``: domain -> links; the transfer domain is among them where its labels are known.
+    belong to the worker by owner or by name; ``cards``: what it registered. ``endpoints``: its
+    pod's endpoints in the discovery EndpointSlices, None if those could not be read.
+    ``follower``: a further rank of a multinode replica, which registers nothing; ``replica``: the
+    name of that replica. ``chains``: domain -> links, with the transfer domain if its labels are
+    known.
     """
 
     graph: str
     component: str
     role: Role | None
-    role_told_by: str
+    role_source: str
     policy: Policy | None
     pod: Pod | None = None
     node: Node | None = None
@@ -130,31 +132,31 @@ class WorkerChain:
 
     @property
     def name(self) -> str:
-        """The pod's name, else the registered worker's."""
+        """The name of the pod, else of the registered worker."""
         if self.pod is not None:
             return self.pod.name
         return self.cards[0].worker.name if self.cards else "?"
 
     @property
     def subject(self) -> str:
-        """How findings name it: ``Pod name.namespace``, as istioctl does."""
+        """Its name in findings: ``Pod name.namespace``, as istioctl writes it."""
         if self.pod is not None:
             return f"Pod {self.pod.name}.{self.pod.namespace}"
         return f"Worker {self.name}"
 
     @property
     def chain(self) -> DomainChain | None:
-        """Of the transfer domain."""
+        """The chain of the transfer domain."""
         return None if self.policy is None else self.chains.get(self.policy.domain)
 
     @property
     def running(self) -> bool:
-        """Whether its engine container runs now; True where there is no pod to ask."""
+        """Whether its engine container runs now; True without a pod."""
         if self.pod is None:
             return True
         main = self.pod.main
         return main is not None and main.running_since is not None
 
     def value(self, link: LinkName) -> str | None:
-        """The value of the transfer domain at a link; None where there is none or it is untold."""
+        """The value of the transfer domain at a link; None if it has none or is unknown."""
         return None if self.chain is None else self.chain[link].value

@@ -1,7 +1,6 @@
-"""Manifests judged against the cluster that they are meant for, beside what lint says of them.
+"""`topology lint --against`: the checks of lint, and one more section with a cluster. Pure.
 
-The graphs of the files take the place of the cluster's own; nodes, Grove topologies and served
-definitions are the cluster's. Pure, on facts that were gathered.
+The graphs come from the files; nodes, Grove topologies and resource definitions from the cluster.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _FROM_VERIFY: Final = frozenset(
 )
 _DOMAIN_IS_A_LEVEL: Final = "DYT0202"
 NOT_CHECKED: Final = (
-    "what the operator's webhook would refuse beyond these rules",
+    "other rules of the operator's webhook",
     "whether nodes have room for the replicas",
     "the KV transfer itself (NIXL, RDMA)",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
-    """``planned``: the cluster as if the files' graphs were its own; ``live``: its own, by name."""
+class LintWithCluster:
+    """``planned``: the cluster with the graphs of the files; ``live``: its own graphs, by name."""
 
     files: LintFacts
     planned: JoinedFacts
@@ -51,20 +50,20 @@ class Against:
     graphs_unread: str = ""
 
 
-def lint_against(
+def lint_report(
     manifests: Sequence[Manifest],
     facts: VerifyFacts,
     namespace: str,
     suppressed: Suppressions = NOTHING,
 ) -> Report:
-    """What lint says, and one section more. ``namespace``: of graphs that name none.
+    """The report of lint with one more section. ``namespace``: of graphs without one.
 
-    Raises UsageProblem where none of the manifests is about topology.
+    Raises UsageProblem if no manifest is a graph or a Grove topology.
     """
     alone = lint(manifests, suppressed)
     whole = run(
-        [(SECTION, AGAINST_CHECKS)],
-        _against(gather(manifests), facts, namespace),
+        [(SECTION, CLUSTER_CHECKS)],
+        _facts(gather(manifests), facts, namespace),
         catalogue(),
         suppressed=suppressed,
     )
@@ -73,7 +72,7 @@ def lint_against(
     return Report([*alone.sources, title], sections, summarize(sections), list(NOT_CHECKED))
 
 
-def _against(files: LintFacts, facts: VerifyFacts, namespace: str) -> Against:
+def _facts(files: LintFacts, facts: VerifyFacts, namespace: str) -> LintWithCluster:
     there = join(facts)
     topologies = (*files.topologies, *there.topologies)
     graphs = []
@@ -85,7 +84,7 @@ def _against(files: LintFacts, facts: VerifyFacts, namespace: str) -> Against:
     if facts.cluster is not None and isinstance(facts.cluster.graphs, Unread):
         unread = facts.cluster.graphs.why
     live = {one.name: one.graph for one in there.graphs if one.graph is not None}
-    return Against(files, planned, live, unread)
+    return LintWithCluster(files, planned, live, unread)
 
 
 def _in_namespace(graph: Graph, namespace: str) -> Graph:
@@ -96,7 +95,7 @@ def _in_namespace(graph: Graph, namespace: str) -> Graph:
     return replace(graph, manifest=Manifest(graph.manifest.source, body))
 
 
-def _planned(check: Check[JoinedFacts], facts: Against) -> Outcome:
+def _planned(check: Check[JoinedFacts], facts: LintWithCluster) -> Outcome:
     for need in check.needs:
         skipped = need(facts.planned)
         if skipped is not None:
@@ -104,14 +103,14 @@ def _planned(check: Check[JoinedFacts], facts: Against) -> Outcome:
     return check.judge(facts.planned)
 
 
-def _levels_there(facts: Against) -> Outcome:
-    """Lint's own rule, with the Grove topologies of the cluster beside those of the files."""
+def _domain_is_level(facts: LintWithCluster) -> Outcome:
+    """Lint's check, with the Grove topologies of the cluster and of the files."""
     topologies = {one.name: one for one in (*facts.planned.topologies, *facts.files.topologies)}
     check = next(one for one in LEVEL_CHECKS if one.code == _DOMAIN_IS_A_LEVEL)
     return check.judge(replace(facts.files, topologies=tuple(topologies.values())))
 
 
-def _unchanged(facts: Against) -> Outcome:
+def _no_immutable_change(facts: LintWithCluster) -> Outcome:
     if facts.graphs_unread:
         return Skipped(f"graphs: {facts.graphs_unread}", unread=True)
     pairs = [
@@ -120,12 +119,14 @@ def _unchanged(facts: Against) -> Outcome:
         if one.graph is not None and one.name in facts.live
     ]
     if not pairs:
-        return Skipped("none of these graphs is there yet")
+        return Skipped("none of these graphs is in the cluster yet")
     wrong = [item for live, file in pairs for item in immutable_changes(live, file)]
-    return outcome(wrong, summary=f"{len(pairs)} of {len(facts.planned.graphs)} graphs are there")
+    return outcome(
+        wrong, summary=f"{len(pairs)} of {len(facts.planned.graphs)} graphs are in the cluster"
+    )
 
 
-def _pinned_values_exist(facts: Against) -> Outcome:
+def _pinned_values_exist(facts: LintWithCluster) -> Outcome:
     cluster = facts.planned.cluster
     if cluster is not None and isinstance(cluster.nodes, Unread):
         return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
@@ -145,24 +146,24 @@ def _pinned_values_exist(facts: Against) -> Outcome:
                         subject_of(one.graph),
                         component=component.name,
                         key=key,
-                        values=", ".join(sorted(values)) or "no value at all",
+                        values=", ".join(sorted(values)) or "(no value)",
                         there=", ".join(sorted(there)[:10]) or "none",
                     )
                 )
     if not pinned:
-        return Skipped("no worker component is pinned by the label")
+        return Skipped("no worker component is pinned by the topology label")
     return outcome(wrong, summary=f"{pinned} worker components are pinned")
 
 
-AGAINST_CHECKS: Final[Sequence[Check[Against]]] = sorted(
+CLUSTER_CHECKS: Final[Sequence[Check[LintWithCluster]]] = sorted(
     (
         *(
             Check(one.code, partial(_planned, one))
             for one in (*ACCESS_CHECKS, *NODE_CHECKS)
             if one.code in _FROM_VERIFY
         ),
-        Check(_DOMAIN_IS_A_LEVEL, _levels_there),
-        Check("DYT0112", _unchanged),
+        Check(_DOMAIN_IS_A_LEVEL, _domain_is_level),
+        Check("DYT0112", _no_immutable_change),
         Check("DYT0215", _pinned_values_exist),
     ),
     key=lambda check: check.code,

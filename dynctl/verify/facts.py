@@ -1,14 +1,14 @@
-"""What verify judges: facts of a cluster, of a registry and of a mount, gathered once.
+"""The facts that verify judges: of a cluster, a registry, a mount and routers, gathered once.
 
-``Unread`` stands where something was asked for and not told. Absent values are facts too: they
-are None or empty, as each field says.
+``Unread`` replaces a fact that could not be read. A missing value is a fact too: it is None or
+empty, as the field's description says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from dynctl.adapters.ports import AccessQuestion
 from dynctl.health.deployment import Deployment
@@ -22,27 +22,25 @@ Listing: TypeAlias = tuple[T, ...] | Unread
 PodKey: TypeAlias = tuple[str, str]
 """``(namespace, name)``."""
 
-NOT_ASKED: Final = Unread("not asked for")
-
 
 @dataclass(frozen=True, slots=True)
 class TopologyFile:
-    """A file below the topology mount. ``content`` None: there is no such file.
+    """A file in the topology mount. ``content`` None: the file does not exist.
 
-    ``strange``: why the content cannot be a domain's value (not UTF-8, too large, no line of
-    text); it is empty then.
+    ``invalid``: why the content is not a valid value of a domain (not UTF-8, too large, not one
+    line of text); the content is empty then.
     """
 
     content: str | None
-    strange: str = ""
+    invalid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StartLog:
-    """What the beginning of a worker's log says of topology.
+    """The topology lines at the start of a worker's log.
 
-    ``domains`` None: it has no line of its configuration. ``timed_out`` and ``not_persisted`` are
-    the lines that say so, of this run or the one before it.
+    ``domains`` None: the log has no configuration line. ``timed_out`` and ``not_persisted`` are
+    the log lines about these errors, of the current or the previous run.
     """
 
     domains: Mapping[str, str] | None = None
@@ -55,7 +53,7 @@ class StartLog:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What somebody else may do. ``user`` as RBAC names it: system:serviceaccount:NS:NAME."""
+    """Permissions of a service account. ``user``: its RBAC name, system:serviceaccount:NS:NAME."""
 
     user: str
     allowed: Mapping[AccessQuestion, bool] | Unread
@@ -63,9 +61,9 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class RouterView:
-    """The workers that one frontend knows, by id. ``name``: its pod or URL.
+    """The ids of the workers that one frontend routes to. ``name``: its pod or URL.
 
-    ``graph`` is ``namespace/name``, empty where it is not known.
+    ``graph`` is ``namespace/name``, or empty if unknown.
     """
 
     name: str
@@ -75,10 +73,10 @@ class RouterView:
 
 @dataclass(frozen=True, slots=True)
 class GraphSchema:
-    """What the served resource definition knows of the policy, in one of its versions.
+    """The transfer policy in one served version of the graph's resource definition.
 
-    ``fields``: of spec.experimental.kvTransferPolicy; empty where it has no such property.
-    ``open``: unknown fields are kept there.
+    ``fields``: of spec.experimental.kvTransferPolicy; empty if there is no such property.
+    ``open``: the API server preserves unknown fields there.
     """
 
     version: str
@@ -88,14 +86,14 @@ class GraphSchema:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """One cluster. ``now`` is its own clock, seconds since the epoch.
+    """One cluster. ``now`` is the cluster's clock, seconds since the epoch.
 
-    ``namespaces``: what was looked at, empty for all. ``wanted``: the graphs that were named,
-    empty for all of those namespaces. ``served``: ``plural.group`` -> versions. ``access``: what
-    we ourselves may do. ``operators`` are Deployments of Dynamo's operator in any namespace,
-    ``operator_accounts`` and ``worker_accounts`` what their service accounts may do.
-    ``grove_sets``: names of the PodCliqueSets, as ``namespace/name``.
-    ``files``, ``logs``: of the pods that were read; a pod that is not here was not asked.
+    ``namespaces``: those that were read, empty for all. ``wanted``: names of graphs from the
+    command line, empty for all. ``served``: ``plural.group`` -> versions. ``access``: the
+    permissions of the user. ``operators``: Deployments of Dynamo's operator in any namespace;
+    ``operator_accounts``, ``worker_accounts``: permissions of their service accounts.
+    ``grove_sets``: names of the PodCliqueSets, as ``namespace/name``. ``files``, ``logs``: only of
+    the pods whose files and logs were read.
     """
 
     title: str
@@ -123,7 +121,7 @@ class ClusterFacts:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What a discovery backend other than Kubernetes tells."""
+    """The workers in a discovery backend other than Kubernetes."""
 
     title: str
     deployment: Deployment | Unread
@@ -131,10 +129,10 @@ class Registry:
 
 @dataclass(frozen=True, slots=True)
 class MountFacts:
-    """The topology mount of one worker, read where we run. ``files``: name -> content.
+    """The topology mount of one worker, in the local file system. ``files``: name -> content.
 
-    ``domain``: the transfer domain that the worker expects, empty where nobody said one.
-    ``absent``: why there is no such directory, empty where there is.
+    ``domain``: the transfer domain of the worker, empty if not specified. ``absent``: why the
+    directory does not exist, empty if it does.
     """
 
     path: str
@@ -145,7 +143,7 @@ class MountFacts:
 
 @dataclass(frozen=True, slots=True)
 class VerifyFacts:
-    """Everything that was gathered; what was not looked at is None or empty."""
+    """All gathered facts; parts that were not read are None or empty."""
 
     cluster: ClusterFacts | None = None
     registry: Registry | None = None
@@ -156,7 +154,7 @@ class VerifyFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """One live request. ``status`` is HTTP's; the ids are of the workers that served it."""
+    """The response to one live request: HTTP status, and the ids of the workers that served it."""
 
     router: str
     status: int

@@ -1,4 +1,4 @@
-"""What a capacity plan is made for, counted in a cluster: pods by graph, place and node. Pure."""
+"""The fleet of a cluster for a capacity plan: ready worker pods by graph, domain, node. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 
 _BY_TRUST = (LinkName.CARD, LinkName.FILE, LinkName.LABEL, LinkName.NODE)
-"""The router goes by the card; before there is one, by what it will be made from."""
+"""The router uses the card; without one, the links from which it will be made."""
 
 
 def fleet_of_cluster(joined: JoinedFacts, domain: str | None) -> Fleet:
-    """The ready worker pods of every graph, each graph a pool of its own.
+    """The ready worker pods of every graph; each graph is a pool of its own.
 
-    Raises UsageProblem where the graphs transfer within different domains and none is chosen, or
-    where pods could not be listed.
+    Raises UsageProblem if the graphs have different transfer domains and none is chosen, or if
+    pods could not be listed.
     """
     cluster = joined.cluster
     if cluster is None or isinstance(cluster.pods, Unread):
@@ -46,7 +46,7 @@ def _common_domain(joined: JoinedFacts) -> str:
     domains = sorted({graph.policy.domain for graph in joined.graphs if graph.policy})
     if len(domains) > 1:
         raise UsageProblem(
-            f"the graphs transfer within different domains ({', '.join(domains)})",
+            f"the graphs have different transfer domains ({', '.join(domains)})",
             "choose one: --domain NAME",
         )
     return domains[0] if domains else "zone"
@@ -82,7 +82,7 @@ class _Count:
             self.notes.append(f"{graph.name}: {waiting:,} worker pods are not ready: not counted")
         if unknown:
             self.notes.append(
-                f"{graph.name}: {unknown:,} worker pods are aggregated or do not tell their role: "
+                f"{graph.name}: {unknown:,} worker pods are aggregated or have no known role: "
                 "not counted"
             )
         self.homes += self._homes(graph)
@@ -118,7 +118,7 @@ class _Count:
         )
 
     def _homes(self, graph: VerifiedGraph) -> Iterable[Home]:
-        """The components that are pinned to one value, whose replicas a patch can change."""
+        """The components that are pinned to one value: a patch can change their replicas."""
         policy = graph.policy
         if graph.graph is None or policy is None or self._domain not in policy.sources:
             return

@@ -1,8 +1,7 @@
-"""Facts joined into graphs and their workers, each with its chain of custody. Pure.
+"""Join the facts into graphs and workers, each worker with its chain of custody. Pure.
 
-The joins: a node by the pod's nodeName; an endpoint by its targetRef; a worker's metadata by the
-name that discovery gives it; its id by the hash of that name, or in etcd and files by the pod's
-address.
+Join keys: node by the pod's nodeName; endpoint by its targetRef; metadata by its name and owner;
+worker id by the hash of the metadata's name, or in etcd and files by the pod's address.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
 from router_core import Role
 
 _TAINT: Final = "dynamo.topology/"
-NOT_SAMPLED: Final = "not read, --exec all reads every one"
+NOT_SAMPLED: Final = "not read; --exec all reads all files"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedGraph:
-    """One graph and what runs of it. ``graph`` None: it could not be read, its pods tell.
+    """One graph and its pods. ``graph`` None: only its pods could be read.
 
-    ``name`` is ``namespace/name``. ``pods`` are all of its pods that are not being deleted,
-    ``workers`` those that the operator writes the policy into.
+    ``name`` is ``namespace/name``. ``pods``: all its pods that are not being deleted; ``workers``:
+    those into which the operator writes the policy.
     """
 
     name: str
@@ -66,10 +65,10 @@ class VerifiedGraph:
 
 @dataclass(frozen=True, slots=True)
 class JoinedFacts:
-    """Everything joined: what checks read. ``facts`` are there for what belongs to no worker.
+    """The facts, joined: the input of all checks. ``facts``: for what belongs to no worker.
 
-    ``loose``: registered workers that belong to no pod that was seen (all of them, without
-    Kubernetes). ``deployment``: what is registered, wherever; None where that is not known.
+    ``loose``: registered workers without a known pod (all of them, if Kubernetes was not read).
+    ``deployment``: all registrations, of any backend; None if they are unknown.
     """
 
     facts: VerifyFacts
@@ -85,22 +84,22 @@ class JoinedFacts:
 
     @property
     def workers(self) -> tuple[WorkerChain, ...]:
-        """All workers: of all graphs, then the loose ones."""
+        """The workers of all graphs, then the loose ones."""
         return (*(one for graph in self.graphs for one in graph.workers), *self.loose)
 
     @property
     def governed(self) -> tuple[VerifiedGraph, ...]:
-        """The graphs that have a policy which can be followed."""
+        """The graphs with a valid policy."""
         return tuple(graph for graph in self.graphs if graph.policy is not None)
 
 
 def join(facts: VerifyFacts) -> JoinedFacts:
-    """Join everything that was gathered."""
+    """Join the gathered facts."""
     cluster = facts.cluster
     if cluster is None:
         deployment = _registered(facts)
         workers = [] if deployment is None else list(deployment.workers)
-        loose = _loose(workers, facts.routers, Link(untold="no Kubernetes"))
+        loose = _loose(workers, facts.routers, Link(unknown="no cluster was read"))
         return JoinedFacts(facts, loose=loose, deployment=deployment)
     topologies = topologies_of(_known(cluster.topologies))
     nodes = {one.name: one for one in _known(cluster.nodes)}
@@ -123,17 +122,17 @@ def join(facts: VerifyFacts) -> JoinedFacts:
     claimed = {
         item.worker.worker_id for pod in _known(cluster.pods) for item in index.cards_of(pod)
     }
-    # Where graphs were named the pods of all others were not read, so that nothing is theirs.
+    # With named graphs the pods of other graphs were not read: their workers are not loose.
     rest = [] if cluster.wanted else [i for i in cards if i.worker.worker_id not in claimed]
-    untold = Link(untold="no pod here registered it")
+    podless = Link(unknown="registered by no known pod")
     if isinstance(cluster.pods, Unread):
-        untold = Link.of(cluster.pods)
-    loose = _loose(rest, facts.routers, untold)
+        podless = Link.of(cluster.pods)
+    loose = _loose(rest, facts.routers, podless)
     return JoinedFacts(facts, graphs, loose, topologies, nodes, deployment)
 
 
 class _Join:
-    """Indexes over the facts of a cluster, and the joins that use them."""
+    """Indexes of a cluster's facts, and the joins that use them."""
 
     def __init__(
         self,
@@ -148,7 +147,7 @@ class _Join:
         self._topologies, self._nodes = topologies, nodes
         self._metadata: dict[PodKey, list[WorkerMetadata]] = defaultdict(list)
         for item in metadata:
-            # A container's object is called POD-CONTAINER, so the owner tells the pod.
+            # An object of a container is named POD-CONTAINER: its owner is the pod.
             for pod in {item.name, item.owner} - {""}:
                 self._metadata[item.namespace, pod].append(item)
         self._endpoints: dict[PodKey, list[Endpoint]] = defaultdict(list)
@@ -161,7 +160,7 @@ class _Join:
             self._by_host[card.instance.address.rpartition(":")[0]].append(card)
 
     def graph(self, name: str, graph: Graph | None, pods: list[Pod]) -> VerifiedGraph:
-        """A graph with its pods."""
+        """Join a graph with its pods."""
         if graph is not None:
             policy = policy_of(graph, self._topologies)
         elif isinstance(self._cluster.graphs, Unread):
@@ -181,7 +180,7 @@ class _Join:
         return VerifiedGraph(name, graph, policy, tuple(pods), tuple(workers), tuple(frontends))
 
     def cards_of(self, pod: Pod) -> tuple[ObservedWorker, ...]:
-        """What this pod registered: under the ids of its metadata, else from its address."""
+        """The registrations of a pod: by the ids of its metadata, else by its address."""
         found: dict[int, ObservedWorker] = {}
         for item in self._metadata.get((pod.namespace, pod.name), ()):
             for one in _ids(item):
@@ -196,13 +195,13 @@ class _Join:
     ) -> WorkerChain:
         key = (pod.namespace, pod.name)
         cards = self.cards_of(pod)
-        role, told_by = _role(pod, component, kind, cards)
+        role, role_source = _role(pod, component, kind, cards)
         unread = isinstance(self._cluster.endpoints, Unread)
         worker = WorkerChain(
             graph=graph,
             component=pod.labels.get(COMPONENT_LABEL, ""),
             role=role,
-            role_told_by=told_by,
+            role_source=role_source,
             policy=policy,
             pod=pod,
             node=self._nodes.get(pod.node),
@@ -232,32 +231,32 @@ class _Join:
         if isinstance(self._cluster.nodes, Unread):
             return Link.of(self._cluster.nodes)
         if not pod.node:
-            return Link(untold="not scheduled yet")
+            return Link(unknown="not scheduled yet")
         node = self._nodes.get(pod.node)
-        return Link(untold=f"no node {pod.node}") if node is None else Link(node.labels.get(key))
+        return Link(unknown=f"no node {pod.node}") if node is None else Link(node.labels.get(key))
 
     def _file(self, key: PodKey, domain: str) -> Link:
         read = self._cluster.files.get(key)
         if read is None:
-            return Link(untold=NOT_SAMPLED)
+            return Link(unknown=NOT_SAMPLED)
         if isinstance(read, Unread):
             return Link.of(read)
         file = read.get(domain)
         if file is None:
-            return Link(untold=NOT_SAMPLED)
+            return Link(unknown=NOT_SAMPLED)
         return Link((file.content or "").strip() or None)
 
     def _registered(self, worker: WorkerChain, domain: str) -> dict[LinkName, Link]:
         if worker.follower:
-            rest = Link(untold="a further rank registers nothing")
+            rest = Link(unknown="only the leader of a replica registers")
             return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
         if not worker.cards:
             registry = self._facts.registry
-            told = self._cluster.metadata if registry is None else registry.deployment
-            card = Link.of(told) if isinstance(told, Unread) else Link()
+            source = self._cluster.metadata if registry is None else registry.deployment
+            card = Link.of(source) if isinstance(source, Unread) else Link()
             elsewhere = "" if worker.pod is None else registered_elsewhere(worker.pod)
             if registry is None and elsewhere:
-                card = Link(untold=elsewhere)
+                card = Link(unknown=elsewhere)
             return {LinkName.CARD: card, LinkName.TAINT: card, LinkName.ROUTER: card}
         return _card_links(worker.cards, domain, worker.graph, self._facts.routers)
 
@@ -265,14 +264,14 @@ class _Join:
 def _card_links(
     cards: Sequence[ObservedWorker], domain: str, graph: str, routers: Sequence[RouterView]
 ) -> dict[LinkName, Link]:
-    """Of several engines in one pod the first one that differs from the others counts."""
-    told = [_card_value(item, domain) for item in cards]
-    value = told[0]
+    """The links of a pod's cards; of several engines the first that differs from the others."""
+    values = [_card_value(item, domain) for item in cards]
+    value = values[0]
     taints = [_taint_value(item, domain) for item in cards]
-    pairs = list(zip(told, taints, strict=True))
+    pairs = list(zip(values, taints, strict=True))
     taint = next((behind for card, behind in pairs if card != behind), taints[0])
     return {
-        LinkName.CARD: Link(next((one for one in told if one != value), value)),
+        LinkName.CARD: Link(next((one for one in values if one != value), value)),
         LinkName.TAINT: Link(taint),
         LinkName.ROUTER: _router(cards, value, graph, routers),
     }
@@ -283,7 +282,7 @@ def _card_value(item: ObservedWorker, domain: str) -> str | None:
 
 
 def _taint_value(item: ObservedWorker, domain: str) -> str | None:
-    """The value in the taint of a domain, as published: not what could be derived."""
+    """The value in the published taint of a domain, not a derived one."""
     taints = item.card.runtime_config.get("taints")
     start = f"{_TAINT}{domain}="
     values = [t[len(start) :] for t in taints or () if isinstance(t, str) and t.startswith(start)]
@@ -301,7 +300,7 @@ def _router(
     read = [one.workers for one in mine if not isinstance(one.workers, Unread)]
     if not read:
         refused = [one.workers for one in mine if isinstance(one.workers, Unread)]
-        return Link.of(refused[0]) if refused else Link(untold="not asked")
+        return Link.of(refused[0]) if refused else Link(unknown="no router was queried")
     ids = {item.worker.worker_id for item in cards}
     return Link(value if all(ids <= known for known in read) else None)
 
@@ -324,9 +323,9 @@ def _role(
 
 
 def _loose(
-    cards: Sequence[ObservedWorker], routers: Sequence[RouterView], untold: Link
+    cards: Sequence[ObservedWorker], routers: Sequence[RouterView], podless: Link
 ) -> tuple[WorkerChain, ...]:
-    """Registered workers without a pod; their own card tells the policy. ``untold``: why so."""
+    """Registered workers without a pod, with the policy of their card. ``podless``: the reason."""
     found = []
     for item in cards:
         config = item.worker.runtime_config
@@ -339,17 +338,17 @@ def _loose(
                 label_key="",
                 cluster_topology="",
                 sources={},
-                told_by="pods",
+                origin="pods",
             )
         worker = WorkerChain(
             graph="",
             component=item.card.endpoint.component,
             role=item.worker.role,
-            role_told_by="card",
+            role_source="card",
             policy=policy,
             cards=(item,),
         )
-        before = dict.fromkeys((LinkName.NODE, LinkName.LABEL, LinkName.FILE), untold)
+        before = dict.fromkeys((LinkName.NODE, LinkName.LABEL, LinkName.FILE), podless)
         chains = {
             domain: DomainChain(domain, {**before, **_card_links([item], domain, "", routers)})
             for domain in {*item.worker.domains, *filter(None, [config.kv_transfer_domain])}
@@ -373,13 +372,13 @@ def _by_metadata(metadata: Iterable[WorkerMetadata]) -> Deployment:
 
 
 def _ids(metadata: WorkerMetadata) -> set[int]:
-    """The ids under which an object registers workers, whatever its name says."""
+    """The ids under which an object registers workers, whatever its name is."""
     cards = metadata.data.get("model_cards")
     found = set()
     for card in cards.values() if isinstance(cards, Mapping) else ():
-        told = card.get("instance_id") if isinstance(card, Mapping) else None
-        if isinstance(told, int):
-            found.add(told)
+        number = card.get("instance_id") if isinstance(card, Mapping) else None
+        if isinstance(number, int):
+            found.add(number)
     return found
 
 

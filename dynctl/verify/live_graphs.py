@@ -1,6 +1,6 @@
-"""The graphs of a cluster as lint judges graphs, so that both are judged by the same code.
+"""The graphs of a cluster as input of lint's checks, so that the same code judges both. Pure.
 
-Workers that run tell their role better than any manifest, so what they tell is laid over it.
+The role of a running worker takes precedence over the role in the manifest.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from router_core import Role
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _FIRST_HAND: Final = ("card", "label", "sub-label")
-"""Witnesses of a worker's role that are the worker itself, or what the operator wrote on it."""
+"""Sources of a role that come from the worker itself or from the operator's labels."""
 
 
 def topologies_read(joined: JoinedFacts) -> Skipped | None:
-    """The Grove topologies are known, or none is named."""
+    """The Grove topologies were read, or no graph names one."""
     if joined.cluster is None:
         return Skipped(NO_CLUSTER)
     topologies = joined.cluster.topologies
@@ -38,7 +38,7 @@ def topologies_read(joined: JoinedFacts) -> Skipped | None:
 
 
 def topology_names(joined: JoinedFacts) -> list[str]:
-    """The Grove topologies that graphs name, for transfers or for placement."""
+    """The names of the Grove topologies in graphs, for transfers or placement."""
     found: set[str] = set()
     for one in joined.graphs:
         if one.policy is not None:
@@ -52,10 +52,10 @@ def topology_names(joined: JoinedFacts) -> list[str]:
 
 
 def lint_facts(joined: JoinedFacts) -> LintFacts:
-    """The graphs that were read, and of the cluster's topologies those that they name."""
+    """The graphs of the cluster, and those of its topologies that they name."""
     named = topology_names(joined)
     return LintFacts(
-        tuple(_as_told(one, one.graph) for one in joined.graphs if one.graph is not None),
+        tuple(_with_live_roles(one, one.graph) for one in joined.graphs if one.graph is not None),
         tuple(one for one in joined.topologies if one.manifest.name in named),
         live=True,
     )
@@ -65,7 +65,7 @@ def judged_live(
     checks: Sequence[Check[LintFacts]],
     *needs: Callable[[JoinedFacts], Skipped | None],
 ) -> dict[str, Check[JoinedFacts]]:
-    """Checks of lint, by code, that judge the graphs of a cluster instead of files."""
+    """Checks of lint for the graphs of a cluster, by code."""
     return {one.code: Check(one.code, partial(_judge, one), needs) for one in checks}
 
 
@@ -78,34 +78,34 @@ def _judge(check: Check[LintFacts], joined: JoinedFacts) -> Outcome:
     return check.judge(facts)
 
 
-def _as_told(verified: VerifiedGraph, graph: Graph) -> Graph:
-    """The graph with the roles that its workers tell where they run."""
+def _with_live_roles(verified: VerifiedGraph, graph: Graph) -> Graph:
+    """The graph with the roles of its running workers."""
     roles: dict[str, set[Role | None]] = defaultdict(set)
     for worker in verified.workers:
-        if worker.role_told_by in _FIRST_HAND:
+        if worker.role_source in _FIRST_HAND:
             roles[worker.component.lower()].add(worker.role)
 
-    def told(one: Component) -> Component:
+    def with_role(one: Component) -> Component:
         known = roles.get(one.name.lower(), set())
         if len(known) != 1 or None in known:
             return one
         [role] = known
         return replace(one, role=role, role_source="type")
 
-    return replace(graph, components=tuple(told(one) for one in graph.components))
+    return replace(graph, components=tuple(with_role(one) for one in graph.components))
 
 
 # -- what was applied ------------------------------------------------------------------------------
 
 
 def last_applied(graph: Graph) -> Graph | None:
-    """The graph as kubectl last applied it, before the API server dropped what it does not know.
+    """The graph as kubectl last applied it, before the API server removed unknown fields.
 
-    None where it was created by another client, or the annotation cannot be read.
+    None if another client created it, or if the annotation is not readable.
     """
-    told = graph.manifest.annotations.get(LAST_APPLIED)
+    applied = graph.manifest.annotations.get(LAST_APPLIED)
     try:
-        body = json.loads(text(told))
+        body = json.loads(text(applied))
     except (ValueError, RecursionError):
         return None
     if not isinstance(body, dict):
@@ -114,7 +114,7 @@ def last_applied(graph: Graph) -> Graph | None:
 
 
 def applied_pairs(joined: JoinedFacts) -> Iterator[tuple[Graph, Graph]]:
-    """Each graph that was read, and what kubectl last applied of it, where that is known."""
+    """Each graph with its last applied form, if that is known."""
     for one in joined.graphs:
         if one.graph is not None:
             applied = last_applied(one.graph)

@@ -17,14 +17,14 @@ from dynctl.verify.wording import short
 from dynctl.wire.kubernetes.objects import Pod
 
 _ENDED: Final = ("Succeeded", "Failed")
-NO_CLUSTER: Final = "Kubernetes was not asked"
+NO_CLUSTER: Final = "no cluster was read"
 
 
 # -- accessors -------------------------------------------------------------------------------------
 
 
 def cluster_of(joined: JoinedFacts) -> ClusterFacts:
-    """The cluster, for checks that need it to be there."""
+    """The cluster, for checks that need one."""
     assert joined.cluster is not None
     return joined.cluster
 
@@ -36,13 +36,13 @@ def pod_of(worker: WorkerChain) -> Pod:
 
 
 def key_of(worker: WorkerChain) -> PodKey:
-    """By what files and logs are kept."""
+    """The key of the pod's files and logs."""
     pod = pod_of(worker)
     return pod.namespace, pod.name
 
 
 def live(graph: VerifiedGraph) -> list[WorkerChain]:
-    """The graph's worker pods, without those that have ended (evicted ones stay for a while)."""
+    """The graph's worker pods that have not ended (evicted pods stay for a while)."""
     return [one for one in graph.workers if one.pod and one.pod.phase not in _ENDED]
 
 
@@ -55,12 +55,12 @@ def live_workers(joined: JoinedFacts) -> list[WorkerChain]:
 
 
 def clustered(joined: JoinedFacts) -> Skipped | None:
-    """A cluster was looked at."""
+    """A cluster was read."""
     return Skipped(NO_CLUSTER) if joined.cluster is None else None
 
 
 def graphs_read(joined: JoinedFacts) -> Skipped | None:
-    """The graphs of the cluster are known."""
+    """The graphs of the cluster were read."""
     if joined.cluster is None:
         return Skipped(NO_CLUSTER)
     graphs = joined.cluster.graphs
@@ -68,7 +68,7 @@ def graphs_read(joined: JoinedFacts) -> Skipped | None:
 
 
 def in_cluster(joined: JoinedFacts) -> Skipped | None:
-    """The pods of a cluster are known."""
+    """The pods of a cluster were read."""
     cluster = joined.cluster
     if cluster is None:
         return Skipped(NO_CLUSTER)
@@ -78,31 +78,31 @@ def in_cluster(joined: JoinedFacts) -> Skipped | None:
 
 
 def governed(joined: JoinedFacts) -> Skipped | None:
-    """At least one graph has a policy that can be followed."""
+    """At least one graph has a valid policy."""
     if joined.governed:
         return None
     cluster = joined.cluster
     if cluster is not None and isinstance(cluster.graphs, Unread):
-        return Skipped(f"graphs: {cluster.graphs.why}; no pod tells of a policy", unread=True)
-    return Skipped("no graph here has a policy that can be followed (DYT0102)")
+        return Skipped(f"graphs: {cluster.graphs.why}; no pod has a policy", unread=True)
+    return Skipped("no graph has a valid policy (DYT0102)")
 
 
-def peopled(joined: JoinedFacts) -> Skipped | None:
-    """At least one worker pod is there."""
-    return None if live_workers(joined) else Skipped("there is no worker pod (DYT0401)")
+def has_workers(joined: JoinedFacts) -> Skipped | None:
+    """At least one worker pod exists."""
+    return None if live_workers(joined) else Skipped("no worker pods (DYT0401)")
 
 
 def sourced(joined: JoinedFacts) -> Skipped | None:
-    """Which labels hold the transfer domain is known of at least one graph."""
+    """The label of the transfer domain is known for at least one graph."""
     if any(graph.policy is not None and graph.policy.source for graph in joined.governed):
         return None
     unread = unsourced(joined)
-    told = "; ".join(unread[:2]) or "which label holds the domain is not known (DYT0201, DYT0202)"
-    return Skipped(told, unread=bool(unread))
+    why = "; ".join(unread[:2]) or "the label of the domain is unknown (DYT0201, DYT0202)"
+    return Skipped(why, unread=bool(unread))
 
 
 def unsourced(joined: JoinedFacts) -> list[str]:
-    """The graphs whose labels are not known because their topology could not be read."""
+    """The graphs whose labels are unknown because their Grove topology could not be read."""
     cluster = joined.cluster
     if cluster is None or not isinstance(cluster.topologies, Unread):
         return []
@@ -116,5 +116,5 @@ def unsourced(joined: JoinedFacts) -> list[str]:
 def first_skip(
     joined: JoinedFacts, needs: Iterable[Callable[[JoinedFacts], Skipped | None]]
 ) -> Skipped | None:
-    """The first of ``needs`` that is not met; None where all are."""
+    """The result of the first unmet need; None if all are met."""
     return next((one for need in needs if (one := need(joined)) is not None), None)

@@ -1,7 +1,8 @@
-"""What the operator writes into a worker pod of a graph with a policy, and what differs from that.
+"""What the spec of a worker pod shows: the operator's topology settings, discovery backend, rank.
 
-It writes the annotation that names the source of topology, five variables into the container
-``main``, the Downward API volume ``topology-labels`` and its mount (modelled from source).
+For a graph with a policy the operator writes: the annotation with the topology source, five
+variables into the container ``main``, the Downward API volume ``topology-labels`` and its mount
+(modelled from source).
 """
 
 from __future__ import annotations
@@ -31,40 +32,40 @@ _FLOAT32: Final = 1e-6
 
 
 def engine(pod: Pod) -> Container | None:
-    """The container that the operator writes into; None where none is called main (DYT0119)."""
+    """The container that the operator writes into; None if no container is named main (DYT0119)."""
     return next((one for one in pod.containers if one.name == MAIN_CONTAINER), None)
 
 
-def is_weight(told: object, wanted: float | None) -> bool:
-    """Whether ``told`` (a number, its text, or None) is the float32 ``wanted``, or both not set."""
-    if told is None or wanted is None:
-        return told is None and wanted is None
-    if isinstance(told, bool) or not isinstance(told, int | float | str):
+def is_weight(value: object, wanted: float | None) -> bool:
+    """Whether ``value`` (a number, its text, or None) is the float32 ``wanted``; None is equal."""
+    if value is None or wanted is None:
+        return value is None and wanted is None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         return False
     try:
-        return abs(float(told) - wanted) <= _FLOAT32
+        return abs(float(value) - wanted) <= _FLOAT32
     except (ValueError, OverflowError):
         return False
 
 
 def annotation_differences(pod: Pod, policy: Policy) -> Iterator[str]:
-    """What is wrong with the annotation that names the source, as text."""
+    """The differences of the annotation with the topology source, as text."""
     expected = {
         LABEL_KEY_ANNOTATION: policy.label_key,
         CLUSTER_TOPOLOGY_ANNOTATION: policy.cluster_topology,
     }
     for key, wanted in expected.items():
-        told = pod.annotations.get(key, "")
-        if told == wanted:
+        value = pod.annotations.get(key, "")
+        if value == wanted:
             continue
         if wanted:
-            yield f"{key} is {told or 'not set'}, the policy says {wanted}"
+            yield f"{key} is {value or 'not set'}, the policy has {wanted}"
         else:
-            yield f"{key} is {told}, and the policy has no such source"
+            yield f"{key} is {value}, the policy has another source"
 
 
 def env_differences(container: Container, policy: Policy) -> dict[str, str]:
-    """Variable -> what is wrong with it, as text."""
+    """Variable -> its difference from the policy, as text."""
     found = {}
     for name in POLICY_ENV:
         wanted = _wanted(name, policy)
@@ -72,28 +73,28 @@ def env_differences(container: Container, policy: Policy) -> dict[str, str]:
             if wanted:
                 found[name] = f"{name} is not set, expected {wanted}"
             continue
-        told = container.env[name]
-        if told is None:
-            found[name] = f"{name} comes from elsewhere, expected {wanted or 'nothing'}"
-        elif not _same(name, told, wanted, policy):
-            found[name] = f"{name} is {told or 'empty'}, expected {wanted or 'nothing'}"
+        value = container.env[name]
+        if value is None:
+            found[name] = f"{name} has no literal value, expected {wanted or 'no variable'}"
+        elif not _same(name, value, wanted, policy):
+            found[name] = f"{name} is {value or 'empty'}, expected {wanted or 'no variable'}"
     return found
 
 
 def mount_differences(pod: Pod, container: Container, policy: Policy) -> Iterator[str]:
-    """What is wrong with the volume and its mount, as text."""
+    """The differences of the topology volume and its mount, as text."""
     yield from content_differences(pod, container, policy)
     if any(one.path == MOUNT_PATH and not one.read_only for one in container.mounts):
         yield f"{MOUNT_PATH} is mounted read-write"
 
 
 def content_differences(pod: Pod, container: Container, policy: Policy) -> Iterator[str]:
-    """Of :func:`mount_differences` those because of which other files are there than should be."""
+    """Those of :func:`mount_differences` that change which files the worker sees."""
     volume = _volume(pod)
     if volume is None:
         yield f"no volume {TOPOLOGY_VOLUME}"
     elif volume.kind != _VOLUME_KIND:
-        yield f"volume {TOPOLOGY_VOLUME} is a {volume.kind or 'volume of no kind'}"
+        yield f"volume {TOPOLOGY_VOLUME} is of kind {volume.kind or '(none)'}"
     else:
         items = {item.path: item.field for item in volume.items}
         for domain, source in policy.sources.items():
@@ -101,7 +102,7 @@ def content_differences(pod: Pod, container: Container, policy: Policy) -> Itera
             if domain not in items:
                 yield f"volume {TOPOLOGY_VOLUME} has no file {domain}"
             elif items[domain] != field:
-                yield f"file {domain} shows {items[domain] or 'no field'}, expected {field}"
+                yield f"file {domain} has {items[domain] or 'no field'}, expected {field}"
     mounts = {one.path: one for one in container.mounts}
     mount = mounts.get(MOUNT_PATH)
     if mount is None or mount.volume != TOPOLOGY_VOLUME:
@@ -110,7 +111,7 @@ def content_differences(pod: Pod, container: Container, policy: Policy) -> Itera
 
 
 def shows_domain(pod: Pod, container: Container, policy: Policy) -> bool:
-    """Whether the engine can find the file of the transfer domain where it looks for it."""
+    """Whether the file of the transfer domain is at the path where the engine reads it."""
     volume = _volume(pod)
     domain = container.env.get(DOMAIN_ENV)
     if volume is None or domain is None:
@@ -122,9 +123,10 @@ def shows_domain(pod: Pod, container: Container, policy: Policy) -> bool:
 
 
 def is_untouched(pod: Pod) -> bool:
-    """Whether the pod has nothing of all that: it is older than the policy, or not the operator's.
+    """Whether the pod has none of the operator's topology settings.
 
-    A pod without a container main is not: nothing could be written there.
+    It is older than the policy, or was not created by the operator. False for a pod without a
+    container main: the operator cannot write there.
     """
     main = engine(pod)
     if main is None or {LABEL_KEY_ANNOTATION, CLUSTER_TOPOLOGY_ANNOTATION} & pod.annotations.keys():
@@ -148,12 +150,12 @@ def _wanted(name: str, policy: Policy) -> str:
     return values[name]
 
 
-def _same(name: str, told: str, wanted: str, policy: Policy) -> bool:
+def _same(name: str, value: str, wanted: str, policy: Policy) -> bool:
     if name == WEIGHT_ENV:
-        return is_weight(told, policy.weight)
+        return is_weight(value, policy.weight)
     if name == PATH_ENV:
-        return told.rstrip("/") == wanted
-    return told == wanted
+        return value.rstrip("/") == wanted
+    return value == wanted
 
 
 # -- discovery backend -----------------------------------------------------------------------------
@@ -164,16 +166,20 @@ KUBERNETES: Final = "kubernetes"
 
 
 def backend_of(pod: Pod) -> str:
-    """Its discovery backend, as its variable says, else its label; empty where neither tells."""
+    """The discovery backend of a pod: its variable, else its label; empty if neither is set."""
     main = engine(pod) or pod.main
-    told = None if main is None else main.env.get(BACKEND_ENV)
-    return (told or pod.labels.get(DISCOVERY_BACKEND_LABEL, "")).strip().lower()
+    value = None if main is None else main.env.get(BACKEND_ENV)
+    return (value or pod.labels.get(DISCOVERY_BACKEND_LABEL, "")).strip().lower()
 
 
 def registered_elsewhere(pod: Pod) -> str:
-    """Where to look for what it registers, if not in Kubernetes; else empty."""
+    """The backend other than Kubernetes in which a pod registers, as a reason; else empty."""
     backend = backend_of(pod)
-    return "" if backend in (KUBERNETES, "") else f"registered in {backend}: --discovery {backend}"
+    return (
+        ""
+        if backend in (KUBERNETES, "")
+        else f"registered in {backend} (use --discovery {backend})"
+    )
 
 
 # -- ranks of a replica ----------------------------------------------------------------------------
@@ -189,14 +195,18 @@ _FOLLOWERS: Final = "-wkr"
 
 
 def is_follower(pod: Pod) -> bool:
-    """Whether it is a rank of a multinode replica other than its leader."""
+    """Whether the pod is a rank of a multinode replica, but not its leader."""
     if pod.labels.get(_LWS_WORKER, "0") != "0":
         return True
     return pod.labels.get(_GROVE_CLIQUE, "").endswith(_FOLLOWERS) and _GROVE_GROUP in pod.labels
 
 
 def replica_of(pod: Pod) -> str:
-    """What all ranks of one replica have in common; empty where the pod is no rank of any."""
+    """The name of the multinode replica; empty if the pod belongs to none.
+
+    A replica over several nodes has several pods: LeaderWorkerSet numbers them, Grove puts the
+    leader and the others into separate cliques. Only the leader registers (modelled from source).
+    """
     labels = pod.labels
     if _LWS_NAME in labels and _LWS_GROUP in labels:
         return f"{labels[_LWS_NAME]}-{labels[_LWS_GROUP]}"

@@ -1,6 +1,6 @@
-"""The KV-transfer policy of a graph as the pipeline uses it: which label of a node is copied where.
+"""The KV transfer policy of a graph, and the labels that hold the values of its domains.
 
-Read from the graph; where the graph cannot be read, from what the operator left on its pods.
+Read from the graph; if the graph cannot be read, from the variables and annotations of its pods.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class LabelSource:
 class Policy:
     """``label_key`` or ``cluster_topology`` is set, the other one empty. ``weight`` is 0..1.
 
-    ``sources``: domain -> labels; without the transfer domain where the topology that should tell
-    them is not known. ``told_by`` says whether the graph or its pods told all this.
+    ``sources``: domain -> labels; without the transfer domain if its Grove topology is unknown.
+    ``origin``: whether the policy was read from the graph or from its pods.
     """
 
     domain: str
@@ -42,7 +42,7 @@ class Policy:
     label_key: str
     cluster_topology: str
     sources: Mapping[str, LabelSource]
-    told_by: Literal["graph", "pods"] = "graph"
+    origin: Literal["graph", "pods"] = "graph"
 
     @property
     def required(self) -> bool:
@@ -50,27 +50,27 @@ class Policy:
 
     @property
     def source(self) -> LabelSource | None:
-        """Of the transfer domain."""
+        """The labels of the transfer domain."""
         return self.sources.get(self.domain)
 
 
 def policy_of(graph: Graph, topologies: Iterable[ClusterTopology]) -> Policy | None:
-    """The policy of a graph; None where it has none that could work (checks of 01 say why)."""
-    told = graph.policy or {}
-    weight = told.get("preferredWeight")
+    """The policy of a graph; None if it has no valid one (see the checks DYT01)."""
+    policy = graph.policy or {}
+    weight = policy.get("preferredWeight")
     return _policy(
-        text(told.get("domain")),
-        text(told.get("enforcement")) or "required",
+        text(policy.get("domain")),
+        text(policy.get("enforcement")) or "required",
         None if isinstance(weight, bool) or not isinstance(weight, int | float) else float(weight),
-        text(told.get("labelKey")),
-        text(told.get("clusterTopologyName")),
+        text(policy.get("labelKey")),
+        text(policy.get("clusterTopologyName")),
         topologies,
         "graph",
     )
 
 
 def policy_of_pods(pods: Iterable[Pod], topologies: Iterable[ClusterTopology]) -> Policy | None:
-    """The policy that the operator wrote into the first of ``pods`` that has one."""
+    """The policy in the first of ``pods`` that has the operator's variables."""
     for pod in pods:
         env = {} if pod.main is None else pod.main.env
         domain = env.get("DYN_KV_TRANSFER_DOMAIN")
@@ -94,7 +94,7 @@ def _policy(
     label_key: str,
     cluster_topology: str,
     topologies: Iterable[ClusterTopology],
-    told_by: Literal["graph", "pods"],
+    origin: Literal["graph", "pods"],
 ) -> Policy | None:
     if not is_domain(domain) or bool(label_key) == bool(cluster_topology):
         return None
@@ -110,7 +110,7 @@ def _policy(
     how: Literal["required", "preferred"] = (
         "preferred" if enforcement == "preferred" else "required"
     )
-    return Policy(domain, how, weight, label_key, cluster_topology, sources, told_by)
+    return Policy(domain, how, weight, label_key, cluster_topology, sources, origin)
 
 
 def _number(value: str | None) -> float | None:

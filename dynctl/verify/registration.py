@@ -1,7 +1,7 @@
-"""Where a worker registers, what of it is there, and why it may be missing.
+"""Where workers register: EndpointSlices, metadata, cards; and why a registration is missing. Pure.
 
-In Kubernetes a worker is found by two objects: its pod in an EndpointSlice of discovery, and its
-DynamoWorkerMetadata. In other backends it registers by itself.
+In Kubernetes two objects register a worker: its pod in a discovery EndpointSlice, and its
+DynamoWorkerMetadata. In other backends the worker writes its own entries.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _WRITING: Final = ("create", "patch")
 
 
 def in_kubernetes(worker: WorkerChain) -> bool:
-    """Whether it registers in Kubernetes."""
+    """Whether the worker registers in Kubernetes."""
     return backend_of(pod_of(worker)) == KUBERNETES
 
 
-# -- why there is nothing --------------------------------------------------------------------------
+# -- missing registrations -------------------------------------------------------------------------
 
 
 def not_serving(joined: JoinedFacts, worker: WorkerChain) -> str:
-    """The code that explains why it is not registered yet; empty where it should be.
+    """The code that explains why a worker is not registered yet; else empty.
 
     It waits for its topology, or its engine does not run.
     """
@@ -45,28 +45,28 @@ def not_serving(joined: JoinedFacts, worker: WorkerChain) -> str:
     return stuck or ("" if worker.running else "DYT0410")
 
 
-def may_not_register(joined: JoinedFacts, worker: WorkerChain) -> str:
-    """The code that tells why it cannot write its metadata; empty where nothing says so.
+def registration_refused(joined: JoinedFacts, worker: WorkerChain) -> str:
+    """The code that explains why a worker cannot write its metadata; else empty.
 
-    Such a worker runs, and never becomes Ready: its health is that of the endpoint that it could
+    Such a worker runs and never becomes Ready: its health is that of its endpoint, which it could
     not register.
     """
     if not in_kubernetes(worker):
         return ""
-    asked = denied(joined).get(user_of(pod_of(worker)), ())
-    if any(one.resource == PLURAL and one.verb in _WRITING for one in asked):
+    refused = denied(joined).get(user_of(pod_of(worker)), ())
+    if any(one.resource == PLURAL and one.verb in _WRITING for one in refused):
         return "DYT0703"
     log = log_of(joined, worker)
     return "DYT0704" if isinstance(log, StartLog) and log.not_persisted else ""
 
 
 def user_of(pod: Pod) -> str:
-    """The service account that it acts as, as the API server names it."""
+    """The service account of a pod, as the API server names it."""
     return f"system:serviceaccount:{pod.namespace}:{pod.service_account or 'default'}"
 
 
 def denied(joined: JoinedFacts) -> dict[str, list[AccessQuestion]]:
-    """User -> what it may not do, of the accounts that were asked about."""
+    """User -> missing permissions, of the workers' service accounts."""
     accounts = () if joined.cluster is None else joined.cluster.worker_accounts
     return {
         account.user: [one for one, allowed in account.allowed.items() if not allowed]
@@ -76,7 +76,7 @@ def denied(joined: JoinedFacts) -> dict[str, list[AccessQuestion]]:
 
 
 def unregistered(joined: JoinedFacts, worker: WorkerChain) -> Skipped | None:
-    """Why nothing that it registered can be judged; None where there is something."""
+    """Why a worker has no registration that can be checked; None if it has one."""
     registry, cluster = joined.facts.registry, joined.cluster
     if registry is not None and isinstance(registry.deployment, Unread):
         return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
@@ -88,8 +88,8 @@ def unregistered(joined: JoinedFacts, worker: WorkerChain) -> Skipped | None:
         if elsewhere := registered_elsewhere(worker.pod):
             return Skipped(elsewhere)
         if isinstance(cluster.metadata, Unread):
-            return Skipped(f"what workers registered: {cluster.metadata.why}", unread=True)
-    explained = not_serving(joined, worker) or may_not_register(joined, worker)
+            return Skipped(f"registered workers: {cluster.metadata.why}", unread=True)
+    explained = not_serving(joined, worker) or registration_refused(joined, worker)
     return Skipped(explained or _missing_code(worker))
 
 
@@ -101,14 +101,14 @@ def _missing_code(worker: WorkerChain) -> str:
     return "registers no model" if any(map(has_no_model, worker.metadata)) else "DYT0704"
 
 
-# -- whose cards can be judged ---------------------------------------------------------------------
+# -- cards that can be checked ---------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Cards:
-    """The workers whose cards are known and their own; and why the others' are not.
+    """The workers whose own cards are known, and the reasons for the others.
 
-    ``whole`` counts them all, without further ranks of a replica, which have none.
+    ``whole`` is the number of all workers, without further ranks of a replica, which have no card.
     """
 
     workers: list[WorkerChain] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Cards:
 
 
 def cards_of(joined: JoinedFacts, workers: Sequence[WorkerChain]) -> Cards:
-    """Which of ``workers`` have cards to judge."""
+    """Those of ``workers`` whose cards can be checked."""
     cards = Cards()
     uids = {} if joined.cluster is None else pod_uids(joined.cluster)
     for worker in workers:
@@ -139,23 +139,24 @@ def cards_of(joined: JoinedFacts, workers: Sequence[WorkerChain]) -> Cards:
     return cards
 
 
-def everyone(joined: JoinedFacts) -> list[WorkerChain]:
-    """The workers of all graphs, with a policy or without; those of a registry without a cluster.
+def all_workers(joined: JoinedFacts) -> list[WorkerChain]:
+    """The workers of all graphs, with or without a policy; without a cluster, of the registry.
 
-    With a cluster, what belongs to no pod of its graphs is somebody else's.
+    With a cluster, registered workers without a pod of its graphs are left out: they belong to
+    another deployment.
     """
     if joined.cluster is None:
         return list(joined.loose)
     return [one for graph in joined.graphs for one in live(graph)]
 
 
-def known(joined: JoinedFacts) -> Skipped | None:
-    """Something is known of what workers register."""
+def registrations_read(joined: JoinedFacts) -> Skipped | None:
+    """The registered workers were read."""
     if joined.cluster is not None:
         return in_cluster(joined)
     registry = joined.facts.registry
     if registry is None:
-        return Skipped("neither Kubernetes nor a registry was asked")
+        return Skipped("no cluster and no registry was read")
     if isinstance(registry.deployment, Unread):
         return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
     return None if joined.loose else Skipped("no worker is registered")
@@ -165,16 +166,18 @@ def known(joined: JoinedFacts) -> Skipped | None:
 
 
 def not_listed(worker: WorkerChain) -> str:
-    """What is wrong with its pod in the slices of discovery; empty where nothing is or is known."""
+    """The fault of its pod in the discovery EndpointSlices; empty if there is none or unknown."""
     pod = pod_of(worker)
     if worker.endpoints is None:
         return ""
     mine = [one for one in worker.endpoints if one.labels.get(DISCOVERY_ENABLED_LABEL) == "true"]
     if not mine:
-        return f"in no EndpointSlice that is labelled {DISCOVERY_ENABLED_LABEL}=true"
+        return f"in no EndpointSlice with label {DISCOVERY_ENABLED_LABEL}=true"
     own = [one for one in mine if one.uid in ("", pod.uid)]
     if not own:
-        return f"EndpointSlice {mine[0].slice} names an earlier pod of that name ({mine[0].uid})"
+        return (
+            f"EndpointSlice {mine[0].slice} has an earlier pod with this name (uid {mine[0].uid})"
+        )
     return "" if any(one.ready for one in own) else f"not ready in EndpointSlice {own[0].slice}"
 
 
@@ -188,9 +191,9 @@ def pod_uids(cluster: ClusterFacts) -> dict[PodKey, str]:
 
 
 def own_metadata(worker: WorkerChain, uids: Mapping[PodKey, str]) -> list[WorkerMetadata]:
-    """The objects that are its own or, by their name, take the place of its own.
+    """The objects that belong to the worker by owner or by name.
 
-    Not those of another pod that is there: a container's object may be called like a pod.
+    Without objects of another existing pod: an object of a container can have the name of a pod.
     """
     pod = pod_of(worker)
 
@@ -202,13 +205,13 @@ def own_metadata(worker: WorkerChain, uids: Mapping[PodKey, str]) -> list[Worker
 
 
 def stale_metadata(worker: WorkerChain, uids: Mapping[PodKey, str]) -> list[WorkerMetadata]:
-    """Those of its objects that a pod wrote which is gone."""
+    """Those of its objects whose owner is a deleted pod."""
     uid = pod_of(worker).uid
     return [item for item in own_metadata(worker, uids) if item.owner_uid != uid]
 
 
 def has_stale_cards(joined: JoinedFacts, worker: WorkerChain, uids: Mapping[PodKey, str]) -> bool:
-    """Whether all that it registers was written by a pod that is gone."""
+    """Whether all registrations of a worker were written by a deleted pod."""
     if joined.facts.registry is not None or worker.pod is None:
         return False
     own = own_metadata(worker, uids)
@@ -216,17 +219,17 @@ def has_stale_cards(joined: JoinedFacts, worker: WorkerChain, uids: Mapping[PodK
 
 
 def has_no_model(item: WorkerMetadata) -> bool:
-    """Whether its worker serves endpoints and no model of its own, as encoders do."""
+    """Whether the worker has endpoints and no model of its own, as encoders do."""
     return bool(item.data.get("endpoints")) and not item.data.get("model_cards")
 
 
 def wrong_ids(item: WorkerMetadata) -> list[str]:
-    """The ids, in hex, under which an object registers that are not the one of its name."""
+    """The ids (hex) of an object's registrations that are not the hash of its name."""
     wanted = instance_id(item.name)
     found = set()
     for bucket in ("endpoints", "model_cards"):
         for key, value in mapping(item.data.get(bucket)).items():
-            told = mapping(value).get("instance_id")
-            number = f"{told:x}" if isinstance(told, int) else str(told)
+            written = mapping(value).get("instance_id")
+            number = f"{written:x}" if isinstance(written, int) else str(written)
             found |= {number, key.rpartition("/")[2].lower()}
     return sorted(found - {f"{wanted:x}"})

@@ -1,7 +1,7 @@
-"""Which workers are judged, and which earlier fault already explains what a worker lacks.
+"""The code of the earlier fault that explains why a worker lacks something later. Pure.
 
-A worker whose topology does not arrive never becomes ready and registers nothing: that is said
-once, where it breaks. Also what checks need before they judge at all.
+A worker without its topology never becomes Ready and registers nothing. This is reported once, at
+the first fault: later checks skip the worker and name that code.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from dynctl.verify.pod_spec import (
 
 
 def log_of(joined: JoinedFacts, worker: WorkerChain) -> StartLog | Unread | None:
-    """What the start of its log says; None where it was not asked."""
+    """The start of its log; None if it was not read."""
     cluster = joined.cluster
     return None if cluster is None else cluster.logs.get(key_of(worker))
 
 
 def has_started(joined: JoinedFacts, worker: WorkerChain) -> bool:
-    """Whether its engine got past its wait for topology, as far as anything tells."""
+    """Whether its engine finished waiting for topology, as far as log, pod and cards show."""
     log = log_of(joined, worker)
     if isinstance(log, StartLog):
         if log.domains is not None:
             return True
         if log.timed_out:
-            # What it registered is of a run before this one.
+            # Its cards can be those of an earlier run.
             return pod_of(worker).ready
     return pod_of(worker).ready or bool(worker.cards)
 
 
 def held_up_by(worker: WorkerChain) -> str:
-    """The code that explains why a worker which has not started has no topology to start with.
+    """The code that explains why a worker that has not started has no topology.
 
-    Empty where its topology is all there, as far as it is known, or where nothing can be said.
+    Empty if its topology is complete as far as it is known, or if the reason is unknown.
     """
     pod, policy = pod_of(worker), worker.policy
     if policy is None or worker.chain is None:
@@ -52,7 +52,7 @@ def held_up_by(worker: WorkerChain) -> str:
         if any(True for _ in annotation_differences(pod, policy)):
             return "DYT0402"
         node = worker.chain[LinkName.NODE]
-        return "DYT0205" if node.told and node.value is None else "DYT0403"
+        return "DYT0205" if node.known and node.value is None else "DYT0403"
     main = engine(pod)
     if main is None:
         return "DYT0119"
@@ -61,13 +61,13 @@ def held_up_by(worker: WorkerChain) -> str:
     if not shows_domain(pod, main, policy):
         return "DYT0501, DYT0502"
     file = worker.chain[LinkName.FILE]
-    return "DYT0503" if file.told and file.value is None else ""
+    return "DYT0503" if file.known and file.value is None else ""
 
 
-def astray(worker: WorkerChain, *variables: str) -> str:
-    """The code that explains why its files, or what is made of them, are not as they should be.
+def wrong_pod_spec(worker: WorkerChain, *variables: str) -> str:
+    """The code of a fault in its pod that explains wrong files or a wrong card; else empty.
 
-    The operator's volume or mount is not in the pod as it should be, or one of ``variables``.
+    The operator's volume or mount is missing or wrong, or one of ``variables`` is.
     """
     pod, policy = pod_of(worker), worker.policy
     main = engine(pod)
@@ -83,9 +83,9 @@ def astray(worker: WorkerChain, *variables: str) -> str:
 
 
 def stuck_at_start(joined: JoinedFacts, worker: WorkerChain) -> str:
-    """The code of what keeps a worker from starting that has not started; empty where nothing does.
+    """The code of the fault that keeps a worker from starting; empty if it has started.
 
-    What its log says counts as well: it gave up waiting for its topology (DYT0601).
+    Includes DYT0601: its log shows that it stopped waiting for its topology.
     """
     if has_started(joined, worker):
         return ""

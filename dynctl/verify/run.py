@@ -1,4 +1,4 @@
-"""One `topology verify` from what the person named to its report; looked at again with --wait."""
+"""Run `topology verify`: from the options to the report, repeatedly with --wait."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from dynctl.sources import frontends
 from dynctl.sources.dynamo.planes import backend, namespace, open_planes
 from dynctl.sources.kubernetes import namespaces_of, open_cluster, reach_of
 from dynctl.verify.checks.run import verify
-from dynctl.verify.cluster_lint import lint_against
+from dynctl.verify.cluster_lint import lint_report
 from dynctl.verify.facts import Registry, VerifyFacts
 from dynctl.verify.gather.cluster import Wanted, gather
 from dynctl.verify.gather.pods import Sampling, read_mount
-from dynctl.verify.gather.routers import Routers, look
+from dynctl.verify.gather.routers import Routers, read_routers
 from dynctl.verify.join import JoinedFacts, join
 
-#: Between two looks with --wait.
+#: Seconds between two runs with --wait.
 AGAIN_S: Final = 5.0
 _MOST_CODES: Final = 5
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
-"""Of a graph, whose pods carry it as the value of a label."""
-_LOOKS_AT: Final = """verify looks at one of
--n NAMESPACE, -A, --kube-context NAME   a cluster (of the kubeconfig, if nothing is said)
---discovery etcd, --discovery file      what workers registered elsewhere
---path DIR                              the mount of one worker, from inside"""
+"""The name of a graph, which is also the value of a label of its pods."""
+_SOURCES: Final = """verify reads one of
+-n NAMESPACE, -A, --kube-context NAME   a cluster (default: the current context of the kubeconfig)
+--discovery etcd, --discovery file      workers in another discovery backend
+--path DIR                              the topology mount of one worker, inside its container"""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What `topology verify` takes beside the global options. ``wait`` is in seconds."""
+    """The options of `topology verify` besides the global ones. ``wait`` is in seconds."""
 
     graphs: tuple[str, ...] = ()
     exec: str = "sample"
@@ -62,14 +62,14 @@ class VerifyOptions:
     wait: float | None = None
 
 
-def verified(options: GlobalOptions, asked: VerifyOptions) -> VerifyReport:
-    """Gather and judge, again and again while ``wait`` lasts and something fails or is not there.
+def verify_report(options: GlobalOptions, wanted: VerifyOptions) -> VerifyReport:
+    """Gather facts and run the checks; repeat for ``wait`` seconds while a check fails.
 
-    Raises UsageProblem for options that cannot be used, Unreachable where nothing can be read.
+    Raises UsageProblem for invalid options, Unreachable if the cluster or registry is not readable.
     """
-    suppressed = Suppressions.parse(asked.suppress, catalogue())
-    read = _reader(options, asked)
-    deadline = None if asked.wait is None else time.monotonic() + asked.wait
+    suppressed = Suppressions.parse(wanted.suppress, catalogue())
+    read = _reader(options, wanted)
+    deadline = None if wanted.wait is None else time.monotonic() + wanted.wait
     while True:
         left = 0.0 if deadline is None else deadline - time.monotonic()
         try:
@@ -77,30 +77,30 @@ def verified(options: GlobalOptions, asked: VerifyOptions) -> VerifyReport:
         except Unreachable as error:
             if left <= 0:
                 raise
-            told = error.message
+            problem = error.message
         else:
-            if left <= 0 or report.passes(asked.fail_on):
+            if left <= 0 or report.passes(wanted.fail_on):
                 return report
-            told = _failing(report, asked.fail_on)
-        _talk(f"{told}; looking again, {left:,.0f} s left")
+            problem = _failing(report, wanted.fail_on)
+        _say(f"{problem}; checking again, {left:,.0f} s left")
         time.sleep(min(AGAIN_S, left))
 
 
 def _failing(report: Report, fail_on: str) -> str:
-    """``2 failed (DYT0404, DYT0802)``, and what warns where that counts too."""
-    told = []
+    """``2 failed (DYT0404, DYT0802)``, with warnings if ``fail_on`` includes them."""
+    parts = []
     for noun, state in (("failed", State.FAIL), ("warn", State.WARN)):
         codes = [check.code for check in report.checks if check.state is state]
         if codes and fail_on in (State.WARN, state):
             more = ", .." if codes[_MOST_CODES:] else ""
-            told.append(f"{len(codes):,} {noun} ({', '.join(codes[:_MOST_CODES])}{more})")
+            parts.append(f"{len(codes):,} {noun} ({', '.join(codes[:_MOST_CODES])}{more})")
     if fail_on == State.WARN and report.summary.unread:
-        told.append(f"{report.summary.unread:,} could not be read")
-    return ", ".join(told)
+        parts.append(f"{report.summary.unread:,} could not be read")
+    return ", ".join(parts)
 
 
 def joined_cluster(options: GlobalOptions, graphs: tuple[str, ...] = ()) -> JoinedFacts:
-    """What runs in the cluster that the options name, joined; no pod is read closely."""
+    """The joined facts of a cluster, without files and logs of pods."""
     _check_names(graphs)
     cluster = open_cluster(options)
     try:
@@ -113,47 +113,47 @@ def joined_cluster(options: GlobalOptions, graphs: tuple[str, ...] = ()) -> Join
 def lint_with_cluster(
     options: GlobalOptions, manifests: Sequence[Manifest], context: str, suppressed: Suppressions
 ) -> Report:
-    """What lint says of manifests, and what the cluster of a kubeconfig's context says to them.
+    """The report of lint on manifests, with the checks that compare them with a cluster.
 
-    ``context`` ``.`` is the current one. Raises UsageProblem or Unreachable.
+    ``context``: of the kubeconfig, ``.`` for the current one. Raises UsageProblem or Unreachable.
     """
     if context != ".":
         options = replace(options, kube_context=context)
     try:
         cluster = open_cluster(options)
     except UsageProblem as problem:
-        said = problem.message.replace("--kube-context", "--against", 1)
-        raise UsageProblem(said, problem.hint.replace("--kube-context", "--against")) from None
+        message = problem.message.replace("--kube-context", "--against", 1)
+        raise UsageProblem(message, problem.hint.replace("--kube-context", "--against")) from None
     try:
         home = namespaces_of(options, cluster) or cluster.namespace
         spaces = {one.namespace or home for one in manifests if one.kind == GRAPH}
         where = spaces.pop() if len(spaces) == 1 else None
         wanted = Wanted(where, (), Sampling.NONE, Sampling.NONE, optional=True)
-        return lint_against(manifests, gather(cluster, wanted), home, suppressed)
+        return lint_report(manifests, gather(cluster, wanted), home, suppressed)
     finally:
         cluster.close()
 
 
-def _talk(message: str) -> None:
+def _say(message: str) -> None:
     sys.stderr.write(message + "\n")
 
 
-def _reader(options: GlobalOptions, asked: VerifyOptions) -> Callable[[], VerifyFacts]:
-    """What gathers the facts that the options name, as often as it is called."""
-    _check(options, asked)
+def _reader(options: GlobalOptions, wanted: VerifyOptions) -> Callable[[], VerifyFacts]:
+    """A function that gathers the facts for the options, at every call."""
+    _check(options, wanted)
     options = in_context(options)
     routers = Routers(
-        frontends(options), reach_of(options.reach), min(options.timeout, 10.0), asked.probe, _talk
+        frontends(options), reach_of(options.reach), min(options.timeout, 10.0), wanted.probe, _say
     )
     named = backend(options)
     registry = named is not None and named[0] != "kubernetes"
-    kubernetes = (options.kube_context, options.kubeconfig, options.namespace, *asked.graphs)
-    if asked.path is not None:
-        domain = asked.domain or os.environ.get("DYN_KV_TRANSFER_DOMAIN", "").strip()
-        path = asked.path
+    kubernetes = (options.kube_context, options.kubeconfig, options.namespace, *wanted.graphs)
+    if wanted.path is not None:
+        domain = wanted.domain or os.environ.get("DYN_KV_TRANSFER_DOMAIN", "").strip()
+        path = wanted.path
         return lambda: VerifyFacts(mount=read_mount(path, domain))
     clustered = not registry or options.all_namespaces or any(one is not None for one in kubernetes)
-    exec_, logs = _sampling("--exec", asked.exec), _sampling("--logs", asked.logs)
+    exec_, logs = _sampling("--exec", wanted.exec), _sampling("--logs", wanted.logs)
 
     def read() -> VerifyFacts:
         facts = VerifyFacts(registry=_registered(options, clustered) if registry else None)
@@ -161,41 +161,45 @@ def _reader(options: GlobalOptions, asked: VerifyOptions) -> Callable[[], Verify
             return _with_routers(routers, facts, None)
         cluster = open_cluster(options)
         try:
-            wanted = Wanted(namespaces_of(options, cluster), asked.graphs, exec_, logs)
-            return _with_routers(routers, gather(cluster, wanted, facts), cluster)
+            scope = Wanted(namespaces_of(options, cluster), wanted.graphs, exec_, logs)
+            return _with_routers(routers, gather(cluster, scope, facts), cluster)
         finally:
             cluster.close()
 
     return read
 
 
-def _check(options: GlobalOptions, asked: VerifyOptions) -> None:
-    """Raise UsageProblem for what contradicts itself. By flag alone: what a context says of a
-    cluster is no contradiction to --path."""
+def _check(options: GlobalOptions, wanted: VerifyOptions) -> None:
+    """Raise UsageProblem for options that contradict each other.
+
+    Only command-line flags count: a context with a cluster does not contradict --path.
+    """
     for flag, given in (("--demo", options.demo), ("--view", options.view is not None)):
         if given:
-            raise UsageProblem(f"{flag}: that is no deployment whose topology can break", _LOOKS_AT)
-    _check_names(asked.graphs)
-    if asked.path is None:
-        if asked.domain is not None:
-            raise UsageProblem(f"--domain {asked.domain}: goes with --path DIR")
+            raise UsageProblem(
+                f"{flag}: this deployment has no topology pipeline to verify", _SOURCES
+            )
+    _check_names(wanted.graphs)
+    if wanted.path is None:
+        if wanted.domain is not None:
+            raise UsageProblem(f"--domain {wanted.domain}: only with --path DIR")
         return
-    beside = {
+    excluded = {
         "-n": options.namespace,
         "-A": options.all_namespaces,
         "--kube-context": options.kube_context,
         "--kubeconfig": options.kubeconfig,
         "--discovery": options.discovery,
         "--frontend": options.frontend,
-        "--dgd": asked.graphs,
-        "--probe": asked.probe,
+        "--dgd": wanted.graphs,
+        "--probe": wanted.probe,
     }
-    wrong = [flag for flag, value in beside.items() if value]
+    wrong = [flag for flag, value in excluded.items() if value]
     if wrong:
-        raise UsageProblem(f"--path judges one mount alone; leave out {', '.join(wrong)}")
-    if asked.domain is not None and not names_a_file(asked.domain):
+        raise UsageProblem(f"--path reads only one mount; remove {', '.join(wrong)}")
+    if wanted.domain is not None and not names_a_file(wanted.domain):
         raise UsageProblem(
-            f"--domain {asked.domain!r}: expected the plain name of a file in the directory",
+            f"--domain {wanted.domain!r}: expected the name of a file in the directory",
             "for example: dynctl topology verify --path DIR --domain zone",
         )
 
@@ -204,19 +208,19 @@ def _check_names(graphs: Sequence[str]) -> None:
     for name in graphs:
         if not _NAME.fullmatch(name):
             raise UsageProblem(
-                f"--dgd {name!r}: no name of a {GRAPH}, expected 1 to 63 of a-z, 0-9, - and ."
+                f"--dgd {name!r}: invalid name of a {GRAPH}, expected 1 to 63 of a-z, 0-9, - and ."
             )
 
 
 def _with_routers(routers: Routers, facts: VerifyFacts, cluster: Cluster | None) -> VerifyFacts:
-    views, probe = look(routers, join(facts), cluster)
+    views, probe = read_routers(routers, join(facts), cluster)
     return replace(facts, routers=views, probe=probe)
 
 
 def _registered(options: GlobalOptions, clustered: bool) -> Registry:
-    """What is registered in etcd or files; one look.
+    """The workers that are registered now in etcd or files.
 
-    Raises Unreachable where it cannot be read or is nothing, and no cluster is looked at beside.
+    Raises Unreachable if they are not readable or there are none, and no cluster is read as well.
     """
 
     async def read() -> Registry:
@@ -226,7 +230,7 @@ def _registered(options: GlobalOptions, clustered: bool) -> Registry:
             registrations.apply(await planes.discovery.list())
             deployment = registrations.deployment(namespace(options))
             if not clustered and not deployment.workers:
-                raise _nobody(planes.title, deployment, namespace(options))
+                raise _no_workers(planes.title, deployment, namespace(options))
             return Registry(planes.title, deployment)
         except Unreachable as error:
             if not clustered:
@@ -239,12 +243,12 @@ def _registered(options: GlobalOptions, clustered: bool) -> Registry:
     return asyncio.run(read())
 
 
-def _nobody(title: str, deployment: Deployment, wanted: str | None) -> Unreachable:
+def _no_workers(title: str, deployment: Deployment, wanted: str | None) -> Unreachable:
     others = [name for name in deployment.namespaces if name != wanted]
     where = "" if wanted is None else f" in Dynamo namespace {wanted}"
-    hint = f"there are: {', '.join(others)}; --dyn-namespace NAME, or '*' for all" if others else ""
+    hint = f"other namespaces: {', '.join(others)}; --dyn-namespace NAME, or '*' for all"
     return Unreachable(
-        f"{title}: no worker is registered{where}", hint or "dynctl check tells more"
+        f"{title}: no worker is registered{where}", hint if others else "dynctl check shows details"
     )
 
 

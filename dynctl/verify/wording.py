@@ -19,25 +19,25 @@ def tally(
     noun: str,
     elsewhere: Iterable[str] = (),
 ) -> Outcome:
-    """The outcome of a check that could judge ``judged`` of ``whole``.
+    """The outcome of a check that could check ``judged`` of ``whole`` objects.
 
-    ``elsewhere``: codes, or words, that say why not all; nothing judged is no pass.
+    ``elsewhere``: codes or reasons for the others. If no object was checked, the check is skipped.
     """
-    why = _pointing(elsewhere)
-    says = of(judged, whole, noun)
+    why = _reasons(elsewhere)
+    counted = of(judged, whole, noun)
     if why and judged < whole:
-        says += f"; the rest: {why}" if judged else f": {why}"
-    result = outcome(findings, unread, says)
+        counted += f"; the others: {why}" if judged else f": {why}"
+    result = outcome(findings, unread, counted)
     if isinstance(result, Passed) and not judged:
-        return Skipped(says if why else f"no {noun} to judge")
+        return Skipped(counted if why else f"no {noun} to check")
     return result
 
 
-def _pointing(elsewhere: Iterable[str]) -> str:
-    """``not asked for (--exec all); see DYT0403, DYT0410``."""
-    told = sorted({*elsewhere} - {""})
-    codes = [one for one in told if one.startswith("DYT")]
-    words = [one for one in told if one not in codes]
+def _reasons(elsewhere: Iterable[str]) -> str:
+    """``not read (use --exec all); see DYT0403, DYT0410``."""
+    each = sorted({*elsewhere} - {""})
+    codes = [one for one in each if one.startswith("DYT")]
+    words = [one for one in each if one not in codes]
     return "; ".join([*words, *([f"see {', '.join(codes)}"] if codes else [])])
 
 
@@ -58,24 +58,24 @@ def some(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(all_of[:most]) + more
 
 
-def by_graph(told: Iterable[tuple[str, str]]) -> str:
-    """``kubernetes``; where several graphs are told of, ``my-llm.prod: kubernetes, ..``."""
-    each = list(told)
-    return each[0][1] if len(each) == 1 else some(f"{name}: {says}" for name, says in each)
+def by_graph(texts: Iterable[tuple[str, str]]) -> str:
+    """``kubernetes``; with several graphs ``my-llm.prod: kubernetes, ..``."""
+    each = list(texts)
+    return each[0][1] if len(each) == 1 else some(f"{name}: {text}" for name, text in each)
 
 
 def short(graph: VerifiedGraph) -> str:
-    """Its subject without the kind: ``my-llm.prod``."""
+    """The graph's subject without the kind: ``my-llm.prod``."""
     return graph.subject.partition(" ")[2]
 
 
 def quoted(value: str) -> str:
-    """``us-east-1a``, and ``""`` for a value that is empty."""
+    """``us-east-1a``, and ``""`` for an empty value."""
     return value or '""'
 
 
 def excerpt(text: str) -> str:
-    """The beginning of what somebody else wrote, on one line, cut between words."""
+    """The start of a foreign text, on one line, cut between words."""
     flat = " ".join(text.split())
     if len(flat) <= _LONGEST_EXCERPT:
         return flat
@@ -83,7 +83,7 @@ def excerpt(text: str) -> str:
 
 
 def age(seconds: float) -> str:
-    """``12 s``, ``5 min``, ``3 h``, ``2 days``; clocks that disagree give 0 s."""
+    """``12 s``, ``5 min``, ``3 h``, ``2 days``; 0 s if the clocks disagree."""
     seconds = max(0.0, seconds)
     for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:

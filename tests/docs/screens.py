@@ -28,7 +28,7 @@ from dynctl.sources.demo.fleet import PROMPT, DemoSource
 from dynctl.sources.demo.live import LiveDemo
 from dynctl.sources.query import RouteQuery
 from dynctl.top.app import TopApp
-from dynctl.verify.run import VerifyOptions, verified
+from dynctl.verify.run import VerifyOptions, verify_report
 from tests.docs.pages import DOCS
 from tests.kube.actors import living
 from tests.kube.objects import ZONE
@@ -56,7 +56,7 @@ def topology_verify() -> str:
         sim.settle()
         kubeconfig = sim.viewer_kubeconfig(Path(directory, "kubeconfig"))
         everything = VerifyOptions(exec="all", logs="all")
-        report = verified(GlobalOptions(kubeconfig=kubeconfig), everything)
+        report = verify_report(GlobalOptions(kubeconfig=kubeconfig), everything)
     screen = draw(report, Canvas(_WIDTH, color=True))
     plain = Text.from_ansi(screen).plain.splitlines()
     lines = screen.splitlines()

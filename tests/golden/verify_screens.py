@@ -17,10 +17,10 @@ from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcom
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.render import draw
 from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
+from dynctl.verify.chain_rows import custody_rows
 from dynctl.verify.facts import VerifyFacts
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.policy import Policy
-from dynctl.verify.result import custody_rows
 from dynctl.wire.kubernetes.objects import Pod
 from router_core import Role
 
@@ -191,8 +191,8 @@ def broken() -> VerifyReport:
     dark = worker("my-llm-decode-90", None, node="gpu-x-1")
     fresh = changed(worker("my-llm-decode-10"), router=NOTHING)
     old = fleet()[:9]
-    others = [changed(one, file=Link(untold="not read")) for one in fleet()[9:]]
-    follower = Link(untold="a further rank registers nothing")
+    others = [changed(one, file=Link(unknown="not read")) for one in fleet()[9:]]
+    follower = Link(unknown="a further rank registers nothing")
     rank = changed(worker("my-llm-decode-0-wkr"), card=follower, taint=follower, router=follower)
     facts = joined(*old, *others, stale, cardless, dark, fresh, rank)
     return reported(
@@ -211,7 +211,7 @@ def broken() -> VerifyReport:
 def no_labels() -> VerifyReport:
     """An operator that may not patch pods: every one of 120 workers breaks at its label."""
     names = [f"my-llm-0-decodeworker-5f7d9c8b6-{number:05d}" for number in range(120)]
-    untold = Link(untold="not asked")
+    untold = Link(unknown="not asked")
     dark = [
         changed(
             worker(name), label=NOTHING, file=NOTHING, card=NOTHING, taint=NOTHING, router=untold
@@ -223,8 +223,8 @@ def no_labels() -> VerifyReport:
 
 def hardly_read() -> VerifyReport:
     """Two namespaces; nodes and pods' files are refused, and some workers are of no known level."""
-    refused = Link(untold="no permission to list nodes (DYT0004)", unread=True)
-    unread = Link(untold="no permission to exec (DYT0004)", unread=True)
+    refused = Link(unknown="no permission to list nodes (DYT0004)", unread=True)
+    unread = Link(unknown="no permission to exec (DYT0004)", unread=True)
     whole = [
         changed(
             worker(f"llm-{number}", namespace=namespace, graph="llm"), node=refused, file=unread

@@ -13,7 +13,7 @@ import pytest
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.verify import VerifyReport
 from dynctl.findings.report import State
-from dynctl.verify.run import VerifyOptions, verified
+from dynctl.verify.run import VerifyOptions, verify_report
 from tests.kube.actors import Simulation, living
 from tests.kube.faults import FAULTS, Fault, fault_of, injected
 
@@ -43,7 +43,7 @@ EVERYTHING = VerifyOptions(exec="all", logs="all")
 def report_on(sim: Simulation, tmp_path: Path) -> VerifyReport:
     """Through the API server, with the rights of a viewer, every pod read."""
     kubeconfig = sim.viewer_kubeconfig(tmp_path / "kubeconfig")
-    return verified(GlobalOptions(kubeconfig=kubeconfig), EVERYTHING)
+    return verify_report(GlobalOptions(kubeconfig=kubeconfig), EVERYTHING)
 
 
 def reported(report: VerifyReport) -> set[str]:

@@ -100,7 +100,7 @@ def test_a_plan_prints_what_would_add_workers(cluster: Simulation, dynctl: Run) 
     [
         (("--dgd", "nope"), 3, "no DynamoGraphDeployment nope in namespace prod"),
         (("-n", "nope"), 3, "no DynamoGraphDeployment in namespace nope"),
-        (("--dgd", "No!"), 2, "--dgd 'No!': no name of a DynamoGraphDeployment"),
+        (("--dgd", "No!"), 2, "--dgd 'No!': invalid name of a DynamoGraphDeployment"),
         (("--kube-context", "nope"), 2, "--kube-context nope: there is no such context"),
         (("-n", "prod", "--demo"), 2, "are different sources; name one"),
     ],
@@ -261,7 +261,7 @@ def test_what_runs_can_be_applied_again(
 
     assert ran.code == 0
     assert ran.reported == set()
-    assert ran.checks["DYT0112"]["message"] == "1 of 1 graphs are there"
+    assert ran.checks["DYT0112"]["message"] == "1 of 1 graphs are in the cluster"
     assert not [one for one in cluster.server.requests if "/pods/" in one.path]
     assert {one.method for one in cluster.server.requests} <= {"GET", "POST"}
 
@@ -304,7 +304,7 @@ def test_a_graph_without_a_namespace_is_that_of_the_context(
     there = lint(dynctl, manifest(loose), "-n", "default")
 
     assert "DYT0112" in here.reported
-    assert there.checks["DYT0112"]["message"] == "none of these graphs is there yet"
+    assert there.checks["DYT0112"]["message"] == "none of these graphs is in the cluster yet"
 
 
 def test_a_cluster_that_is_not_named_right(

@@ -219,8 +219,8 @@ def test_a_server_that_is_ill_is_named(plain: Simulation, dynctl: Run, status: i
     ran = dynctl(*VERIFY)
 
     assert ran.code == 3
-    says = f"does not answer as it should: etcdserver: no leader (HTTP {status})"
-    assert ran.error[0] == f"test ({plain.server.url}) {says}"
+    says = f"unexpected response to GET /version: etcdserver: no leader (HTTP {status})"
+    assert ran.error[0] == f"test ({plain.server.url}): {says}"
 
 
 def test_a_version_that_is_kept_secret_hinders_nothing(
@@ -231,7 +231,7 @@ def test_a_version_that_is_kept_secret_hinders_nothing(
     secure.server.faults.clear()
 
     assert ran.code == 0
-    assert ran.checks["DYT0001"]["message"] == "version not told"
+    assert ran.checks["DYT0001"]["message"] == "version unknown"
 
 
 # -- a cluster without Dynamo ----------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_no_definitions(
 
     assert ran.code == 3
     assert ran.error[0].endswith(
-        "serves no dynamographdeployments.nvidia.com: Dynamo is not installed there"
+        "serves no dynamographdeployments.nvidia.com: Dynamo is not installed"
     )
     assert "--kube-context NAME" in ran.error[1]
 
@@ -268,7 +268,7 @@ def test_definitions_and_no_graph_anywhere(plain: Simulation, dynctl: Run) -> No
         (
             ("-n", "default"),
             "no DynamoGraphDeployment in namespace default of test",
-            "there are graphs in namespace prod: -n prod, or -A for all",
+            "graphs are in namespace prod: -n prod, or -A for all",
         ),
         (
             ("-n", "default", "--dgd", "my-llm"),
@@ -278,17 +278,17 @@ def test_definitions_and_no_graph_anywhere(plain: Simulation, dynctl: Run) -> No
         (
             ("--dgd", "my-lm"),
             "no DynamoGraphDeployment my-lm in namespace prod of test",
-            "there: my-llm",
+            "existing: my-llm",
         ),
         (
             ("-n", "default", "--dgd", "my-lm"),
             "no DynamoGraphDeployment my-lm in namespace default of test",
-            "there: my-llm in prod",
+            "existing: my-llm in prod",
         ),
         (
             ("-A", "--dgd", "my-lm"),
             "no DynamoGraphDeployment my-lm in any namespace of test",
-            "there: my-llm",
+            "existing: my-llm",
         ),
     ],
 )
@@ -309,9 +309,9 @@ def test_a_namespace_that_does_not_exist(secure: Simulation, dynctl: Run, tmp_pa
     told = dynctl(*VERIFY, "-n", "nope", "--kubeconfig", administrator)
     untold = dynctl(*VERIFY, "-n", "nope", "--kubeconfig", viewer)
 
-    graphs = "there are graphs in namespace prod: -n prod, or -A for all"
+    graphs = "graphs are in namespace prod: -n prod, or -A for all"
     assert told.code == untold.code == 3
-    assert told.error[1] == f"there is no such namespace; {graphs}"
+    assert told.error[1] == f"the namespace does not exist; {graphs}"
     assert untold.error[1] == graphs
 
 
@@ -324,7 +324,7 @@ def test_who_may_read_nothing_gets_no_answer(
 
     assert ran.code == 3
     error, hint = ran.error
-    assert error.startswith("neither graphs nor pods can be read in namespace prod of test")
+    assert error.startswith("graphs and pods are not readable in namespace prod of test")
     assert error.endswith("no permission to list pods in prod (DYT0004)")
     assert "dynctl explain DYT0004" in hint
 
@@ -335,25 +335,28 @@ def test_who_may_read_nothing_gets_no_answer(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--dgd", "My LLM)"), "--dgd 'My LLM)': no name of a DynamoGraphDeployment"),
-        (("--dgd", ""), "--dgd '': no name of a DynamoGraphDeployment"),
+        (("--dgd", "My LLM)"), "--dgd 'My LLM)': invalid name of a DynamoGraphDeployment"),
+        (("--dgd", ""), "--dgd '': invalid name of a DynamoGraphDeployment"),
         (("-n", "prod", "-A"), "-n prod and -A: one namespace, and all of them"),
         (("-n", "Prod!"), "-n Prod!: not a namespace name"),
         (("--fail-on", "error"), "--fail-on error: expected fail or warn"),
         (("--exec", "some"), "--exec some: expected one of all, sample, none"),
         (("--logs", "some"), "--logs some: expected one of all, sample, none"),
-        (("--suppress", "DYT9999"), "--suppress DYT9999: no such code"),
+        (("--suppress", "DYT9999"), "--suppress DYT9999: unknown code"),
         (("--suppress", "DYT0403="), "--suppress DYT0403=: no subject"),
         (("--probe", "-1"), "Invalid value for '--probe'"),
         (("--probe", "5000"), "Invalid value for '--probe'"),
         (("--wait", "soon"), "'soon' is no duration"),
         (("--reach", "x"), "--reach x: expected one of auto, direct, port-forward"),
-        (("--path", "/tmp", "-n", "prod", "-A"), "leave out -n, -A"),
-        (("--path", "/tmp", "--probe", "2"), "leave out --probe"),
-        (("--path", "/tmp", "--domain", "../etc"), "--domain '../etc': expected the plain name"),
-        (("--domain", "zone"), "--domain zone: goes with --path DIR"),
-        (("--demo",), "--demo: that is no deployment"),
-        (("--view", "x.json"), "--view: that is no deployment"),
+        (("--path", "/tmp", "-n", "prod", "-A"), "remove -n, -A"),
+        (("--path", "/tmp", "--probe", "2"), "remove --probe"),
+        (
+            ("--path", "/tmp", "--domain", "../etc"),
+            "--domain '../etc': expected the name of a file",
+        ),
+        (("--domain", "zone"), "--domain zone: only with --path DIR"),
+        (("--demo",), "--demo: this deployment has no topology pipeline"),
+        (("--view", "x.json"), "--view: this deployment has no topology pipeline"),
         (("-f", "x.yaml", "--dgd", "my-llm"), "--file checks manifests and no cluster"),
         (("-f", "x.yaml", "-n", "prod"), "leave out -n"),
         (("--discovery", "consul"), "--discovery consul: unknown discovery backend"),

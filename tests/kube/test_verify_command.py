@@ -99,9 +99,9 @@ def test_json_of_a_break_holds_what_was_read(broken: Simulation, dynctl: Run) ->
     assert ran.reported == {"DYT0404", "DYT0802"}
     pod = f"Pod {STALE}.prod"
     assert ran.values("DYT0404") == {
-        pod: f"{ZONE} is us-east-1z, its node gpu-a-0 says us-east-1a",
+        pod: f"{ZONE} is us-east-1z, its node gpu-a-0 has us-east-1a",
     }
-    assert ran.values("DYT0802") == {pod: "zone is us-east-1a, the file says us-east-1z"}
+    assert ran.values("DYT0802") == {pod: "zone is us-east-1a, the file has us-east-1z"}
     [row] = [one for one in ran.json["chain"] if one["worker"] == STALE]
     assert row["first_break"] == "pod label"
     assert row["codes"] == ["DYT0404", "DYT0802"]
@@ -164,7 +164,7 @@ def test_on_a_narrow_terminal_messages_keep_their_beginning(
     for code, says in passed.items():
         [line] = [one for one in whole.splitlines() if one.startswith(f"pass {code}")]
         assert line.partition(": ")[2].startswith(says.removesuffix(" .."))
-    assert passed["DYT0503"] == "4 of 12 pods .."
+    assert passed["DYT0503"] == "4 of 12 pods; the others: not read .."
     assert passed["DYT0207"] == "us-east-1a 2, us-east-1b 2 .."
     assert sum(says.endswith(" ..") for says in passed.values()) < len(passed) / 4
 
@@ -185,7 +185,7 @@ def test_a_broken_cluster_says_where_and_what_to_do(broken: Simulation, dynctl: 
 
     place = lines.index("FAIL DYT0404 pod label matches the node label")
     told = " ".join(line.strip() for line in lines[place : place + 6])
-    assert f"Pod {STALE}.prod: {ZONE} is us-east-1z, its node gpu-a-0 says us-east-1a" in told
+    assert f"Pod {STALE}.prod: {ZONE} is us-east-1z, its node gpu-a-0 has us-east-1a" in told
     assert f"fix       kubectl delete pod {STALE} -n prod" in told
     assert "more      dynctl explain DYT0404" in told
     assert [line for line in lines if line.startswith("..decode-a-0 ")]

@@ -24,8 +24,8 @@ POD = f"Pod {DECODE}.prod"
 STRANGE = {
     "not UTF-8": (b"\xff\xfe\x00us-east-1a", "is not UTF-8"),
     "1 MiB": (b"x" * (1 << 20), "is larger than 4,096 bytes"),
-    "escape": (b"us-east-1a\x1b[31m\n", "holds characters that cannot be printed"),
-    "nul": (b"us-east-1a\0", "holds characters that cannot be printed"),
+    "escape": (b"us-east-1a\x1b[31m\n", "has characters that are not printable"),
+    "nul": (b"us-east-1a\0", "has characters that are not printable"),
     "lines": (b"us-east-1a\nus-east-1b\n", "has 2 lines"),
     "empty": (b"", "is empty"),
     "blank": (b" \n\n", "is empty"),
@@ -66,7 +66,7 @@ def test_a_file_that_holds_no_value(write: Callable[[bytes], None], dynctl: Run,
 
     assert ran.code == 1
     assert ran.reported == {"DYT0503"}
-    assert ran.values("DYT0503") == {POD: f"zone {says}, the pod's label says us-east-1a"}
+    assert ran.values("DYT0503") == {POD: f"file zone {says}, the pod label is us-east-1a"}
     [row] = [one for one in ran.json["chain"] if one["worker"] == DECODE]
     assert (row["first_break"], row["file"]["state"]) == ("file", "missing")
 
@@ -79,7 +79,7 @@ def test_a_file_with_another_value(write: Callable[[bytes], None], dynctl: Run, 
 
     assert ran.code == 1
     assert ran.reported == {"DYT0504", "DYT0802"}
-    assert ran.values("DYT0504") == {POD: f"zone says {value}, the pod's label us-east-1a"}
+    assert ran.values("DYT0504") == {POD: f"file zone has {value}, the pod label us-east-1a"}
     assert f"!={value}" in screen
 
 
@@ -143,7 +143,7 @@ def test_the_domain_is_that_of_the_environment(
 
     assert ran.code == 1
     assert findings(ran) == {
-        "DYT0503": ["there is no file rack"],
+        "DYT0503": ["file rack does not exist"],
         "DYT0505": ["zone in addition to rack"],
     }
 
@@ -155,7 +155,7 @@ def test_a_mount_without_a_value(dynctl: Run, tmp_path: Path, kind: str) -> None
     ran = dynctl(*VERIFY, "--path", path, "--domain", "zone", "-o", "json")
 
     assert ran.code == 1
-    assert findings(ran) == {"DYT0503": [f"zone {says}"]}
+    assert findings(ran) == {"DYT0503": [f"file zone {says}"]}
 
 
 def test_odd_entries_are_passed_over(dynctl: Run, tmp_path: Path) -> None:
@@ -182,9 +182,9 @@ def test_other_domains_beside_the_one_that_transfers(dynctl: Run, tmp_path: Path
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda path: None, "there is no such directory"),
-        (lambda path: path.write_text("us-east-1a"), "that is no directory"),
-        (lambda path: path.mkdir(), "there is no file zone"),
+        (lambda path: None, "the directory does not exist"),
+        (lambda path: path.write_text("us-east-1a"), "not a directory"),
+        (lambda path: path.mkdir(), "file zone does not exist"),
     ],
     ids=["nothing", "a file", "empty"],
 )
@@ -206,7 +206,7 @@ def test_a_directory_that_cannot_be_read(dynctl: Run, tmp_path: Path) -> None:
     ran = dynctl(*VERIFY, "--path", loop)
 
     assert ran.code == 3
-    assert ran.error[0].startswith(f"--path {loop}: cannot be read: ")
+    assert ran.error[0].startswith(f"--path {loop}: not readable: ")
 
 
 def test_no_cluster_is_asked_for_a_mount(
@@ -256,7 +256,7 @@ def test_card_taint_and_capacity_without_kubernetes(dynctl: Run, tmp_path: Path)
     assert ran.checks["DYT0901"]["message"].startswith("us-east-1a 2 prefill 4 decode")
     for row in ran.json["chain"]:
         assert (row["card"]["state"], row["taint"]["state"]) == ("same", "same")
-        assert row["node"]["why"] == "no Kubernetes"
+        assert row["node"]["why"] == "no cluster was read"
 
 
 def test_a_card_without_taints_is_found_without_kubernetes(dynctl: Run, tmp_path: Path) -> None:
@@ -278,6 +278,6 @@ def test_a_registry_without_workers(dynctl: Run, tmp_path: Path) -> None:
 
     assert other.code == empty.code == gone.code == 3
     assert other.error[0] == f"file {root}: no worker is registered in Dynamo namespace dynamo"
-    assert "there are: prod-my-llm" in other.error[1]
+    assert "other namespaces: prod-my-llm" in other.error[1]
     assert empty.error[0].endswith("no worker is registered in Dynamo namespace dynamo")
     assert gone.error[0].startswith(f"cannot read the directory {root}")

@@ -150,8 +150,8 @@ def test_a_graph_without_a_policy_is_told_what_that_costs(
     assert ran.reported == {"DYT0102"}
     assert ran.values("DYT0102") == {
         "DynamoGraphDeployment my-llm.prod": "no spec.experimental.kvTransferPolicy; its workers "
-        "stand in us-east-1a (4 decode, 2 prefill), us-east-1b (4 decode, 2 prefill): KV cache "
-        "may cross"
+        "run in us-east-1a (4 decode, 2 prefill), us-east-1b (4 decode, 2 prefill): KV cache "
+        "can cross zones"
     }
     assert "fix       add spec.experimental.kvTransferPolicy with labelKey:" in screen
     # What needs a policy is passed over in a line or two a section.
@@ -165,7 +165,7 @@ def test_workers_of_one_zone_cross_nothing_without_a_policy(
         kubeconfig(sim, tmp_path, monkeypatch)
         [value] = dynctl(*VERIFY, "-o", "json").values("DYT0102").values()
 
-    assert value.endswith("all its workers stand in us-east-1a, so nothing crosses zones now")
+    assert value.endswith("all its workers run in us-east-1a, so no KV cache crosses zones now")
 
 
 def test_pods_that_a_deleted_graph_has_left(
@@ -184,7 +184,7 @@ def test_pods_that_a_deleted_graph_has_left(
     assert ran.code == named.code == 1
     assert ran.reported == named.reported == {"DYT0101"}
     subject = "DynamoGraphDeployment my-llm.prod"
-    assert ran.values("DYT0101") == {subject: "13 pods of it run, but it is not there"}
+    assert ran.values("DYT0101") == {subject: "does not exist, but has 13 pods"}
 
 
 def served(names: tuple[str, ...]) -> list[Json]:
@@ -225,7 +225,7 @@ def test_a_cluster_of_a_version_to_come(
 
     assert ran.code == 1
     assert ran.reported == {"DYT0002"}
-    assert [*ran.values("DYT0002").values()] == ["is served as v2 only"]
+    assert [*ran.values("DYT0002").values()] == ["is served only as v2"]
     assert ran.checks["DYT0101"]["unread"]
     assert ran.checks["DYT0403"]["message"] == "12 of 12 pods"
 
@@ -327,8 +327,8 @@ def test_workers_that_register_elsewhere_are_not_taken_for_broken(
 
     assert ran.code == 0
     assert ran.reported == set()
-    assert ran.checks["DYT0707"]["message"].endswith("name it with --discovery etcd")
-    why = "registered in etcd: --discovery etcd"
+    assert ran.checks["DYT0707"]["message"].endswith("(use --discovery etcd)")
+    why = "registered in etcd (use --discovery etcd)"
     for row in ran.json["chain"]:
         assert (row["card"]["state"], row["card"]["why"]) == ("unknown", why)
         assert row["first_break"] is None

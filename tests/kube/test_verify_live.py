@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.verify import run as looking
+from dynctl.verify import run as verify_run
 from tests.kube import deployment, objects
 from tests.kube.actors import Simulation, living, simulation
 from tests.kube.actors.frontend_view import View
@@ -27,7 +27,7 @@ CHATS = 'chats "dynctl topology probe N" of one token each to Qwen/Qwen3-0.6B at
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks again after a moment, so that no test waits for long."""
-    monkeypatch.setattr(looking, "AGAIN_S", 0.1)
+    monkeypatch.setattr(verify_run, "AGAIN_S", 0.1)
 
 
 def named(sim: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ class Meanwhile:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
         self.problem: BaseException | None = None
         said = threading.Event()
-        before = looking._talk
+        before = verify_run._say
 
         def talk(message: str) -> None:
             before(message)
@@ -60,7 +60,7 @@ class Meanwhile:
             except BaseException as problem:
                 self.problem = problem
 
-        monkeypatch.setattr(looking, "_talk", talk)
+        monkeypatch.setattr(verify_run, "_say", talk)
         self._thread = threading.Thread(target=act)
 
     def __enter__(self) -> None:
@@ -92,7 +92,7 @@ def test_it_waits_until_what_failed_is_mended(
     assert ran.code == 0
     assert ran.json["summary"]["failed"] == 0
     first, *_ = ran.err.splitlines()
-    assert first.startswith("2 failed (DYT0404, DYT0802); looking again, ")
+    assert first.startswith("2 failed (DYT0404, DYT0802); checking again, ")
     assert first.endswith(" s left")
 
 
@@ -129,7 +129,7 @@ def test_it_waits_for_a_server_that_comes_back(
 
     assert ran.code == 0
     assert len(ran.err.splitlines()) == 2
-    assert "(HTTP 503); looking again, " in ran.err
+    assert "(HTTP 503); checking again, " in ran.err
 
 
 def test_the_last_look_is_the_answer(
@@ -157,7 +157,7 @@ def test_warnings_are_waited_for_where_they_fail(
         easy = dynctl(*VERIFY, "--wait", "300ms")
 
     assert (strict.code, easy.code) == (1, 0)
-    assert strict.err.startswith("1 warn (DYT0004), 1 could not be read; looking again, ")
+    assert strict.err.startswith("1 warn (DYT0004), 1 could not be read; checking again, ")
     assert easy.err == ""
 
 
@@ -199,7 +199,7 @@ def test_nobody_is_sent_a_chat_who_did_not_ask(view: View, dynctl: Run) -> None:
     ran = dynctl(*VERIFY, "-o", "json")
 
     assert (ran.code, ran.err) == (0, "")
-    assert ran.checks["DYT0905"]["message"] == "not asked for: --probe sends live requests"
+    assert ran.checks["DYT0905"]["message"] == "no live requests sent (use --probe)"
     assert view.asked
     assert not [line for line in view.asked if line.startswith("POST")]
 
@@ -242,14 +242,18 @@ def test_requests_that_fail_are_found(view: View, dynctl: Run) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [
-        (200, {"choices": []}, "which workers served a request was not told"),
-        (200, {"nvext": None}, "which workers served a request was not told"),
-        (200, {"nvext": {"worker_id": [1]}}, "which workers served a request was not told"),
-        (200, [], "which workers served a request was not told"),
+        (200, {"choices": []}, "the response does not name the workers that served it"),
+        (200, {"nvext": None}, "the response does not name the workers that served it"),
+        (
+            200,
+            {"nvext": {"worker_id": [1]}},
+            "the response does not name the workers that served it",
+        ),
+        (200, [], "the response does not name the workers that served it"),
         (
             200,
             {"nvext": {"worker_id": {"prefill_worker_id": 1, "decode_worker_id": 2}}},
-            "a request was served by a worker that is not registered here",
+            "an unregistered worker served a request",
         ),
         (429, {"message": "slow down"}, "HTTP 429 slow down"),
     ],

@@ -175,11 +175,11 @@ def _check(options: GlobalOptions) -> Any:
 
 
 def _verify(options: GlobalOptions, *, kubernetes: bool) -> Any:
-    from dynctl.verify.run import VerifyOptions, verified
+    from dynctl.verify.run import VerifyOptions, verify_report
 
     if not kubernetes and not cluster_named(options):
         raise UsageProblem(_NO_CLUSTER)
-    return verified(options, VerifyOptions())
+    return verify_report(options, VerifyOptions())
 
 
 # -- the source ------------------------------------------------------------------------------------

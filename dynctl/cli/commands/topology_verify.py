@@ -98,7 +98,7 @@ def verify_topology(
     from dynctl.cli.commands.topology_lint import lint_files
     from dynctl.findings.pages import code_list
     from dynctl.screens.render import emit
-    from dynctl.verify.run import VerifyOptions, verified
+    from dynctl.verify.run import VerifyOptions, verify_report
 
     if list_checks:
         emit(code_list("DYT"), options)
@@ -107,7 +107,7 @@ def verify_topology(
     if file:
         _check_alone(options, dgd, path, probe, wait)
         return lint_files(options, file, fail_on, suppress)
-    report = verified(
+    report = verify_report(
         options,
         VerifyOptions(
             graphs=tuple(dgd or ()),

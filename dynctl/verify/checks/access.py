@@ -1,4 +1,4 @@
-"""Checks of the cluster itself: what it serves, what it knows of the policy, what we may read."""
+"""Checks of the cluster and of the user's permissions: DYT00."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from dynctl.verify.wording import some
 GRAPHS_RESOURCE: Final = f"dynamographdeployments.{GRAPH_GROUP}"
 METADATA_RESOURCE: Final = f"dynamoworkermetadatas.{GRAPH_GROUP}"
 _DEFINITION: Final = "CustomResourceDefinition"
-#: What verify does not judge where it may not do this with the resource; what matters most first.
+#: Resource -> what verify cannot check without a permission for it; the most important first.
 _LOST: Final[Mapping[str, str]] = {
-    "pods": "no worker is judged (DYT04 to DYT09)",
-    "dynamographdeployments": "policies are told by pods only (DYT01)",
+    "pods": "workers are not checked (DYT04 to DYT09)",
+    "dynamographdeployments": "policies are read from pods only (DYT01)",
     "nodes": "node labels are not compared (DYT0205, DYT0404)",
-    "dynamoworkermetadatas": "what workers registered is not known (DYT07, DYT08)",
-    "endpointslices": "discovery is not compared with pods (DYT0702)",
-    "events": "events that name a missing label are not seen (DYT0405)",
+    "dynamoworkermetadatas": "registered workers are unknown (DYT07, DYT08)",
+    "endpointslices": "EndpointSlices are not compared with pods (DYT0702)",
+    "events": "events about missing labels are not read (DYT0405)",
     "pods/exec": "topology files are not read (DYT0503)",
-    "pods/log": "the start of workers is not read (DYT0601, DYT0602)",
-    "pods/portforward": "routers are not asked (DYT0904)",
-    "clustertopologies": "levels of Grove topologies are not known (DYT0201)",
-    "clustertopologybindings": "levels of Grove topologies are not known (DYT0201)",
-    "podcliquesets": "whether Grove runs the graph is not known (DYT0203)",
-    "deployments": "the operator is not looked at (DYT0301)",
-    "customresourcedefinitions": "the schema of graphs is not looked at (DYT0003)",
+    "pods/log": "worker logs are not read (DYT0601, DYT0602)",
+    "pods/portforward": "routers are not queried (DYT0904)",
+    "clustertopologies": "levels of Grove topologies are unknown (DYT0201)",
+    "clustertopologybindings": "levels of Grove topologies are unknown (DYT0201)",
+    "podcliquesets": "it is unknown whether Grove runs the graph (DYT0203)",
+    "deployments": "the operator is not checked (DYT0301)",
+    "customresourcedefinitions": "the schema of graphs is not checked (DYT0003)",
 }
-#: Authorized by the request's method, which for a WebSocket is GET; newer servers ask for both.
+#: Authorized by the request's method, GET for a WebSocket; newer servers require both.
 _STREAMS: Final = ("pods/exec", "pods/portforward")
 
 
 def _reachable(joined: JoinedFacts) -> Outcome:
     cluster = cluster_of(joined)
-    version = f"Kubernetes {cluster.version}" if cluster.version else "version not told"
+    version = f"Kubernetes {cluster.version}" if cluster.version else "version unknown"
     return Passed(version)
 
 
-# -- what is served --------------------------------------------------------------------------------
+# -- resource definitions --------------------------------------------------------------------------
 
 
 def _served(joined: JoinedFacts) -> Outcome:
@@ -55,7 +55,7 @@ def _served(joined: JoinedFacts) -> Outcome:
     versions = served.get(GRAPHS_RESOURCE, ())
     if any(one in GRAPH_VERSIONS for one in versions):
         return Passed(", ".join(versions))
-    how = f"is served as {', '.join(versions)} only" if versions else "is not served"
+    how = f"is served only as {', '.join(versions)}" if versions else "is not served"
     return outcome([found(f"{_DEFINITION} {GRAPHS_RESOURCE}", how=how)])
 
 
@@ -68,7 +68,7 @@ def _metadata_served(joined: JoinedFacts) -> Outcome:
     pods = [one.pod for one in joined.workers if one.pod is not None]
     workers = [pod for pod in pods if backend_of(pod) == KUBERNETES]
     if not workers:
-        return Skipped("no worker says that it registers in Kubernetes")
+        return Skipped("no worker uses Kubernetes for discovery")
     return outcome([found(f"{_DEFINITION} {METADATA_RESOURCE}", workers=f"{len(workers):,}")])
 
 
@@ -78,38 +78,38 @@ def _policy_known(joined: JoinedFacts) -> Outcome:
         return Skipped(f"the definition of {GRAPHS_RESOURCE}: {schemas.why}", unread=True)
     if not schemas:
         return Skipped(f"no {GRAPHS_RESOURCE} is served (DYT0002)")
-    knows = [one.version for one in schemas if one.fields]
-    lacks = [one.version for one in schemas if not one.fields]
-    if not knows:
+    supporting = [one.version for one in schemas if one.fields]
+    others = [one.version for one in schemas if not one.fields]
+    if not supporting:
         if all(one.open for one in schemas):
-            return Skipped("the definition keeps fields that it does not know, so it tells nothing")
+            return Skipped("the definition preserves unknown fields, so this check cannot decide")
         return outcome(
-            [found(f"{_DEFINITION} {GRAPHS_RESOURCE}", versions=", ".join(sorted(lacks)))]
+            [found(f"{_DEFINITION} {GRAPHS_RESOURCE}", versions=", ".join(sorted(others)))]
         )
-    told = ", ".join(sorted(knows))
-    if lacks:
-        told += f"; {', '.join(sorted(lacks))} does not know it"
+    versions = ", ".join(sorted(supporting))
+    if others:
+        versions += f"; not in {', '.join(sorted(others))}"
     if not any("clusterTopologyName" in one.fields for one in schemas):
-        told += "; labelKey only"
-    return Passed(told)
+        versions += "; labelKey only"
+    return Passed(versions)
 
 
-# -- what we may read ------------------------------------------------------------------------------
+# -- permissions of the user -----------------------------------------------------------------------
 
 
 def _allowed(joined: JoinedFacts) -> Outcome:
     access = cluster_of(joined).access
     if not access:
-        return Skipped("no access review was asked for")
+        return Skipped("no access review was requested")
     unread = [
-        f"{_question(asked)}: {one.why}" for asked, one in access.items() if isinstance(one, Unread)
+        f"{_question(item)}: {one.why}" for item, one in access.items() if isinstance(one, Unread)
     ]
-    denied = [asked for asked, one in access.items() if one is False]
+    denied = [item for item, one in access.items() if one is False]
     return outcome(_denials(denied), unread, summary=f"{len(access)} of {len(access)} permissions")
 
 
 def _denials(denied: Iterable[AccessQuestion]) -> Iterable[Found]:
-    """One a verb and resource, whatever the number of namespaces."""
+    """One finding for each verb and resource, for any number of namespaces."""
     namespaces: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for one in denied:
         namespaces[one.resource, one.verb, one.group].append(one.namespace or "")
@@ -121,13 +121,13 @@ def _denials(denied: Iterable[AccessQuestion]) -> Iterable[Found]:
             f"Resource {resource}",
             verb=verb,
             where=where,
-            lost=_LOST.get(resource, "what needs it is skipped"),
+            lost=_LOST.get(resource, "checks that need it are skipped"),
             rule=rule(group, resource, verbs),
         )
 
 
 def _weight(item: tuple[tuple[str, str, str], object]) -> tuple[int, str, str]:
-    """What is needed most comes first."""
+    """Sort key: the most important permission first."""
     (resource, verb, _), _ = item
     order = [*_LOST]
     return (order.index(resource) if resource in order else len(order)), resource, verb
@@ -135,8 +135,8 @@ def _weight(item: tuple[tuple[str, str, str], object]) -> tuple[int, str, str]:
 
 def rule(group: str, resource: str, verbs: Sequence[str]) -> str:
     """A rule of a ClusterRole, as one line of YAML."""
-    told = ", ".join(f'"{verb}"' for verb in verbs)
-    return f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{told}]}}'
+    quoted = ", ".join(f'"{verb}"' for verb in verbs)
+    return f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{quoted}]}}'
 
 
 def _question(one: AccessQuestion) -> str:

@@ -1,6 +1,10 @@
-"""Checks of what every domain can serve with the workers that are ready, and of routers: DYT09.
+"""Checks of capacity by domain, of routers and of live requests: DYT09.
 
-The rules are those by which lint judges replicas that manifests pin; here ready workers count.
+The capacity rules are those of lint. Here they count the ready workers by pool and domain value. A
+pool is the workers of one model in one graph, or without Kubernetes in one Dynamo namespace. The
+value of a prefill worker is that of its card, of a decode worker that of its taint: routers compare
+these. A worker is ready if its pod is, if it is a ready endpoint of the discovery EndpointSlices
+(in Kubernetes), and if it has a registration of its own.
 """
 
 from __future__ import annotations
@@ -28,20 +32,20 @@ from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import governed, in_cluster, live
 from dynctl.verify.policy import Policy
 from dynctl.verify.registration import (
+    all_workers,
     cards_of,
-    everyone,
     in_kubernetes,
-    known,
     not_listed,
     own_metadata,
     pod_uids,
+    registrations_read,
     wrong_ids,
 )
 from dynctl.verify.wording import excerpt, short, some, tally
 from router_core import TOPOLOGY_PREFIX, Role, topology_of
 
 NO_ROUTER: Final = (
-    "no router was asked: name one with --frontend URL, or ask for the permission to create "
+    "no router was queried: use --frontend URL, or request the permission to create "
     "pods/portforward"
 )
 
@@ -55,7 +59,7 @@ _BOTH: Final = {"prefill", "decode"}
 
 @dataclass(frozen=True, slots=True)
 class ReadyPool:
-    """``untainted``: its decode workers that carry no taint of the domain, and so stand nowhere."""
+    """One pool. ``untainted``: its decode workers without a taint of the domain."""
 
     split: DomainSplit
     policy: Policy
@@ -64,7 +68,7 @@ class ReadyPool:
 
 @dataclass(slots=True)
 class Ready:
-    """``gaps``: why pools are not here, with their policies; ``unread``: what was not told."""
+    """All pools. ``gaps``: policies without a pool, with the reason; ``unread``: failed reads."""
 
     pools: list[ReadyPool] = field(default_factory=list)
     gaps: list[tuple[Policy, str]] = field(default_factory=list)
@@ -72,7 +76,7 @@ class Ready:
 
 
 def ready_pools(joined: JoinedFacts) -> Ready:
-    """Every pool with a policy, of what was looked at."""
+    """All pools with a policy."""
     ready = Ready()
     if joined.cluster is None:
         _of_registry(joined, ready)
@@ -83,15 +87,15 @@ def ready_pools(joined: JoinedFacts) -> Ready:
 
 
 def published_value(item: ObservedWorker, domain: str) -> str | None:
-    """Where a worker's card says that it stands."""
+    """The value of a domain in a worker's card."""
     value = mapping(item.card.runtime_config.get("topology_domains")).get(domain)
     return value if isinstance(value, str) and value else None
 
 
 def tainted_value(item: ObservedWorker, domain: str) -> str | None:
-    """Where a worker's taints say that it stands; of several the one that its card says, too."""
-    told = sequence(item.card.runtime_config.get("taints"))
-    pairs = [pair for one in told if isinstance(one, str) and (pair := topology_of(one))]
+    """The value of a domain in a worker's taints; of several the one that is in its card."""
+    taints = sequence(item.card.runtime_config.get("taints"))
+    pairs = [pair for one in taints if isinstance(one, str) and (pair := topology_of(one))]
     values = [value for name, value in pairs if name == domain]
     published = published_value(item, domain)
     return published if published in values else next(iter(values), None)
@@ -138,7 +142,7 @@ def _of_registry(joined: JoinedFacts, ready: Ready) -> None:
 
 
 def _policy_of(pairs: Sequence[tuple[WorkerChain, ObservedWorker]]) -> Policy | None:
-    """The one that most prefill workers publish, else most of all; mixtures are DYT0805."""
+    """The policy of most prefill workers, else of most workers; mixtures are DYT0805."""
     prefill = [one.policy for one, item in pairs if item.worker.role is Role.PREFILL and one.policy]
     policies = prefill or [one.policy for one, _ in pairs if one.policy]
     if not policies:
@@ -164,7 +168,7 @@ def _pool(
     pairs: Sequence[tuple[WorkerChain, ObservedWorker]],
     which: str,
 ) -> ReadyPool:
-    """``which``: what tells the pool from others of the same subject."""
+    """A pool. ``which``: distinguishes it from other pools of the same subject."""
     prefill: Counter[str] = Counter()
     decode: Counter[str] = Counter()
     untainted = []
@@ -191,13 +195,13 @@ def _judged(
     required: bool = True,
     counted: bool = False,
 ) -> Outcome:
-    """Judge the pools of one enforcement; a pool without ready prefill asks nothing of decode."""
+    """Check the pools of one enforcement that have ready prefill workers."""
     ready = ready_pools(joined)
     mine = [pool for pool in ready.pools if pool.policy.required is required]
     pools = [pool for pool in mine if pool.split.prefill]
     gaps = [text for policy, text in ready.gaps if policy.required is required]
     gaps += [
-        f"{pool.split.name}: no prefill worker is ready with its {pool.split.domain}"
+        f"{pool.split.name}: no ready prefill worker with a {pool.split.domain}"
         for pool in mine
         if not pool.split.prefill
     ]
@@ -211,68 +215,71 @@ def _judged(
 
 
 def _counted(pools: Sequence[DomainSplit]) -> str:
-    """By domain; named where there are several."""
+    """The counts by domain, with the names of several pools."""
     if len(pools) == 1:
         return pools[0].counted
     return "; ".join(f"{one.name}: {one.counted}" for one in pools[:2])
 
 
 def _outcome(
-    wrong: Sequence[Found], gaps: Sequence[str], unread: Sequence[str], says: str, *, judged: int
+    wrong: Sequence[Found], gaps: Sequence[str], unread: Sequence[str], summary: str, *, judged: int
 ) -> Outcome:
     if unread:
         return outcome(wrong, unread)
     if wrong:
-        return Wrong(tuple(wrong), f"not judged: {some(gaps, 2)}" if gaps else "")
+        return Wrong(tuple(wrong), f"not checked: {some(gaps, 2)}" if gaps else "")
     if gaps:
         return Skipped(some(gaps, 2))
     if not judged:
-        return Skipped("no disaggregated pool of workers has a policy of this enforcement")
-    return Passed(says)
+        return Skipped("no disaggregated pool has a policy with this enforcement")
+    return Passed(summary)
 
 
 def _untainted(joined: JoinedFacts, *, required: bool) -> Outcome:
-    """Decode workers that stand nowhere. Why they do, earlier codes tell; this is what it costs."""
+    """Decode workers without a taint. Earlier codes have the reason, this check the effect."""
     ready = ready_pools(joined)
     pools = [pool for pool in ready.pools if pool.policy.required is required]
     wrong = []
     for pool in pools:
         for worker, item in pool.untainted:
             domain = pool.policy.domain
-            said = published_value(item, domain)
-            why = f"though its card says {said} (DYT0804)" if said else f"its card has no {domain}"
+            value = published_value(item, domain)
+            why = f"its card has {value} (DYT0804)" if value else f"its card has no {domain}"
             wrong.append(
                 found(
-                    worker.subject, taint=f"{TOPOLOGY_PREFIX}{domain}", why=why, fix=_again(worker)
+                    worker.subject,
+                    taint=f"{TOPOLOGY_PREFIX}{domain}",
+                    why=why,
+                    fix=_restart(worker),
                 )
             )
     gaps = [text for policy, text in ready.gaps if policy.required is required]
     return _outcome(wrong, gaps, ready.unread, "", judged=len(pools))
 
 
-def _again(worker: WorkerChain) -> str:
+def _restart(worker: WorkerChain) -> str:
     pod = worker.pod
     if pod is None:
-        return "start it again with its topology: dynctl topology render shows what it needs"
-    return f"mend what DYT08 says of it, then kubectl delete pod {pod.name} -n {pod.namespace}"
+        return "restart it with its topology: dynctl topology render shows the settings"
+    return f"correct its DYT08 findings, then kubectl delete pod {pod.name} -n {pod.namespace}"
 
 
 # -- routers ---------------------------------------------------------------------------------------
 
 
-def _asked(joined: JoinedFacts) -> Skipped | None:
+def _routers_queried(joined: JoinedFacts) -> Skipped | None:
     if joined.facts.routers:
         return None
     access = {} if joined.cluster is None else joined.cluster.access
     refused = any(
-        one.resource == "pods/portforward" and told is False for one, told in access.items()
+        one.resource == "pods/portforward" and allowed is False for one, allowed in access.items()
     )
     return Skipped(NO_ROUTER, unread=refused)
 
 
 def _known_to_routers(joined: JoinedFacts) -> Outcome:
-    """Not what no router could know: pods that are in no slice (DYT0702), odd ids (DYT0706)."""
-    cards = cards_of(joined, everyone(joined))
+    """Without workers that no router can find: in no slice (DYT0702), wrong id (DYT0706)."""
+    cards = cards_of(joined, all_workers(joined))
     uids = {} if joined.cluster is None else pod_uids(joined.cluster)
     groups: dict[str, list[WorkerChain]] = defaultdict(list)
     for worker in cards.workers:
@@ -291,7 +298,7 @@ def _known_to_routers(joined: JoinedFacts) -> Outcome:
         read = [(one.name, one.workers) for one in mine if not isinstance(one.workers, Unread)]
         cards.unread += [one.workers.why for one in mine if isinstance(one.workers, Unread)]
         if not read:
-            cards.elsewhere.append("" if mine else f"no router of {pool} was asked")
+            cards.elsewhere.append("" if mine else f"no router of {pool} was queried")
             continue
         judged += len(members)
         for worker in members:
@@ -318,9 +325,9 @@ def _undiscoverable(worker: WorkerChain, uids: Mapping[tuple[str, str], str]) ->
 def _routers_of(
     routers: Sequence[RouterView], graph: str, ids: set[int], *, alone: bool
 ) -> Iterator[RouterView]:
-    """Who routes for a graph. A frontend named by its URL does where it knows any of the workers.
+    """The routers of a graph. A frontend from --frontend counts if it has one of the workers.
 
-    ``alone``: there is one pool only, so that it must be the one that it routes for.
+    ``alone``: there is only one pool, so every frontend routes for it.
     """
     for one in routers:
         if (one.graph and one.graph == graph) or (
@@ -336,7 +343,7 @@ def _served(joined: JoinedFacts) -> Outcome:
     """Requests that failed, and requests that left the domain of a required policy."""
     answers = joined.facts.probe
     if answers is None:
-        return Skipped("not asked for: --probe sends live requests")
+        return Skipped("no live requests sent (use --probe)")
     if not answers:
         return Skipped("no request was sent: no frontend serves a model", unread=True)
     items = {
@@ -347,21 +354,21 @@ def _served(joined: JoinedFacts) -> Outcome:
     unread = []
     for answer in answers:
         if answer.status >= 500:
-            says = f"HTTP {answer.status} {excerpt(answer.message)}".rstrip()
-            wrong[answer.router, says] += 1
+            problem = f"HTTP {answer.status} {excerpt(answer.message)}".rstrip()
+            wrong[answer.router, problem] += 1
         elif not 200 <= answer.status < 300:
             status = f"HTTP {answer.status} " if answer.status else ""
             named = "" if answer.router in answer.message else f"{answer.router}: "
             unread.append(f"{named}{status}{answer.message}".strip())
         else:
-            says, untold = _crossing(answer, items)
-            if says:
-                wrong[answer.router, says] += 1
-            if untold:
-                unread.append(f"{answer.router}: {untold}")
+            problem, unknown = _crossing(answer, items)
+            if problem:
+                wrong[answer.router, problem] += 1
+            if unknown:
+                unread.append(f"{answer.router}: {unknown}")
     findings = [
-        found(_named(router), says=says, many=f"{many:,} of {sent[router]:,}")
-        for (router, says), many in sorted(wrong.items())
+        found(_named(router), says=problem, many=f"{many:,} of {sent[router]:,}")
+        for (router, problem), many in sorted(wrong.items())
     ]
     return outcome(findings, unread, f"{len(answers):,} requests")
 
@@ -373,15 +380,15 @@ def _named(router: str) -> str:
 def _crossing(
     answer: ProbeAnswer, items: Mapping[int, tuple[WorkerChain, ObservedWorker]]
 ) -> tuple[str, str]:
-    """How a request left its domain, empty where it did not; and what is not known of that."""
+    """How a request crossed domains, or empty; and why that is unknown, or empty."""
     policies = [worker.policy for worker, _ in items.values() if worker.policy is not None]
     if not any(policy.required for policy in policies):
         return "", ""
     if answer.prefill is None or answer.decode is None:
-        return "", "which workers served a request was not told"
+        return "", "the response does not name the workers that served it"
     prefill, decode = items.get(answer.prefill), items.get(answer.decode)
     if prefill is None or decode is None:
-        return "", "a request was served by a worker that is not registered here"
+        return "", "an unregistered worker served a request"
     policy = prefill[0].policy
     if policy is None or not policy.required or prefill[0] is decode[0]:
         return "", ""
@@ -401,7 +408,7 @@ def _crossing(
 def _policies(joined: JoinedFacts) -> Skipped | None:
     if joined.cluster is not None:
         return in_cluster(joined) or governed(joined)
-    skipped = known(joined)
+    skipped = registrations_read(joined)
     if skipped is None and not any(one.policy for one in joined.loose):
         return Skipped("no worker publishes a transfer policy")
     return skipped
@@ -413,7 +420,7 @@ CAPACITY_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0901", partial(_judged, without_decode, counted=True), _NEEDS),
     Check("DYT0902", partial(_judged, single_decode), _NEEDS),
     Check("DYT0903", partial(_untainted, required=True), _NEEDS),
-    Check("DYT0904", _known_to_routers, (known, _asked)),
+    Check("DYT0904", _known_to_routers, (registrations_read, _routers_queried)),
     Check("DYT0905", _served),
     Check("DYT0906", partial(_judged, without_decode, required=False, counted=True), _NEEDS),
     Check("DYT0907", partial(_judged, without_prefill), _NEEDS),

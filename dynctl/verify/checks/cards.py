@@ -1,4 +1,4 @@
-"""Checks of what workers publish of their topology in their model cards: DYT08."""
+"""Checks of the topology in model cards: DYT08."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import (
     first_skip,
     governed,
+    has_workers,
     in_cluster,
     live_workers,
-    peopled,
     pod_of,
     unsourced,
 )
@@ -31,8 +31,8 @@ from dynctl.verify.pod_spec import (
     is_weight,
 )
 from dynctl.verify.policy import Policy
-from dynctl.verify.registration import Cards, cards_of, everyone, known
-from dynctl.verify.root_causes import astray
+from dynctl.verify.registration import Cards, all_workers, cards_of, registrations_read
+from dynctl.verify.root_causes import wrong_pod_spec
 from dynctl.verify.wording import some, tally
 from router_core import canonical_taint
 
@@ -43,8 +43,8 @@ _LONGEST: Final = 80
 
 
 def _published(joined: JoinedFacts) -> Outcome:
-    """What the volume or the variables explain is left out: the worker could not know better."""
-    skipped = first_skip(joined, (known,) if joined.cluster is None else _GRAPHS)
+    """Without workers whose volume or variables are wrong: DYT0501 and DYT0502 report those."""
+    skipped = first_skip(joined, (registrations_read,) if joined.cluster is None else _GRAPHS)
     if skipped is not None:
         return skipped
     if joined.cluster is None:
@@ -55,21 +55,21 @@ def _published(joined: JoinedFacts) -> Outcome:
         missing = list(_lacking(worker))
         if missing:
             pod = pod_of(worker)
-            again = (
-                f"kubectl delete pod {pod.name} -n {pod.namespace}; if the new one is the same, "
-                "its runtime publishes no topology: take an image whose runtime does"
+            fix = (
+                f"kubectl delete pod {pod.name} -n {pod.namespace}; if the new pod is the same, "
+                "use an image whose runtime publishes topology"
             )
-            wrong.append(found(worker.subject, what="; ".join(missing), fix=again))
+            wrong.append(found(worker.subject, what="; ".join(missing), fix=fix))
     return cards.outcome(wrong)
 
 
 def _registered(joined: JoinedFacts) -> Cards:
-    """The cards of the graphs with a policy, but for those that could not be any better."""
+    """The cards of graphs with a policy, without workers whose pod spec is wrong."""
     cards = cards_of(joined, live_workers(joined))
     cards.unread += unsourced(joined)
     kept = []
     for worker in cards.workers:
-        explained = astray(worker, ENABLED_ENV, PATH_ENV)
+        explained = wrong_pod_spec(worker, ENABLED_ENV, PATH_ENV)
         if explained:
             cards.elsewhere.append(explained)
         else:
@@ -79,15 +79,15 @@ def _registered(joined: JoinedFacts) -> Cards:
 
 
 def _lacking(worker: WorkerChain) -> Iterator[str]:
-    """What its card should have and has not, going by the nearest known link."""
+    """The domains that are missing in its card, compared with the nearest known link."""
     for domain, chain in worker.chains.items():
         for one in chain.breaks():
             if one.link is LinkName.CARD and one.value is None:
-                yield f"its model card has no {domain}, the {one.before} says {one.expected}"
+                yield f"its model card has no {domain}, the {one.before} has {one.expected}"
 
 
 def _published_alike(joined: JoinedFacts) -> Outcome:
-    """Without a cluster only the other workers of the model tell what should be there."""
+    """Without a cluster: compare a worker with the other workers of its model."""
     groups = _by_model(joined.loose)
     wrong = []
     for (_, model), members in sorted(groups.items()):
@@ -96,7 +96,7 @@ def _published_alike(joined: JoinedFacts) -> Outcome:
             continue
         others = f"{len(members) - len(bare):,} of {len(members):,} workers of {model} do"
         for worker in sorted(bare, key=lambda one: one.name):
-            fix = "start it with its topology: dynctl topology render shows what a worker needs"
+            fix = "restart it with its topology: dynctl topology render shows the settings"
             wrong.append(found(worker.subject, what=f"publishes no topology, {others}", fix=fix))
     if not any(_domains(item) for worker in joined.loose for item in worker.cards):
         return Skipped("no worker publishes topology")
@@ -104,7 +104,7 @@ def _published_alike(joined: JoinedFacts) -> Outcome:
 
 
 def _by_model(workers: Sequence[WorkerChain]) -> dict[tuple[str, str], list[WorkerChain]]:
-    """``(pool, model)`` -> workers; a pool is a graph, or without graphs a Dynamo namespace."""
+    """``(pool, model)`` -> workers. A pool is a graph, or without graphs a Dynamo namespace."""
     groups: dict[tuple[str, str], list[WorkerChain]] = defaultdict(list)
     for worker in workers:
         for model in dict.fromkeys(item.card.name for item in worker.cards):
@@ -122,7 +122,7 @@ def _equal(joined: JoinedFacts) -> Outcome:
     wrong = []
     for worker in cards.workers:
         differs = [
-            f"{domain} is {one.value}, the {one.before} says {one.expected}"
+            f"{domain} is {one.value}, the {one.before} has {one.expected}"
             for domain, chain in worker.chains.items()
             for one in chain.breaks()
             if one.link is LinkName.CARD and one.value is not None
@@ -144,7 +144,7 @@ def _equal(joined: JoinedFacts) -> Outcome:
 
 
 def _as_in_policy(joined: JoinedFacts) -> Outcome:
-    """A card without any topology is DYT0801's; one that says what its variables say, DYT0501's."""
+    """Not a card without topology (DYT0801), nor one that matches wrong variables (DYT0501)."""
     cards = cards_of(joined, live_workers(joined))
     wrong = []
     for worker in cards.workers:
@@ -167,18 +167,18 @@ def _policy_differences(worker: WorkerChain) -> list[str]:
     if policy is None or worker.pod is None:
         return []
     main = engine(worker.pod)
-    astray = {} if main is None else env_differences(main, policy)
+    wrong_variables = {} if main is None else env_differences(main, policy)
     env = {} if main is None else main.env
-    told: dict[str, None] = {}
+    differences: dict[str, None] = {}
     for item in worker.cards:
         config = item.card.runtime_config
         if not _domains(item) and config.get("kv_transfer_domain") is None:
             continue
         for variable, text in _differing(config, policy):
             value = config.get(_FIELDS[variable])
-            if not (variable in astray and _says(env.get(variable), value)):
-                told[text] = None
-    return list(told)
+            if not (variable in wrong_variables and _equals(env.get(variable), value)):
+                differences[text] = None
+    return list(differences)
 
 
 _FIELDS: Final = {
@@ -189,19 +189,19 @@ _FIELDS: Final = {
 
 
 def _differing(config: Mapping[str, Any], policy: Policy) -> Iterator[tuple[str, str]]:
-    """The variable that a field is made from, and how the field differs."""
+    """The source variable of each field that differs, and the difference as text."""
     for variable, wanted in ((DOMAIN_ENV, policy.domain), (ENFORCEMENT_ENV, policy.enforcement)):
-        told = config.get(_FIELDS[variable])
-        if told != wanted:
-            yield variable, f"{_FIELDS[variable]} is {_shown(told)}, the policy says {wanted}"
+        value = config.get(_FIELDS[variable])
+        if value != wanted:
+            yield variable, f"{_FIELDS[variable]} is {_shown(value)}, the policy has {wanted}"
     weight = config.get(_FIELDS[WEIGHT_ENV])
     if not is_weight(weight, policy.weight):
         wanted = "none" if policy.weight is None else f"{policy.weight:.9g}"
-        yield WEIGHT_ENV, f"{_FIELDS[WEIGHT_ENV]} is {_shown(weight)}, the policy says {wanted}"
+        yield WEIGHT_ENV, f"{_FIELDS[WEIGHT_ENV]} is {_shown(weight)}, the policy has {wanted}"
 
 
-def _says(variable: str | None, value: object) -> bool:
-    """Whether a variable's text is the value of a card's field."""
+def _equals(variable: str | None, value: object) -> bool:
+    """Whether a variable has the same value as a card's field."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return is_weight(variable, float(value))
     return variable == value
@@ -215,7 +215,7 @@ def _shown(value: Any) -> str:
 
 
 def _tainted(joined: JoinedFacts) -> Outcome:
-    cards = cards_of(joined, everyone(joined))
+    cards = cards_of(joined, all_workers(joined))
     wrong, carrying = [], 0
     for worker in cards.workers:
         carrying += any(map(_domains, worker.cards))
@@ -228,7 +228,7 @@ def _tainted(joined: JoinedFacts) -> Outcome:
 
 
 def _untainted(item: ObservedWorker) -> Iterator[str]:
-    """The taints that its domains should have made."""
+    """The missing taints of its domains."""
     published = sequence(item.card.runtime_config.get("taints"))
     taints = {one for one in published if isinstance(one, str)}
     for domain, value in _domains(item).items():
@@ -241,8 +241,8 @@ def _untainted(item: ObservedWorker) -> Iterator[str]:
 
 
 def _one_policy(joined: JoinedFacts) -> Outcome:
-    """Those are left out that are not as their graph says: other codes say what they should be."""
-    cards = cards_of(joined, everyone(joined))
+    """Without workers that differ from their graph: other codes report those."""
+    cards = cards_of(joined, all_workers(joined))
     subjects = {graph.name: graph.subject for graph in joined.graphs}
     wrong = []
     for (pool, model), members in sorted(_by_model(cards.workers).items()):
@@ -257,13 +257,13 @@ def _one_policy(joined: JoinedFacts) -> Outcome:
                     groups[_policy_of(config)].append(worker.name)
         if len(groups) > 1:
             ordered = sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))
-            told = "; ".join(f"{' '.join(key)}: {some(names)}" for key, names in ordered)
-            wrong.append(found(subjects.get(pool, f"Model {model}"), model=model, groups=told))
+            texts = "; ".join(f"{' '.join(key)}: {some(names)}" for key, names in ordered)
+            wrong.append(found(subjects.get(pool, f"Model {model}"), model=model, groups=texts))
     return cards.outcome(wrong)
 
 
 def _policy_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What it says of KV transfer, for people; weights to the precision of a float32."""
+    """The KV transfer policy of a card as words; weights with the precision of a float32."""
     domain = config.get("kv_transfer_domain")
     if domain is None:
         return ("no policy",)
@@ -276,13 +276,13 @@ def _policy_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-_GRAPHS: Final = (in_cluster, governed, peopled)
+_GRAPHS: Final = (in_cluster, governed, has_workers)
 
 
 CARD_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0801", _published),
     Check("DYT0802", _equal, _GRAPHS),
     Check("DYT0803", _as_in_policy, _GRAPHS),
-    Check("DYT0804", _tainted, (known,)),
-    Check("DYT0805", _one_policy, (known,)),
+    Check("DYT0804", _tainted, (registrations_read,)),
+    Check("DYT0805", _one_policy, (registrations_read,)),
 )

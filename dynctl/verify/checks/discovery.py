@@ -1,4 +1,4 @@
-"""Checks of how workers are found: backends, EndpointSlices, metadata, permissions: DYT07."""
+"""Checks of discovery: backends, EndpointSlices, permissions, DynamoWorkerMetadata: DYT07."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import (
     cluster_of,
     governed,
+    has_workers,
     in_cluster,
     live,
     live_workers,
-    peopled,
     pod_of,
 )
 from dynctl.verify.pod_spec import BACKEND_ENV, backend_of
@@ -27,11 +27,11 @@ from dynctl.verify.registration import (
     denied,
     has_no_model,
     in_kubernetes,
-    may_not_register,
     not_listed,
     not_serving,
     own_metadata,
     pod_uids,
+    registration_refused,
     stale_metadata,
     user_of,
     wrong_ids,
@@ -46,7 +46,7 @@ from dynctl.wire.kubernetes.worker_metadata import GROUP, PLURAL, WorkerMetadata
 
 
 def _pods(graph: VerifiedGraph) -> Iterator[tuple[str, Pod]]:
-    """``(subject, pod)`` of its frontends and workers."""
+    """``(subject, pod)`` of a graph's frontends and workers."""
     for pod in graph.frontends:
         if pod.phase not in ("Succeeded", "Failed"):
             yield f"Pod {pod.name}.{pod.namespace}", pod
@@ -55,28 +55,28 @@ def _pods(graph: VerifiedGraph) -> Iterator[tuple[str, Pod]]:
 
 
 def _one_backend(joined: JoinedFacts) -> Outcome:
-    """Frontends decide what is right: who registers elsewhere is not found by them."""
-    wrong, told = [], []
+    """The frontends' backend is the expected one: they do not find workers in another."""
+    wrong, backends = [], []
     for graph in joined.governed:
         known = [(subject, pod, one) for subject, pod in _pods(graph) if (one := backend_of(pod))]
         if not known:
             continue
-        asked = Counter(backend_of(pod) for pod in graph.frontends if backend_of(pod))
-        wanted, _ = (asked or Counter(one for _, _, one in known)).most_common(1)[0]
-        told.append((short(graph), wanted))
+        of_frontends = Counter(backend_of(pod) for pod in graph.frontends if backend_of(pod))
+        wanted, _ = (of_frontends or Counter(one for _, _, one in known)).most_common(1)[0]
+        backends.append((short(graph), wanted))
         wrong += [
             found(
                 subject,
                 backend=one,
                 wanted=wanted,
-                of="the frontend" if asked else "most of its graph",
+                of="the frontend" if of_frontends else "the majority of its graph",
             )
             for subject, _, one in known
             if one != wanted
         ]
-    if not told:
-        return Skipped("no pod tells its discovery backend (DYT0708)")
-    return outcome(wrong, summary=by_graph(told))
+    if not backends:
+        return Skipped("no pod specifies its discovery backend (DYT0708)")
+    return outcome(wrong, summary=by_graph(backends))
 
 
 def _known_backend(joined: JoinedFacts) -> Outcome:
@@ -94,12 +94,12 @@ def _some_in_kubernetes(joined: JoinedFacts) -> Skipped | None:
         return None
     backends = {backend_of(pod_of(one)) for one in live_workers(joined)} - {""}
     if not backends:
-        return Skipped("no pod tells its discovery backend (DYT0708)")
+        return Skipped("no pod specifies its discovery backend (DYT0708)")
     return Skipped(f"workers register in {', '.join(sorted(backends))}, not in Kubernetes")
 
 
 def _leaders(joined: JoinedFacts, *, elsewhere: bool = False) -> list[WorkerChain]:
-    """Those that register in Kubernetes, or ``elsewhere``; further ranks register nothing."""
+    """The workers that register in Kubernetes, or ``elsewhere``, without further ranks."""
     return [
         one
         for one in live_workers(joined)
@@ -119,20 +119,20 @@ def _listed(joined: JoinedFacts) -> Outcome:
     for worker in workers:
         explained, pod = not_serving(joined, worker), pod_of(worker)
         if not explained and not pod.ready and not worker.metadata:
-            explained = may_not_register(joined, worker)
+            explained = registration_refused(joined, worker)
         if explained:
             elsewhere.append(explained)
             continue
         problem = not_listed(worker)
         fix = (
-            "does a Service of the graph select it? "
+            "check that a Service of the graph selects it: "
             f"kubectl get endpointslices -n {pod.namespace} -l kubernetes.io/service-name"
         )
         if not pod.ready:
             problem = "not Ready"
             fix = (
-                f"see why: kubectl describe pod {pod.name} -n {pod.namespace}; without a "
-                "readinessProbe that can succeed no worker is ever found"
+                f"find the reason: kubectl describe pod {pod.name} -n {pod.namespace}; a worker "
+                "whose readinessProbe cannot succeed is never found"
             )
         if problem:
             wrong.append(found(worker.subject, problem=problem, fix=fix))
@@ -147,7 +147,7 @@ def _permitted(joined: JoinedFacts) -> Outcome:
     users = {user_of(pod_of(one)) for one in _leaders(joined)}
     accounts = [one for one in cluster_of(joined).worker_accounts if one.user in users]
     if not accounts:
-        return Skipped("what the workers' service accounts may do was not asked")
+        return Skipped("the permissions of the workers' service accounts were not reviewed")
     refused, unread, wrong = denied(joined), [], []
     for account in sorted(accounts, key=lambda one: one.user):
         *_, namespace, name = account.user.split(":")
@@ -155,8 +155,8 @@ def _permitted(joined: JoinedFacts) -> Outcome:
         if isinstance(account.allowed, Unread):
             unread.append(f"{subject}: {account.allowed.why}")
         elif refused[account.user]:
-            told = ", ".join(_named(one) for one in refused[account.user])
-            wrong.append(found(subject, denied=told, namespace=namespace))
+            permissions = ", ".join(_named(one) for one in refused[account.user])
+            wrong.append(found(subject, denied=permissions, namespace=namespace))
     names = some(sorted(one.rpartition(":")[2] for one in users))
     return outcome(wrong, unread, f"{many(len(users), 'account')} ({names})")
 
@@ -170,12 +170,12 @@ def _named(question: AccessQuestion) -> str:
 
 
 def _metadata_read(joined: JoinedFacts) -> Skipped | None:
-    told = cluster_of(joined).metadata
-    return Skipped(f"{PLURAL}: {told.why}", unread=True) if isinstance(told, Unread) else None
+    items = cluster_of(joined).metadata
+    return Skipped(f"{PLURAL}: {items.why}", unread=True) if isinstance(items, Unread) else None
 
 
 def _registered(joined: JoinedFacts) -> Outcome:
-    """A pod that is not Ready is still starting, unless its log says that it could not register."""
+    """A pod that is not Ready is still starting, unless its log shows a failed registration."""
     cluster = cluster_of(joined)
     workers, uids = _leaders(joined), pod_uids(cluster)
     served = cluster.served
@@ -187,7 +187,7 @@ def _registered(joined: JoinedFacts) -> Outcome:
         if own and not _is_unreadable(joined, worker, own):
             continue
         failed = log.not_persisted if isinstance(log, StartLog) else ""
-        explained, refused = not_serving(joined, worker), may_not_register(joined, worker)
+        explained, refused = not_serving(joined, worker), registration_refused(joined, worker)
         if not explained and refused == "DYT0703":
             explained = refused
         if not explained and not refused and not pod.ready:
@@ -197,19 +197,19 @@ def _registered(joined: JoinedFacts) -> Outcome:
             continue
         problem = "no DynamoWorkerMetadata"
         if own:
-            problem = "its DynamoWorkerMetadata holds no model card that can be read"
+            problem = "its DynamoWorkerMetadata has no readable model card"
             problem += _rejected(joined, own)
         elif absent:
-            problem += "; the cluster does not serve that resource (DYT0005)"
+            problem += "; the cluster does not serve this resource (DYT0005)"
         elif failed:
-            problem += f"; its log says: {excerpt(failed)}"
+            problem += f"; its log has: {excerpt(failed)}"
         wrong.append(found(worker.subject, problem=problem, pod=pod.name, namespace=pod.namespace))
     judged = len(workers) - len(elsewhere)
     return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
 def _is_unreadable(joined: JoinedFacts, worker: WorkerChain, own: Sequence[WorkerMetadata]) -> bool:
-    """Whether it registered something out of which no worker can be made."""
+    """Whether the worker has registrations that are not readable as a worker."""
     if worker.cards or joined.facts.registry is not None:
         return False
     uid = pod_of(worker).uid
@@ -217,17 +217,17 @@ def _is_unreadable(joined: JoinedFacts, worker: WorkerChain, own: Sequence[Worke
 
 
 def _rejected(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
-    """What is wrong with its cards, as far as that was told when they were read."""
+    """The problem of its cards, as reported when they were parsed."""
     ids = [key.rpartition("/")[2] for item in own for key in mapping(item.data.get("model_cards"))]
     problems = () if joined.deployment is None else joined.deployment.problems
-    told = (
+    messages = (
         problem.message
         for problem in problems
-        # By its key, or by the worker's name, which ends as its id does.
+        # The subject is its key, or the worker's name, which ends with the end of its id.
         for number in ids
         if number and problem.subject.rpartition("/")[2] in (number, number[-4:])
     )
-    why = next(told, "")
+    why = next(messages, "")
     return f": {excerpt(why)}" if why else ""
 
 
@@ -253,15 +253,15 @@ def _its_own(joined: JoinedFacts) -> Outcome:
 
 
 def _orphans(joined: JoinedFacts) -> Outcome:
-    """Objects that nobody's pod wrote, of whole namespaces only: other graphs have pods, too."""
+    """Objects without a pod. Only for whole namespaces: pods of other graphs are unknown."""
     cluster = cluster_of(joined)
     if isinstance(cluster.metadata, Unread) or isinstance(cluster.endpoints, Unread):
-        told = cluster.metadata if isinstance(cluster.metadata, Unread) else cluster.endpoints
-        assert isinstance(told, Unread)
-        return Skipped(told.why, unread=True)
+        listing = cluster.metadata if isinstance(cluster.metadata, Unread) else cluster.endpoints
+        assert isinstance(listing, Unread)
+        return Skipped(listing.why, unread=True)
     if cluster.wanted:
-        return Skipped("only named graphs were looked at")
-    # Pods that no operator made are not in the list of pods; they serve all the same.
+        return Skipped("only the graphs of --dgd were read")
+    # The list of pods has only pods of graphs; others have endpoints.
     pods = pod_uids(cluster).keys() | {(one.namespace, one.pod) for one in cluster.endpoints}
     wrong = [
         found(
@@ -309,8 +309,8 @@ def _in_backend(joined: JoinedFacts) -> Outcome:
         return Skipped("no worker registers outside Kubernetes")
     backends = sorted({backend_of(pod_of(one)) for one in workers})
     if registry is None:
-        told = " and ".join(backends)
-        return Skipped(f"workers register in {told}: name it with --discovery {backends[0]}")
+        names = " and ".join(backends)
+        return Skipped(f"workers register in {names} (use --discovery {backends[0]})")
     if isinstance(registry.deployment, Unread):
         return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
     wrong: list[Found] = []
@@ -331,7 +331,7 @@ def _in_backend(joined: JoinedFacts) -> Outcome:
     return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
-_PODS: Final = (in_cluster, governed, peopled)
+_PODS: Final = (in_cluster, governed, has_workers)
 _KUBE: Final = (*_PODS, _some_in_kubernetes)
 
 DISCOVERY_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (

@@ -1,6 +1,6 @@
-"""Checks of what the operator wrote into worker pods, and of the files that came of it: DYT05.
+"""Checks of the operator's settings in worker pods, and of topology files: DYT05.
 
-One mount alone, read where we run, is judged by the same claims as far as they go.
+The same checks apply to a single mount in the local file system (--path), as far as they can.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dynctl.verify.needs import (
     first_skip,
     governed,
     graphs_read,
+    has_workers,
     in_cluster,
     key_of,
     live_workers,
-    peopled,
     pod_of,
     sourced,
     unsourced,
@@ -37,20 +37,20 @@ from dynctl.verify.pod_spec import (
     is_untouched,
     mount_differences,
 )
-from dynctl.verify.root_causes import astray, stuck_at_start
+from dynctl.verify.root_causes import stuck_at_start, wrong_pod_spec
 from dynctl.verify.wording import age, of, tally
 from dynctl.wire.kubernetes.names import TOPOLOGY_VOLUME
 
 REFRESH_S: Final = 90.0
-"""How long the kubelet may take to show a changed label in a file: its sync period and cache."""
-NOT_READ: Final = "not asked for (--exec all)"
-_LOOK: Final = "see from outside where it breaks: dynctl topology verify --dgd NAME"
+"""The longest time from a changed label to a changed file: the kubelet's sync period and cache."""
+NOT_READ: Final = "not read (use --exec all)"
+_LOOK: Final = "find the first broken link from outside: dynctl topology verify --dgd NAME"
 _MOUNT_IT: Final = """
-mount the volume of topology files there (dynctl topology render shows it), or name its directory: \
+mount the volume of topology files there (dynctl topology render shows it), or use its directory: \
 --path DIR""".strip()
 
 
-# -- what the operator wrote -----------------------------------------------------------------------
+# -- the operator's settings -----------------------------------------------------------------------
 
 
 def _variables(joined: JoinedFacts) -> Outcome:
@@ -73,7 +73,7 @@ def _mount_differs(worker: WorkerChain) -> list[str]:
 
 
 def _written(joined: JoinedFacts, differences: Callable[[WorkerChain], list[str]]) -> Outcome:
-    """Pods that have nothing of it at all belong to DYT0402."""
+    """Without pods that have none of the settings: DYT0402 reports those."""
     workers = live_workers(joined)
     wrong, elsewhere = [], []
     for worker in workers:
@@ -95,12 +95,12 @@ def _written(joined: JoinedFacts, differences: Callable[[WorkerChain], list[str]
     return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
-# -- what the files hold ---------------------------------------------------------------------------
+# -- contents of the files -------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Read:
-    """The workers whose files were read and should be there; and why the others were not."""
+    """The workers whose files were read, and the reasons for the others."""
 
     workers: list[tuple[WorkerChain, Mapping[str, TopologyFile]]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ class _Read:
 def _read(joined: JoinedFacts) -> _Read:
     read = _Read(unread=unsourced(joined))
     for worker in live_workers(joined):
-        explained = astray(worker, PATH_ENV)
+        explained = wrong_pod_spec(worker, PATH_ENV)
         if not explained and not worker.running:
             explained = stuck_at_start(joined, worker) or "DYT0410"
         files = cluster_of(joined).files.get(key_of(worker))
@@ -130,10 +130,7 @@ def _read(joined: JoinedFacts) -> _Read:
 
 
 def _label_age(worker: WorkerChain, domain: str, now: float) -> float | None:
-    """Seconds since the label was written; None where nothing tells that it is new.
-
-    Where nobody tells the time it is not older than the pod.
-    """
+    """Seconds since the label was written, or since the pod was created; None if unknown."""
     pod, policy = pod_of(worker), worker.policy
     assert policy is not None
     written = pod.labelled_at(policy.sources[domain].pod_key)
@@ -147,10 +144,10 @@ def _is_fresh(worker: WorkerChain, domain: str, now: float) -> bool:
 
 
 def _filled(joined: JoinedFacts) -> Outcome:
-    """Files of labels that are there. A file of a label that is not there is empty rightly."""
+    """Only files of existing labels: without its label a file is empty, as expected."""
     mount = joined.facts.mount
     wrong, unread = ([], []) if mount is None else _mount_filled(mount)
-    skipped = first_skip(joined, (in_cluster, governed, peopled, sourced))
+    skipped = first_skip(joined, (in_cluster, governed, has_workers, sourced))
     if skipped is not None:
         return skipped if mount is None else outcome(wrong, unread, _values(mount))
     read, now = _read(joined), cluster_of(joined).now
@@ -163,7 +160,7 @@ def _filled(joined: JoinedFacts) -> Outcome:
                 continue
             problem = _problem(domain, file)
             if problem and not (_is_blank(file) and _is_fresh(worker, domain, now)):
-                problems.append(f"{problem}, the pod's label says {label}")
+                problems.append(f"{problem}, the pod label is {label}")
         if problems:
             pod = pod_of(worker)
             fix = f"kubectl delete pod {pod.name} -n {pod.namespace}"
@@ -172,19 +169,19 @@ def _filled(joined: JoinedFacts) -> Outcome:
 
 
 def _problem(name: str, file: TopologyFile) -> str:
-    if file.strange:
-        return f"{name} {file.strange}"
+    if file.invalid:
+        return f"file {name} {file.invalid}"
     if file.content is None:
-        return f"there is no file {name}"
-    return f"{name} is empty" if _is_blank(file) else ""
+        return f"file {name} does not exist"
+    return f"file {name} is empty" if _is_blank(file) else ""
 
 
 def _is_blank(file: TopologyFile) -> bool:
-    return not file.strange and file.content is not None and not file.content.strip()
+    return not file.invalid and file.content is not None and not file.content.strip()
 
 
 def _differing(worker: WorkerChain) -> Iterator[tuple[str, str, str]]:
-    """``(domain, file, label)`` of every file that shows another value than the label has."""
+    """``(domain, file value, label value)`` of each file that differs from its label."""
     for domain, chain in worker.chains.items():
         for one in chain.breaks():
             if one.link is LinkName.FILE and one.value is not None and one.expected is not None:
@@ -197,44 +194,46 @@ def _equal(joined: JoinedFacts) -> Outcome:
     for worker, _ in read.workers:
         stale = [one for one in _differing(worker) if not _is_fresh(worker, one[0], now)]
         if stale:
-            told = "; ".join(
-                f"{d} says {file}, the pod's label {label}" for d, file, label in stale
+            differs = "; ".join(
+                f"file {d} has {file}, the pod label {label}" for d, file, label in stale
             )
             pod = pod_of(worker)
-            wrong.append(found(worker.subject, differs=told, pod=pod.name, namespace=pod.namespace))
+            wrong.append(
+                found(worker.subject, differs=differs, pod=pod.name, namespace=pod.namespace)
+            )
     return read.outcome(wrong, len(live_workers(joined)))
 
 
-def _on_their_way(joined: JoinedFacts) -> Outcome:
-    """Files that are not yet as a label which was written a moment ago."""
+def _updating(joined: JoinedFacts) -> Outcome:
+    """Files that do not match a label yet which was written a moment ago."""
     read, now = _read(joined), cluster_of(joined).now
     wrong = []
     for worker, files in read.workers:
-        behind = {domain: f"{domain} says {file}" for domain, file, _ in _differing(worker)}
+        behind = {domain: f"file {domain} has {file}" for domain, file, _ in _differing(worker)}
         for domain, chain in worker.chains.items():
             file, label = files.get(domain), chain[LinkName.LABEL].value
             if file is not None and label is not None and _is_blank(file):
-                behind[domain] = f"{domain} is empty"
-        for domain, says in behind.items():
+                behind[domain] = f"file {domain} is empty"
+        for domain, state in behind.items():
             if _is_fresh(worker, domain, now):
                 since = age(_label_age(worker, domain, now) or 0.0)
                 wanted = worker.chains[domain][LinkName.LABEL].value
-                wrong.append(found(worker.subject, says=says, wanted=wanted, since=since))
+                wrong.append(found(worker.subject, says=state, wanted=wanted, since=since))
     return read.outcome(wrong, len(live_workers(joined)))
 
 
-# -- what should not be there ----------------------------------------------------------------------
+# -- other domains ---------------------------------------------------------------------------------
 
 
-def _strays(joined: JoinedFacts) -> Outcome:
+def _other_domains(joined: JoinedFacts) -> Outcome:
     mount = joined.facts.mount
-    wrong, unread = ([], []) if mount is None else _mount_strays(mount)
-    skipped = first_skip(joined, (in_cluster, governed, peopled, sourced))
+    wrong, unread = ([], []) if mount is None else _mount_other_domains(mount)
+    skipped = first_skip(joined, (in_cluster, governed, has_workers, sourced))
     if skipped is not None:
         if mount is None:
             return skipped
         if not mount.domain:
-            return Skipped("no transfer domain was named: --domain NAME")
+            return Skipped("no transfer domain (use --domain NAME)")
         if mount.absent:
             return Skipped(f"{mount.absent} (DYT0503)")
         return outcome(wrong, unread, mount.domain)
@@ -252,7 +251,7 @@ def _strays(joined: JoinedFacts) -> Outcome:
 
 
 def _domains_of(worker: WorkerChain) -> set[str]:
-    """Everything that its volume or its card makes a domain; hidden files are not read."""
+    """All domains from its volume or its card; hidden files are not domains."""
     volumes = (one for one in pod_of(worker).volumes if one.name == TOPOLOGY_VOLUME)
     paths = {item.path for volume in volumes for item in volume.items}
     names = {path for path in paths if not path.startswith(".") and "/" not in path}
@@ -261,7 +260,7 @@ def _domains_of(worker: WorkerChain) -> set[str]:
     return names
 
 
-# -- one mount, from inside ------------------------------------------------------------------------
+# -- one local mount -------------------------------------------------------------------------------
 
 
 def _mount_filled(mount: MountFacts) -> tuple[list[Found], list[str]]:
@@ -275,24 +274,26 @@ def _mount_filled(mount: MountFacts) -> tuple[list[Found], list[str]]:
 
 
 def _mount_problems(mount: MountFacts, files: Mapping[str, TopologyFile]) -> list[str]:
-    """Where no domain was named one file with a value is enough; no file may be a strange one."""
+    """Without a named domain one file with a value is enough; no file may be invalid."""
     if mount.domain:
         files = {mount.domain: files.get(mount.domain, TopologyFile(None))}
     problems = {name: text for name, file in files.items() if (text := _problem(name, file))}
     if mount.domain or len(problems) == len(files):
-        return [*problems.values()] or ([] if files else ["there is no file"])
-    return [text for name, text in problems.items() if files[name].strange]
+        return [*problems.values()] or ([] if files else ["no files"])
+    return [text for name, text in problems.items() if files[name].invalid]
 
 
 def _values(mount: MountFacts) -> str:
-    """``zone=us-east-1a``: what a worker would read."""
+    """``zone=us-east-1a``: the values that a worker reads."""
     files = {} if isinstance(mount.files, Unread) else mount.files
-    told = {name: (file.content or "").strip() for name, file in files.items()}
-    wanted = {mount.domain} if mount.domain else told.keys()
-    return ", ".join(f"{name}={value}" for name, value in told.items() if value and name in wanted)
+    values = {name: (file.content or "").strip() for name, file in files.items()}
+    wanted = {mount.domain} if mount.domain else values.keys()
+    return ", ".join(
+        f"{name}={value}" for name, value in values.items() if value and name in wanted
+    )
 
 
-def _mount_strays(mount: MountFacts) -> tuple[list[Found], list[str]]:
+def _mount_other_domains(mount: MountFacts) -> tuple[list[Found], list[str]]:
     if isinstance(mount.files, Unread):
         return [], [mount.files.why]
     extra = [
@@ -305,8 +306,8 @@ def _mount_strays(mount: MountFacts) -> tuple[list[Found], list[str]]:
     return [found(f"Mount {mount.path}", domains=", ".join(extra), wanted=mount.domain)], []
 
 
-_PODS: Final = (in_cluster, governed, peopled)
-_FILES: Final = (in_cluster, governed, peopled, sourced)
+_PODS: Final = (in_cluster, governed, has_workers)
+_FILES: Final = (in_cluster, governed, has_workers, sourced)
 _OF_LINT: Final = judged_live(lint_graph.POD_CHECKS, graphs_read)
 
 FILE_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
@@ -314,7 +315,7 @@ FILE_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0502", _mounted, _PODS),
     Check("DYT0503", _filled),
     Check("DYT0504", _equal, _FILES),
-    Check("DYT0505", _strays),
+    Check("DYT0505", _other_domains),
     _OF_LINT["DYT0506"],
-    Check("DYT0507", _on_their_way, _FILES),
+    Check("DYT0507", _updating, _FILES),
 )

@@ -1,4 +1,4 @@
-"""Checks of the labels of nodes, from which every domain's value comes, and of Grove's levels."""
+"""Checks of node labels and of Grove topologies: DYT02."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from dynctl.wire.kubernetes.objects import Node, Pod
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A node label that a graph takes a domain from, and the worker pods of the graph by node.
+    """A node label that a graph uses for a domain, and the graph's worker pods by node.
 
-    ``transfers``: of the domain that transfers stay in; a worker does not start without it.
+    ``transfers``: it is the transfer domain; a worker does not start without it.
     """
 
     graph: VerifiedGraph
@@ -46,9 +46,9 @@ class _Use:
     hosts: Mapping[str, Sequence[Pod]]
 
     def may_start(self, node: Node) -> bool:
-        """Whether the next worker of the graph may start there, as far as it is told.
+        """Whether the next worker of the graph can be scheduled there, as far as it is known.
 
-        Taints are compared by key; a node that hosts a worker of the graph is tolerated.
+        Taints are compared by key; the graph tolerates the taints of nodes with its workers.
         """
         if self.graph.graph is None or not (node.schedulable and node.ready):
             return False
@@ -72,15 +72,15 @@ def _uses(joined: JoinedFacts) -> Iterator[_Use]:
 
 
 def _by_key(joined: JoinedFacts) -> dict[str, list[_Use]]:
-    """The uses for transfers, by the label that they use, sorted."""
-    told: dict[str, list[_Use]] = defaultdict(list)
+    """The uses for transfer domains, by label, sorted."""
+    uses: dict[str, list[_Use]] = defaultdict(list)
     for use in _uses(joined):
         if use.transfers:
-            told[use.key].append(use)
-    return dict(sorted(told.items()))
+            uses[use.key].append(use)
+    return dict(sorted(uses.items()))
 
 
-# -- labels that are not there ---------------------------------------------------------------------
+# -- missing labels --------------------------------------------------------------------------------
 
 
 def _hosts_labelled(joined: JoinedFacts) -> Outcome:
@@ -89,7 +89,7 @@ def _hosts_labelled(joined: JoinedFacts) -> Outcome:
 
 def _hosts_have_all_levels(joined: JoinedFacts) -> Outcome:
     if all(one.transfers for one in _uses(joined)):
-        return Skipped("no policy here has further levels")
+        return Skipped("no policy has further levels")
     return _hosts_with(joined, transfers=False)
 
 
@@ -107,7 +107,7 @@ def _hosts_with(joined: JoinedFacts, *, transfers: bool) -> Outcome:
                 pods[name].update((f"{pod.namespace}/{pod.name}", pod) for pod in mine)
     unread = unsourced(joined)
     if not hosts and not unread:
-        return Skipped("no worker pod runs on a node that is known")
+        return Skipped("no worker pod runs on a known node")
     return outcome(
         (
             found(
@@ -126,16 +126,16 @@ def _hosts_with(joined: JoinedFacts, *, transfers: bool) -> Outcome:
 
 def _candidates_labelled(joined: JoinedFacts) -> Outcome:
     wrong = []
-    says = []
+    counts = []
     unread = unsourced(joined)
     for key, uses in _by_key(joined).items():
         unread += [
-            f"{short(one.graph)}: where its workers may start"
+            f"{short(one.graph)}: the nodes for its workers are unknown"
             for one in uses
             if not one.graph.graph
         ]
         lacking = [node for node in joined.nodes.values() if key not in node.labels]
-        # A node that hosts a worker without the label is DYT0205's.
+        # DYT0205 reports nodes without the label that have workers.
         hosting = {name for one in uses for name in one.hosts}
         nodes = sorted(
             node.name
@@ -143,11 +143,11 @@ def _candidates_labelled(joined: JoinedFacts) -> Outcome:
             if node.name not in hosting and any(one.may_start(node) for one in uses)
         )
         if nodes:
-            told = f"{count(len(nodes), 'node')} on which a worker may start: {some(nodes)}"
-            wrong.append(found(f"Label {key}", nodes=told, label=_label(nodes[0], [key])))
+            names = f"{count(len(nodes), 'node')} on which a worker may start: {some(nodes)}"
+            wrong.append(found(f"Label {key}", nodes=names, label=_label(nodes[0], [key])))
         labelled = len(joined.nodes) - len(lacking)
-        says.append(f"{labelled:,} of {count(len(joined.nodes), 'node')} ({key})")
-    return outcome(wrong, unread, summary=some(says))
+        counts.append(f"{labelled:,} of {count(len(joined.nodes), 'node')} ({key})")
+    return outcome(wrong, unread, summary=some(counts))
 
 
 def _label(node: str, keys: Sequence[str], value: str = "VALUE") -> str:
@@ -155,21 +155,21 @@ def _label(node: str, keys: Sequence[str], value: str = "VALUE") -> str:
 
 
 def _delete(node: str, pods: Sequence[Pod]) -> str:
-    """Deletes the pods of the graphs on a node: a command a graph, two at most."""
+    """Commands that delete the graphs' pods on a node: one for each graph, at most two."""
     graphs = sorted({(pod.namespace, pod.labels.get(GRAPH_LABEL, "")) for pod in pods})
-    told = " && ".join(
+    commands = " && ".join(
         f"kubectl delete pod -n {namespace} -l {GRAPH_LABEL}={name} "
         f"--field-selector spec.nodeName={node}"
         for namespace, name in graphs[:2]
     )
-    return told + (", likewise for its other graphs" if graphs[2:] else "")
+    return commands + (", and the same for its other graphs" if graphs[2:] else "")
 
 
-def _relabelled(node: str, key: str, value: str, uses: Sequence[_Use]) -> str:
-    """Corrects a label that is there; workers of that node read theirs at their start only."""
+def _relabel(node: str, key: str, value: str, uses: Sequence[_Use]) -> str:
+    """Commands that correct a label; workers on that node must restart to read it."""
     pods = [pod for one in uses for pod in one.hosts.get(node, ())]
-    told = _label(f"--overwrite {node}", [key], value)
-    return f"{told}, then {_delete(node, pods)}" if pods else told
+    command = _label(f"--overwrite {node}", [key], value)
+    return f"{command}, then {_delete(node, pods)}" if pods else command
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -177,32 +177,32 @@ def _relabelled(node: str, key: str, value: str, uses: Sequence[_Use]) -> str:
 
 def _values(joined: JoinedFacts, key: str) -> dict[str, list[str]]:
     """Value of a node label -> names of its nodes, sorted."""
-    told: dict[str, list[str]] = defaultdict(list)
+    names: dict[str, list[str]] = defaultdict(list)
     for name in sorted(joined.nodes):
         value = joined.nodes[name].labels.get(key)
         if value is not None:
-            told[value].append(name)
-    return told
+            names[value].append(name)
+    return names
 
 
 def _not_empty(joined: JoinedFacts) -> Outcome:
     wrong = []
-    says = []
+    summaries = []
     for key, uses in _by_key(joined).items():
         values = _values(joined, key)
         for name in values.pop("", ()):
             node = joined.nodes[name]
             if any(name in one.hosts or one.may_start(node) for one in uses):
-                fix = _relabelled(name, key, "VALUE", uses)
+                fix = _relabel(name, key, "VALUE", uses)
                 wrong.append(found(f"Node {name}", key=key, fix=fix))
-        told = (f"{value} {len(nodes):,}" for value, nodes in sorted(values.items()))
-        says.append(f"{some(told, most=4)} ({key})")
-    return outcome(wrong, unsourced(joined), summary="; ".join(says))
+        counts = (f"{value} {len(nodes):,}" for value, nodes in sorted(values.items()))
+        summaries.append(f"{some(counts, most=4)} ({key})")
+    return outcome(wrong, unsourced(joined), summary="; ".join(summaries))
 
 
 def _several_values(joined: JoinedFacts) -> Outcome:
     wrong = []
-    says = []
+    summaries = []
     for key in _by_key(joined):
         values = _values(joined, key)
         values.pop("", None)
@@ -210,11 +210,11 @@ def _several_values(joined: JoinedFacts) -> Outcome:
             [(value, nodes)] = values.items()
             many = count(len(nodes), "node")
             wrong.append(found(f"Label {key}", nodes=many, value=value))
-        says.append(f"{count(len(values), 'value')} ({key})")
-    return outcome(wrong, unsourced(joined), summary="; ".join(says))
+        summaries.append(f"{count(len(values), 'value')} ({key})")
+    return outcome(wrong, unsourced(joined), summary="; ".join(summaries))
 
 
-def _no_twins(joined: JoinedFacts) -> Outcome:
+def _one_spelling(joined: JoinedFacts) -> Outcome:
     wrong = []
     for key, uses in _by_key(joined).items():
         values = _values(joined, key)
@@ -224,13 +224,13 @@ def _no_twins(joined: JoinedFacts) -> Outcome:
         for _, group in sorted(groups.items()):
             if len(group) > 1:
                 *rare, usual = sorted(group, key=lambda one: (len(values[one]), one))
-                told = ", ".join(
+                spellings = ", ".join(
                     f"{one} ({count(len(values[one]), 'node')})" for one in (usual, *rare)
                 )
                 odd = [node for one in rare for node in values[one]]
-                more = f", likewise {count(len(odd) - 1, 'more node')}" if odd[1:] else ""
-                fix = _relabelled(odd[0], key, usual, uses) + more
-                wrong.append(found(f"Label {key}", twins=told, fix=fix))
+                more = f", and the same for {count(len(odd) - 1, 'more node')}" if odd[1:] else ""
+                fix = _relabel(odd[0], key, usual, uses) + more
+                wrong.append(found(f"Label {key}", twins=spellings, fix=fix))
     return outcome(wrong, unsourced(joined))
 
 
@@ -242,7 +242,7 @@ _GROVE_CLIQUE_LABEL: Final = "grove.io/podclique"
 
 
 def _by_grove(joined: JoinedFacts) -> list[tuple[VerifiedGraph, str]]:
-    """The graphs whose policy names a Grove topology, and its name."""
+    """The graphs whose policy has a Grove topology, with its name."""
     return [
         (one, one.policy.cluster_topology)
         for one in joined.governed
@@ -251,7 +251,7 @@ def _by_grove(joined: JoinedFacts) -> list[tuple[VerifiedGraph, str]]:
 
 
 def _named(joined: JoinedFacts) -> list[ClusterTopology]:
-    """The topologies that policies name, and that are there."""
+    """The existing Grove topologies of policies."""
     names = {name for _, name in _by_grove(joined)}
     return [one for one in joined.topologies if one.manifest.name in names]
 
@@ -260,24 +260,24 @@ def _named(joined: JoinedFacts) -> list[ClusterTopology]:
 
 
 def topology_named(joined: JoinedFacts) -> Skipped | None:
-    """Some graph names a Grove topology, for transfers or for placement."""
-    return None if topology_names(joined) else Skipped("no graph here names a Grove topology")
+    """A graph has a Grove topology, for transfers or for placement."""
+    return None if topology_names(joined) else Skipped("no graph has a Grove topology")
 
 
 def grove_named(joined: JoinedFacts) -> Skipped | None:
-    """Some policy takes its domain from Grove."""
+    """A policy has a Grove topology."""
     if _by_grove(joined):
         return None
-    return Skipped("no policy here takes its domain from a Grove topology")
+    return Skipped("no policy has a Grove topology")
 
 
 def topology_there(joined: JoinedFacts) -> Skipped | None:
-    """At least one topology that a policy names is there."""
-    return None if _named(joined) else Skipped("no topology that is named is there (DYT0201)")
+    """At least one Grove topology of a policy exists."""
+    return None if _named(joined) else Skipped("the referenced topologies do not exist (DYT0201)")
 
 
 def nodes_read(joined: JoinedFacts) -> Skipped | None:
-    """The nodes, and the worker pods on them, are known."""
+    """The nodes and pods were read."""
     cluster = cluster_of(joined)
     if isinstance(cluster.nodes, Unread):
         return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
@@ -294,7 +294,7 @@ def _topology_exists(joined: JoinedFacts) -> Outcome:
     named = _by_grove(joined)
     return outcome(
         (
-            found(graph.subject, topology=name, there=some(sorted(there)) or "none at all")
+            found(graph.subject, topology=name, there=some(sorted(there)) or "none")
             for graph, name in named
             if name not in there
         ),
@@ -309,7 +309,8 @@ def _grove_runs(joined: JoinedFacts) -> Outcome:
     for graph, _ in _by_grove(joined):
         annotations = {} if graph.graph is None else graph.graph.manifest.annotations
         namespace, _, name = graph.name.rpartition("/")
-        again = "delete the graph and apply it again"
+        enable = "enable Grove for Dynamo's operator and restart the operator"
+        recreate = "delete the graph and apply it again"
         what = fix = ""
         if str(annotations.get(ENABLE_GROVE_ANNOTATION, "")).lower() == "false":
             command = f"kubectl annotate dynamographdeployment {name} -n {namespace}"
@@ -319,14 +320,14 @@ def _grove_runs(joined: JoinedFacts) -> Outcome:
             unread.append(f"resources: {cluster.served.why}")
         elif _GROVE_SETS not in cluster.served:
             what = f"the cluster serves no {_GROVE_SETS}: Grove is not installed"
-            fix = f"install Grove, enable it for Dynamo's operator and restart that, then {again}"
+            fix = f"install Grove, {enable}, then {recreate}"
         elif any(_GROVE_CLIQUE_LABEL in pod.labels for pod in graph.pods):
             pass
         elif isinstance(cluster.grove_sets, Unread):
             unread.append(f"PodCliqueSets: {cluster.grove_sets.why}")
         elif graph.name not in cluster.grove_sets:
-            what = f"there is no PodCliqueSet {name}: the operator runs the graph without Grove"
-            fix = f"enable Grove for Dynamo's operator and restart that, then {again}"
+            what = f"no PodCliqueSet {name}: the operator runs the graph without Grove"
+            fix = f"{enable}, then {recreate}"
         if what:
             wrong.append(found(graph.subject, what=what, fix=fix))
     return outcome(wrong, unread)
@@ -343,7 +344,7 @@ def _in_sync(joined: JoinedFacts) -> Outcome:
                         subject_of(topology),
                         scheduler=text(one.get("schedulerName")) or "(no name)",
                         reference=text(one.get("topologyReference")) or "(no name)",
-                        why=excerpt(text(one.get("message"))) or "no reason is given",
+                        why=excerpt(text(one.get("message"))) or "no reason reported",
                     )
 
     return outcome(all_of())
@@ -380,16 +381,16 @@ def _nested(joined: JoinedFacts) -> Outcome:
 
 
 def _spans(nodes: Iterable[Node], broad: str, narrow: str) -> dict[str, set[str]]:
-    """Narrow values whose nodes are in several broad ones."""
-    told: dict[str, set[str]] = defaultdict(set)
+    """Narrow values whose nodes have several broad values."""
+    values: dict[str, set[str]] = defaultdict(set)
     for node in nodes:
         inner, outer = node.labels.get(narrow), node.labels.get(broad)
         if inner and outer:
-            told[inner].add(outer)
-    return {value: outer for value, outer in told.items() if len(outer) > 1}
+            values[inner].add(outer)
+    return {value: outer for value, outer in values.items() if len(outer) > 1}
 
 
-#: Placement without a named topology is judged by the usual names of levels.
+#: Placement without a named topology is checked by the usual names of levels.
 _OF_PLACEMENT: Final = [one for one in LINT_CHECKS if one.code == "DYT0211"]
 _OF_LEVELS: Final = [one for one in LINT_CHECKS if one not in _OF_PLACEMENT]
 _GROVE: Final = (clustered, governed, topology_named, grove_named)
@@ -415,7 +416,7 @@ NODE_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = tuple(
             Check("DYT0206", _candidates_labelled, _NEEDS),
             Check("DYT0207", _not_empty, _NEEDS),
             Check("DYT0212", _several_values, _NEEDS),
-            Check("DYT0213", _no_twins, _NEEDS),
+            Check("DYT0213", _one_spelling, _NEEDS),
             Check("DYT0214", _hosts_have_all_levels, _NEEDS),
         ),
         key=lambda check: check.code,

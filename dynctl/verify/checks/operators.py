@@ -1,4 +1,8 @@
-"""Checks of Dynamo's operator, which copies node labels to pods: there, one, able, new enough."""
+"""Checks of Dynamo's operators, which copy node labels to pods: DYT03. Modelled from source.
+
+An operator watches the whole cluster, or only its own namespace. In the second case it holds a
+lease there, and operators of the whole cluster leave that namespace to it.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,11 @@ _TOPOLOGIES: Final = (
     ("grove.io", "clustertopologies"),
 )
 _OF_THE_CLUSTER: Final = ("nodes",)
-_NO_OPERATOR: Final = "no operator was found (DYT0301)"
+_NO_OPERATOR: Final = "no operator (DYT0301)"
 _LOST: Final = {
-    "nodes": "it cannot see the labels of nodes and copies none",
+    "nodes": "it cannot read node labels and copies none",
     "pods": "it cannot write the copied label",
-    **{name: "it cannot see the levels of Grove topologies" for _, name in _TOPOLOGIES},
+    **{name: "it cannot read the levels of Grove topologies" for _, name in _TOPOLOGIES},
 }
 
 
@@ -36,7 +40,7 @@ _LOST: Final = {
 
 
 FIRST_WITH_POLICY: Final = (1, 2)
-"""The first version of the operator that knows a transfer policy."""
+"""The first version of the operator that supports transfer policies."""
 _VERSION: Final = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?!\d)")
 _NAMESPACE_OPTIONS: Final = ("--restrictedNamespace", "--restricted-namespace", "--namespace")
 _CONFIG_OPTION: Final = "--config"
@@ -44,13 +48,13 @@ _CONFIG_OPTION: Final = "--config"
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """``namespace``: the only one that is watched, empty for all. ``known`` False: not told."""
+    """The watched namespaces. ``namespace``: the only one, empty for all. ``known``: if known."""
 
     namespace: str = ""
     known: bool = True
 
     def may_watch(self, namespace: str) -> bool:
-        """Whether the operator may be in charge of a namespace, as far as it is known."""
+        """Whether the operator may watch a namespace, as far as it is known."""
         return self.namespace in ("", namespace)
 
 
@@ -60,49 +64,46 @@ def subject(operator: Workload) -> str:
 
 
 def account(operator: Workload) -> str:
-    """As RBAC names it."""
+    """The operator's service account, as RBAC names it."""
     return f"system:serviceaccount:{operator.namespace}:{operator.service_account}"
 
 
 def scope(operator: Workload) -> Scope:
-    """What it watches, by its arguments; a configuration file is not read."""
+    """The namespaces in its arguments; a configuration file is not read."""
     words = [word for arg in operator.args for word in arg.split()]
     for name in _NAMESPACE_OPTIONS:
-        told = option(words, name)
-        if told:
-            return Scope(told)
+        namespace = option(words, name)
+        if namespace:
+            return Scope(namespace)
     return Scope(known=option(words, _CONFIG_OPTION) is None)
 
 
 def in_charge(operators: Iterable[Workload], namespaces: Iterable[str]) -> list[Workload]:
-    """The operators that may be in charge of one of these namespaces, whether they run or not."""
+    """The operators that may watch one of these namespaces, running or not."""
     spaces = sorted(set(namespaces))
     return [one for one in operators if any(map(scope(one).may_watch, spaces))]
 
 
 def version(operator: Workload) -> tuple[int, int] | None:
-    """Major and minor by the tag of its image; None where that is a digest or another word."""
+    """Major and minor version from the image tag; None for a digest or another tag."""
     found = _VERSION.match(_tag(image(operator)))
     return (int(found[1]), int(found[2])) if found else None
 
 
 def image(operator: Workload) -> str:
-    """The image of the operator itself: proxies may stand beside it. Empty where it is not told."""
+    """The image of the operator, not of its proxies; empty if unknown."""
     named = [one for one in operator.images if "operator" in _repository(one)]
     candidates: Sequence[str] = named or operator.images
     return candidates[0] if len(candidates) == 1 else ""
 
 
 def _repository(name: str) -> str:
-    """The last part of an image's path, without tag and digest."""
+    """The last part of an image name, without tag and digest."""
     return name.partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
 def _tag(name: str) -> str:
     return name.partition("@")[0].rpartition("/")[2].partition(":")[2]
-
-
-# -- what checks need ------------------------------------------------------------------------------
 
 
 def _operators(joined: JoinedFacts) -> tuple[Workload, ...]:
@@ -111,13 +112,13 @@ def _operators(joined: JoinedFacts) -> tuple[Workload, ...]:
 
 
 def _namespaces(joined: JoinedFacts, *, governed_only: bool) -> list[str]:
-    """Of the graphs."""
+    """The namespaces of the graphs."""
     graphs = joined.governed if governed_only else joined.graphs
     return sorted({one.name.rpartition("/")[0] for one in graphs})
 
 
 def operators_read(joined: JoinedFacts) -> Skipped | None:
-    """The Deployments of operators are known."""
+    """The Deployments of operators were read."""
     operators = cluster_of(joined).operators
     if isinstance(operators, Unread):
         return Skipped(f"operators: {operators.why}", unread=True)
@@ -125,17 +126,17 @@ def operators_read(joined: JoinedFacts) -> Skipped | None:
 
 
 def graphs_there(joined: JoinedFacts) -> Skipped | None:
-    """There are graphs for an operator to be in charge of."""
-    return None if joined.graphs else Skipped("no graph here")
+    """The cluster has graphs."""
+    return None if joined.graphs else Skipped("no graphs")
 
 
 def operators_there(joined: JoinedFacts) -> Skipped | None:
-    """At least one operator may be in charge of a graph."""
+    """At least one operator may watch a graph's namespace."""
     there = in_charge(_operators(joined), _namespaces(joined, governed_only=False))
     return None if there else Skipped(_NO_OPERATOR)
 
 
-# -- there, and one --------------------------------------------------------------------------------
+# -- running operators -----------------------------------------------------------------------------
 
 
 def _runs(joined: JoinedFacts) -> Outcome:
@@ -146,7 +147,7 @@ def _runs(joined: JoinedFacts) -> Outcome:
             f"no Deployment with app.kubernetes.io/name={OPERATOR_APP} watches {some(namespaces)}"
         )
         elsewhere = [subject(one) for one in _operators(joined)]
-        what += f" (there: {some(elsewhere)})" if elsewhere else ""
+        what += f" (the cluster has: {some(elsewhere)})" if elsewhere else ""
         look = f"kubectl get deployments -A -l app.kubernetes.io/name={OPERATOR_APP}"
         return outcome([found(f"Deployment {OPERATOR_APP}", what=what, look=look)])
     return outcome(
@@ -159,25 +160,25 @@ def _runs(joined: JoinedFacts) -> Outcome:
             for one in mine
             if not one.ready
         ),
-        summary=some(f"{_told(one) or 'ready'} ({subject(one)})" for one in mine),
+        summary=some(f"{_version_text(one) or 'ready'} ({subject(one)})" for one in mine),
     )
 
 
 def _not_ready(one: Workload) -> str:
     if not one.replicas:
-        return "is scaled to no replicas"
+        return "is scaled to 0 replicas"
     return f"{one.ready:,} of {one.replicas:,} replicas are ready"
 
 
-def _told(one: Workload) -> str:
-    told = version(one)
-    return "" if told is None else f"{told[0]}.{told[1]}"
+def _version_text(one: Workload) -> str:
+    number = version(one)
+    return "" if number is None else f"{number[0]}.{number[1]}"
 
 
 def _alone(joined: JoinedFacts) -> Outcome:
     running = [one for one in _operators(joined) if one.replicas]
     wrong: list[Found] = []
-    untold: list[str] = []
+    unclear: list[str] = []
     for namespace in _namespaces(joined, governed_only=False):
         mine = [(one, scope(one)) for one in in_charge(running, [namespace])]
         restricted = [one for one, its in mine if its.namespace]
@@ -189,29 +190,29 @@ def _alone(joined: JoinedFacts) -> Outcome:
             names = some(f"{one.name}.{one.namespace}" for one in rivals)
             wrong.append(found(f"Namespace {namespace}", operators=names))
         elif unknown and len(mine) > 1 and not restricted:
-            untold += [subject(one) for one in unknown]
-    if untold and not wrong:
-        names = some(dict.fromkeys(untold))
-        return Skipped(f"{names}: its namespaces are in a configuration file")
+            unclear += [subject(one) for one in unknown]
+    if unclear and not wrong:
+        names = some(dict.fromkeys(unclear))
+        return Skipped(f"{names}: its namespaces are in an unread configuration file")
     return outcome(wrong)
 
 
 def _new_enough(joined: JoinedFacts) -> Outcome:
     mine = in_charge(_operators(joined), _namespaces(joined, governed_only=True))
-    told = [(one, version(one)) for one in mine]
+    versions = [(one, version(one)) for one in mine]
     wrong = [
         found(subject(one), image=image(one))
-        for one, its in told
+        for one, its in versions
         if its is not None and its < FIRST_WITH_POLICY
     ]
-    known = [one for one, its in told if its is not None]
+    known = [one for one, its in versions if its is not None]
     if not wrong and not known:
-        names = some(image(one) or f"{len(one.images)} images" for one, _ in told)
-        return Skipped(f"{names or 'no operator'}: no version is told" if told else _NO_OPERATOR)
+        names = some(image(one) or f"{len(one.images)} images" for one, _ in versions)
+        return Skipped(f"{names}: version unknown" if versions else _NO_OPERATOR)
     return outcome(wrong, summary=some(sorted({image(one).rpartition("/")[2] for one in known})))
 
 
-# -- what it may do --------------------------------------------------------------------------------
+# -- permissions -----------------------------------------------------------------------------------
 
 
 def _may(joined: JoinedFacts) -> Outcome:
@@ -220,7 +221,9 @@ def _may(joined: JoinedFacts) -> Outcome:
     accounts = {account(one): one for one in operators}
     mine = [one for one in cluster.operator_accounts if one.user in accounts]
     if not mine:
-        return Skipped("what the operator may do was not asked" if operators else _NO_OPERATOR)
+        return Skipped(
+            "the permissions of the operator were not reviewed" if operators else _NO_OPERATOR
+        )
     wrong: list[Found] = []
     unread: list[str] = []
     for one in sorted(mine, key=lambda one: one.user):
@@ -241,18 +244,18 @@ def _denied(
 ) -> Iterator[Found]:
     allowed = {} if isinstance(one.allowed, Unread) else one.allowed
     answers: dict[tuple[str, str, str], dict[str | None, bool]] = defaultdict(dict)
-    for asked, answer in allowed.items():
-        answers[asked.group, asked.resource, asked.verb][asked.namespace] = answer
+    for item, answer in allowed.items():
+        answers[item.group, item.resource, item.verb][item.namespace] = answer
     by_grove = any(graph.policy and graph.policy.cluster_topology for graph in joined.governed)
     topologies = [key for key in answers if key[:2] in _TOPOLOGIES]
-    # Grove has renamed the resource: the one that this operator reads is enough.
+    # Grove has renamed the resource: one of the two names is enough.
     may_read = [any(answers.pop(key).values()) for key in topologies]
     if by_grove and topologies and not any(may_read):
         yield _finding(one, *topologies[0])
     watched = scope(operator)
-    for (group, resource, verb), told in sorted(answers.items()):
-        inside = {space: may for space, may in told.items() if space and watched.may_watch(space)}
-        if told.get(None) is True or (inside and all(inside.values())):
+    for (group, resource, verb), spaces in sorted(answers.items()):
+        inside = {space: may for space, may in spaces.items() if space and watched.may_watch(space)}
+        if spaces.get(None) is True or (inside and all(inside.values())):
             continue
         if inside:
             denied = sorted(space for space, may in inside.items() if not may)
@@ -260,14 +263,16 @@ def _denied(
         elif resource in _OF_THE_CLUSTER or watched == Scope():
             yield _finding(one, group, resource, verb)
         else:
-            unread.append(f"{_subject(one)}: {verb} {resource} in the namespaces that it watches")
+            unread.append(
+                f"{_subject(one)}: permission to {verb} {resource} in its namespaces is unknown"
+            )
 
 
 def _finding(one: Account, group: str, resource: str, verb: str, where: str = "") -> Found:
     return found(
         _subject(one),
         what=f"{verb} {resource}{where}",
-        lost=_LOST.get(resource, "it needs that for topology"),
+        lost=_LOST.get(resource, "it needs this for topology"),
         rule=rule(group, resource, (verb,)),
     )
 

@@ -1,4 +1,4 @@
-"""Checks of worker pods and of the labels that the operator copies to them: DYT04."""
+"""Checks of worker pods and of the topology labels that the operator copies to them: DYT04."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dynctl.verify.needs import (
     cluster_of,
     governed,
     graphs_read,
+    has_workers,
     in_cluster,
     key_of,
     live,
     live_workers,
-    peopled,
     pod_of,
     sourced,
     unsourced,
@@ -35,26 +35,26 @@ from dynctl.wire.kubernetes.names import LABEL_MISSING_REASON, WORKER_HASH_LABEL
 from dynctl.wire.kubernetes.objects import Pod, PodEvent
 
 COPY_S: Final = 30.0
-"""How long the operator may take to copy a label; a worker does not wait longer for its file."""
+"""The longest time to copy a label, in seconds; a worker waits as long for its file."""
 
 
-# -- are they there --------------------------------------------------------------------------------
+# -- existing pods --------------------------------------------------------------------------------
 
 
 def _present(joined: JoinedFacts) -> Outcome:
-    told = []
+    counts = []
     wrong = []
     for graph in joined.governed:
         pods, wanted = len(live(graph)), _wanted(graph)
         if not pods and wanted:
             namespace, _, name = graph.name.rpartition("/")
             wrong.append(found(graph.subject, wanted=wanted, name=name, namespace=namespace))
-        told.append((short(graph), f"{pods:,}" if wanted is None else f"{pods:,} of {wanted:,}"))
-    return outcome(wrong, summary=by_graph(told))
+        counts.append((short(graph), f"{pods:,}" if wanted is None else f"{pods:,} of {wanted:,}"))
+    return outcome(wrong, summary=by_graph(counts))
 
 
 def _wanted(graph: VerifiedGraph) -> int | None:
-    """The worker pods that the graph asks for; None where it could not be read."""
+    """The number of worker pods in the graph's spec; None if it could not be read."""
     if graph.graph is None:
         return None
     return sum(_pods_of(component) for component in graph.graph.workers)
@@ -85,12 +85,12 @@ def _complete(joined: JoinedFacts) -> Outcome:
                     )
                 )
     if not judged:
-        return Skipped("no graph with worker pods tells how many it wants (DYT0401)")
+        return Skipped("no graph with worker pods and a readable spec (DYT0401)")
     return outcome(wrong, summary=many(judged, "component"))
 
 
 def _running(joined: JoinedFacts) -> Outcome:
-    """Pods that wait for their topology are left out: their own codes say more."""
+    """Without pods that wait for their topology: more exact codes report those."""
     workers = live_workers(joined)
     wrong = []
     for worker in workers:
@@ -102,7 +102,7 @@ def _running(joined: JoinedFacts) -> Outcome:
         wrong.append(
             found(
                 worker.subject,
-                phase=pod.phase or "without a phase",
+                phase=pod.phase or "(no phase)",
                 since=since,
                 why=why,
                 pod=pod.name,
@@ -113,7 +113,7 @@ def _running(joined: JoinedFacts) -> Outcome:
 
 
 def _idle(pod: Pod) -> str:
-    """Why its engine does not run; empty where it does."""
+    """Why the engine of a pod does not run; empty if it runs."""
     main = engine(pod) or pod.main
     if pod.phase != "Pending" and (main is None or main.running_since is not None):
         return ""
@@ -126,7 +126,7 @@ def _idle(pod: Pod) -> str:
     return f"not started on {pod.node}"
 
 
-# -- what the operator wrote -----------------------------------------------------------------------
+# -- annotation and labels -----------------------------------------------------------------------
 
 
 def _annotated(joined: JoinedFacts) -> Outcome:
@@ -137,7 +137,7 @@ def _annotated(joined: JoinedFacts) -> Outcome:
         assert policy is not None
         differs = list(annotation_differences(pod, policy))
         if differs and is_untouched(pod):
-            differs = ["nothing of the policy is in it: no annotation, no variables, no volume"]
+            differs = ["the pod has no part of the policy: no annotation, no variables, no volume"]
         if differs:
             name, namespace = pod.name, pod.namespace
             wrong.append(
@@ -147,10 +147,10 @@ def _annotated(joined: JoinedFacts) -> Outcome:
 
 
 def _unlabelled(worker: WorkerChain) -> list[str]:
-    """The label keys that should have been copied by now and are not on the pod.
+    """The topology labels that are missing on a pod.
 
-    Not those that the node does not have (DYT0205), nor any where the annotation would have the
-    operator copy another one (DYT0402).
+    Without labels that the node does not have (DYT0205), and none for a pod with a wrong
+    annotation (DYT0402).
     """
     pod, policy = pod_of(worker), worker.policy
     if policy is None or not pod.node or any(True for _ in annotation_differences(pod, policy)):
@@ -158,7 +158,7 @@ def _unlabelled(worker: WorkerChain) -> list[str]:
     found = []
     for domain, source in policy.sources.items():
         node, label = (worker.chains[domain][name] for name in (LinkName.NODE, LinkName.LABEL))
-        if label.value is None and not (node.told and node.value is None):
+        if label.value is None and not (node.known and node.value is None):
             found.append(source.pod_key)
     return found
 
@@ -178,17 +178,17 @@ def _labelled(joined: JoinedFacts) -> Outcome:
             continue
         event = next(iter(events.get((*key_of(worker), pod.uid), ())), None)
         since = "" if pod.scheduled is None else f" {age(cluster.now - pod.scheduled)} ago"
-        noted = "" if event is None else f"; the operator noted: {event.message}"
-        first = "" if event is not None else "see that the operator runs and may do it (DYT03), "
+        noted = "" if event is None else f"; event: {event.message}"
+        check = "check that the operator runs and has its permissions (DYT03), then "
         delete = f"kubectl delete pod {pod.name} -n {pod.namespace}"
         wrong.append(
             found(
                 worker.subject,
                 keys=", ".join(missing),
-                node=_node_says(worker),
+                node=_node_and_value(worker),
                 since=since,
                 noted=noted,
-                fix=f"{first}then {delete}" if first else delete,
+                fix=delete if event is not None else check + delete,
             )
         )
     bare = [one for one in workers if not _has_labels(one)]
@@ -198,13 +198,13 @@ def _labelled(joined: JoinedFacts) -> Outcome:
 
 
 def _explained(worker: WorkerChain) -> str:
-    """Why a pod without its label is no finding of DYT0403."""
+    """The code that explains why a pod without its label is not a finding of DYT0403."""
     if worker.chain is None:
         return "DYT0201, DYT0202"
     return held_up_by(worker).replace("DYT0403", "DYT0411") or "DYT0410"
 
 
-def _node_says(worker: WorkerChain) -> str:
+def _node_and_value(worker: WorkerChain) -> str:
     node = None if worker.chain is None else worker.chain[LinkName.NODE]
     there = "" if node is None or node.value is None else f" ({quoted(node.value)})"
     return f"{pod_of(worker).node}{there}"
@@ -221,7 +221,7 @@ def _arriving(joined: JoinedFacts) -> Outcome:
         found(
             worker.subject,
             keys=", ".join(missing),
-            node=_node_says(worker),
+            node=_node_and_value(worker),
             limit=f"{COPY_S:.0f} s",
         )
         for worker in live_workers(joined)
@@ -260,22 +260,22 @@ def _current(joined: JoinedFacts) -> Outcome:
 
 
 def _stale(worker: WorkerChain) -> Iterator[tuple[str, str]]:
-    """Label key and what differs, of every label that is not as the pod's node has it now."""
+    """Label key and difference, of each label that differs from the current node label."""
     policy = worker.policy
     for domain, chain in worker.chains.items():
         for one in chain.breaks():
             if one.link is LinkName.LABEL and one.value is not None and policy is not None:
                 key = policy.sources[domain].pod_key
                 node = pod_of(worker).node
-                says = quoted(one.expected or "")
-                yield key, f"{key} is {quoted(one.value)}, its node {node} says {says}"
+                expected = quoted(one.expected or "")
+                yield key, f"{key} is {quoted(one.value)}, its node {node} has {expected}"
 
 
 # -- events ----------------------------------------------------------------------------------------
 
 
 def _events(cluster: ClusterFacts) -> dict[tuple[str, str, str], list[PodEvent]]:
-    """``(namespace, pod, uid)`` -> what was noted of a missing label, the newest first."""
+    """``(namespace, pod, uid)`` -> events about a missing label, the newest first."""
     found: dict[tuple[str, str, str], list[PodEvent]] = defaultdict(list)
     for event in () if isinstance(cluster.events, Unread) else cluster.events:
         if event.reason == LABEL_MISSING_REASON:
@@ -286,7 +286,7 @@ def _events(cluster: ClusterFacts) -> dict[tuple[str, str, str], list[PodEvent]]
 
 
 def _old_events(joined: JoinedFacts) -> Outcome:
-    """An event about a label that is still missing belongs to DYT0205 or DYT0403."""
+    """Without events about labels that are still missing (DYT0205, DYT0403)."""
     cluster = cluster_of(joined)
     if isinstance(cluster.events, Unread):
         return Skipped(f"events: {cluster.events.why}", unread=True)
@@ -303,7 +303,7 @@ def _old_events(joined: JoinedFacts) -> Outcome:
 
 
 def _is_over(worker: WorkerChain, event: PodEvent) -> bool:
-    """Whether the labels that the event names (all of them, where it names none) are there now."""
+    """Whether the labels in an event's message (all labels, if it has none) exist now."""
     policy = worker.policy
     sources = {} if policy is None else policy.sources
     named = [
@@ -324,7 +324,7 @@ def _together(joined: JoinedFacts) -> Outcome:
         if worker.replica:
             replicas[worker.graph, worker.replica].append(worker)
     if not replicas:
-        return Skipped("no replica spans several nodes")
+        return Skipped("no replica runs on several nodes")
     wrong = []
     for (_, name), ranks in sorted(replicas.items()):
         values = {value for worker in ranks if (value := _place(worker)) is not None}
@@ -340,11 +340,11 @@ def _together(joined: JoinedFacts) -> Outcome:
                     domain=policy.domain,
                 )
             )
-    return outcome(wrong, unsourced(joined), f"{len(replicas):,} replicas over several nodes")
+    return outcome(wrong, unsourced(joined), f"{len(replicas):,} replicas on several nodes")
 
 
 def _place(worker: WorkerChain) -> str | None:
-    """Where it stands: by its node, else by its label."""
+    """The domain value of a worker: of its node, else of its label."""
     return worker.value(LinkName.NODE) or worker.value(LinkName.LABEL)
 
 
@@ -355,16 +355,16 @@ def _one_generation(joined: JoinedFacts) -> Outcome:
         del hashes[""]
         marked = marked or bool(hashes)
         if len(hashes) > 1:
-            told = (f"{name} {many(pods, 'pod')}" for name, pods in hashes.most_common())
-            wrong.append(found(graph.subject, many=len(hashes), generations=some(told)))
+            counts = (f"{name} {many(pods, 'pod')}" for name, pods in hashes.most_common())
+            wrong.append(found(graph.subject, many=len(hashes), generations=some(counts)))
     if not marked:
-        return Skipped(f"no worker pod carries {WORKER_HASH_LABEL}")
+        return Skipped(f"no worker pod has the label {WORKER_HASH_LABEL}")
     return outcome(wrong)
 
 
 _NEEDS: Final = (in_cluster, governed)
-_PODS: Final = (in_cluster, governed, peopled)
-_LABELS: Final = (in_cluster, governed, peopled, sourced)
+_PODS: Final = (in_cluster, governed, has_workers)
+_LABELS: Final = (in_cluster, governed, has_workers, sourced)
 _OF_LINT: Final = judged_live(lint_graph.POD_CHECKS, graphs_read)
 
 POD_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (

@@ -1,4 +1,4 @@
-"""Checks of live graphs and their policies: those of lint, and what only a cluster can tell."""
+"""Checks of live graphs and their policies: DYT01. Those of lint, and those that need a cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dynctl.wire.kubernetes.names import (
 from dynctl.wire.kubernetes.objects import Pod
 
 _STATES: Final = ("", "successful")
-#: Of a graph: whether the levels that it is packed by are there for the scheduler.
+#: Condition of a graph: whether the scheduler has the levels of its packDomain.
 _LEVELS_CONDITION: Final = "TopologyLevelsAvailable"
 
 _LINT: Final = judged_live((*lint_policy.POLICY_CHECKS, *lint_graph.GRAPH_CHECKS), graphs_read)
@@ -46,16 +46,16 @@ def _exists(joined: JoinedFacts) -> Outcome:
     where = some(cluster.namespaces) or "any namespace"
     for name in sorted(set(cluster.wanted) - names):
         look = f"kubectl get dynamographdeployments{_in(cluster.namespaces)}"
-        wrong.append(found(f"{GRAPH} {name}", what=f"is not in {where}", fix=look))
+        wrong.append(found(f"{GRAPH} {name}", what=f"does not exist in {where}", fix=look))
     for one in joined.graphs:
         if one.graph is None:
             namespace, _, name = one.name.rpartition("/")
             delete = f"kubectl delete pods -n {namespace} -l {GRAPH_LABEL}={name}"
-            what = f"{len(one.pods):,} pods of it run, but it is not there"
-            fix = f"apply the graph again, or remove what is left of it: {delete}"
+            what = f"does not exist, but has {len(one.pods):,} pods"
+            fix = f"apply the graph again, or delete its pods: {delete}"
             wrong.append(found(one.subject, what=what, fix=fix))
-    there = [short_name(one.graph) for one in joined.graphs if one.graph is not None]
-    return outcome(wrong, summary=some(there))
+    existing = [short_name(one.graph) for one in joined.graphs if one.graph is not None]
+    return outcome(wrong, summary=some(existing))
 
 
 def _in(namespaces: tuple[str, ...]) -> str:
@@ -66,7 +66,7 @@ def _state(joined: JoinedFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for one in joined.graphs:
             if one.graph is not None:
-                for what in _unsettled(one.graph):
+                for what in _state_problems(one.graph):
                     yield found(one.subject, what=what, describe=_kubectl("describe", one.graph))
 
     states = [
@@ -77,16 +77,16 @@ def _state(joined: JoinedFacts) -> Outcome:
     return outcome(all_of(), summary=some(sorted(set(states) - {""})))
 
 
-def _unsettled(graph: Graph) -> Iterator[str]:
+def _state_problems(graph: Graph) -> Iterator[str]:
     body = graph.manifest.body
     status = mapping(body.get("status"))
     if not status:
-        yield "has no status: no operator has looked at it"
+        yield "has no status: no operator has processed it"
         return
     wanted = count(mapping(body.get("metadata")).get("generation"))
     seen = status.get("observedGeneration")
     if isinstance(seen, int) and seen < wanted:
-        yield f"generation {wanted} is not worked on yet, only {seen} is"
+        yield f"generation {wanted} is not processed yet, only {seen}"
     conditions = {text(mapping(one).get("type")): mapping(one) for one in _conditions(status)}
     ready, state = conditions.get("Ready", {}), text(status.get("state"))
     if state not in _STATES:
@@ -103,8 +103,10 @@ def _conditions(status: Mapping[str, Any]) -> Any:
 
 
 def _why(condition: Mapping[str, Any]) -> str:
-    told = ", ".join(filter(None, (text(condition.get("reason")), text(condition.get("message")))))
-    return f": {excerpt(told)}" if told else ""
+    reason = ", ".join(
+        filter(None, (text(condition.get("reason")), text(condition.get("message"))))
+    )
+    return f": {excerpt(reason)}" if reason else ""
 
 
 def _kubectl(verb: str, graph: Graph) -> str:
@@ -117,7 +119,7 @@ def _kubectl(verb: str, graph: Graph) -> str:
 
 
 def _present(joined: JoinedFacts) -> Outcome:
-    """Without the graphs of which DYT0103 or DYT0120 tells why they have none."""
+    """Without graphs whose missing policy DYT0103 or DYT0120 explains."""
     facts = lint_facts(joined)
     explained = {
         graph.name
@@ -126,14 +128,14 @@ def _present(joined: JoinedFacts) -> Outcome:
     }
     left = tuple(one for one in facts.graphs if one.policy or one.name not in explained)
     if facts.graphs and not left:
-        return Skipped("a policy was applied and is not there (DYT0103, DYT0120)")
+        return Skipped("the applied policies are missing (DYT0103, DYT0120)")
     return lint_policy.present(replace(facts, graphs=left), partial(_spread, joined))
 
 
 def _spread(joined: JoinedFacts, graph: Graph) -> str:
-    """In which zones the workers of a graph without a policy stand, by the nodes that they run on.
+    """The zones of the workers of a graph without a policy, by their nodes.
 
-    Empty where nobody labels nodes by zone, or nodes could not be read.
+    Empty if the nodes have no zone label or could not be read.
     """
     [verified] = [one for one in joined.graphs if one.graph and one.name == graph.name]
     zones: dict[str, Counter[str]] = defaultdict(Counter)
@@ -142,16 +144,16 @@ def _spread(joined: JoinedFacts, graph: Graph) -> str:
         if zone:
             zones[zone][worker.role or "unknown"] += 1
     if len(zones) == 1:
-        return f"all its workers stand in {next(iter(zones))}, so nothing crosses zones now"
-    told = (
+        return f"all its workers run in {next(iter(zones))}, so no KV cache crosses zones now"
+    counts = (
         f"{zone} ({', '.join(f'{many:,} {role}' for role, many in sorted(roles.items()))})"
         for zone, roles in sorted(zones.items())
     )
-    return f"its workers stand in {some(told)}: KV cache may cross" if zones else ""
+    return f"its workers run in {some(counts)}: KV cache can cross zones" if zones else ""
 
 
 def _kept(joined: JoinedFacts) -> Outcome:
-    """A policy that kubectl applied is there: definitions that do not know it drop it."""
+    """Policies that kubectl applied and the API server removed as an unknown field."""
 
     def dropped(graph: Graph, applied: Graph) -> bool:
         return lint_policy.raw_policy(graph) is None and bool(applied.policy)
@@ -168,12 +170,12 @@ def _kept(joined: JoinedFacts) -> Outcome:
     ]
     applied = [one for _, one in applied_pairs(joined) if one.policy]
     if not applied:
-        return Skipped("no graph here was applied by kubectl with a policy")
+        return Skipped("kubectl applied no graph with a policy")
     return outcome(wrong)
 
 
 def _fields(joined: JoinedFacts) -> Outcome:
-    """As lint does; and fields that kubectl applied and the API server dropped."""
+    """The findings of lint, and fields that kubectl applied and the API server removed."""
     facts = lint_facts(joined)
     wrong = list(lint_policy.objections_to(facts, "field"))
     for graph, applied in applied_pairs(joined):
@@ -184,17 +186,17 @@ def _fields(joined: JoinedFacts) -> Outcome:
                     found(
                         subject_of(graph),
                         who="the API server",
-                        refuses="dropped a part of",
+                        refuses="removed a part of",
                         says=f'unknown field "{POLICY_PATH}.{name}", last applied',
                         fix=facts.remedy(f"remove it; a policy has {', '.join(FIELDS)}"),
                     )
                 )
     if not wrong and all(lint_policy.raw_policy(one) is None for one in facts.graphs):
-        return Skipped("no graph here has a kvTransferPolicy")
+        return Skipped("no graph has a kvTransferPolicy")
     return outcome(wrong)
 
 
-# -- shapes of drafts ------------------------------------------------------------------------------
+# -- draft formats ------------------------------------------------------------------------------
 
 
 def _drafts(joined: JoinedFacts) -> Outcome:
@@ -217,7 +219,7 @@ def _drafts(joined: JoinedFacts) -> Outcome:
 
 
 def _drafts_of(graph: Graph | None) -> Iterator[Draft]:
-    """Of the graph, and of what was applied: the API server drops what it does not know."""
+    """Draft formats of a graph, and of its last applied form: the API server removes the fields."""
     if graph is None:
         return
     there = list(drafts_of(graph))
@@ -229,22 +231,22 @@ def _drafts_of(graph: Graph | None) -> Iterator[Draft]:
 
 
 def _drafts_in_pods(verified: VerifiedGraph) -> Iterator[tuple[Pod, Draft]]:
-    """Draft shapes of pods, each with the first pod that has it."""
+    """Draft formats of pods, each with the first pod that has it."""
     found: dict[tuple[str, str, str], list[Pod]] = defaultdict(list)
     for pod in sorted(verified.pods, key=lambda one: one.name):
-        for shape in _shapes(pod):
-            found[shape].append(pod)
+        for item in _draft_formats(pod):
+            found[item].append(pod)
     for (where, what, shipped), pods in found.items():
-        more = f", here and in {len(pods) - 1:,} more pods" if pods[1:] else ""
+        more = f", in this and {len(pods) - 1:,} more pods" if pods[1:] else ""
         yield pods[0], Draft(where + more, what, shipped)
 
 
-def _shapes(pod: Pod) -> set[tuple[str, str, str]]:
+def _draft_formats(pod: Pod) -> set[tuple[str, str, str]]:
     found = {
         (
             "metadata.labels",
             f"the label {key}",
-            "remove what writes it; the operator copies the label that the policy names",
+            "remove the component that writes it; the operator copies the label of the policy",
         )
         for key in pod.labels
         if key.startswith(DRAFT_LABEL_PREFIX)
@@ -255,15 +257,15 @@ def _shapes(pod: Pod) -> set[tuple[str, str, str]]:
         found.add(("spec.containers", f"the mount {DRAFT_MOUNT_PATH}", shipped))
     items = [item for volume in pod.volumes for item in volume.items]
     if any(DRAFT_LABEL_PREFIX in item.field for item in items):
-        shipped = "remove it; nothing writes that label, the operator projects its own"
+        shipped = "remove it; no component writes that label, the operator projects its own"
         found.add(("spec.volumes", f"the label {DRAFT_LABEL_PREFIX}* in a volume", shipped))
     return found
 
 
 def graphs_there(joined: JoinedFacts) -> Skipped | None:
-    """At least one graph is there; of others only pods are left."""
-    there = any(one.graph is not None for one in joined.graphs)
-    return None if there else Skipped(f"no {GRAPH} here")
+    """At least one graph exists; other graphs only have leftover pods."""
+    exists = any(one.graph is not None for one in joined.graphs)
+    return None if exists else Skipped(f"no {GRAPH}")
 
 
 _THERE: Final = (graphs_read, graphs_there)

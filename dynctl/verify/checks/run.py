@@ -1,4 +1,4 @@
-"""Every check of the pipeline in its order, judged on joined facts. Pure."""
+"""All checks of `topology verify` in their order, on joined facts. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dynctl.findings.catalogue import SECTIONS, catalogue
 from dynctl.findings.runner import Check, run
 from dynctl.findings.suppression import Suppressions
 from dynctl.health.facts import Unread
+from dynctl.verify.chain_rows import custody_rows
 from dynctl.verify.checks.access import ACCESS_CHECKS
 from dynctl.verify.checks.capacity import CAPACITY_CHECKS
 from dynctl.verify.checks.cards import CARD_CHECKS
@@ -22,7 +23,6 @@ from dynctl.verify.checks.policy import POLICY_CHECKS
 from dynctl.verify.checks.starts import START_CHECKS
 from dynctl.verify.facts import VerifyFacts
 from dynctl.verify.join import JoinedFacts, join
-from dynctl.verify.result import custody_rows
 
 VERIFY_SECTIONS: Final[Sequence[tuple[str, Sequence[Check[JoinedFacts]]]]] = (
     (SECTIONS["DYT00"], ACCESS_CHECKS),
@@ -84,8 +84,8 @@ def _sources(joined: JoinedFacts) -> list[str]:
     if facts.registry is not None:
         deployment = facts.registry.deployment
         known = () if isinstance(deployment, Unread) else deployment.workers
-        told = "not read" if isinstance(deployment, Unread) else f"{len(known):,} workers"
-        found.append(f"{facts.registry.title}: {told}")
+        count = "not read" if isinstance(deployment, Unread) else f"{len(known):,} workers"
+        found.append(f"{facts.registry.title}: {count}")
     if facts.mount is not None:
         found.append(f"mount {facts.mount.path}")
     found += [f"frontend {one.name}" for one in facts.routers]

@@ -1,4 +1,4 @@
-"""Checks of how workers started, by their status and the beginning of their logs: DYT06."""
+"""Checks of worker starts, by pod status and the start of the logs: DYT06."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.facts import StartLog
 from dynctl.verify.join import JoinedFacts
-from dynctl.verify.needs import cluster_of, governed, in_cluster, live_workers, peopled, pod_of
+from dynctl.verify.needs import cluster_of, governed, has_workers, in_cluster, live_workers, pod_of
 from dynctl.verify.pod_spec import (
     DOMAIN_ENV,
     ENABLED_ENV,
@@ -26,17 +26,17 @@ from dynctl.verify.root_causes import has_started, held_up_by, log_of, stuck_at_
 from dynctl.verify.wording import age, excerpt, tally
 from dynctl.wire.kubernetes.objects import Container, Pod
 
-NOT_READ: Final = "not asked for (--logs all)"
-_GAVE_UP: Final = 1
-"""The exit code of a worker that waited for its topology in vain."""
+NOT_READ: Final = "not read (use --logs all)"
+_TIMED_OUT_EXIT_CODE: Final = 1
+"""The exit code of a worker that did not get its topology in time."""
 _WEIGHT: Final = "kv_transfer_preferred_weight"
 
 
-# -- did it wait in vain ---------------------------------------------------------------------------
+# -- waiting for topology --------------------------------------------------------------------------
 
 
 def _started(joined: JoinedFacts) -> Outcome:
-    """Workers whose label or file is missing wait in vain as a consequence: not told again."""
+    """Without workers whose label or file is missing: earlier codes report those."""
     workers = live_workers(joined)
     wrong: list[Found] = []
     unread: list[str] = []
@@ -58,7 +58,7 @@ def _started(joined: JoinedFacts) -> Outcome:
                         namespace=pod.namespace,
                     )
                 )
-        elif not pod.ready and _may_have_given_up(pod):
+        elif not pod.ready and _may_have_timed_out(pod):
             if isinstance(log, Unread):
                 unread.append(f"logs: {log.why}")
             else:
@@ -67,10 +67,10 @@ def _started(joined: JoinedFacts) -> Outcome:
     return tally(wrong, unread, judged, len(workers), "pod", elsewhere)
 
 
-def _may_have_given_up(pod: Pod) -> bool:
+def _may_have_timed_out(pod: Pod) -> bool:
     main = engine(pod)
     ended = None if main is None else main.last_end
-    return ended is not None and ended.exit_code == _GAVE_UP
+    return ended is not None and ended.exit_code == _TIMED_OUT_EXIT_CODE
 
 
 def _now(pod: Pod) -> str:
@@ -87,8 +87,8 @@ def _recovered(joined: JoinedFacts) -> Outcome:
     for worker in workers:
         log, pod = log_of(joined, worker), pod_of(worker)
         if not isinstance(log, StartLog):
-            # Only the log tells why it was restarted; where it was not, there is nothing to tell.
-            if _may_have_given_up(pod):
+            # Only the log has the reason of a restart.
+            if _may_have_timed_out(pod):
                 elsewhere.append(NOT_READ)
         elif log.timed_out and has_started(joined, worker):
             main = engine(pod) or Container("")
@@ -99,12 +99,12 @@ def _recovered(joined: JoinedFacts) -> Outcome:
     return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
-# -- what it said it read --------------------------------------------------------------------------
+# -- topology in the log --------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Logs:
-    """Workers that started and whose log was read; and why the others were not."""
+    """The started workers whose log was read, and the reasons for the others."""
 
     workers: list[tuple[WorkerChain, StartLog]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
@@ -117,7 +117,7 @@ class _Logs:
 
 
 def _logs(joined: JoinedFacts) -> _Logs:
-    """Further ranks of a replica are not counted: they tell nothing of their own."""
+    """The logs of all workers without further ranks of a replica, which do not log topology."""
     logs = _Logs()
     for worker in live_workers(joined):
         if worker.follower:
@@ -138,7 +138,7 @@ def _logs(joined: JoinedFacts) -> _Logs:
 
 
 def _as_configured(joined: JoinedFacts) -> Outcome:
-    """What the card repeats is judged there (DYT0802, DYT0803), what the variables say at 0501."""
+    """Without differences that DYT0802, DYT0803 (card) or DYT0501 (variables) report."""
     logs = _logs(joined)
     logs.workers = [(worker, log) for worker, log in logs.workers if log.domains is not None]
     logs.elsewhere += ["DYT0604"] * (logs.whole - len(logs.workers) - len(logs.elsewhere))
@@ -161,64 +161,70 @@ def _as_configured(joined: JoinedFacts) -> Outcome:
 def _domains_differ(worker: WorkerChain, log: StartLog) -> Iterator[str]:
     for domain, chain in worker.chains.items():
         before = LinkName.FILE if chain[LinkName.FILE].value is not None else LinkName.LABEL
-        wanted, told = chain[before].value, (log.domains or {}).get(domain)
-        if wanted is None or told == wanted:
+        wanted, logged = chain[before].value, (log.domains or {}).get(domain)
+        if wanted is None or logged == wanted:
             continue
-        if worker.cards and chain[LinkName.CARD].value == told:
+        if worker.cards and chain[LinkName.CARD].value == logged:
             continue
-        yield f"{domain} was {told or 'not there'}, the {before} says {wanted}"
+        yield f"{domain} was {logged or 'missing'}, the {before} has {wanted}"
 
 
 def _policy_differs(worker: WorkerChain, log: StartLog) -> Iterator[str]:
     policy, main = worker.policy, engine(pod_of(worker))
     assert policy is not None
-    astray = {} if main is None else env_differences(main, policy)
+    wrong_variables = {} if main is None else env_differences(main, policy)
     cards = [item.card.runtime_config for item in worker.cards]
 
-    def repeated(name: str, told: Any) -> bool:
-        return bool(cards) and all((config.get(name) or None) == (told or None) for config in cards)
+    def repeated(name: str, value: Any) -> bool:
+        """Whether all cards have the same value."""
+        wanted = value or None
+        return bool(cards) and all((config.get(name) or None) == wanted for config in cards)
 
     texts = (
         (DOMAIN_ENV, "kv_transfer_domain", log.transfer_domain, policy.domain),
         (ENFORCEMENT_ENV, "kv_transfer_enforcement", log.enforcement, policy.enforcement),
     )
-    for variable, name, told, wanted in texts:
-        if told != wanted and variable not in astray and not repeated(name, told):
-            yield f"{name} was {told or 'not set'}, the policy says {wanted}"
-    if is_weight(log.weight, policy.weight) or WEIGHT_ENV in astray:
+    for variable, name, logged, wanted in texts:
+        if logged != wanted and variable not in wrong_variables and not repeated(name, logged):
+            yield f"{name} was {logged or 'not set'}, the policy has {wanted}"
+    if is_weight(log.weight, policy.weight) or WEIGHT_ENV in wrong_variables:
         return
     if not cards or any(not is_weight(c.get(_WEIGHT), log.weight) for c in cards):
-        told_weight, wanted_weight = _shown(log.weight), _shown(policy.weight)
-        yield f"{_WEIGHT} was {told_weight}, the policy says {wanted_weight}"
+        yield f"{_WEIGHT} was {_shown(log.weight)}, the policy has {_shown(policy.weight, 'none')}"
 
 
-def _shown(weight: float | None) -> str:
-    return "not set" if weight is None else f"{weight:.9g}"
+def _shown(weight: float | None, missing: str = "not set") -> str:
+    return missing if weight is None else f"{weight:.9g}"
 
 
-def _said(joined: JoinedFacts) -> Outcome:
-    """Not of a worker whose card has no topology either: that is DYT0801."""
+def _logged(joined: JoinedFacts) -> Outcome:
+    """Without workers whose card has no topology either (DYT0801)."""
     logs, wrong = _logs(joined), []
     for worker, log in logs.workers:
         main = engine(pod_of(worker))
         enabled = main is not None and main.env.get(ENABLED_ENV) == "true"
-        if log.domains is None and enabled and has_started(joined, worker) and _tells(worker):
+        if (
+            log.domains is None
+            and enabled
+            and has_started(joined, worker)
+            and _card_has_topology(worker)
+        ):
             pod = pod_of(worker)
             wrong.append(found(worker.subject, pod=pod.name, namespace=pod.namespace))
     return logs.outcome(wrong)
 
 
-def _tells(worker: WorkerChain) -> bool:
-    """Whether its card has topology, as far as there is one."""
+def _card_has_topology(worker: WorkerChain) -> bool:
+    """Whether the card of a worker has topology; True without a card."""
     configs = [item.card.runtime_config for item in worker.cards]
     return not configs or any(mapping(one.get("topology_domains")) for one in configs)
 
 
-_PODS: Final = (in_cluster, governed, peopled)
+_PODS: Final = (in_cluster, governed, has_workers)
 
 START_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0601", _started, _PODS),
     Check("DYT0602", _as_configured, _PODS),
     Check("DYT0603", _recovered, _PODS),
-    Check("DYT0604", _said, _PODS),
+    Check("DYT0604", _logged, _PODS),
 )

@@ -1,7 +1,7 @@
-"""Gather what verify judges from a cluster: every list once, then a few pods read closely.
+"""Gather the facts of a cluster: each list once, then files and logs of a few pods.
 
-The number of requests does not grow with the number of pods, except for the pods that
-:mod:`dynctl.verify.gather.pods` chooses. What is refused becomes Unread, and the rest goes on.
+The number of requests does not grow with the number of pods, except for the sampled pods of
+:mod:`dynctl.verify.gather.pods`. A refused request becomes Unread, and the others continue.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ Served: TypeAlias = Mapping[str, tuple[str, ...]] | Unread
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to look at. ``namespace`` None: all. ``graphs``: names, empty for every graph.
+    """What to read. ``namespace`` None: all. ``graphs``: names, empty for all graphs.
 
-    ``optional``: a cluster without any graph is an answer too.
+    ``optional``: a cluster without graphs is not an error.
     """
 
     namespace: str | None
@@ -72,18 +72,18 @@ class Wanted:
 
 
 def gather(cluster: Cluster, wanted: Wanted, before: VerifyFacts | None = None) -> VerifyFacts:
-    """The facts of a cluster, laid over ``before`` (a registry, routers).
+    """The facts of a cluster, added to ``before`` (a registry, routers).
 
-    Raises Unreachable where the API server does not answer or holds no Dynamo that was named.
+    Raises Unreachable if the API server does not respond or has no such graph.
     """
     facts = replace(before or VerifyFacts(), cluster=_lists(cluster, wanted))
     if not wanted.optional:
         expect_graphs(cluster, wanted.namespace, facts)
-    return closer(cluster, wanted, facts)
+    return _with_files_and_logs(cluster, wanted, facts)
 
 
-def closer(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> VerifyFacts:
-    """Read the files and logs of the pods that are worth it."""
+def _with_files_and_logs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> VerifyFacts:
+    """Add the topology files and log starts of the sampled pods."""
     if facts.cluster is None:
         return facts
     joined = join(facts)
@@ -106,8 +106,8 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
     sets = [SETS] if f"{SETS}.grove.io" in names else []
     selected = _graph_selector(wanted.graphs)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
-        ask = questions(wanted.namespace, [*topologies, *sets])
-        access = pool.map(lambda one: _told(lambda: cluster.allowed(one)), ask)
+        permissions = questions(wanted.namespace, [*topologies, *sets])
+        access = pool.map(lambda one: _or_unread(lambda: cluster.allowed(one)), permissions)
         reader = _Reader(cluster, wanted.namespace)
         jobs: dict[str, Future[Any]] = {
             "schemas": pool.submit(_schemas, cluster),
@@ -129,7 +129,7 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
             namespaces=() if wanted.namespace is None else (wanted.namespace,),
             wanted=wanted.graphs,
             served=served,
-            access=dict(zip(ask, access, strict=True)),
+            access=dict(zip(permissions, access, strict=True)),
             **lists,
         )
         spaces = graph_namespaces(facts)
@@ -137,15 +137,13 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
             *((user, operator_questions(topologies, spaces)) for user in operator_users(facts)),
             *((user, worker_questions(space)) for user, space in worker_users(facts)),
         ]
-        told = list(pool.map(lambda one: account(cluster, *one), accounts))
+        read = tuple(pool.map(lambda one: account(cluster, *one), accounts))
     operators = len(operator_users(facts))
-    return replace(
-        facts, operator_accounts=tuple(told[:operators]), worker_accounts=tuple(told[operators:])
-    )
+    return replace(facts, operator_accounts=read[:operators], worker_accounts=read[operators:])
 
 
 class _Reader:
-    """The lists, each read once. ``namespace`` None reads all."""
+    """Reads each list once. ``namespace`` None: all namespaces."""
 
     def __init__(self, cluster: Cluster, namespace: str | None) -> None:
         self._cluster = cluster
@@ -158,8 +156,8 @@ class _Reader:
         read: Callable[[Mapping[str, Any]], T],
         query: Mapping[str, str] | None = None,
     ) -> Listing[T]:
-        """A list over all namespaces, or of what has none."""
-        return _told(lambda: self._read(f"{root}/{plural}", read, query))
+        """A list over all namespaces, or of cluster-wide objects."""
+        return _or_unread(lambda: self._read(f"{root}/{plural}", read, query))
 
     def inside(
         self,
@@ -168,7 +166,7 @@ class _Reader:
         read: Callable[[Mapping[str, Any]], T],
         query: Mapping[str, str] | None = None,
     ) -> Listing[T]:
-        """A list of the namespace that is looked at."""
+        """A list of the wanted namespace."""
         inner = "" if self._namespace is None else f"/namespaces/{self._namespace}"
         return self.all(root + inner, plural, read, query)
 
@@ -178,7 +176,7 @@ class _Reader:
         versions = served.get(f"{GRAPHS}.{GRAPH_GROUP}", ())
         version = next((one for one in _GRAPH_VERSIONS if one in versions), None)
         if version is None:
-            others = f"they are served as {', '.join(versions)} only (DYT0002)"
+            others = f"the cluster serves only {', '.join(versions)} (DYT0002)"
             return Unread(others) if versions else ()
         root = f"/apis/{GRAPH_GROUP}/{version}"
         return self.inside(
@@ -192,29 +190,33 @@ class _Reader:
         for plural in plurals:
             version = served[f"{plural}.grove.io"][0]
             kind, api = _TOPOLOGIES[plural], f"grove.io/{version}"
-            told = self.all(f"/apis/{api}", plural, _as_manifest(kind, api))
-            if isinstance(told, Unread):
-                return told
-            found += told
+            listing = self.all(f"/apis/{api}", plural, _as_manifest(kind, api))
+            if isinstance(listing, Unread):
+                return listing
+            found += listing
         return tuple(found)
 
     def events(self) -> Listing[objects.PodEvent]:
-        told = self.inside(
+        listing = self.inside(
             "/api/v1",
             "events",
             objects.pod_event,
             {"fieldSelector": f"reason={LABEL_MISSING_REASON}"},
         )
-        return told if isinstance(told, Unread) else tuple(one for one in told if one is not None)
+        if isinstance(listing, Unread):
+            return listing
+        return tuple(one for one in listing if one is not None)
 
     def endpoints(self) -> Listing[objects.Endpoint]:
-        told = self.inside(
+        listing = self.inside(
             "/apis/discovery.k8s.io/v1",
             "endpointslices",
             lambda body: tuple(objects.endpoints(body)),
             {"labelSelector": f"{DISCOVERY_ENABLED_LABEL}=true"},
         )
-        return told if isinstance(told, Unread) else tuple(one for some in told for one in some)
+        if isinstance(listing, Unread):
+            return listing
+        return tuple(one for endpoints in listing for one in endpoints)
 
     def metadata(self, served: Served) -> Listing[WorkerMetadata]:
         if isinstance(served, Unread):
@@ -239,7 +241,7 @@ class _Reader:
     def _read(
         self, path: str, read: Callable[[Mapping[str, Any]], T], query: Mapping[str, str] | None
     ) -> tuple[T, ...]:
-        """Page by page: no more than one page is held as it came."""
+        """Read page by page: only one page is in memory as JSON."""
         found: list[T] = []
         for page in self._cluster.pages(path, query):
             if mapping(page.get("metadata")).get("dynctlRestarted") is True:
@@ -249,20 +251,20 @@ class _Reader:
 
 
 def _version(cluster: Cluster) -> str:
-    """Of Kubernetes; empty where it is kept from us. The first thing that is asked of a server."""
+    """The Kubernetes version; empty without permission. The first request to a server."""
     try:
         return text(cluster.get("/version").get("gitVersion"))
     except ClusterRefusal as refusal:
         if refusal.forbidden or refusal.missing:
             return ""
         raise Unreachable(
-            f"{cluster.title} does not answer as it should: {unread(refusal).why}",
-            "is the cluster up? asked for /version",
+            f"{cluster.title}: unexpected response to GET /version: {unread(refusal).why}",
+            "is the cluster up?",
         ) from None
 
 
 def _served(cluster: Cluster) -> Served:
-    """``plural.group`` -> versions, of the groups that matter here."""
+    """``plural.group`` -> versions, of Dynamo's and Grove's groups."""
     found: dict[str, list[str]] = {}
     try:
         for entry in sequence(cluster.get("/apis").get("groups")):
@@ -317,7 +319,7 @@ def _as_manifest(kind: str, api: str) -> Callable[[Mapping[str, Any]], Manifest]
 
 
 def _manifest(body: Mapping[str, Any], kind: str, api: str) -> Manifest:
-    """Items of a list do not repeat their kind."""
+    """A manifest of an item of a list: items have no kind and apiVersion."""
     return Manifest("cluster", {**body, "kind": kind, "apiVersion": api})
 
 
@@ -326,8 +328,8 @@ def _object_name(body: Mapping[str, Any]) -> str:
     return f"{text(metadata.get('namespace'))}/{text(metadata.get('name'))}"
 
 
-def _told(ask: Callable[[], T]) -> T | Unread:
+def _or_unread(read: Callable[[], T]) -> T | Unread:
     try:
-        return ask()
+        return read()
     except ClusterRefusal as refusal:
         return unread(refusal)

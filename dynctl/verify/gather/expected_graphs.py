@@ -1,6 +1,6 @@
-"""Whether there is anything to verify where somebody looks, and if not, where there is.
+"""Check that the cluster has the wanted graphs; if not, find out where they are.
 
-What nobody finds is an error with a way out of it, not a report of checks that were all skipped.
+A missing graph is an error with the next command to try, not a report with only skipped checks.
 """
 
 from __future__ import annotations
@@ -22,50 +22,52 @@ _OTHER_CLUSTER: Final = "or name another cluster: --kube-context NAME"
 
 
 def expect_graphs(cluster: Cluster, namespace: str | None, facts: VerifyFacts) -> None:
-    """Raise Unreachable where there is nothing of Dynamo, or not what was named.
+    """Raise Unreachable if the namespace has no graphs, or not the named ones.
 
-    ``namespace`` None: all were looked at.
+    ``namespace`` None: all were read.
     """
     found = facts.cluster
     if found is None:
         return
     where = f"namespace {namespace}" if namespace else "any namespace"
     place = f"in {where} of {cluster.title}"
-    untold = _untold(found)
-    if len(untold) == 2 and facts.registry is None:
+    unreadable = _unreadable(found)
+    if len(unreadable) == 2 and facts.registry is None:
         raise Unreachable(
-            f"neither graphs nor pods can be read {place}: {'; '.join(untold)}",
-            "the permissions that verify uses: dynctl explain DYT0004",
+            f"graphs and pods are not readable {place}: {'; '.join(unreadable)}",
+            "permissions of verify: dynctl explain DYT0004",
         )
     there = _names(found)
-    if not there and not untold and _is_absent(found) and facts.registry is None:
+    if not there and not unreadable and _is_absent(found) and facts.registry is None:
         raise Unreachable(
-            f"{cluster.title} serves no {GRAPHS_RESOURCE}: Dynamo is not installed there",
+            f"{cluster.title} serves no {GRAPHS_RESOURCE}: Dynamo is not installed",
             f"install Dynamo's operator and its resource definitions, {_OTHER_CLUSTER}",
         )
-    also = f"; {untold[0]}" if untold else ""
+    also = f"; {unreadable[0]}" if unreadable else ""
     for name in found.wanted:
         if name not in there:
-            hint = _said(there) if there else _elsewhere(cluster, namespace, found, name)
+            hint = _list(there) if there else _elsewhere(cluster, namespace, found, name)
             raise Unreachable(f"no {GRAPH} {name} {place}{also}", hint)
     if not (there or facts.registry is not None or found.metadata):
         raise Unreachable(f"no {GRAPH} {place}{also}", _elsewhere(cluster, namespace, found))
 
 
-def _untold(found: ClusterFacts) -> list[str]:
+def _unreadable(found: ClusterFacts) -> list[str]:
     return [one.why for one in (found.graphs, found.pods) if isinstance(one, Unread)]
 
 
 def _names(found: ClusterFacts) -> list[str]:
-    """Of the graphs that are there, and of those that only pods tell of."""
+    """The names of existing graphs, and of those that only have pods."""
     graphs = () if isinstance(found.graphs, Unread) else found.graphs
     pods = () if isinstance(found.pods, Unread) else found.pods
     return sorted({*(one.name for one in graphs), *(pod.labels[GRAPH_LABEL] for pod in pods)})
 
 
-def _said(names: Sequence[str]) -> str:
+def _list(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMED
-    return f"there: {', '.join(names[:_MOST_NAMED])}" + (f" and {more:,} more" if more > 0 else "")
+    return f"existing: {', '.join(names[:_MOST_NAMED])}" + (
+        f" and {more:,} more" if more > 0 else ""
+    )
 
 
 def _is_absent(found: ClusterFacts) -> bool:
@@ -75,21 +77,21 @@ def _is_absent(found: ClusterFacts) -> bool:
 def _elsewhere(
     cluster: Cluster, namespace: str | None, found: ClusterFacts, name: str | None = None
 ) -> str:
-    """What to do instead. In all other namespaces is looked once, as far as that is allowed."""
+    """What to do instead. Reads the graphs of all namespaces once, if permitted."""
     if namespace is None:
         return f"apply one: kubectl apply -f FILE, {_OTHER_CLUSTER}"
     graphs = _everywhere(cluster, found)
     if graphs is None:
-        return "name its namespace with -n NAME"
+        return "specify its namespace with -n NAME"
     spaces = sorted({space for space, one in graphs if name in (None, one)})
-    missing = "there is no such namespace; " if _is_missing(cluster, namespace) else ""
+    missing = "the namespace does not exist; " if _is_missing(cluster, namespace) else ""
     if spaces:
-        who = "it is" if name else "there are graphs"
+        what = "it is" if name else "graphs are"
         more = "" if name else ", or -A for all"
-        return f"{missing}{who} in {_joined(spaces)}: -n {spaces[0]}{more}"
+        return f"{missing}{what} in {_joined(spaces)}: -n {spaces[0]}{more}"
     if not graphs:
         return f"{missing}no other namespace has one: kubectl apply -f FILE, {_OTHER_CLUSTER}"
-    return missing + _said([f"{one} in {space}" for space, one in graphs])
+    return missing + _list([f"{one} in {space}" for space, one in graphs])
 
 
 def _joined(spaces: Sequence[str]) -> str:
@@ -97,7 +99,7 @@ def _joined(spaces: Sequence[str]) -> str:
 
 
 def _everywhere(cluster: Cluster, found: ClusterFacts) -> list[tuple[str, str]] | None:
-    """``(namespace, name)`` of the first page of all graphs; None where that is refused."""
+    """``(namespace, name)`` of the first page of all graphs; None if that is refused."""
     served = found.served
     versions = () if isinstance(served, Unread) else served.get(GRAPHS_RESOURCE, ())
     version = next((one for one in reversed(GRAPH_VERSIONS) if one in versions), None)

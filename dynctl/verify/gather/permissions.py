@@ -1,4 +1,4 @@
-"""What verify, the operator and the workers must be allowed to do, and whether they are."""
+"""The permissions that verify, the operator and the workers need, and reviews of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dynctl.wire.kubernetes.names import COMPONENT_TYPE_LABEL
 GRAPHS: Final = "dynamographdeployments"
 METADATA: Final = "dynamoworkermetadatas"
 SETS: Final = "podcliquesets"
-#: Of each kind; a deployment has one or two.
+#: The most service accounts of each kind; a deployment has one or two.
 _MOST_ACCOUNTS: Final = 50
 
 
 def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessQuestion, ...]:
-    """What verify needs to be allowed. ``grove``: the resources of Grove that are read."""
+    """The permissions of verify. ``grove``: the resources of Grove that are read."""
     inside = namespace
     return (
         AccessQuestion("list", "nodes"),
@@ -29,7 +29,7 @@ def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessQuesti
         AccessQuestion("list", "pods", "", inside),
         AccessQuestion("list", "events", "", inside),
         AccessQuestion("list", "endpointslices", "discovery.k8s.io", inside),
-        # Over WebSocket these begin with a GET; newer API servers ask for create as well.
+        # Over WebSocket these start with a GET; newer API servers require create as well.
         AccessQuestion("get", "pods/exec", "", inside),
         AccessQuestion("create", "pods/exec", "", inside),
         AccessQuestion("get", "pods/portforward", "", inside),
@@ -47,7 +47,7 @@ def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessQuesti
 def operator_questions(
     topologies: Iterable[str], namespaces: Iterable[str] = ()
 ) -> tuple[AccessQuestion, ...]:
-    """What the operator needs for topology; ``namespaces``: of the graphs that it works for."""
+    """The permissions of the operator for topology; ``namespaces``: of its graphs."""
     return (
         AccessQuestion("get", "nodes"),
         AccessQuestion("patch", "pods"),
@@ -57,7 +57,7 @@ def operator_questions(
 
 
 def worker_questions(namespace: str) -> tuple[AccessQuestion, ...]:
-    """What a worker needs to register itself and to find others."""
+    """The permissions of a worker to register and to find other workers."""
     return (
         AccessQuestion("create", METADATA, GRAPH_GROUP, namespace),
         AccessQuestion("patch", METADATA, GRAPH_GROUP, namespace),
@@ -67,14 +67,14 @@ def worker_questions(namespace: str) -> tuple[AccessQuestion, ...]:
 
 
 def operator_users(facts: ClusterFacts) -> list[str]:
-    """The service accounts of the operators that were found."""
+    """The service accounts of the operators."""
     operators = () if isinstance(facts.operators, Unread) else facts.operators
     users = {_user(one.namespace, one.service_account) for one in operators}
     return sorted(users)[:_MOST_ACCOUNTS]
 
 
 def graph_namespaces(facts: ClusterFacts) -> list[str]:
-    """Where the graphs are."""
+    """The namespaces of the graphs."""
     graphs = () if isinstance(facts.graphs, Unread) else facts.graphs
     return sorted({one.namespace for one in graphs})[:_MOST_ACCOUNTS]
 
@@ -94,12 +94,12 @@ def _user(namespace: str, account: str) -> str:
     return f"system:serviceaccount:{namespace}:{account}"
 
 
-def account(cluster: Cluster, user: str, asked: tuple[AccessQuestion, ...]) -> Account:
-    """What a service account may do; unread where we may not ask that."""
+def account(cluster: Cluster, user: str, wanted: tuple[AccessQuestion, ...]) -> Account:
+    """The permissions of a service account; unread if access reviews are not permitted."""
     space = user.split(":")[2]
     groups = ("system:serviceaccounts", f"system:serviceaccounts:{space}", "system:authenticated")
     allowed: dict[AccessQuestion, bool] = {}
-    for question in asked:
+    for question in wanted:
         try:
             allowed[question] = cluster.allowed(question, user=user, groups=groups)
         except ClusterRefusal as refusal:
@@ -107,20 +107,19 @@ def account(cluster: Cluster, user: str, asked: tuple[AccessQuestion, ...]) -> A
     return Account(user, allowed)
 
 
-# -- refusals --------------------------------------------------------------------------------------
+# -- refused requests ------------------------------------------------------------------------------
 
 
-#: All that verify asks for is in its list of permissions (DYT0004), but for what it asks about
-#: others.
+#: The only permission of verify that DYT0004 does not list: reviews of other accounts.
 _UNLISTED: Final = "subjectaccessreviews"
 
 
 def unread(refusal: ClusterRefusal) -> Unread:
-    """``no permission to list nodes (DYT0004)``, else the server's message and HTTP status."""
+    """A refusal as ``no permission to list nodes (DYT0004)``, else as the server's message."""
     if not refusal.forbidden:
         return Unread(f"{refusal.message} (HTTP {refusal.status})")
-    told = lacking(refusal.message)
-    if not told:
-        return Unread(refusal.message, "ask for this permission")
-    listed = "" if _UNLISTED in told else " (DYT0004)"
-    return Unread(told + listed, "ask for this permission")
+    permission = lacking(refusal.message)
+    if not permission:
+        return Unread(refusal.message, "request this permission")
+    listed = "" if _UNLISTED in permission else " (DYT0004)"
+    return Unread(permission + listed, "request this permission")

@@ -1,4 +1,7 @@
-"""Read one worker pod closely: the files of its topology mount, and the start of its log."""
+"""Read the topology files and the log start of sampled pods, and a mount in the file system.
+
+Each pod costs a connection for its files and one for its log.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +23,35 @@ from dynctl.wire.dynamo.worker_log import StartLines, read_start_log
 from dynctl.wire.kubernetes.names import MOUNT_PATH
 from dynctl.wire.kubernetes.objects import Pod
 
-#: A label's value has at most 63 bytes; more than this is not a value.
+#: A label value has at most 63 bytes; a longer file is not a value.
 MOST_BYTES: Final = 4096
 _LOG_BYTES: Final = 256 * 1024
 
 
 def topology_file(content: bytes) -> TopologyFile:
-    """What a file's bytes are as a domain's value."""
+    """The content of a file as the value of a domain."""
     if len(content) > MOST_BYTES:
         return TopologyFile("", f"is larger than {MOST_BYTES:,} bytes")
     try:
-        told = content.decode()
+        decoded = content.decode()
     except UnicodeDecodeError:
         return TopologyFile("", "is not UTF-8")
-    value = told.strip()
+    value = decoded.strip()
     if not value.isprintable():
         lines = len(value.splitlines())
         return TopologyFile(
-            "", f"has {lines:,} lines" if lines > 1 else "holds characters that cannot be printed"
+            "", f"has {lines:,} lines" if lines > 1 else "has characters that are not printable"
         )
-    return TopologyFile(told)
+    return TopologyFile(decoded)
 
 
 def read_files(
     cluster: Cluster, worker: WorkerChain
 ) -> tuple[PodKey, Mapping[str, TopologyFile] | Unread]:
-    """Domain -> file, of every domain of the policy. Pods without a policy are not asked for."""
+    """The files of all domains of the pod's policy, by domain."""
     pod, policy = worker.pod, worker.policy
     if pod is None or policy is None or pod.main is None:
-        return _key(worker), Unread("it has no container called main")
+        return _key(worker), Unread("it has no container named main")
     if not worker.running:
         return _key(worker), Unread("its container does not run")
     mount = pod.main.env.get("DYN_TOPOLOGY_MOUNT_PATH") or MOUNT_PATH
@@ -64,7 +67,7 @@ def read_files(
         except ValueError:
             found[domain] = TopologyFile("", f"is larger than {MOST_BYTES:,} bytes")
         except (ClusterRefusal, Unreachable) as refusal:
-            # One node that cannot be reached must not hide the pods of the others.
+            # An unreachable node must not hide the pods of other nodes.
             return _key(worker), _why(refusal)
         else:
             found[domain] = topology_file(content)
@@ -72,10 +75,10 @@ def read_files(
 
 
 def read_start(cluster: Cluster, worker: WorkerChain) -> tuple[PodKey, StartLog | Unread]:
-    """What the beginning of its log says, and that of the run before it where there was one."""
+    """The topology lines at the start of the pod's log, and of its previous run if there is one."""
     pod = worker.pod
     if pod is None or pod.main is None:
-        return _key(worker), Unread("it has no container called main")
+        return _key(worker), Unread("it has no container named main")
     earlier = StartLines()
     try:
         now = _lines(cluster, pod, pod.main.name, previous=False)
@@ -120,7 +123,7 @@ def _key(worker: WorkerChain) -> PodKey:
 
 
 class Sampling(StrEnum):
-    """``sample``: one worker per component and domain value, and every worker that looks odd."""
+    """``sample``: one worker for each component and domain value, and all suspicious workers."""
 
     ALL = "all"
     SAMPLE = "sample"
@@ -128,7 +131,7 @@ class Sampling(StrEnum):
 
 
 def chosen(joined: JoinedFacts, sampling: Sampling) -> tuple[WorkerChain, ...]:
-    """The workers with a running pod that should be read, in order."""
+    """The workers with a running pod that are read, in order."""
     return tuple(_chosen(joined, sampling))
 
 
@@ -138,13 +141,13 @@ def _chosen(joined: JoinedFacts, sampling: Sampling) -> Iterator[WorkerChain]:
         if sampling is Sampling.NONE or worker.pod is None or worker.policy is None:
             continue
         kind = (worker.graph, worker.component, worker.value(LinkName.LABEL))
-        if sampling is Sampling.ALL or kind not in seen or _odd(worker):
+        if sampling is Sampling.ALL or kind not in seen or _is_suspicious(worker):
             seen.add(kind)
             yield worker
 
 
-def _odd(worker: WorkerChain) -> bool:
-    """Whether a later link differs, or its start did not go as it should."""
+def _is_suspicious(worker: WorkerChain) -> bool:
+    """Whether a link differs, it restarted, is not ready, or has no card."""
     pod, main = worker.pod, None if worker.pod is None else worker.pod.main
     restarted = main is not None and (main.restarts > 0 or main.last_end is not None)
     broken = any(True for chain in worker.chains.values() for _ in chain.breaks())
@@ -152,8 +155,8 @@ def _odd(worker: WorkerChain) -> bool:
 
 
 def _lacks_card(worker: WorkerChain) -> bool:
-    """Whether it registered nothing, and that is known."""
-    known = worker.chain is None or worker.chain[LinkName.CARD].told
+    """Whether the worker is known to have no card."""
+    known = worker.chain is None or worker.chain[LinkName.CARD].known
     return known and not worker.cards
 
 
@@ -164,9 +167,9 @@ _MOST_FILES: Final = 256
 
 
 def read_mount(path: Path, domain: str) -> MountFacts:
-    """Every visible regular file; symlinks are followed, as the Downward API lays them out.
+    """Read all visible regular files; symlinks are followed: the Downward API uses them.
 
-    Raises Unreachable for a directory that is there and cannot be read.
+    Raises Unreachable for an existing directory that is not readable.
     """
     try:
         with os.scandir(path) as entries:
@@ -177,11 +180,11 @@ def read_mount(path: Path, domain: str) -> MountFacts:
             if not name.startswith(".") and (path / name).is_file()
         }
     except FileNotFoundError:
-        return MountFacts(str(path), domain, {}, absent="there is no such directory")
+        return MountFacts(str(path), domain, {}, absent="the directory does not exist")
     except NotADirectoryError:
-        return MountFacts(str(path), domain, {}, absent="that is no directory")
+        return MountFacts(str(path), domain, {}, absent="not a directory")
     except OSError as error:
-        raise Unreachable(f"--path {path}: cannot be read: {error.strerror}") from error
+        raise Unreachable(f"--path {path}: not readable: {error.strerror}") from error
     if domain and domain not in files:
         files[domain] = TopologyFile(None)
     return MountFacts(str(path), domain, files)
@@ -192,4 +195,4 @@ def _file(path: Path) -> TopologyFile:
         with path.open("rb") as stream:
             return topology_file(stream.read(MOST_BYTES + 1))
     except OSError as error:
-        return TopologyFile("", f"cannot be read: {error.strerror}")
+        return TopologyFile("", f"is not readable: {error.strerror}")

@@ -1,7 +1,7 @@
-"""What the frontends know of the workers, the last link of the chain; and live requests if asked.
+"""Read the workers of each frontend's router, and send the live requests of --probe.
 
-A frontend that routes by KV cache names every worker that it may choose in its metrics. It is
-reached at its URL, at its pod's address, or through the API server's port-forward.
+A frontend that routes by KV cache lists its workers in its metrics. It is reached at its URL, at
+its pod's address, or through the API server's port-forward.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _PROBE: Final = "dynctl topology probe"
 
 @dataclass(frozen=True, slots=True)
 class Routers:
-    """How to look at the frontends. ``urls`` are those that were named; none: those in pods.
+    """How to reach the frontends. ``urls``: from --frontend; empty: the frontend pods.
 
-    ``probe``: so many live requests to each model of each frontend; 0 sends none. ``say`` is told
-    before they are sent.
+    ``probe``: number of live requests to each model of each frontend; 0 sends none. ``say`` gets a
+    message before they are sent.
     """
 
     urls: tuple[str, ...] = ()
@@ -44,25 +44,25 @@ class Routers:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A frontend to look at. ``pod`` None: it was named by its URL."""
+    """A frontend. ``pod`` None: it was specified by its URL."""
 
     name: str
     graph: str
     pod: Pod | None = None
 
 
-def look(
+def read_routers(
     routers: Routers, joined: JoinedFacts, cluster: Cluster | None
 ) -> tuple[tuple[RouterView, ...], tuple[ProbeAnswer, ...] | None]:
-    """Every frontend's workers, and the answers to live requests (None where none were sent)."""
+    """The workers of each frontend, and the responses to live requests (None if not sent)."""
     views: list[RouterView] = []
     answers: list[ProbeAnswer] = []
     for place in _places(routers, joined)[:MOST_FRONTENDS]:
-        told = _ask(routers, place, cluster, partial(_known, name=place.name))
-        views.append(RouterView(place.name, place.graph, told))
+        workers = _query(routers, place, cluster, partial(_workers, name=place.name))
+        views.append(RouterView(place.name, place.graph, workers))
         if routers.probe:
             send = partial(_probe, routers, name=place.name)
-            sent = _ask(routers, place, cluster, send)
+            sent = _query(routers, place, cluster, send)
             answers += [ProbeAnswer(place.name, 0, sent.why)] if isinstance(sent, Unread) else sent
     return tuple(views), tuple(answers) if routers.probe else None
 
@@ -80,21 +80,21 @@ def _places(routers: Routers, joined: JoinedFacts) -> list[_Place]:
     ]
 
 
-def _ask(
-    routers: Routers, place: _Place, cluster: Cluster | None, ask: Callable[[DynamoFrontend], T]
+def _query(
+    routers: Routers, place: _Place, cluster: Cluster | None, query: Callable[[DynamoFrontend], T]
 ) -> T | Unread:
     url = place.name
     try:
         with _way(routers, place, cluster) as way:
             url = way.urls[0]
-            return ask(DynamoFrontend(url, routers.timeout))
+            return query(DynamoFrontend(url, routers.timeout))
     except DynctlError as error:
-        # The address of a forward is gone by the time that somebody reads it.
-        told = error.message.replace(url, place.name)
-        named = told if place.name in told else f"{place.name}: {told}"
+        # The address of a port-forward does not exist any longer when the message is read.
+        message = error.message.replace(url, place.name)
+        named = message if place.name in message else f"{place.name}: {message}"
         return Unread(named, error.hint)
     except ClusterRefusal as refusal:
-        return Unread(f"{place.name}: {unread(refusal).why}", "or name it: --frontend URL")
+        return Unread(f"{place.name}: {unread(refusal).why}", "or specify it: --frontend URL")
 
 
 def _way(
@@ -105,13 +105,13 @@ def _way(
     return reached(cluster, [place.pod], routers.reach)
 
 
-def _known(frontend: DynamoFrontend, name: str) -> frozenset[int] | Unread:
+def _workers(frontend: DynamoFrontend, name: str) -> frozenset[int] | Unread:
     metrics = frontend.metrics()
     if metrics.registered:
         return frozenset(worker for worker, _ in metrics.registered)
     if metrics.kv_routing is False:
-        return Unread(f"{name} does not route by KV cache, so it names no workers")
-    return Unread(f"{name} names no workers: it serves no model")
+        return Unread(f"{name} does not route by KV cache, so it lists no workers")
+    return Unread(f"{name} lists no workers: it serves no model")
 
 
 def _probe(routers: Routers, frontend: DynamoFrontend, name: str) -> list[ProbeAnswer]:
@@ -121,14 +121,14 @@ def _probe(routers: Routers, frontend: DynamoFrontend, name: str) -> list[ProbeA
         routers.say(f'probe: {many} "{_PROBE} N" of one token each to {model} at {name}')
         for number in range(routers.probe):
             status, body = frontend.chat(model, f"{_PROBE} {number}")
-            told = mapping(mapping(body.get("nvext")).get("worker_id"))
+            workers = mapping(mapping(body.get("nvext")).get("worker_id"))
             found.append(
                 ProbeAnswer(
                     name,
                     status,
                     "" if status == 200 else str(body.get("message") or body)[:200],
-                    _id(told.get("prefill_worker_id")),
-                    _id(told.get("decode_worker_id")),
+                    _id(workers.get("prefill_worker_id")),
+                    _id(workers.get("decode_worker_id")),
                 )
             )
     return found

@@ -78,7 +78,7 @@ def test_an_empty_value_can_be_seen():
 
 
 def test_what_is_not_known_is_never_ok():
-    untold = Link(untold="no permission")
+    untold = Link(unknown="no permission")
     for field in FIELDS:
         line, legend = table_of(changed(worker("a"), **{field: untold}))
         assert line[1 + FIELDS.index(field)] == "?"
@@ -88,7 +88,7 @@ def test_what_is_not_known_is_never_ok():
 
 
 def test_reasons_of_the_unknown_are_few():
-    workers = [changed(worker(f"a-{n}"), file=Link(untold=f"reason {n}")) for n in range(9)]
+    workers = [changed(worker(f"a-{n}"), file=Link(unknown=f"reason {n}")) for n in range(9)]
     *_, legend = chain_of(reported(joined(*workers)))
     assert legend.endswith("file of 1 worker (reason 3); and 5 more")
 

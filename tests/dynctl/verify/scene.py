@@ -124,10 +124,10 @@ class Scene:
         one = self.nodes[name]
         self.nodes[name] = replace(one, labels=_with(one.labels, key, value))
 
-    def file(self, name: str, content: str | None, domain: str = "zone", strange: str = "") -> None:
+    def file(self, name: str, content: str | None, domain: str = "zone", invalid: str = "") -> None:
         self.files[SPACE, name] = {
             **self.files[SPACE, name],
-            domain: TopologyFile(content, strange),
+            domain: TopologyFile(content, invalid),
         }
 
     def log(self, name: str, /, **changes: Any) -> None:

@@ -137,7 +137,7 @@ def test_where_no_prefill_is_ready_nothing_is_stranded_and_nothing_passes():
     not_ready(scene, *prefill("a"), *prefill("b"))
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0901"].message == "my-llm.prod: no prefill worker is ready with its zone"
+    assert told["DYT0901"].message == "my-llm.prod: no ready prefill worker with a zone"
     assert {skipped(told[c]) for c in ("DYT0901", "DYT0902", "DYT0907", "DYT0908")} == {UNASKED}
 
 
@@ -174,7 +174,7 @@ def test_the_taint_says_where_a_decode_worker_is():
 @pytest.mark.parametrize(
     ("card", "why"),
     [
-        ({"taints": ["other"]}, f"though its card says {A} (DYT0804)"),
+        ({"taints": ["other"]}, f"its card has {A} (DYT0804)"),
         (BARE, "its card has no zone"),
     ],
 )
@@ -252,7 +252,7 @@ def test_what_no_router_could_know_is_told_elsewhere():
     scene.unknown(PREFILL)
     told = results(scene)
     assert "DYT0904" not in wrong(told)
-    assert told["DYT0904"].message == "10 of 12 workers; the rest: see DYT0702"
+    assert told["DYT0904"].message == "10 of 12 workers; the others: see DYT0702"
 
 
 def test_routers_that_were_not_asked_are_no_pass():
@@ -280,7 +280,7 @@ def test_a_router_of_another_graph_says_nothing_of_this_one():
     scene = Scene()
     scene.routers = [replace(scene.routers[0], graph="prod/other", workers=frozenset())]
     told = results(scene)
-    assert told["DYT0904"].message == "0 of 12 workers: no router of prod/my-llm was asked"
+    assert told["DYT0904"].message == "0 of 12 workers: no router of prod/my-llm was queried"
 
 
 def test_a_router_that_was_named_by_url_is_of_the_only_graph():
@@ -339,9 +339,8 @@ def test_preferred_may_cross_and_need_not_tell():
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ((200, "", None, None), "which workers served a request was not told"),
-        ((200, "", PREFILL, "somebody"), "a request was served by a worker that is not registered "
-         "here"),
+        ((200, "", None, None), "the response does not name the workers that served it"),
+        ((200, "", PREFILL, "somebody"), "an unregistered worker served a request"),
         ((404, "no such model", None, None), "HTTP 404 no such model"),
         ((0, "connection refused", None, None), "connection refused"),
     ],

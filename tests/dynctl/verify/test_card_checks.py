@@ -61,7 +61,7 @@ def test_what_workers_registered_could_not_be_read():
     scene = Scene(discovery="etcd")
     told = results(scene)
     assert {skipped(one) for one in told.values()} == {UNASKED}
-    assert told["DYT0801"].message == "0 of 12 workers: registered in etcd: --discovery etcd"
+    assert told["DYT0801"].message == "0 of 12 workers: registered in etcd (use --discovery etcd)"
     scene.registry = Registry("etcd", REFUSED)
     assert {skipped(one) for one in results(scene).values()} == {UNREAD}
 
@@ -74,7 +74,7 @@ def test_a_card_without_topology_is_found_once():
     scene.card(DECODE, **BARE)
     told = results(scene)
     assert wrong(told) == {"DYT0801": [subject(DECODE)]}
-    assert values(told["DYT0801"]) == [f"its model card has no zone, the file says {A}"]
+    assert values(told["DYT0801"]) == [f"its model card has no zone, the file has {A}"]
 
 
 def test_a_card_is_compared_with_the_label_where_files_were_not_read():
@@ -83,8 +83,8 @@ def test_a_card_is_compared_with_the_label_where_files_were_not_read():
     scene.card(DECODE, **BARE)
     scene.card(PREFILL, topology_domains={"zone": B}, taints=[f"dynamo.topology/zone={B}"])
     told = results(scene)
-    assert values(told["DYT0801"]) == [f"its model card has no zone, the pod label says {A}"]
-    assert values(told["DYT0802"]) == [f"zone is {B}, the pod label says {A}"]
+    assert values(told["DYT0801"]) == [f"its model card has no zone, the pod label has {A}"]
+    assert values(told["DYT0802"]) == [f"zone is {B}, the pod label has {A}"]
 
 
 def test_a_level_that_is_missing_is_found():
@@ -106,7 +106,7 @@ def test_what_its_variables_explain_is_told_there(env: dict[str, Any], code: str
     scene.card(DECODE, **BARE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0801"].message == f"11 of 12 workers; the rest: see {code}"
+    assert told["DYT0801"].message == f"11 of 12 workers; the others: see {code}"
 
 
 def test_what_its_volume_explains_is_told_there():
@@ -116,7 +116,7 @@ def test_what_its_volume_explains_is_told_there():
     scene.card(DECODE, **BARE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0801"].message == "11 of 12 workers; the rest: see DYT0502"
+    assert told["DYT0801"].message == "11 of 12 workers; the others: see DYT0502"
 
 
 def test_a_pod_without_its_label_has_an_empty_card_rightly():
@@ -132,7 +132,7 @@ def test_a_card_of_before_is_found_by_value():
     scene.card(DECODE, topology_domains={"zone": B}, taints=[f"dynamo.topology/zone={B}"])
     told = results(scene)
     assert wrong(told) == {"DYT0802": [subject(DECODE)]}
-    assert values(told["DYT0802"]) == [f"zone is {B}, the file says {A}"]
+    assert values(told["DYT0802"]) == [f"zone is {B}, the file has {A}"]
     assert told["DYT0802"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
 
 
@@ -149,7 +149,7 @@ def test_cards_that_a_pod_which_is_gone_wrote_are_not_judged():
     scene.card(DECODE, topology_domains={"zone": B})
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0802"].message == "11 of 12 workers; the rest: see DYT0705"
+    assert told["DYT0802"].message == "11 of 12 workers; the others: see DYT0705"
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -160,7 +160,7 @@ def test_a_worker_that_registered_nothing_is_told_elsewhere(ready: bool):
     told = results(scene)
     assert wrong(told) == {}
     code = "DYT0704" if ready else "DYT0702"
-    assert told["DYT0801"].message == f"11 of 12 workers; the rest: see {code}"
+    assert told["DYT0801"].message == f"11 of 12 workers; the others: see {code}"
 
 
 def test_further_ranks_have_no_cards():
@@ -177,12 +177,12 @@ def test_further_ranks_have_no_cards():
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("kv_transfer_domain", "rack", "is rack, the policy says zone"),
-        ("kv_transfer_domain", None, "is not set, the policy says zone"),
-        ("kv_transfer_enforcement", "preferred", "is preferred, the policy says required"),
-        ("kv_transfer_preferred_weight", 0.5, "is 0.5, the policy says none"),
-        ("kv_transfer_preferred_weight", "odd", "is odd, the policy says none"),
-        ("kv_transfer_enforcement", ["x"], "is ['x'], the policy says required"),
+        ("kv_transfer_domain", "rack", "is rack, the policy has zone"),
+        ("kv_transfer_domain", None, "is not set, the policy has zone"),
+        ("kv_transfer_enforcement", "preferred", "is preferred, the policy has required"),
+        ("kv_transfer_preferred_weight", 0.5, "is 0.5, the policy has none"),
+        ("kv_transfer_preferred_weight", "odd", "is odd, the policy has none"),
+        ("kv_transfer_enforcement", ["x"], "is ['x'], the policy has required"),
     ],
 )
 def test_a_card_has_the_policy_of_the_graph(field: str, value: Any, says: str):

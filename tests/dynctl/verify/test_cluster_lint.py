@@ -8,14 +8,14 @@ from typing import Any
 from dynctl.findings.report import CheckResult, Report, State
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
-from dynctl.verify.cluster_lint import SECTION, lint_against
+from dynctl.verify.cluster_lint import SECTION, lint_report
 from dynctl.verify.facts import VerifyFacts
 from tests.dynctl.verify.whole_cluster import Cluster
 
 
 def judged(cluster: Cluster, graph: dict[str, Any], **changes: Any) -> Report:
     facts = VerifyFacts(cluster=cluster.facts(**changes))
-    return lint_against([Manifest("deploy.yaml", graph)], facts, "prod")
+    return lint_report([Manifest("deploy.yaml", graph)], facts, "prod")
 
 
 def result(report: Report, code: str) -> CheckResult:

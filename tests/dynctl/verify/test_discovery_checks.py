@@ -81,7 +81,9 @@ def test_without_a_frontend_most_workers_decide():
     del scene.pods[FRONTEND]
     scene.env(DECODE, DYN_DISCOVERY_BACKEND="file")
     told = results(scene)
-    assert values(told["DYT0701"]) == ["registers in file, most of its graph uses kubernetes"]
+    assert values(told["DYT0701"]) == [
+        "registers in file, the majority of its graph uses kubernetes"
+    ]
 
 
 def test_the_label_tells_where_the_variable_does_not():
@@ -120,11 +122,11 @@ def test_a_pod_that_is_not_ready_is_never_found():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (None, "in no EndpointSlice that is labelled nvidia.com/dynamo-discovery-enabled=true"),
+        (None, "in no EndpointSlice with label nvidia.com/dynamo-discovery-enabled=true"),
         ({"labels": {}},
-         "in no EndpointSlice that is labelled nvidia.com/dynamo-discovery-enabled=true"),
+         "in no EndpointSlice with label nvidia.com/dynamo-discovery-enabled=true"),
         ({"uid": OTHER_UID},
-         f"EndpointSlice my-llm-decode-a-0 names an earlier pod of that name ({OTHER_UID})"),
+         f"EndpointSlice my-llm-decode-a-0 has an earlier pod with this name (uid {OTHER_UID})"),
         ({"ready": False}, "not ready in EndpointSlice my-llm-decode-a-0"),
     ],
 )  # fmt: skip
@@ -163,7 +165,7 @@ def test_a_pod_that_does_not_run_or_waits_for_its_topology_is_told_elsewhere():
     scene.label(PREFILL, ZONE, None)
     told = results(scene)
     assert wrong(told) == {}
-    rest = "10 of 12 pods; the rest: see DYT0403, DYT0410"
+    rest = "10 of 12 pods; the others: see DYT0403, DYT0410"
     assert told["DYT0702"].message == told["DYT0704"].message == rest
 
 
@@ -172,7 +174,7 @@ def test_a_worker_that_is_starting_is_told_once():
     scene.not_started(DECODE, running=True)
     told = results(scene)
     assert wrong(told) == {"DYT0702": [subject(DECODE)]}
-    assert told["DYT0704"].message == "11 of 12 pods; the rest: see DYT0702"
+    assert told["DYT0704"].message == "11 of 12 pods; the others: see DYT0702"
 
 
 def test_further_ranks_are_not_looked_for():
@@ -263,9 +265,9 @@ def test_a_log_that_says_so_counts_before_the_pod_is_ready():
     told = results(scene)
     # It never becomes Ready because of that: no fault of its own.
     assert wrong(told) == {"DYT0704": [subject(DECODE)]}
-    assert told["DYT0702"].message == "11 of 12 pods; the rest: see DYT0704"
+    assert told["DYT0702"].message == "11 of 12 pods; the others: see DYT0704"
     assert values(told["DYT0704"]) == [
-        "no DynamoWorkerMetadata; its log says: Failed to persist metadata"
+        "no DynamoWorkerMetadata; its log has: Failed to persist metadata"
     ]
 
 
@@ -274,7 +276,7 @@ def test_a_resource_that_is_not_served_is_named_as_the_reason():
     scene.metadata = {}
     scene.changes["served"] = {"dynamographdeployments.nvidia.com": ("v1beta1",)}
     told = results(scene)
-    assert values(told["DYT0704"])[0].endswith("does not serve that resource (DYT0005)")
+    assert values(told["DYT0704"])[0].endswith("does not serve this resource (DYT0005)")
 
 
 def test_metadata_that_could_not_be_read_is_unread():
@@ -291,7 +293,7 @@ def test_metadata_whose_card_cannot_be_read_is_no_registration():
     broken = {key: {"card_json": 3} for key in item.data["model_cards"]}
     scene.metadata[DECODE] = replace(item, data={**item.data, "model_cards": broken})
     assert values(results(scene)["DYT0704"]) == [
-        "its DynamoWorkerMetadata holds no model card that can be read: "
+        "its DynamoWorkerMetadata has no readable model card: "
         "Expected `object`, got `int` - at `$.card_json`"
     ]
 
@@ -413,14 +415,14 @@ def test_a_ready_worker_that_is_not_in_etcd_is_found():
     scene.main(DECODE, running_since=None)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0707"].message == "11 of 12 pods; the rest: see DYT0410"
+    assert told["DYT0707"].message == "11 of 12 pods; the others: see DYT0410"
 
 
 def test_a_registry_that_was_not_named_or_does_not_answer_is_no_pass():
     scene = Scene(discovery="etcd")
     told = results(scene)
     assert skipped(told["DYT0707"]) == UNASKED
-    assert told["DYT0707"].message == "workers register in etcd: name it with --discovery etcd"
+    assert told["DYT0707"].message == "workers register in etcd (use --discovery etcd)"
     scene.registry = Registry("etcd http://etcd:2379", REFUSED)
     assert skipped(results(scene)["DYT0707"]) == UNREAD
 

@@ -72,7 +72,7 @@ def test_without_a_cluster_or_a_mount_nothing_is_judged():
         ("DYN_KV_TRANSFER_DOMAIN", "rack", "is rack, expected zone"),
         ("DYN_KV_TRANSFER_DOMAIN", None, "is not set, expected zone"),
         ("DYN_KV_TRANSFER_ENFORCEMENT", "preferred", "is preferred, expected required"),
-        ("DYN_KV_TRANSFER_PREFERRED_WEIGHT", "0.5", "is 0.5, expected nothing"),
+        ("DYN_KV_TRANSFER_PREFERRED_WEIGHT", "0.5", "is 0.5, expected no variable"),
         ("DYN_TOPOLOGY_ENABLED", "false", "is false, expected true"),
         ("DYN_TOPOLOGY_MOUNT_PATH", "", "is empty, expected /etc/dynamo/topology"),
     ],
@@ -90,7 +90,7 @@ def test_a_variable_that_comes_from_elsewhere_is_not_the_operators():
     env = {**scene.container(DECODE).env, "DYN_KV_TRANSFER_DOMAIN": None}
     scene.main(DECODE, env=env)
     assert values(results(scene)["DYT0501"]) == [
-        "DYN_KV_TRANSFER_DOMAIN comes from elsewhere, expected zone"
+        "DYN_KV_TRANSFER_DOMAIN has no literal value, expected zone"
     ]
 
 
@@ -109,8 +109,8 @@ def test_a_pod_without_a_container_main_is_left_to_the_graphs_check():
     scene.main(DECODE, name="engine")
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0501"].message == "11 of 12 pods; the rest: see DYT0119"
-    assert told["DYT0503"].message == "11 of 12 pods; the rest: see DYT0119"
+    assert told["DYT0501"].message == "11 of 12 pods; the others: see DYT0119"
+    assert told["DYT0503"].message == "11 of 12 pods; the others: see DYT0119"
 
 
 def test_a_pod_that_was_never_written_to_is_told_by_its_annotation():
@@ -118,7 +118,7 @@ def test_a_pod_that_was_never_written_to_is_told_by_its_annotation():
     scene.never_written(DECODE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0502"].message == "11 of 12 pods; the rest: see DYT0402"
+    assert told["DYT0502"].message == "11 of 12 pods; the others: see DYT0402"
 
 
 # -- volume and mount ------------------------------------------------------------------------------
@@ -128,10 +128,10 @@ def test_a_pod_that_was_never_written_to_is_told_by_its_annotation():
     ("changes", "says"),
     [
         ({}, "no volume topology-labels"),
-        ({"kind": "projected"}, "volume topology-labels is a projected"),
+        ({"kind": "projected"}, "volume topology-labels is of kind projected"),
         ({"items": ()}, "volume topology-labels has no file zone"),
         ({"items": (DownwardItem("zone", "metadata.labels['x']"),)},
-         f"file zone shows metadata.labels['x'], expected metadata.labels['{ZONE}']"),
+         f"file zone has metadata.labels['x'], expected metadata.labels['{ZONE}']"),
     ],
 )  # fmt: skip
 def test_the_volume_must_show_the_policys_labels(changes: dict[str, Any], says: str):
@@ -170,21 +170,21 @@ def test_a_mount_that_is_writable_hides_no_second_fault():
 
 
 @pytest.mark.parametrize(
-    ("content", "strange", "says"),
+    ("content", "invalid", "says"),
     [
-        (None, "", "there is no file zone"),
-        ("", "", "zone is empty"),
-        (" \n", "", "zone is empty"),
-        ("", "is not UTF-8", "zone is not UTF-8"),
-        ("", "is larger than 4,096 bytes", "zone is larger than 4,096 bytes"),
+        (None, "", "file zone does not exist"),
+        ("", "", "file zone is empty"),
+        (" \n", "", "file zone is empty"),
+        ("", "is not UTF-8", "file zone is not UTF-8"),
+        ("", "is larger than 4,096 bytes", "file zone is larger than 4,096 bytes"),
     ],
 )
-def test_a_file_must_hold_a_value(content: str | None, strange: str, says: str):
+def test_a_file_must_hold_a_value(content: str | None, invalid: str, says: str):
     scene = Scene()
-    scene.file(DECODE, content, strange=strange)
+    scene.file(DECODE, content, invalid=invalid)
     told = results(scene)
     assert wrong(told) == {"DYT0503": [subject(DECODE)]}
-    assert values(told["DYT0503"]) == [f"{says}, the pod's label says {A}"]
+    assert values(told["DYT0503"]) == [f"{says}, the pod label is {A}"]
 
 
 def test_the_file_of_a_label_that_is_missing_is_empty_rightly():
@@ -199,7 +199,7 @@ def test_a_file_that_is_not_as_the_label_is_found():
     scene.file(DECODE, B)
     told = results(scene)
     assert wrong(told) == {"DYT0504": [subject(DECODE)]}
-    assert values(told["DYT0504"]) == [f"zone says {B}, the pod's label {A}"]
+    assert values(told["DYT0504"]) == [f"file zone has {B}, the pod label {A}"]
 
 
 @pytest.mark.parametrize("content", [B, "", "\n"])
@@ -218,14 +218,14 @@ def test_a_label_is_no_older_than_its_pod():
     scene.pod(DECODE, label_writes=(), created=NOW - 20)
     told = results(scene)
     assert wrong(told) == {"DYT0507": [subject(DECODE)]}
-    assert values(told["DYT0507"]) == [f"zone says {B}, the pod label is {A} since 20 s"]
+    assert values(told["DYT0507"]) == [f"file zone has {B}, the pod label is {A} since 20 s"]
     scene.pod(DECODE, created=None)
     assert wrong(results(scene)) == {"DYT0504": [subject(DECODE)]}
 
 
 def test_a_strange_file_is_no_matter_of_time():
     scene = Scene()
-    scene.file(DECODE, "", strange="is not UTF-8")
+    scene.file(DECODE, "", invalid="is not UTF-8")
     written(scene, DECODE, 1)
     assert wrong(results(scene)) == {"DYT0503": [subject(DECODE)]}
 
@@ -233,14 +233,14 @@ def test_a_strange_file_is_no_matter_of_time():
 def test_every_level_has_a_file():
     scene = Scene(grove=True)
     scene.file(DECODE, "", domain="rack")
-    assert values(results(scene)["DYT0503"])[0].startswith("rack is empty, the pod's label says ")
+    assert values(results(scene)["DYT0503"])[0].startswith("file rack is empty, the pod label is ")
 
 
 def test_files_that_were_not_read_are_counted_and_those_refused_told():
     scene = Scene()
     del scene.files[SPACE, DECODE]
     assert results(scene)["DYT0503"].message == (
-        "11 of 12 pods; the rest: not asked for (--exec all)"
+        "11 of 12 pods; the others: not read (use --exec all)"
     )
     scene.files[SPACE, DECODE] = REFUSED
     assert {skipped(results(scene)[code]) for code in READING} == {UNREAD}
@@ -257,7 +257,7 @@ def test_a_worker_that_does_not_run_has_no_files():
     scene.not_started(DECODE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0503"].message == "11 of 12 pods; the rest: see DYT0410"
+    assert told["DYT0503"].message == "11 of 12 pods; the others: see DYT0410"
 
 
 # -- what should not be there ----------------------------------------------------------------------
@@ -325,13 +325,13 @@ def test_a_mount_with_its_domain_passes():
 @pytest.mark.parametrize(
     ("domain", "files", "says"),
     [
-        ("zone", of(zone=""), "zone is empty"),
-        ("zone", of(zone=None), "there is no file zone"),
-        ("zone", of(rack="r1"), "there is no file zone"),
-        ("zone", {"zone": TopologyFile("", "is not UTF-8")}, "zone is not UTF-8"),
-        ("", of(zone="", rack=""), "zone is empty; rack is empty"),
-        ("", {}, "there is no file"),
-        ("", {**of(zone=A), "rack": TopologyFile("", "has 2 lines")}, "rack has 2 lines"),
+        ("zone", of(zone=""), "file zone is empty"),
+        ("zone", of(zone=None), "file zone does not exist"),
+        ("zone", of(rack="r1"), "file zone does not exist"),
+        ("zone", {"zone": TopologyFile("", "is not UTF-8")}, "file zone is not UTF-8"),
+        ("", of(zone="", rack=""), "file zone is empty; file rack is empty"),
+        ("", {}, "no files"),
+        ("", {**of(zone=A), "rack": TopologyFile("", "has 2 lines")}, "file rack has 2 lines"),
     ],
 )
 def test_a_mount_without_a_value_fails(domain: str, files: Any, says: str):

@@ -81,14 +81,16 @@ def test_an_operator_that_watches_another_namespace_is_none():
     elsewhere = operator(args=("--restrictedNamespace=staging",))
     told = results(operators=(elsewhere,))
     assert wrong(told) == {"DYT0301": ["Deployment dynamo-operator"]}
-    assert "watches prod (there: Deployment op.system)" in told["DYT0301"].findings[0].value
+    assert (
+        "watches prod (the cluster has: Deployment op.system)" in told["DYT0301"].findings[0].value
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"ready": 0}, "0 of 1 replicas are ready"),
-        ({"ready": 0, "replicas": 0}, "is scaled to no replicas"),
+        ({"ready": 0, "replicas": 0}, "is scaled to 0 replicas"),
         ({"ready": 1, "replicas": 3}, ""),
     ],
 )
@@ -128,7 +130,7 @@ def test_an_operator_older_than_the_policy():
 
 def test_an_image_without_a_version_tells_nothing():
     told = results(operators=(operator(images=("x/operator:main",)),))["DYT0304"]
-    assert (skipped(told), told.message) == ((True, False), "x/operator:main: no version is told")
+    assert (skipped(told), told.message) == ((True, False), "x/operator:main: version unknown")
 
 
 # -- one -------------------------------------------------------------------------------------------
@@ -180,7 +182,8 @@ def test_an_operator_whose_configuration_is_not_read():
     told = results(operators=(WIDE, CONFIGURED))["DYT0302"]
     assert skipped(told) == (True, False)
     assert (
-        told.message == "Deployment configured.system: its namespaces are in a configuration file"
+        told.message
+        == "Deployment configured.system: its namespaces are in an unread configuration file"
     )
     assert results(operators=(CONFIGURED,))["DYT0302"].state is State.PASS
     assert results(operators=(HERE, CONFIGURED))["DYT0302"].state is State.PASS
@@ -200,7 +203,7 @@ def test_nodes_that_it_may_not_read():
     assert wrong(told) == {"DYT0303": [ACCOUNT]}
     assert told["DYT0303"].state is State.FAIL
     [finding] = told["DYT0303"].findings
-    assert finding.value.startswith("cannot get nodes: it cannot see the labels")
+    assert finding.value.startswith("cannot get nodes: it cannot read node labels")
     assert '{apiGroups: [""], resources: ["nodes"], verbs: ["get"]}' in finding.fix
 
 

@@ -161,7 +161,7 @@ def test_a_pending_pod_is_there_and_does_not_run():
     told = results(scene)
     assert wrong(told) == {"DYT0410": [subject(DECODE)]}
     assert values(told["DYT0410"]) == ["Pending for 60 min: not scheduled"]
-    assert told["DYT0403"].message == "11 of 12 pods; the rest: see DYT0410"
+    assert told["DYT0403"].message == "11 of 12 pods; the others: see DYT0410"
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,11 @@ def test_an_engine_that_does_not_run_says_why(main: dict[str, Any], says: str):
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        (LABEL_KEY_ANNOTATION, None, f"{LABEL_KEY_ANNOTATION} is not set, the policy says {ZONE}"),
-        (LABEL_KEY_ANNOTATION, "x/rack", f"{LABEL_KEY_ANNOTATION} is x/rack, the policy says "
+        (LABEL_KEY_ANNOTATION, None, f"{LABEL_KEY_ANNOTATION} is not set, the policy has {ZONE}"),
+        (LABEL_KEY_ANNOTATION, "x/rack", f"{LABEL_KEY_ANNOTATION} is x/rack, the policy has "
          f"{ZONE}"),
-        (CLUSTER_TOPOLOGY_ANNOTATION, "levels", f"{CLUSTER_TOPOLOGY_ANNOTATION} is levels, and "
-         "the policy has no such source"),
+        (CLUSTER_TOPOLOGY_ANNOTATION, "levels", f"{CLUSTER_TOPOLOGY_ANNOTATION} is levels, "
+         "the policy has another source"),
     ],
 )  # fmt: skip
 def test_an_annotation_must_name_the_policys_source(key: str, value: str | None, says: str):
@@ -208,7 +208,7 @@ def test_a_label_that_no_annotation_asks_for_is_no_second_fault():
     scene.label(DECODE, ZONE, None)
     told = results(scene)
     assert wrong(told) == {"DYT0402": [subject(DECODE)]}
-    assert told["DYT0403"].message == "11 of 12 pods; the rest: see DYT0402"
+    assert told["DYT0403"].message == "11 of 12 pods; the others: see DYT0402"
 
 
 def test_a_pod_that_was_never_written_to_is_told_once():
@@ -218,7 +218,7 @@ def test_a_pod_that_was_never_written_to_is_told_once():
     told = results(scene)
     assert wrong(told) == {"DYT0402": [subject(DECODE)]}
     assert values(told["DYT0402"]) == [
-        "nothing of the policy is in it: no annotation, no variables, no volume"
+        "the pod has no part of the policy: no annotation, no variables, no volume"
     ]
 
 
@@ -231,7 +231,7 @@ def test_a_label_that_was_not_copied_is_found_with_what_the_node_says():
         f"label {ZONE} is missing, scheduled 60 min ago on {NODE} ({A})"
     ]
     assert told["DYT0403"].findings[0].fix == (
-        "see that the operator runs and may do it (DYT03), then "
+        "check that the operator runs and has its permissions (DYT03), then "
         f"kubectl delete pod {DECODE} -n {SPACE}"
     )
 
@@ -243,7 +243,7 @@ def test_the_operators_event_explains_the_missing_label_and_is_not_told_again():
     told = results(scene)
     assert wrong(told) == {"DYT0403": [subject(DECODE)]}
     [finding] = told["DYT0403"].findings
-    assert "the operator noted: Node" in finding.value
+    assert "event: Node" in finding.value
     assert finding.fix == f"kubectl delete pod {DECODE} -n {SPACE}"
 
 
@@ -271,7 +271,7 @@ def test_a_node_without_the_label_is_somebody_elses_finding():
         scene.label(pod, ZONE, None)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0403"].message == "9 of 12 pods; the rest: see DYT0205"
+    assert told["DYT0403"].message == "9 of 12 pods; the others: see DYT0205"
 
 
 def test_a_missing_label_is_found_even_where_nodes_could_not_be_read():
@@ -306,7 +306,7 @@ def test_a_label_that_is_not_its_nodes_is_found_by_value():
     told = results(scene)
     pods = [name for name, one in scene.pods.items() if one.node == NODE and "front" not in name]
     assert wrong(told) == {"DYT0404": sorted(map(subject, pods))}
-    assert values(told["DYT0404"])[0] == f"{ZONE} is {A}, its node {NODE} says {B}"
+    assert values(told["DYT0404"])[0] == f"{ZONE} is {A}, its node {NODE} has {B}"
     assert told["DYT0404"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
 
 

@@ -72,28 +72,28 @@ def test_what_cannot_be_read_is_skipped_and_said():
 def test_a_name_that_is_not_there():
     told = found(Cluster(), wanted=("my-llm", "my-lm"))
     assert told == {"DYT0101": ["DynamoGraphDeployment my-lm"]}
-    assert says(Cluster(), "DYT0101", wanted=("my-llm", "my-lm")) == "is not in prod"
+    assert says(Cluster(), "DYT0101", wanted=("my-llm", "my-lm")) == "does not exist in prod"
 
 
 def test_pods_without_their_graph():
     told = results(Cluster(), graphs=())
     assert wrong(told) == {"DYT0101": [GRAPH]}
     [finding] = told["DYT0101"].findings
-    assert finding.value == "13 pods of it run, but it is not there"
+    assert finding.value == "does not exist, but has 13 pods"
     assert "kubectl delete pods -n prod -l nvidia.com/dynamo-graph-" in finding.fix
-    assert told["DYT0102"].message == "no DynamoGraphDeployment here"
+    assert told["DYT0102"].message == "no DynamoGraphDeployment"
 
 
 @pytest.mark.parametrize(
     ("status", "text"),
     [
-        ({}, "has no status: no operator has looked at it"),
+        ({}, "has no status: no operator has processed it"),
         (
             {"state": "pending", "conditions": [{"type": "Ready", "reason": "r", "message": "m"}]},
             "state pending: r, m",
         ),
         ({"state": "failed"}, "state failed"),
-        ({"state": "successful", "observedGeneration": 0}, "generation 1 is not worked on yet"),
+        ({"state": "successful", "observedGeneration": 0}, "generation 1 is not processed yet"),
         ({"conditions": [{"type": "Ready", "status": "False", "reason": "r"}]}, "is not Ready: r"),
         (
             {
@@ -170,8 +170,8 @@ def test_a_graph_without_a_policy_is_blind_to_topology():
     [finding] = told["DYT0102"].findings
     assert "delete it first" in finding.fix
     assert finding.value == (
-        "no spec.experimental.kvTransferPolicy; its workers stand in us-east-1a (4 decode, "
-        "2 prefill), us-east-1b (4 decode, 2 prefill): KV cache may cross"
+        "no spec.experimental.kvTransferPolicy; its workers run in us-east-1a (4 decode, "
+        "2 prefill), us-east-1b (4 decode, 2 prefill): KV cache can cross zones"
     )
     assert skipped(told["DYT0105"]) == (True, False)
 
@@ -206,7 +206,7 @@ def test_a_field_that_was_applied_and_dropped():
     apply(cluster, experimental={"kvTransferPolicy": policy})
     assert found(cluster) == {"DYT0114": [GRAPH]}
     assert says(cluster, "DYT0114") == (
-        "the API server dropped a part of it: unknown field "
+        "the API server removed a part of it: unknown field "
         '"spec.experimental.kvTransferPolicy.maxHops", last applied'
     )
 
@@ -252,7 +252,7 @@ def test_labels_of_drafts_on_pods_are_one_finding():
     told = results(cluster)
     assert wrong(told) == {"DYT0103": ["Pod my-llm-decode-a-0.prod"]}
     assert says(cluster, "DYT0103").startswith(
-        "metadata.labels, here and in 12 more pods: the label grove.io/topology.zone is a draft "
+        "metadata.labels, in this and 12 more pods: the label grove.io/topology.zone is a draft "
     )
 
 

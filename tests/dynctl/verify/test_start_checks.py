@@ -70,14 +70,14 @@ def test_why_it_gave_up_is_said_where_it_breaks(label: str | None, file: str, co
     scene.file(DECODE, file)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0601"].message == f"11 of 12 pods; the rest: see {code}"
+    assert told["DYT0601"].message == f"11 of 12 pods; the others: see {code}"
 
 
 def test_variables_that_lead_it_astray_explain_its_wait():
     scene = Scene()
     gave_up(scene, DECODE)
     scene.env(DECODE, DYN_KV_TRANSFER_DOMAIN="rack")
-    assert results(scene)["DYT0601"].message == ("11 of 12 pods; the rest: see DYT0501, DYT0502")
+    assert results(scene)["DYT0601"].message == ("11 of 12 pods; the others: see DYT0501, DYT0502")
 
 
 def test_a_lost_race_that_was_made_good_is_a_warning():
@@ -115,7 +115,7 @@ def test_a_log_that_could_not_be_read_of_a_worker_that_may_have_given_up():
     assert skipped(results(scene)["DYT0601"]) == UNREAD
     del scene.logs[SPACE, DECODE]
     assert results(scene)["DYT0601"].message == (
-        "11 of 12 pods; the rest: not asked for (--logs all)"
+        "11 of 12 pods; the others: not read (use --logs all)"
     )
 
 
@@ -127,7 +127,7 @@ def test_without_logs_only_restarts_leave_a_doubt():
     assert skipped(told["DYT0602"]) == skipped(told["DYT0604"]) == UNASKED
     scene.main(DECODE, last_end=Termination(1))
     told = results(scene)
-    assert told["DYT0603"].message == "11 of 12 pods; the rest: not asked for (--logs all)"
+    assert told["DYT0603"].message == "11 of 12 pods; the others: not read (use --logs all)"
     scene.logs = dict.fromkeys([(SPACE, name) for name in scene.pods], REFUSED)
     told = results(scene)
     assert skipped(told["DYT0602"]) == skipped(told["DYT0604"]) == UNREAD
@@ -139,12 +139,12 @@ def test_without_logs_only_restarts_leave_a_doubt():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"domains": {"zone": B}}, f"zone was {B}, the file says {A}"),
-        ({"domains": {}}, f"zone was not there, the file says {A}"),
-        ({"transfer_domain": "rack"}, "kv_transfer_domain was rack, the policy says zone"),
+        ({"domains": {"zone": B}}, f"zone was {B}, the file has {A}"),
+        ({"domains": {}}, f"zone was missing, the file has {A}"),
+        ({"transfer_domain": "rack"}, "kv_transfer_domain was rack, the policy has zone"),
         ({"enforcement": "preferred"},
-         "kv_transfer_enforcement was preferred, the policy says required"),
-        ({"weight": 0.5}, "kv_transfer_preferred_weight was 0.5, the policy says not set"),
+         "kv_transfer_enforcement was preferred, the policy has required"),
+        ({"weight": 0.5}, "kv_transfer_preferred_weight was 0.5, the policy has none"),
     ],
 )  # fmt: skip
 def test_what_it_started_with_must_be_what_is_there(changes: dict[str, Any], says: str):
@@ -159,7 +159,7 @@ def test_without_files_the_label_is_compared():
     scene = Scene()
     scene.files = {}
     scene.log(DECODE, domains={"zone": B})
-    assert values(results(scene)["DYT0602"]) == [f"at start zone was {B}, the pod label says {A}"]
+    assert values(results(scene)["DYT0602"]) == [f"at start zone was {B}, the pod label has {A}"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_weight_is_a_float32():
     assert wrong(results(scene)) == {}
     scene.log(DECODE, weight=0.8)
     assert values(results(scene)["DYT0602"]) == [
-        "at start kv_transfer_preferred_weight was 0.8, the policy says 0.85"
+        "at start kv_transfer_preferred_weight was 0.8, the policy has 0.85"
     ]
 
 
@@ -199,7 +199,7 @@ def test_a_log_without_the_line_is_a_warning():
     scene.logs[SPACE, DECODE] = StartLog()
     told = results(scene)
     assert wrong(told) == {"DYT0604": [subject(DECODE)]}
-    assert told["DYT0602"].message == "11 of 12 logs; the rest: see DYT0604"
+    assert told["DYT0602"].message == "11 of 12 logs; the others: see DYT0604"
 
 
 def test_a_worker_without_any_topology_does_not_log_it_either():
@@ -218,4 +218,4 @@ def test_further_ranks_and_pods_that_do_not_run_have_nothing_to_say():
     scene.not_started(DECODE)
     told = results(scene)
     assert wrong(told) == {}
-    assert told["DYT0604"].message == "10 of 11 logs; the rest: see DYT0410"
+    assert told["DYT0604"].message == "10 of 11 logs; the others: see DYT0410"

@@ -11,15 +11,15 @@ import pytest
 from dynctl.documents.verify import LINK_NAMES, CellState, CustodyRow, VerifyReport
 from dynctl.findings.report import CheckResult, Finding, Report, Section, State, summarize
 from dynctl.verify.chain import LINKS, DomainChain, Link, WorkerChain
+from dynctl.verify.chain_rows import custody_rows
 from dynctl.verify.facts import VerifyFacts
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.policy import Policy
-from dynctl.verify.result import custody_rows
 from dynctl.wire.kubernetes.objects import Pod
 from router_core import Role
 
 POLICY = Policy("zone", "required", None, "topology.kubernetes.io/zone", "", {})
-UNTOLD = Link(untold="not asked")
+UNTOLD = Link(unknown="not asked")
 MARKS = {
     CellState.SAME: "=",
     CellState.DIFFERS: "!",
@@ -172,7 +172,7 @@ def test_a_worker_without_a_policy_is_told_of_where_something_was_found():
     assert [(one.worker, one.domain, one.codes) for one in rows] == [
         ("decode-1", None, ["DYT0805"])
     ]
-    assert {cell.why for cell in rows[0].cells.values()} == {"no KV-transfer policy"}
+    assert {cell.why for cell in rows[0].cells.values()} == {"no KV transfer policy"}
 
 
 def test_a_domain_whose_label_is_not_known_is_unknown_throughout():

@@ -1,7 +1,7 @@
-"""What verify answers: its checks, and a row a worker with what stands at every link. Pure.
+"""The rows of the chain of custody: one row for each worker, with the value at every link. Pure.
 
-The checks say what is wrong; the rows say where each worker's chain breaks first, so that what
-merely follows from it is not taken for a fault of its own.
+The checks report faults; a row shows where a worker's chain breaks first, so that a consequence of
+a fault is not mistaken for a second fault.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NAMING: Final[Mapping[str, tuple[str, ...]]] = {
     "taint": ("DYT0804", "DYT08"),
     "router": ("DYT0904", "DYT09"),
 }
-"""Link, in order -> what names a break there: starts of codes, the most exact first."""
+"""Link -> prefixes of the codes that explain a break there, the most exact first."""
 
 
 def custody_rows(joined: JoinedFacts, report: Report) -> list[CustodyRow]:
-    """A row a worker, in their order; those without a policy only where something was found."""
+    """One row for each worker; workers without a policy only if they have a finding."""
     codes = _codes_by_subject(report)
     rows = (_row(worker, codes) for worker in joined.workers)
     return [row for row in rows if row.domain is not None or row.codes]
@@ -41,7 +41,7 @@ def _row(worker: WorkerChain, found: Mapping[str, Sequence[str]]) -> CustodyRow:
     if chain is not None:
         cells = list(_cells(chain))
     else:
-        why = "no KV-transfer policy" if policy is None else "the label of its domain is not known"
+        why = "no KV transfer policy" if policy is None else "the label of its domain is unknown"
         cells = [Cell(CellState.UNKNOWN, why=why)] * len(LINK_NAMES)
     broken = (CellState.DIFFERS, CellState.MISSING)
     first = next((n for n, one in zip(LINK_NAMES, cells, strict=True) if one.state in broken), None)
@@ -65,13 +65,13 @@ def _row(worker: WorkerChain, found: Mapping[str, Sequence[str]]) -> CustodyRow:
 
 
 def _cells(chain: DomainChain) -> Iterator[Cell]:
-    """Every :class:`~dynctl.verify.chain.Break` is ``differs`` or ``missing`` here too."""
+    """The cells of a chain. A :class:`~dynctl.verify.chain.Break` is ``differs`` or ``missing``."""
     before: str | None = None  # of the nearest known link, where `known`
     known = False
     carried: str | None = None  # of the nearest known link that has a value
     for link in chain.links.values():
-        if not link.told:
-            yield Cell(CellState.UNKNOWN, why=link.untold)
+        if not link.known:
+            yield Cell(CellState.UNKNOWN, why=link.unknown)
             continue
         if link.value is None:
             yield Cell(CellState.NONE if known and before is None else CellState.MISSING)
@@ -87,10 +87,10 @@ def _codes(
 ) -> list[str]:
     codes = [*found.get(worker.subject, ())]
     if worker.pod is not None and (first == _NODE or node.value == ""):
-        # What begins there was found at the node, for all of its pods.
+        # Such a fault is a finding about the node, for all its pods.
         codes += found.get(f"Node {worker.pod.node}", ())
     if worker.pod is not None and first == _CARD:
-        # Whoever may not register has no card: that is found at the account of its pods.
+        # A worker without permission to register has no card: a finding about its account.
         account = worker.pod.service_account or "default"
         codes += found.get(f"ServiceAccount {account}.{worker.pod.namespace}", ())
     naming = () if first is None else _NAMING[first]
@@ -105,7 +105,7 @@ def _codes(
 def _codes_by_subject(report: Report) -> Mapping[str, Sequence[str]]:
     """``Kind name.namespace`` -> codes, in the order of the checks.
 
-    What a subject says further (a container, a file) is within that object.
+    Further words of a subject (a container, a file) belong to the same object.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for check in report.checks:
