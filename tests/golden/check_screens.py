@@ -1,6 +1,6 @@
 """Golden screens of `check` and `explain`, in files of their own below checks/.
 
-``python -m tests.golden.check_screens`` writes the files afresh; look at the difference before you
+``python -m tests.golden.check_screens`` writes the files; read the diff before you
 commit it.
 """
 

@@ -1,6 +1,6 @@
 """The golden screens of `topology plan`, by name.
 
-``python -m tests.golden.plan_screens`` writes the files afresh; look at the difference before you
+``python -m tests.golden.plan_screens`` writes the files; read the diff before you
 commit it.
 """
 

@@ -1,6 +1,6 @@
 """Every golden screen by name: what is asked of which fleet, and how it is drawn.
 
-``python -m tests.golden.screens`` writes the files afresh; look at the difference before you
+``python -m tests.golden.screens`` writes the files; read the diff before you
 commit it.
 """
 

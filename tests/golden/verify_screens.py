@@ -1,7 +1,7 @@
 """Screens of `topology verify`: whole, broken at every link, large, and hardly read.
 
 Made of chains and findings by hand, with texts of their own: here the drawing is held, not the
-words of the codes. ``python -m tests.golden.verify_screens`` writes the files afresh.
+words of the codes. ``python -m tests.golden.verify_screens`` writes the files.
 """
 
 from __future__ import annotations
