@@ -65,7 +65,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "dynctl/planning",
         "dynctl/serving",
         "dynctl/simulation",
-        "dynctl/sources",
         "dynctl/tokenization",
         "dynctl/verify",
         "dynctl/wire",

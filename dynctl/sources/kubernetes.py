@@ -33,7 +33,7 @@ MOST_FRONTENDS: Final = 16
 _MOST_WAYS: Final = 64
 _DEFAULT_PORT: Final = 8000
 OUT_OF_REACH: Final = "not reachable from here (it needs the cluster's own network)"
-"""Said of values from the workers' own addresses, where only the API server is reachable."""
+"""Used for values from the workers' own addresses, where only the API server is reachable."""
 #: Seconds for a pod's address to answer before port-forward is used.
 _DIRECT_S: Final = 1.0
 

@@ -247,7 +247,7 @@ def _effects(
     from dynctl.base.errors import DynctlError
     from dynctl.documents.thresholds import rank_effects
     from dynctl.screens.numbers import plural
-    from dynctl.sources.thresholds.trial import judged_rows
+    from dynctl.sources.thresholds.effects import judged_rows
 
     effects: list[RankEffect] = []
     notes: list[str] = []

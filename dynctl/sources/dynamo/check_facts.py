@@ -49,7 +49,7 @@ from dynctl.wire.dynamo.discovery import EventChannel, EventSource, ZmqTransport
 from dynctl.wire.dynamo.recovery import Events, TooNew, TreeDump, parse_recovery, recovery_query
 
 #: Events are received for this long after the caches are read.
-LISTEN_S: Final = 1.0
+COLLECT_S: Final = 1.0
 #: Events published just before the last query have this long to arrive.
 _ON_THE_WAY_S: Final = 0.3
 #: Limit of each step of a query to a worker.
@@ -207,7 +207,7 @@ async def _observed(
     # Without a connection no events arrive.
     connected = any(state.connected for state in observer.stream_states().values())
     if connected:
-        await asyncio.sleep(LISTEN_S)
+        await asyncio.sleep(COLLECT_S)
     responses = await _query_all(planes, [source for _, _, source in sources])
     if connected:
         await asyncio.sleep(_ON_THE_WAY_S)
@@ -222,7 +222,7 @@ async def _observed(
         deployment=observer.deployment,
         ranks=ranks,
         waited_s=wait,
-        listened_s=LISTEN_S + _ON_THE_WAY_S,
+        listened_s=COLLECT_S + _ON_THE_WAY_S,
         asked_s=QUERY_S,
         comparable=observer.router.index.any_shared(),
         routers_heard=observer.load.added,

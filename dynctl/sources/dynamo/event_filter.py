@@ -1,4 +1,4 @@
-"""Which events somebody wants to see, and of which live deployment."""
+"""The events that `events tail` shows, and the live deployment that they come from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAYS = """name where the workers are registered:
 
 @dataclass(frozen=True, slots=True)
 class TailQuery:
-    """``workers``: as typed, all where there is none. ``kinds``: all where there is none."""
+    """``workers``: as typed; empty: all. ``kinds``: empty: all."""
 
     workers: tuple[str, ...] = ()
     selector: Selector = field(default_factory=Selector)
@@ -36,7 +36,7 @@ class TailQuery:
     def parse(
         cls, workers: Iterable[str], selector: str, kinds: Iterable[str], *, load: bool
     ) -> TailQuery:
-        """Raises UsageProblem naming the word. Asking for a kind of load line asks for load."""
+        """Raises UsageProblem naming the word. A kind of load line sets ``load``."""
         chosen = frozenset(kinds)
         known = [one.value for one in TailKind]
         for one in sorted(chosen.difference(known)):
@@ -45,11 +45,11 @@ class TailQuery:
         return cls(tuple(workers), Selector.parse(selector), chosen, load)
 
     def wants(self, line: TailLine) -> bool:
-        """Whether a line's kind is wanted; that lines were left out is always told."""
+        """Whether a line's kind is wanted; a line about skipped lines always is."""
         return not self.kinds or line.event in self.kinds or line.event == TailKind.SKIPPED
 
     def wanted(self, deployment: Deployment) -> Wanted:
-        """Whose lines are wanted; raises UsageProblem for a worker that nobody is."""
+        """Which workers are wanted; raises UsageProblem for an unknown worker."""
         if not self.workers and not self.selector.terms:
             return everyone
         known = [(item.worker.worker_id, item.worker.name) for item in deployment.workers]
@@ -64,7 +64,7 @@ class TailQuery:
 
 
 def check_source(options: GlobalOptions) -> None:
-    """Only live planes carry events; raises UsageProblem for every other source."""
+    """Raise UsageProblem for every source but live planes: only they have events."""
     named = (options.discovery, options.file_kv, options.etcd_endpoints)
     other = {
         "--demo": options.demo,
@@ -74,7 +74,7 @@ def check_source(options: GlobalOptions) -> None:
     for flag, given in other.items():
         if given:
             raise UsageProblem(
-                f"{flag}: has no event plane to listen to; events tail follows a live Dynamo", WAYS
+                f"{flag}: has no event plane; events tail follows a live Dynamo", WAYS
             )
     if backend(options) is None:
         raise UsageProblem(
@@ -89,7 +89,7 @@ async def open_tail(
     emit: Callable[[TailLine], None],
     say: Callable[[str], None],
 ) -> AsyncIterator[EventTail]:
-    """The tail of the planes that the options name, following. Raises Unreachable, UsageProblem."""
+    """The tail of the planes that the options name. Raises Unreachable or UsageProblem."""
     check_source(options)
     planes = open_planes(options)
 
@@ -117,7 +117,7 @@ async def open_tail(
 
 
 def followed(tail: EventTail, title: str, wanted: str | None) -> str:
-    """What is followed, for the person who waits for lines."""
+    """What is followed, as a sentence for the user."""
     number = tail.publishers
     text = f"following {number:,} publisher{'' if number == 1 else 's'} of KV events"
     if tail.load_channels:
@@ -127,8 +127,8 @@ def followed(tail: EventTail, title: str, wanted: str | None) -> str:
     if number:
         return text
     if not tail.deployment.workers and wanted is not None and others:
-        return f"{text}; there is nobody yet; other namespaces: {', '.join(others)}"
-    return f"{text}; waiting for one"
+        return f"{text}; no worker yet; other namespaces: {', '.join(others)}"
+    return f"{text}; waiting for the first one"
 
 
 def now_ms() -> int:

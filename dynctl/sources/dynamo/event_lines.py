@@ -41,7 +41,7 @@ def time_text(milliseconds: int) -> str:
 def remark(
     kind: TailKind, at_ms: int, message: str, worker: Worker | None = None, **more: int | None
 ) -> TailLine:
-    """Something about a stream; ``more``: dp_rank, missing."""
+    """A remark about a stream; ``more``: dp_rank, missing."""
     return _line(kind, at_ms, worker, None, message=message, **more)
 
 
@@ -50,8 +50,8 @@ def condition_kind(code: ChannelCode) -> TailKind:
 
 
 def event_line(worker: Worker, event: RouterEvent, at_ms: int, message: str | None) -> TailLine:
-    """A KV event; ``message``: what is odd about it."""
-    told: dict[str, object] = {
+    """A KV event; ``message``: what is unusual about it."""
+    fields: dict[str, object] = {
         "dp_rank": event.dp_rank,
         "event_id": event.event_id,
         "tier": event.storage_tier,
@@ -61,24 +61,24 @@ def event_line(worker: Worker, event: RouterEvent, at_ms: int, message: str | No
     match what:
         case BlocksStored():
             parent = what.parent_hash
-            told |= {
+            fields |= {
                 **_blocks(what.block_hashes),
                 "parent_hash": None if parent is None else _hex(parent),
             }
             kind = TailKind.STORED
         case BlocksRemoved():
-            told |= _blocks(what.block_hashes)
+            fields |= _blocks(what.block_hashes)
             kind = TailKind.REMOVED
         case Cleared():
             kind = TailKind.CLEARED
         case UnknownEvent():
-            told["message"] = f"events of kind {what.kind!r} are not known here"
-    return _line(kind, at_ms, worker, None, **told)
+            fields["message"] = f"unknown kind of event {what.kind!r}"
+    return _line(kind, at_ms, worker, None, **fields)
 
 
 def load_line(worker: Worker | None, report: KvMetrics, at_ms: int) -> TailLine:
-    """What a rank reports of itself."""
-    told = [
+    """A load report of a rank."""
+    values = [
         f"{value:,} {what}"
         for value, what in (
             (report.active_decode_blocks, "active decode blocks"),
@@ -95,12 +95,12 @@ def load_line(worker: Worker | None, report: KvMetrics, at_ms: int) -> TailLine:
         dp_rank=report.dp_rank,
         blocks=report.kv_used_blocks,
         prefill_tokens=report.active_prefill_tokens,
-        message=", ".join(told) or "nothing is told",
+        message=", ".join(values) or "an empty report",
     )
 
 
 def sequence_line(worker: Worker | None, event: SequenceEvent, at_ms: int) -> TailLine:
-    """What a router tells of a request on a worker."""
+    """A router's replica-sync event about a request."""
     blocks = tokens = None
     match event:
         case SequenceAdded():
@@ -112,10 +112,10 @@ def sequence_line(worker: Worker | None, event: SequenceEvent, at_ms: int) -> Ta
         case SequencePrefillDone():
             kind, message = TailKind.PREFILLED, f"request {event.request_id}: prefill is done"
         case SequenceFreed():
-            kind, message = TailKind.FREED, f"request {event.request_id}: left"
+            kind, message = TailKind.FREED, f"request {event.request_id}: ended"
         case _:
             kind = TailKind.UNKNOWN
-            message = f"request {event.request_id}: {event.kind!r} is not known here"
+            message = f"request {event.request_id}: unknown event {event.kind!r}"
     return _line(
         kind,
         at_ms,
@@ -130,12 +130,12 @@ def sequence_line(worker: Worker | None, event: SequenceEvent, at_ms: int) -> Ta
 
 
 def _line(
-    kind: TailKind, at_ms: int, worker: Worker | None, worker_id: int | None, **told: object
+    kind: TailKind, at_ms: int, worker: Worker | None, worker_id: int | None, **fields: object
 ) -> TailLine:
-    """``worker_id`` names one that is not registered."""
-    who: dict[str, object] = {}
+    """``worker_id``: of a worker that is not registered."""
+    of: dict[str, object] = {}
     if worker is not None:
-        who = {
+        of = {
             "worker": worker.name,
             "worker_id": worker.worker_id,
             "model": worker.model,
@@ -143,8 +143,8 @@ def _line(
             "domains": dict(worker.domains),
         }
     elif worker_id is not None:
-        who = {"worker": f"{worker_id:016x}", "worker_id": worker_id}
-    return TailLine(kind.value, time_text(at_ms), **who, **told)  # type: ignore[arg-type]
+        of = {"worker": f"{worker_id:016x}", "worker_id": worker_id}
+    return TailLine(kind.value, time_text(at_ms), **of, **fields)  # type: ignore[arg-type]
 
 
 def _blocks(hashes: Sequence[int]) -> dict[str, object]:

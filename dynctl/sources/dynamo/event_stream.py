@@ -1,7 +1,7 @@
-"""Events of a live deployment as they come, without keeping any index.
+"""Events of a live deployment as they arrive, without an index.
 
-Only listens: nobody is asked for what was missed, so a gap is shown and stays. Lines go to a
-bounded :class:`TailQueue`; a reader that is too slow loses lines, and is told how many.
+Nothing is requested from workers: a gap is shown and stays. Lines go to a bounded
+:class:`TailQueue`; a reader that is too slow loses lines, and gets their number.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_QUEUED: Final = 10_000
 
 
 class TailQueue:
-    """Lines that wait for their reader: ``most``, then new ones are counted instead of kept."""
+    """Lines that wait for their reader, up to ``most``; further ones are only counted."""
 
     def __init__(self, now_ms: Callable[[], int], most: int = MAX_QUEUED) -> None:
         self._now_ms = now_ms
@@ -58,7 +58,7 @@ class TailQueue:
         if len(self._lines) >= self._most:
             self._skipped += 1
         else:
-            self._tell_skipped()
+            self._report_skipped()
             self._lines.append(line)
         self._wake.set()
 
@@ -67,13 +67,13 @@ class TailQueue:
         await self._wake.wait()
         taken = [self._lines.popleft() for _ in range(min(most, len(self._lines)))]
         if not self._lines:
-            self._tell_skipped()
+            self._report_skipped()
         if not self._lines:
             self._wake.clear()
         return taken
 
-    def _tell_skipped(self) -> None:
-        """A line in the place of those that were not kept."""
+    def _report_skipped(self) -> None:
+        """Put one line in place of those that were dropped."""
         if self._skipped:
             number, self._skipped = self._skipped, 0
             text = f"{number:,} event{'' if number == 1 else 's'} not shown: the output is slower"
@@ -82,9 +82,9 @@ class TailQueue:
 
 
 class PublisherTail:
-    """The KV events of one rank: every value of its channel in, lines out.
+    """Lines from the channel of one rank's KV events.
 
-    Events of a publisher are numbered from 1 without holes; who joins late begins anywhere.
+    Events of a publisher are numbered from 1 without gaps; the first one received may be any.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ class PublisherTail:
             return
         for event in events:
             self._event(event, value.published_at_ms)
-        self._tell_dropped()
+        self._report_dropped()
 
     def _event(self, event: RouterEvent, at_ms: int) -> None:
         sequence, number, odd = self._sequence, event.event_id, None
         if (event.worker_id, event.dp_rank) != (self.worker.worker_id, self._rank):
             self._remark(
                 TailKind.FOREIGN,
-                f"an event of worker {event.worker_id:x} rank {event.dp_rank} came on this channel",
+                f"an event of worker {event.worker_id:x} rank {event.dp_rank} on this channel",
             )
             return
         verdict = sequence.judge(number)
@@ -129,7 +129,7 @@ class PublisherTail:
         elif verdict is Verdict.GAP:
             self._gap(sequence.expected, number - 1)
         else:
-            self._tell_dropped()
+            self._report_dropped()
         self._dropped = 0
         if verdict is not Verdict.LATE:
             sequence.advance(number)
@@ -141,17 +141,17 @@ class PublisherTail:
         lost = f" ({_messages(self._dropped)} lost on the way)" if self._dropped else ""
         self._remark(TailKind.GAP, f"{which} missing{lost}", missing)
 
-    def _tell_dropped(self) -> None:
-        """Messages were lost and the events' numbers do not say how many events that were."""
+    def _report_dropped(self) -> None:
+        """A line for lost messages whose number of events is unknown."""
         if self._dropped:
-            told = f"{_messages(self._dropped)} lost on the way; no numbered event is known missing"
-            self._remark(TailKind.GAP, told, self._dropped)
+            text = f"{_messages(self._dropped)} lost on the way; no numbered event is known missing"
+            self._remark(TailKind.GAP, text, self._dropped)
             self._dropped = 0
 
     def _condition(self, value: ChannelCondition) -> None:
         match value.code:
             case ChannelCode.EVENTS_DROPPED:
-                # Told with the message that follows, whose events say what was in them.
+                # Reported with the next message: its event numbers show what is missing.
                 self._dropped += value.count
             case ChannelCode.CHANNEL_CONNECTED:
                 if self._was_connected:
@@ -160,7 +160,7 @@ class PublisherTail:
             case ChannelCode.PUBLISHER_RESTARTED:
                 self._sequence, self._dropped = EventSequence(first=1, late_join=True), 0
                 self._remark(
-                    TailKind.RESTART, f"{value.message}; what it cached before counts as gone"
+                    TailKind.RESTART, f"{value.message}; its earlier cache contents are invalid"
                 )
             case _:
                 self._remark(condition_kind(value.code), value.message)
@@ -173,7 +173,7 @@ class PublisherTail:
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    """Whose KV events a channel carries."""
+    """The rank of a channel of KV events."""
 
     worker: Worker
     dp_rank: int
@@ -196,9 +196,9 @@ def everyone(worker: Worker | None) -> bool:
 
 
 class EventTail:
-    """Follows the channels of the wanted workers, as discovery tells of them.
+    """Follows the channels of the wanted workers that discovery has.
 
-    ``emit`` takes lines, ``say`` what is to be said beside them (discovery is interrupted).
+    ``emit`` takes lines, ``say`` messages that are not lines (discovery is interrupted).
     ``load`` follows load reports and bookings too. ``now_ms``: our wall clock in milliseconds.
     Use as an async context manager; entering raises Unreachable.
     """
@@ -242,7 +242,7 @@ class EventTail:
         await self.close()
 
     def follow(self) -> None:
-        """Begin: lines come from now on."""
+        """Start to emit lines."""
         self._follow_channels()
         self._tasks.start("discovery", partial(watch_discovery, self._discovery, self._take))
 
@@ -271,21 +271,21 @@ class EventTail:
                 self._say(f"discovery is interrupted: {change.reason}; known publishers stay")
             return
         if interrupted is not None and self._registrations.interrupted is None:
-            self._say("discovery is heard again")
+            self._say("discovery works again")
         before = self._workers
         self._join()
         after = self._workers
         for worker_id in before.keys() - after.keys():
-            self._tell(TailKind.LEFT, "is no longer registered", before[worker_id])
+            self._report(TailKind.LEFT, "is no longer registered", before[worker_id])
         for worker_id in after.keys() - before.keys():
-            self._tell(TailKind.JOINED, "is registered now", after[worker_id])
+            self._report(TailKind.JOINED, "is registered now", after[worker_id])
         self._follow_channels()
 
     def _join(self) -> None:
         self.deployment = self._registrations.deployment(self._namespace)
         self._workers = {item.worker.worker_id: item.worker for item in self.deployment.workers}
 
-    def _tell(self, kind: TailKind, message: str, worker: Worker) -> None:
+    def _report(self, kind: TailKind, message: str, worker: Worker) -> None:
         if self.wanted(worker):
             self._emit(remark(kind, self._now_ms(), message, worker))
 
@@ -347,7 +347,7 @@ class EventTail:
                 self._emit(sequence_line(worker, event, message.published_at_ms))
 
     def _load_message(self, value: ChannelValue) -> ChannelMessage | None:
-        """A message; of a condition only a loss or a restart is worth a line here."""
+        """The message of a value; a condition gives a line if it is a loss or a restart."""
         if isinstance(value, ChannelMessage):
             return value
         if value.code in (ChannelCode.EVENTS_DROPPED, ChannelCode.PUBLISHER_RESTARTED):

@@ -2,7 +2,7 @@
 
 Workers come from discovery; their own load from ``kv_metrics`` and the engines' forward-pass
 metrics; the routers' load from the frontends' ``/metrics``, or from replica-sync events. Caches
-are read only on request. An unknown part says what makes it known.
+are read only on request. Unknown parts contain what makes them known.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from dynctl.health.deployment import Deployment, ObservedWorker, Registrations
 from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.sources.dynamo.load_mirror import LoadMirror
 from dynctl.sources.dynamo.planes import Planes, watch_discovery
-from dynctl.sources.dynamo.rank_index import RankIndex
+from dynctl.sources.dynamo.recovery import RankIndex
 from dynctl.wire.dynamo.active_sequences import SequenceEvent
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, Instance
 from dynctl.wire.dynamo.recovery import (

@@ -31,7 +31,7 @@ _READ: Final = "i reads the cache of a worker, I all of them"
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What was read of a live Dynamo. ``at``: when discovery was last read or heard of.
+    """What was read of a live Dynamo. ``at``: when discovery was last current.
 
     ``load``: its origin, from take_load(). ``metrics``: number of frontends whose metrics were
     read; ``problem``: why there are none. ``hops``: origin of decisions -> number of hops. ``log``:

@@ -19,7 +19,7 @@ from dynctl.sources.dynamo.observer import Observer
 from dynctl.sources.dynamo.planes import Planes
 
 #: Reports are collected for this long before the first list of workers.
-LISTEN_S: Final = 1.0
+COLLECT_S: Final = 1.0
 
 
 class WorkerReports:
@@ -64,7 +64,7 @@ class WorkerReports:
         """Why the report of a worker may be unknown, for the user."""
         if not self._follow:
             return "load reports are not reachable from here: they need the cluster's own network"
-        seconds = LISTEN_S
+        seconds = COLLECT_S
         if self._started.done() and self._started.exception() is None:
             seconds = time.monotonic() - self._started.result()
         return f"not reported in {seconds:.0f} s (workers report changes only)"
@@ -82,7 +82,7 @@ class WorkerReports:
                 self._thread.start()
         began = self._started.result()
         if self._follow:
-            time.sleep(max(0.0, began + LISTEN_S - time.monotonic()))
+            time.sleep(max(0.0, began + COLLECT_S - time.monotonic()))
         assert self._loop is not None
         rows = asyncio.run_coroutine_threadsafe(self._rows(), self._loop)
         try:

@@ -60,7 +60,7 @@ class FrontendSource:
         yield at_once(replica_at, self.clients)
 
     def judged(self, model: str, values: Values) -> list[WorkerRow]:
-        from dynctl.sources.thresholds.trial import judged_rows
+        from dynctl.sources.thresholds.effects import judged_rows
 
         return self._first(
             lambda client: judged_rows(
@@ -90,11 +90,11 @@ class FrontendSource:
         refuse_log(self, frontend_log)
         return LiveFrontends([client.url for client in self.clients], self._token, self._timeout)
 
-    def _first(self, ask: Callable[[FrontendClient], _Answer]) -> _Answer:
+    def _first(self, read: Callable[[FrontendClient], _Answer]) -> _Answer:
         last: Unreachable | None = None
         for client in self.clients:
             try:
-                return ask(client)
+                return read(client)
             except Unreachable as error:
                 last = error
         raise last if last is not None else Unreachable("no frontend was named")

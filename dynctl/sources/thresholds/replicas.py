@@ -224,12 +224,12 @@ def set_on_all(holders: Sequence[NamedHolder], model: str, values: Values) -> Th
     return dict(result.outcomes[0].after or {})
 
 
-def at_once(ask: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """``ask(item)`` for each item, in their order, several at the same time."""
+def at_once(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """``call(item)`` for each item, in their order, several at the same time."""
     if len(items) == 1:
-        return [ask(items[0])]
+        return [call(items[0])]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(ask, items))
+        return list(pool.map(call, items))
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dynctl.documents.thresholds import Latch, SignalRow
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.source import Values
-from dynctl.sources.thresholds.trial import RankStanding, standings
+from dynctl.sources.thresholds.effects import RankSignals, rank_signals
 from router_core import REPORTED_TOKENS, UNKNOWN_BATCHED_TOKENS, ThresholdSignal
 
 _NEXT_REPORT = "a Dynamo frontend decides again at the next load report"
@@ -40,23 +40,23 @@ def signal_rows(
     threshold out of bounds.
     """
     return [
-        _row(replica, standing, signal, dynamo)
-        for standing in standings(rows, model, thresholds)
-        for signal in standing.signals
+        _row(replica, ranked, signal, dynamo)
+        for ranked in rank_signals(rows, model, thresholds)
+        for signal in ranked.signals
     ]
 
 
 def _row(
-    replica: str, standing: RankStanding, signal: ThresholdSignal, dynamo: DynamoVerdicts | None
+    replica: str, ranked: RankSignals, signal: ThresholdSignal, dynamo: DynamoVerdicts | None
 ) -> SignalRow:
-    worker, rank = standing.worker, standing.rank
+    worker, rank = ranked.worker, ranked.rank
     if dynamo is None:
         busy: bool | None = worker.busy
         latch = _latch(signal)
-        why = _why(standing, signal, "the worker never reported it")
+        why = _why(ranked, signal, "the worker never reported it")
     else:
         busy = dynamo.verdicts.get(worker.worker_id)
-        latch, why = _as_dynamo(standing, signal, dynamo)
+        latch, why = _as_dynamo(ranked, signal, dynamo)
     return SignalRow(
         replica=replica,
         model=worker.model,
@@ -72,7 +72,7 @@ def _row(
         over=signal.over,
         latch=latch,
         age_s=rank.load_age_s if signal.reported and signal.value is not None else None,
-        acts=signal.over and standing.judged.busy
+        acts=signal.over and ranked.judged.busy
         if busy is None
         else busy and (signal.over or latch == "latched"),
         busy=busy,
@@ -88,33 +88,33 @@ def _latch(signal: ThresholdSignal) -> Latch:
     return "latched" if signal.over else "open"
 
 
-def _why(standing: RankStanding, signal: ThresholdSignal, never: str) -> str:
+def _why(ranked: RankSignals, signal: ThresholdSignal, never: str) -> str:
     """Why this signal does not make the worker busy; empty where it does, or is under its limit."""
-    card = standing.worker.runtime_config
+    card = ranked.worker.runtime_config
     if signal.limit is None:
         return "the card has no total_kv_blocks: decode blocks never make the worker busy"
     if signal.value is None:
         return never
     if signal.over:
-        return "" if standing.judged.busy else _CALM_RANK
+        return "" if ranked.judged.busy else _CALM_RANK
     if signal.threshold.endswith("_frac") and not card.get("max_num_batched_tokens"):
         return f"the card has no max_num_batched_tokens: {UNKNOWN_BATCHED_TOKENS:,} is used"
     return ""
 
 
 def _as_dynamo(
-    standing: RankStanding, signal: ThresholdSignal, dynamo: DynamoVerdicts
+    ranked: RankSignals, signal: ThresholdSignal, dynamo: DynamoVerdicts
 ) -> tuple[Latch, str]:
     """The latch of a signal on a Dynamo frontend, derived from whether it refuses the worker."""
     if signal.signal == REPORTED_TOKENS:
         return "empty", "Dynamo's workers do not report it"
-    why = _why(standing, signal, dynamo.no_report_reason)
-    refuses = dynamo.verdicts.get(standing.worker.worker_id)
+    why = _why(ranked, signal, dynamo.no_report_reason)
+    refuses = dynamo.verdicts.get(ranked.worker.worker_id)
     if signal.limit is None:
         return ("not reported" if signal.reported else "live"), why
     if refuses is None:
         return ("not reported" if signal.reported else "live"), why
-    judged = standing.judged.busy
+    judged = ranked.judged.busy
     if refuses and not judged and signal.reported:
         text = "refused, but no known value is over: Dynamo frees the worker at the next report"
         return "latched", text

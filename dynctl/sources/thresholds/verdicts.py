@@ -14,8 +14,8 @@ from typing import Final
 from dynctl.base.errors import DynctlError
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.source import Values
+from dynctl.sources.thresholds.effects import rank_signals
 from dynctl.sources.thresholds.replicas import Replica, at_once
-from dynctl.sources.thresholds.trial import standings
 
 _FIRST_S: Final = 0.05
 _LONGEST_S: Final = 1.0
@@ -92,7 +92,7 @@ def _read_one(replica: Replica, model: str, values: Values) -> Acting:
         if stored:
             return Acting(tuple(f"{name}: {key} is {present.get(key)}" for key in stored))
         rows = [row for row in replica.workers() if row.model == model]
-        judged = {one.worker.worker_id: one.judged for one in standings(rows, model, present)}
+        judged = {one.worker.worker_id: one.judged for one in rank_signals(rows, model, present)}
     except DynctlError as error:
         return Acting((error.message if name in error.message else f"{name}: {error.message}",))
     if replica.probe is None:

@@ -14,8 +14,8 @@ from typing import Final
 from dynctl.base.errors import DynctlError, Unreachable
 from dynctl.documents.thresholds import ThresholdEvent
 from dynctl.sources.source import Values
+from dynctl.sources.thresholds.effects import rank_signals
 from dynctl.sources.thresholds.replicas import Reading, Replica, at_once, differing
-from dynctl.sources.thresholds.trial import standings
 from router_core import THRESHOLD_SETTINGS
 
 RankKey = tuple[str, int, int]
@@ -54,7 +54,7 @@ def read_state(replica: Replica, wall: Callable[[], float] = time.time) -> Repli
         rows = replica.workers()
         ranks = {}
         for model, values in thresholds.items():
-            for one in standings(rows, model, values):
+            for one in rank_signals(rows, model, values):
                 row = one.judged if replica.probe is not None else one.worker
                 rank = next(it for it in row.ranks if it.dp_rank == one.rank.dp_rank)
                 why = rank.busy_reasons[0] if rank.busy_reasons else "under every threshold"

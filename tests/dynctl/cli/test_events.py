@@ -122,13 +122,13 @@ def test_it_ends_after_the_duration(dynctl, store: Path):
 
 def test_a_namespace_without_workers_names_the_others(dynctl, store: Path):
     ran = dynctl("events", "tail", "--file-kv", store, "--dyn-namespace", "x", "--duration", 0)
-    assert "there is nobody yet; other namespaces: dynamo" in ran.err
+    assert "no worker yet; other namespaces: dynamo" in ran.err
 
 
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        (["--demo"], "--demo: has no event plane to listen to"),
+        (["--demo"], "--demo: has no event plane"),
         (["--frontend", "http://127.0.0.1:1"], "--frontend: has no event plane"),
         ([], "no discovery backend was named"),
         (["--file-kv", "x", "-o", "json"], "expected table, wide or jsonl"),

@@ -169,7 +169,7 @@ async def test_a_publisher_that_begins_anew_is_no_gap():
         fleet.send("zone-a", (1, stored(1)))
         fleet.send("zone-a", (2, stored(2)))
     assert fleet.kinds() == ["stored"] * 3 + ["restart"] + ["stored"] * 2
-    assert "what it cached before counts as gone" in (fleet.lines[3].message or "")
+    assert "its earlier cache contents are invalid" in (fleet.lines[3].message or "")
 
 
 async def test_what_cannot_be_read_is_marked_and_stops_nothing():
@@ -184,7 +184,7 @@ async def test_what_cannot_be_read_is_marked_and_stops_nothing():
         fleet.plane.publish(channel, encode_router_events([event]))
         fleet.send("zone-a", (3, stored(3)))
     assert fleet.kinds() == ["stored", "malformed", "malformed", "unknown", "foreign", "stored"]
-    assert fleet.lines[3].message == "events of kind 'compressed' are not known here"
+    assert fleet.lines[3].message == "unknown kind of event 'compressed'"
 
 
 async def test_a_lost_connection_and_its_return_are_marked_but_not_the_first():
@@ -219,7 +219,7 @@ async def test_interrupted_discovery_is_said_once_and_what_is_known_stays():
         fleet.tail._take(listed)
     assert fleet.said == [
         "discovery is interrupted: no route; known publishers stay",
-        "discovery is heard again",
+        "discovery works again",
     ]
     assert fleet.kinds() == ["stored"]
 

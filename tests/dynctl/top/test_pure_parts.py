@@ -51,7 +51,7 @@ def test_stale_is_what_should_have_been_told_again(age, every, stale):
 def test_lost_events_make_stale_and_an_unreachable_worker_is():
     assert stale_reason(one_worker(index="gapped", gaps=3), None) is not None
     gone = msgspec.structs.replace(one_worker(), status="unavailable")
-    assert stale_reason(gone, None) == "it does not answer"
+    assert stale_reason(gone, None) == "no response"
 
 
 # -- domains -----------------------------------------------------------------------------------

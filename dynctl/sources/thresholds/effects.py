@@ -21,7 +21,7 @@ from router_core import (
 
 
 @dataclass(frozen=True, slots=True)
-class RankStanding:
+class RankSignals:
     """One rank against the thresholds. ``worker`` and ``rank``: the reported rows; ``judged``: the
     worker's row with the busy state that a dynctl router computes."""
 
@@ -45,14 +45,14 @@ def judged_rows(
     return worker_rows(_judge(rows, model, {**present, **values}), 0.0)
 
 
-def standings(
+def rank_signals(
     rows: Sequence[WorkerRow], model: str, thresholds: Mapping[str, float | int | None]
-) -> list[RankStanding]:
+) -> list[RankSignals]:
     """Every rank of ``model`` and how each of its signals stands. Raises UsageProblem."""
     router = _judge(rows, model, thresholds)
     judged = {row.worker_id: row for row in worker_rows(router, 0.0)}
     return [
-        RankStanding(
+        RankSignals(
             row,
             rank,
             judged[row.worker_id],

@@ -1,9 +1,8 @@
-"""Keep the index of one rank true from its KV events: gaps seen, healed, or admitted.
+"""Recovery: keep the index of one rank complete from its KV events.
 
-Events of a publisher are numbered from 1 without holes. What came before we listened, and what got
-lost, is asked of the worker itself (its local indexer, over the request plane); live events wait
-meanwhile. A worker that cannot be asked leaves a named gap: the index then lacks blocks and may
-hold some that were evicted, and everything says so.
+Events of a publisher are numbered from 1 without gaps. Earlier and lost events are read from the
+worker's local indexer over the request plane; live events wait meanwhile. If the worker cannot be
+read, the gap stays: the index then misses blocks, may contain evicted ones, and is marked so.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ from dynctl.wire.dynamo.recovery import (
 )
 from dynctl.wire.event_sequence import EventSequence, Verdict
 
-#: Live events that wait for a recovery; beyond this they are let go and asked for again.
+#: Live events that wait for a recovery; above this they are dropped and requested again.
 MAX_WAITING: Final = 20_000
-#: Rounds of asking before a hole is accepted: each answer may be overtaken by new losses.
+#: Requests before a gap is accepted: events may be lost again while a response is on its way.
 _ROUNDS: Final = 3
 _RETRY_S: Final = (1.0, 2.0, 5.0, 15.0, 30.0)
 
 
 class Recover(Protocol):
-    """Asks a worker for its events from ``start`` on (None: everything it holds).
+    """Request a worker's events from ``start`` on (None: its whole index).
 
     Raises RequestPlaneError or WireError.
     """
@@ -96,12 +95,12 @@ class RankIndex:
         self._waiting: list[RouterEvent] = []
         self._due = asyncio.Event()
         self._settled = asyncio.Event()
-        self._asking = True  # live events wait for an answer
-        self._loose = False  # the worker could not be asked: events are taken as they come
+        self._recovering = True  # live events wait for a response
+        self._unrecovered = False  # recovery failed: events are applied over gaps
         self._failures = 0
-        self._why = "not asked yet"
-        self._unheard = ""
-        self._told: set[str] = set()
+        self._problem = "recovery has not started yet"
+        self._disconnected = ""
+        self._reported: set[str] = set()
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -125,7 +124,7 @@ class RankIndex:
 
     @property
     def current(self) -> bool:
-        """Whether every event up to now is in the index (or on its way into it)."""
+        """Whether every event so far is in the index, or queued for it."""
         return self._connected and self._settled.is_set() and not self._missing
 
     @property
@@ -133,10 +132,10 @@ class RankIndex:
         """Why the index is not current; None if it is."""
         if self.current:
             return None
-        return self._why if self._connected else self._unheard or self._why
+        return self._problem if self._connected else self._disconnected or self._problem
 
     async def settled(self) -> None:
-        """Until recovery succeeded, or failed for now."""
+        """Wait until recovery succeeded, or failed for now."""
         await self._settled.wait()
 
     # -- the channel -----------------------------------------------------------------------
@@ -150,8 +149,8 @@ class RankIndex:
             events = decode_router_events(value.payload)
         except WireError as error:
             self._counts.malformed += 1
-            self._tell_once(StreamCode.MALFORMED_BATCH, f"a batch is unreadable: {error}")
-            self.request_recovery()  # whatever it held is missing now
+            self._report_once(StreamCode.MALFORMED_BATCH, f"a batch is unreadable: {error}")
+            self.request_recovery()  # its events are missing now
             return
         self._counts.batches += 1
         self._last_at = self._clock()
@@ -162,41 +161,41 @@ class RankIndex:
         match value.code:
             case ChannelCode.CHANNEL_CONNECTED:
                 self._connected = True
-                self._tell(StreamCode.STREAM_CONNECTED, value.message)
+                self._report(StreamCode.STREAM_CONNECTED, value.message)
                 self.request_recovery()
             case ChannelCode.CHANNEL_DISCONNECTED:
                 self._connected = False
-                self._unheard = value.message
-                self._tell(StreamCode.STREAM_DISCONNECTED, value.message)
+                self._disconnected = value.message
+                self._report(StreamCode.STREAM_DISCONNECTED, value.message)
                 if self._sequence.last is None:
                     self.request_recovery()  # the worker may answer anyway
             case ChannelCode.PUBLISHER_RESTARTED:
                 self._restarted(value.message)
             case ChannelCode.EVENTS_DROPPED:
-                # Asked at once: no later event would show a loss at the end of a burst.
+                # Requested at once: no later event would show a loss at the end of a burst.
                 self.request_recovery()
             case ChannelCode.MALFORMED_MESSAGE:
                 self._counts.malformed += 1
-                self._tell_once(StreamCode.MALFORMED_MESSAGE, value.message)
+                self._report_once(StreamCode.MALFORMED_MESSAGE, value.message)
                 self.request_recovery()
             case ChannelCode.FOREIGN_PUBLISHER:
-                self._tell_once(StreamCode.FOREIGN_PUBLISHER, value.message)
+                self._report_once(StreamCode.FOREIGN_PUBLISHER, value.message)
 
     def _live(self, event: RouterEvent) -> None:
         if (event.worker_id, event.dp_rank) != (self.source.worker_id, self.source.dp_rank):
-            self._tell_once(
+            self._report_once(
                 StreamCode.FOREIGN_PUBLISHER,
-                f"an event of worker {event.worker_id:x} rank {event.dp_rank} came on the channel "
+                f"an event of worker {event.worker_id:x} rank {event.dp_rank} on the channel "
                 f"of worker {self.source.worker_id:x} rank {self.source.dp_rank}; skipped",
             )
             return
-        if self._asking:
+        if self._recovering:
             self._wait(event)
             return
         match self._sequence.judge(event.event_id):
             case Verdict.NEXT:
                 self._apply([event])
-            case Verdict.GAP if self._loose:
+            case Verdict.GAP if self._unrecovered:
                 self._skip_to(event.event_id)
                 self._apply([event])
             case Verdict.GAP:
@@ -209,26 +208,26 @@ class RankIndex:
     def _wait(self, event: RouterEvent) -> None:
         self._waiting.append(event)
         if len(self._waiting) > MAX_WAITING:
-            # Nothing is lost for good: the answer of the worker covers what is let go here.
+            # Nothing is lost: the worker's response has the events that are dropped here.
             del self._waiting[: MAX_WAITING // 2]
             self.request_recovery()
 
     # -- recovery --------------------------------------------------------------------------
 
     def request_recovery(self) -> None:
-        """Have the worker say what it holds, or what came after the last event seen."""
-        self._why = "it was asked and has not answered yet"
-        self._asking = True
+        """Request the worker's index, or the events after the last one."""
+        self._problem = "the worker has not answered yet"
+        self._recovering = True
         self._due.set()
         self._settled.clear()
 
     async def run(self) -> None:
-        """Recover whenever something is missing, until cancelled."""
+        """Recover whenever events are missing, until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
             try:
-                await self._ask_until_whole()
+                await self._recover_until_complete()
                 self._failures = 0
             except (RequestPlaneError, WireError) as error:
                 self._failures += 1
@@ -244,28 +243,28 @@ class RankIndex:
                         await self._due.wait()
                 self._due.set()
 
-    async def _ask_until_whole(self) -> None:
+    async def _recover_until_complete(self) -> None:
         for _ in range(_ROUNDS):
             self._due.clear()
             await self._round()
             if self._sequence.last is not None and not self._waiting and not self._due.is_set():
-                self._asking = self._loose = False
-                self._why, self._missing = "", 0
+                self._recovering = self._unrecovered = False
+                self._problem, self._missing = "", 0
                 self._emit_condition(StreamCode.INDEX_CURRENT, "nothing is missing", missing=0)
                 return
-        raise RequestPlaneError(f"its answers still leave a hole after {_ROUNDS} rounds")
+        raise RequestPlaneError(f"events are still missing after {_ROUNDS} responses")
 
     async def _round(self) -> None:
-        # Events that were taken loosely may hide holes: only the whole index is sure then.
-        started = self._sequence.last is not None and not self._loose
+        # After a failed recovery gaps are possible anywhere: only the whole index is certain.
+        started = self._sequence.last is not None and not self._unrecovered
         start = self._sequence.expected if started else None
         answer = await self._recover(self.source, start)
         match answer:
             case TreeDump(events, last):
                 self._emit_condition(
-                    StreamCode.INDEX_CURRENT, "the worker's whole index is taken over", clears=True
+                    StreamCode.INDEX_CURRENT, "the worker's whole index was read", clears=True
                 )
-                # The numbers inside a dump mean nothing: where it ends is said beside it.
+                # The numbers inside a dump are arbitrary: its last number is a field of its own.
                 await self._take_over(events, after=None)
                 self._sequence.advance(last)
             case Events(events, last):
@@ -273,13 +272,13 @@ class RankIndex:
                 self._sequence.advance(max(last, self._sequence.last or 0))
             case TooNew(newest_available=newest):
                 if self._sequence.last is not None and not answer.nothing_missed:
-                    self._restarted(f"it has {newest} events, we have seen {self._sequence.last}")
+                    self._restarted(f"it has {newest} events, {self._sequence.last} were received")
                     return
                 self._sequence.advance(newest)
             case InvalidRange() | RecoveryError():
-                told = answer.message if isinstance(answer, RecoveryError) else "invalid range"
-                raise RequestPlaneError(f"the worker cannot say what it caches: {told}")
-        self._follow_on()
+                why = answer.message if isinstance(answer, RecoveryError) else "invalid range"
+                raise RequestPlaneError(f"the worker cannot export its index: {why}")
+        self._apply_waiting()
 
     async def _take_over(self, events: EventSlices, after: int | None) -> None:
         for piece in events.slices():
@@ -290,8 +289,8 @@ class RankIndex:
             self._apply(new)
             await asyncio.sleep(0)
 
-    def _follow_on(self) -> None:
-        """Apply what waited as far as it follows on; the rest waits for the next answer."""
+    def _apply_waiting(self) -> None:
+        """Apply the waiting events up to the next gap; the rest waits for the next response."""
         waiting, self._waiting = sorted(self._waiting, key=_number), []
         for at, event in enumerate(waiting):
             match self._sequence.judge(event.event_id):
@@ -304,10 +303,10 @@ class RankIndex:
                     self._counts.duplicates += 1
 
     def _give_up(self, why: str) -> None:
-        """Go on without an answer; what lies before the next event is lost for now."""
-        self._why = why
-        self._asking, self._loose = False, True
-        # Whatever came before we listened is unknown too, though nobody can say how much it was.
+        """Continue without recovery; events before the next one are lost for now."""
+        self._problem = why
+        self._recovering, self._unrecovered = False, True
+        # Events before the subscription are missing too, an unknown number of them.
         self._missing = max(self._missing, 1)
         for event in sorted(self._waiting, key=_number):
             if self._sequence.judge(event.event_id) in (Verdict.NEXT, Verdict.GAP):
@@ -319,7 +318,7 @@ class RankIndex:
         )
 
     def _skip_to(self, number: int) -> None:
-        """Admit that the events before ``number`` that we did not see are lost."""
+        """Count the missing events before ``number`` as lost."""
         lost = self._sequence.missing_before(number)
         if lost:
             self._counts.gaps += 1
@@ -335,7 +334,7 @@ class RankIndex:
         )
         self.request_recovery()
 
-    # -- telling ---------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------
 
     def _apply(self, events: list[RouterEvent] | tuple[RouterEvent, ...]) -> None:
         if not events:
@@ -345,7 +344,7 @@ class RankIndex:
         for event in events:
             if isinstance(event.event, UnknownEvent):
                 self._counts.unknown_events += 1
-                self._tell_once(
+                self._report_once(
                     StreamCode.UNKNOWN_EVENT, f"events of kind {event.event.kind!r} are skipped"
                 )
             else:
@@ -353,12 +352,12 @@ class RankIndex:
         rank = (self.source.worker_id, self.source.dp_rank)
         self._emit(IndexUpdate(*rank, events[-1].event_id, tuple(known), 0.0))
 
-    def _tell_once(self, code: StreamCode, message: str) -> None:
-        if code not in self._told:
-            self._told.add(code)
-            self._tell(code, message)
+    def _report_once(self, code: StreamCode, message: str) -> None:
+        if code not in self._reported:
+            self._reported.add(code)
+            self._report(code, message)
 
-    def _tell(self, code: StreamCode, message: str) -> None:
+    def _report(self, code: StreamCode, message: str) -> None:
         self._emit_condition(code, message)
 
     def _emit_condition(
