@@ -404,7 +404,7 @@ async def test_the_command_lines_client_reads_all_of_it():
                 source.decision("r9")
             with pytest.raises(UsageProblem, match=r"must be between 0\.0 and 1\.0, got 2"):
                 source.set_thresholds("tiny", {"active_decode_blocks_threshold": 2})
-            with pytest.raises(UsageProblem, match="wants a token"):
+            with pytest.raises(UsageProblem, match="needs a token"):
                 FrontendClient(source.url).save()
 
         await asyncio.to_thread(ask)

@@ -1,4 +1,4 @@
-"""Decisions of a live Dynamo: from its log, and from what its routers tell each other."""
+"""Decisions of a live Dynamo: from its log, and from replica-sync events."""
 
 from __future__ import annotations
 
@@ -55,24 +55,34 @@ def test_two_lines_of_a_request_are_one_decision():
         line(PREFILL, "prefill", effective_cached_blocks="12.0", total_kv_blocks="Some(128)"),
         line(DECODE_A, "decode"),
     )
-    (told,) = made.lines()
-    assert (told.id, told.at, told.complete, told.source) == ("4aec", 1795285120.603428, False, LOG)
-    assert (told.prefill and told.prefill.worker, told.decode and told.decode.worker) == (
+    (shown,) = made.lines()
+    assert (shown.id, shown.at, shown.complete, shown.source) == (
+        "4aec",
+        1795285120.603428,
+        False,
+        LOG,
+    )
+    assert (shown.prefill and shown.prefill.worker, shown.decode and shown.decode.worker) == (
         "prefill-a0",
         "decode-a0",
     )
-    assert (told.cached_blocks, told.cost, told.margin, told.blocks) == (12, 26.5625, None, None)
+    assert (shown.cached_blocks, shown.cost, shown.margin, shown.blocks) == (
+        12,
+        26.5625,
+        None,
+        None,
+    )
     assert made.transfers() == (Transfer("zone", "zone-a", 1, 0),)
 
 
-def test_events_tell_who_and_how_many_blocks_and_nothing_else():
+def test_events_have_the_worker_and_the_number_of_blocks_only():
     made = winners()
     made.take_sequence(added(PREFILL, "r1"))
     made.take_sequence(added(DECODE_B, "r1", 26))
     made.take_sequence(SequenceFreed("r1", DECODE_B.worker_id, 0, 77))
-    (told,) = made.lines()
-    assert (told.source, told.stage, told.blocks) == (EVENTS, "decode", 26)
-    assert (told.cost, told.cached_blocks, told.margin) == (None, None, None)
+    (shown,) = made.lines()
+    assert (shown.source, shown.stage, shown.blocks) == (EVENTS, "decode", 26)
+    assert (shown.cost, shown.cached_blocks, shown.margin) == (None, None, None)
     assert made.transfers() == (Transfer("zone", "zone-a", 0, 1),)
 
 
@@ -82,8 +92,8 @@ def test_log_and_events_of_one_request_are_one_decision():
     made.take_sequence(added(PREFILL, "r1"))
     made.take_sequence(added(DECODE_A, "r1", 26))
     take(made, line(DECODE_A, "decode", "r1"))
-    (told,) = made.lines()
-    assert (told.blocks, told.cached_blocks) == (26, 3)
+    (shown,) = made.lines()
+    assert (shown.blocks, shown.cached_blocks) == (26, 3)
     assert made.transfers() == (Transfer("zone", "zone-a", 1, 0),)
     assert made.hops == {LOG: 2, EVENTS: 2}
 
@@ -91,8 +101,8 @@ def test_log_and_events_of_one_request_are_one_decision():
 def test_an_aggregated_worker_is_called_decode_in_logs():
     made = winners()
     take(made, line(ALONE, "decode", effective_cached_blocks="2.0"))
-    (told,) = made.lines()
-    assert (told.stage, told.prefill, told.cached_blocks, told.cost) == (
+    (shown,) = made.lines()
+    assert (shown.stage, shown.prefill, shown.cached_blocks, shown.cost) == (
         "aggregated", None, 2, 26.5625,
     )  # fmt: skip
 
@@ -114,9 +124,9 @@ def test_a_refusal_stands_out_and_joins_its_request():
 def test_a_worker_that_is_not_registered_any_more_has_its_id():
     made = winners()
     made.take_sequence(SequenceAdded("r1", 0xABC, 1, None, 0, 7))
-    (told,) = made.lines()
-    assert told.decode is not None
-    assert (told.decode.worker, told.domains) == ("abc", {})
+    (shown,) = made.lines()
+    assert shown.decode is not None
+    assert (shown.decode.worker, shown.domains) == ("abc", {})
 
 
 def test_only_the_last_ones_are_kept():
@@ -132,25 +142,25 @@ def test_only_the_last_ones_are_kept():
 
 def test_a_log_is_read_from_near_its_end_and_as_it_grows(tmp_path: Path):
     log = tmp_path / "frontend.log"
-    told: list[str] = []
+    lines: list[str] = []
     log.write_text("x" * 300_000 + "\nfirst\nsec")
-    follower = LogTail(str(log), told.append)
+    follower = LogTail(str(log), lines.append)
     follower.read()
-    assert told[-1:] == ["first"]
+    assert lines[-1:] == ["first"]
     with log.open("a") as file:
         file.write("ond\r\nthird\n")
     follower.read()
-    assert told[-2:] == ["second", "third"]
-    assert all(len(line) < 300_000 for line in told)
+    assert lines[-2:] == ["second", "third"]
+    assert all(len(line) < 300_000 for line in lines)
     follower.close()
 
 
 @pytest.mark.parametrize("how", ["moved", "emptied"])
 def test_a_rotated_log_goes_on(tmp_path: Path, how: str):
     log = tmp_path / "frontend.log"
-    told: list[str] = []
+    lines: list[str] = []
     log.write_text("one\n")
-    follower = LogTail(str(log), told.append)
+    follower = LogTail(str(log), lines.append)
     follower.read()
     if how == "moved":
         log.rename(tmp_path / "frontend.log.1")
@@ -162,30 +172,30 @@ def test_a_rotated_log_goes_on(tmp_path: Path, how: str):
         log.write_text("two\n")
     for _ in range(3):
         follower.read()
-    assert told == ["one", "two"]
+    assert lines == ["one", "two"]
     follower.close()
 
 
 def test_standard_input_ends_when_its_writer_does(monkeypatch: pytest.MonkeyPatch):
     reading, writing = os.pipe()
     kept = os.dup(0)
-    told: list[str] = []
+    lines: list[str] = []
     os.dup2(reading, 0)
     try:
-        follower = LogTail("-", told.append)
+        follower = LogTail("-", lines.append)
     finally:
         os.dup2(kept, 0)
         os.close(kept)
         os.close(reading)
     follower.read()
-    assert (told, follower.ended) == ([], False)
+    assert (lines, follower.ended) == ([], False)
     os.write(writing, b"a line\nand")
     follower.read()
-    assert told == ["a line"]
+    assert lines == ["a line"]
     os.write(writing, b" another\n")
     os.close(writing)
     follower.read()
-    assert (told, follower.ended) == (["a line", "and another"], True)
+    assert (lines, follower.ended) == (["a line", "and another"], True)
     follower.close()
 
 

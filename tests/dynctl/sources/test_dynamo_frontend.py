@@ -1,6 +1,6 @@
 """A Dynamo frontend over HTTP, against a server that answers what Dynamo 1.6.1 was seen to answer.
 
-The server knows the captured exchanges and nothing else: a request that was not captured fails.
+The server has only the captured exchanges: a request that was not captured fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers: dict[tuple[str, str, str], tuple[int, bytes]] = {}
-        self.asked: list[tuple[str, str, str]] = []
+        self.requests: list[tuple[str, str, str]] = []
         self.drip = False
         self.held = threading.Event()
 
@@ -57,11 +57,11 @@ class Handler(BaseHTTPRequestHandler):
         sent = self.rfile.read(int(self.headers.get("content-length", 0)))
         body = json.dumps(json.loads(sent), sort_keys=True) if sent else ""
         assert not sent or self.headers["content-type"] == "application/json"
-        asked = (self.command, self.path, body)
-        self.server.asked.append(asked)
+        request = (self.command, self.path, body)
+        self.server.requests.append(request)
         missing = f"Route not found: {self.command} {self.path}"
         default = json.dumps({"message": missing, "type": "Not Found", "code": 404}).encode()
-        status, data = self.server.answers.get(asked, (404, default))
+        status, data = self.server.answers.get(request, (404, default))
         try:
             self.send_response(status)
             self.send_header("content-length", str(len(data)))
@@ -97,14 +97,14 @@ def server() -> Iterator[Server]:
 def dynamo(server: Server) -> Server:
     """The captured frontend, before any threshold was set."""
     lines = (CAPTURES / "http-frontend.txt").read_text().splitlines()
-    for asked, body, told in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
-        status = int(told.removeprefix("[HTTP ")[:3])
-        path = "/" + asked.split("http://127.0.0.1:18000/")[1].split(" ")[0]
+    for request, body, response in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
+        status = int(response.removeprefix("[HTTP ")[:3])
+        path = "/" + request.split("http://127.0.0.1:18000/")[1].split(" ")[0]
         data = body.encode()
-        if asked.startswith("### http"):
+        if request.startswith("### http"):
             server.answers.setdefault(("GET", path, ""), (status, data))
-        elif " -d {" in asked and "content-type" in asked:
-            sent = json.dumps(json.loads(asked.split(" -d ")[1]), sort_keys=True)
+        elif " -d {" in request and "content-type" in request:
+            sent = json.dumps(json.loads(request.split(" -d ")[1]), sort_keys=True)
             server.answers.setdefault(("POST", path, sent), (status, data))
     ready = "/v1/models/{}/ready"
     server.answer(ready.format("tiny"), READY["aggregated"]["body"])
@@ -212,7 +212,7 @@ def test_ready_of_an_unknown_model(frontend, model):
     assert caught.value.hint == "it serves tiny"
 
 
-def test_a_dynamo_that_does_not_tell_readiness(frontend, dynamo):
+def test_a_dynamo_without_readiness(frontend, dynamo):
     del dynamo.answers["GET", "/v1/models/tiny/ready", ""]
     with pytest.raises(Unreachable, match="does not report readiness"):
         frontend.ready("tiny")
@@ -237,11 +237,11 @@ def test_thresholds(frontend):
     assert frontend.thresholds() == {"tiny": OFF}
 
 
-def test_set_sends_only_what_was_asked(frontend, dynamo):
-    asked = {"active_decode_blocks_threshold": 0.85, "active_prefill_tokens_threshold": 1000}
-    assert frontend.set_thresholds("tiny", asked) == {**OFF, **asked}
-    body = json.dumps({"model": "tiny", **asked}, sort_keys=True)
-    assert dynamo.asked[-1] == ("POST", "/busy_threshold", body)
+def test_set_sends_only_the_given_thresholds(frontend, dynamo):
+    request = {"active_decode_blocks_threshold": 0.85, "active_prefill_tokens_threshold": 1000}
+    assert frontend.set_thresholds("tiny", request) == {**OFF, **request}
+    body = json.dumps({"model": "tiny", **request}, sort_keys=True)
+    assert dynamo.requests[-1] == ("POST", "/busy_threshold", body)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_value_that_dynamo_refuses(frontend, name, value, status, text):
 def test_set_for_an_unknown_model(frontend, dynamo):
     with pytest.raises(UsageProblem, match="serves no model nope"):
         frontend.set_thresholds("nope", {"active_decode_blocks_threshold": 0.5})
-    assert all(method == "GET" for method, _, _ in dynamo.asked)
+    assert all(method == "GET" for method, _, _ in dynamo.requests)
 
 
 def test_a_model_that_goes_between(frontend, dynamo):
@@ -288,23 +288,23 @@ def test_switching_off_cannot_be_done(frontend, dynamo):
     assert "active_prefill_tokens_threshold is 1000" in caught.value.message
     assert "cannot switch a threshold off while it runs" in caught.value.message
     assert "1000000000000\nor restart the frontend without it" in caught.value.hint
-    assert all(method == "GET" for method, _, _ in dynamo.asked)
+    assert all(method == "GET" for method, _, _ in dynamo.requests)
 
 
 def test_switching_off_what_is_off(frontend, dynamo):
     assert frontend.set_thresholds("tiny", OFF) == OFF
-    assert all(method == "GET" for method, _, _ in dynamo.asked)
+    assert all(method == "GET" for method, _, _ in dynamo.requests)
 
 
 def test_an_unknown_threshold_is_refused_here(frontend, dynamo):
     with pytest.raises(UsageProblem, match="bogus: no such threshold"):
         frontend.set_thresholds("tiny", {"bogus": 1})
-    assert dynamo.asked == []
+    assert dynamo.requests == []
 
 
 def test_a_setting_that_did_not_take(frontend, dynamo):
-    asked = {"model": "tiny", "active_decode_blocks_threshold": 0.5}
-    dynamo.answer("/busy_threshold", {"model": "tiny", **OFF}, to=asked)
+    request = {"model": "tiny", "active_decode_blocks_threshold": 0.5}
+    dynamo.answer("/busy_threshold", {"model": "tiny", **OFF}, to=request)
     with pytest.raises(Unreachable, match=r"threshold is None after setting 0\.5"):
         frontend.set_thresholds("tiny", {"active_decode_blocks_threshold": 0.5})
 
@@ -312,7 +312,7 @@ def test_a_setting_that_did_not_take(frontend, dynamo):
 # -- servers that are not there, slow or failing ---------------------------------------------------
 
 
-def test_nobody_there():
+def test_no_response():
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 does not answer") as caught:
         DynamoFrontend("http://127.0.0.1:1").identify()
     assert "--frontend http://HOST:PORT, or set DYNCTL_FRONTEND" in caught.value.hint

@@ -1,4 +1,4 @@
-"""Events as they come: what a line says, what is marked, and what a slow reader is told."""
+"""`events tail`: lines of events, remarks about the stream, and lines that a slow reader misses."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def test_an_event_that_comes_again_is_shown_as_such():
     ]  # fmt: skip
 
 
-async def test_a_publisher_that_begins_anew_is_no_gap():
+async def test_a_publisher_that_starts_again_is_not_a_gap():
     async with following() as fleet:
         channel, _ = fleet.prefill("zone-a")
         for number in range(1, 4):
@@ -242,8 +242,8 @@ async def test_a_worker_is_named_by_the_end_of_its_id():
         chosen = [i.worker.worker_id for i in fleet.tail.deployment.workers if wanted(i.worker)]
         assert chosen == [worker_id]
         assert not wanted(None)
-        with pytest.raises(UsageProblem, match="'nobody'"):
-            TailQuery.parse(["nobody"], "", (), load=False).wanted(fleet.tail.deployment)
+        with pytest.raises(UsageProblem, match="'absent'"):
+            TailQuery.parse(["absent"], "", (), load=False).wanted(fleet.tail.deployment)
 
 
 async def test_load_reports_and_bookings():
@@ -269,7 +269,7 @@ async def test_load_reports_and_bookings():
     assert freed.worker == "0000000000000001", "one that is not registered is shown by its id"
 
 
-async def test_load_is_not_followed_unless_asked_for():
+async def test_load_is_followed_only_with_load():
     async with following() as fleet:
         assert fleet.tail.load_channels == 0
         assert followed(fleet.tail, "memory", "dynamo") == (
@@ -279,7 +279,7 @@ async def test_load_is_not_followed_unless_asked_for():
     assert not TailQuery.parse((), "", ["gap"], load=False).load
 
 
-def test_kinds_are_checked_and_skipped_lines_always_told():
+def test_kinds_are_checked_and_skipped_lines_are_always_reported():
     with pytest.raises(UsageProblem, match="--kind lost: expected one of stored, removed"):
         TailQuery.parse((), "", ["lost"], load=False)
     query = TailQuery.parse((), "", ["gap"], load=False)
@@ -293,20 +293,20 @@ def test_a_publishers_clock_may_be_anything():
     assert time_text(2**64 - 1) == "9999-12-31T23:59:59.999Z"
 
 
-async def test_a_slow_reader_is_told_how_much_it_missed():
+async def test_a_slow_reader_gets_the_number_of_missed_lines():
     queue = TailQueue(lambda: NOW_MS, most=3)
     for number in range(8):
         queue.put(remark(TailKind.GAP, number, str(number)))
     assert [line.message for line in await queue.take(2)] == ["0", "1"]
     queue.put(remark(TailKind.GAP, 8, "8"))
-    told = await queue.take(10)
-    assert [line.message for line in told] == [
+    lines = await queue.take(10)
+    assert [line.message for line in lines] == [
         "2", "5 events not shown: the output is slower", "8",
     ]  # fmt: skip
-    assert (told[1].event, told[1].missing) == ("skipped", 5)
+    assert (lines[1].event, lines[1].missing) == ("skipped", 5)
 
 
-async def test_lines_that_were_not_kept_are_told_when_nothing_follows():
+async def test_dropped_lines_are_reported_when_nothing_follows():
     queue = TailQueue(lambda: NOW_MS, most=1)
     for number in range(3):
         queue.put(remark(TailKind.GAP, number, str(number)))

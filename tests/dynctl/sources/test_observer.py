@@ -39,7 +39,7 @@ class Requests:
     """Every worker answers with a dump of one block and that it has seen three events."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.at_once = self.most_at_once = 0
         self.closed = False
 
@@ -50,7 +50,7 @@ class Requests:
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             await asyncio.sleep(0.01)
-            self.asked.append(body["worker_id"])
+            self.requested.append(body["worker_id"])
             stored = RouterEvent(
                 body["worker_id"], 0, 1, BlocksStored(None, (PREFILL_HASH,), (PREFILL_HASH,))
             )
@@ -121,7 +121,7 @@ async def until(condition: Any) -> None:
 
 async def test_the_whole_deployment_is_taken_over(rig):
     assert len(rig.router.registry) == 4
-    assert sorted(rig.requests.asked) == sorted(
+    assert sorted(rig.requests.requested) == sorted(
         item.worker.worker_id for item in rig.observer.deployment.workers if item.sources
     )
     slot = rig.slot(rig.worker_id("prefill"))
@@ -138,7 +138,7 @@ async def test_live_events_follow_the_dump(rig):
     event = RouterEvent(worker_id, 0, 4, stored)
     rig.publish(item.kv_events[0], encode_router_events([event]))
     await until(lambda: rig.router.index.block_count(rig.slot(worker_id)) == 2)
-    assert len(rig.requests.asked) == 2, "nobody is asked again"
+    assert len(rig.requests.requested) == 2, "no further request"
 
 
 async def test_a_worker_leaves_and_comes_back(rig):
@@ -165,28 +165,28 @@ async def test_a_changed_card_keeps_what_is_cached(rig):
     rig.discovery.put(key, json.dumps(changed).encode())
     await until(lambda: "gpu=h100" in rig.router.registry.get(worker_id).runtime_config.taints)
     assert rig.router.index.block_count(rig.slot(worker_id)) == 1
-    assert len(rig.requests.asked) == 2
+    assert len(rig.requests.requested) == 2
 
 
-async def test_load_is_mirrored_from_what_routers_tell_each_other(rig):
+async def test_load_is_mirrored_from_replica_sync_events(rig):
     prefill, decode = rig.worker_id("prefill"), rig.worker_id("backend")
     channel = rig.observer.deployment.sequences[0]
     load = rig.router.load
 
-    def tell(*events: Any) -> None:
+    def send(*events: Any) -> None:
         rig.publish(channel, encode_sequences(events))
 
-    tell(SequenceAdded("r1", prefill, 0, None, 100, router_id=5))
-    tell(SequenceAdded("r2", prefill, 0, None, 30, router_id=6))
+    send(SequenceAdded("r1", prefill, 0, None, 100, router_id=5))
+    send(SequenceAdded("r2", prefill, 0, None, 30, router_id=6))
     await until(lambda: load.prefill_tokens[rig.slot(prefill)] == 130)
-    tell(SequencePrefillDone("r1", prefill, 0, 5), SequenceFreed("r1", prefill, 0, 5))
-    tell(SequenceAdded("r1", decode, 0, (1, 2, 3), 0, router_id=5))
+    send(SequencePrefillDone("r1", prefill, 0, 5), SequenceFreed("r1", prefill, 0, 5))
+    send(SequenceAdded("r1", decode, 0, (1, 2, 3), 0, router_id=5))
     await until(lambda: load.decode_blocks[rig.slot(decode)] == 3)
     assert load.prefill_tokens[rig.slot(prefill)] == 30
-    tell(SequenceFreed("r1", decode, 0, 5), SequenceFreed("r2", prefill, 0, 6))
+    send(SequenceFreed("r1", decode, 0, 5), SequenceFreed("r2", prefill, 0, 6))
     await until(lambda: not load.decode_blocks[rig.slot(decode)])
     assert not load.prefill_tokens[rig.slot(prefill)]
-    tell(SequenceAdded("r9", 4711, 0, None, 5, router_id=5))  # of a worker that is not there
+    send(SequenceAdded("r9", 4711, 0, None, 5, router_id=5))  # of an unknown worker
     rig.publish(channel, b"\xc1")
     rig.publish(
         rig.observer.deployment.loads[0], encode_kv_metrics(KvMetrics(decode, 0, 7, None, 9))
@@ -196,7 +196,7 @@ async def test_load_is_mirrored_from_what_routers_tell_each_other(rig):
     assert rig.observer.load.malformed == 1
 
 
-async def test_workers_of_the_model_asked_about_are_asked_first():
+async def test_workers_of_the_preferred_model_are_read_first():
     rig = Rig()
     other = one_more_prefill_worker(rig.values, 1)
     for key, value in other.items():
@@ -214,8 +214,8 @@ async def test_workers_of_the_model_asked_about_are_asked_first():
         assert observer.deployment.models == ("other", "tiny")
         observer.follow_indexes()
         await observer.settled()
-    assert len(rig.requests.asked) == 3
-    assert rig.requests.asked[0] == wanted
+    assert len(rig.requests.requested) == 3
+    assert rig.requests.requested[0] == wanted
     await rig.events.close()
 
 
@@ -235,7 +235,7 @@ def one_more_prefill_worker(values: dict[str, Any], number: int) -> dict[str, An
     return made
 
 
-async def test_at_most_eight_workers_are_asked_at_a_time():
+async def test_at_most_eight_recoveries_run_at_a_time():
     rig = Rig()
     for number in range(1, 31):
         for key, value in one_more_prefill_worker(rig.values, number).items():
@@ -244,6 +244,6 @@ async def test_at_most_eight_workers_are_asked_at_a_time():
         async with rig.observer:
             await rig.observer.settled()
             assert len(rig.router.registry) == 34
-            assert len(rig.requests.asked) == 32
+            assert len(rig.requests.requested) == 32
     assert rig.requests.most_at_once == 8
     await rig.events.close()

@@ -54,7 +54,7 @@ class FakeWorker:
     kept: int = 1000
     log: list[RouterEvent] = field(default_factory=list)
     broken: str | None = None
-    asked: list[int | None] = field(default_factory=list)
+    requested: list[int | None] = field(default_factory=list)
 
     def store(self, block: int) -> RouterEvent:
         return self._add(BlocksStored(None, (block,), (block,)))
@@ -73,7 +73,7 @@ class FakeWorker:
         return applied([IndexUpdate(WORKER, 0, 0, known, 0.0)])
 
     async def recover(self, source: EventSource, start: int | None) -> RecoveryAnswer:
-        self.asked.append(start)
+        self.requested.append(start)
         await asyncio.sleep(0)
         if self.broken is not None:
             raise RequestPlaneError(self.broken)
@@ -156,14 +156,14 @@ async def following(worker: FakeWorker) -> Follower:
     return follower
 
 
-async def test_what_was_there_before_is_asked_for(worker):
+async def test_earlier_events_are_requested(worker):
     follower = await following(worker)
     assert applied(follower.values) == worker.blocks
-    assert worker.asked == [None]
+    assert worker.requested == [None]
     assert (follower.index.current, follower.index.problem) == (True, None)
     follower.send(worker.store(99), worker.remove(3))
     assert applied(follower.values) == worker.blocks
-    assert worker.asked == [None], "events that follow on ask nobody"
+    assert worker.requested == [None], "contiguous events need no request"
     await follower.close()
 
 
@@ -185,7 +185,7 @@ async def test_a_gap_is_healed_from_where_it_began(worker):
     assert not follower.is_current()
     await follower.settle()
     assert applied(follower.values) == worker.blocks
-    assert worker.asked == [None, 11]
+    assert worker.requested == [None, 11]
     assert (follower.index.state().gaps, follower.index.state().healed) == (1, 2)
     assert follower.is_current()
     await follower.close()
@@ -236,7 +236,7 @@ async def test_a_restarted_publisher_starts_empty(worker):
     await follower.close()
 
 
-async def test_a_restart_that_nobody_told_of(worker):
+async def test_a_restart_without_a_condition(worker):
     follower = await following(worker)
     worker.log.clear()
     worker.store(77)
@@ -249,7 +249,7 @@ async def test_a_restart_that_nobody_told_of(worker):
     await follower.close()
 
 
-async def test_a_worker_that_cannot_be_asked_leaves_a_named_gap(worker):
+async def test_a_worker_without_recovery_leaves_a_named_gap(worker):
     worker.broken = "it has no local indexer"
     follower = await following(worker)
     assert not follower.is_current()
@@ -265,12 +265,12 @@ async def test_a_worker_that_cannot_be_asked_leaves_a_named_gap(worker):
     follower.connect()
     await follower.settle()
     assert applied(follower.values) == worker.blocks
-    assert worker.asked[-1] is None, "a hole may be anywhere: only the whole index is sure"
+    assert worker.requested[-1] is None, "a gap may be anywhere: only the whole index is certain"
     assert follower.is_current()
     await follower.close()
 
 
-async def test_events_that_cannot_be_heard_leave_a_snapshot(worker):
+async def test_without_events_the_index_is_a_snapshot(worker):
     follower = Follower(worker)
     follower.condition(ChannelCode.CHANNEL_DISCONNECTED)
     await follower.settle()
@@ -311,7 +311,7 @@ async def test_odd_messages_are_named_and_healed(worker):
     follower.send(RouterEvent(WORKER, 0, number, UnknownEvent("pinned")))
     assert follower.index.state().unknown_events == 1
     follower.send(worker.store(31))
-    assert applied(follower.values) == worker.blocks, "its number leaves no hole"
+    assert applied(follower.values) == worker.blocks, "its number leaves no gap"
     await follower.close()
 
 

@@ -1,4 +1,4 @@
-"""The embedded fleet that lives: the same seconds bring the same fleet, and nothing is made up."""
+"""The running demo fleet: the fleet of every `--demo`, the same for the same seconds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.codec import encode
 from dynctl.documents.snapshot import Snapshot
+from dynctl.sources.demo.fleet import DemoSource
 from dynctl.sources.demo.live import LiveDemo
 from dynctl.sources.demo.traffic import CRASH, CRASHING, CYCLE_S, PEAK
 from dynctl.sources.domains import DomainBoard
@@ -17,7 +18,7 @@ from dynctl.sources.view import open_view_bytes
 
 
 class Demo:
-    """The fleet with a clock of our own. ``to`` goes to a second of its next cycle."""
+    """The fleet with a clock of the test. ``to`` moves to a second of its next cycle."""
 
     def __init__(self) -> None:
         self.time = 1_000.0
@@ -43,7 +44,7 @@ async def demo() -> AsyncIterator[Demo]:
         yield made
 
 
-async def test_it_is_alive_from_the_first_look(demo: Demo):
+async def test_the_first_snapshot_has_traffic(demo: Demo):
     shown = await demo.look()
     assert len(shown.workers) == 6
     assert {row.name for row in shown.workers} == {
@@ -59,17 +60,17 @@ async def test_it_is_alive_from_the_first_look(demo: Demo):
     assert (later.header.recorded or 0) > (shown.header.recorded or 0)
 
 
-async def test_the_same_seconds_bring_the_same_fleet():
-    told = []
+async def test_the_same_seconds_give_the_same_fleet():
+    found = []
     for _ in range(2):
         demo = Demo()
         async with demo.source:
             shown = await demo.look(7.0)
-            told.append((shown.workers, [line.id for line in shown.decisions], shown.transfers))
-    assert told[0] == told[1]
+            found.append((shown.workers, [line.id for line in shown.decisions], shown.transfers))
+    assert found[0] == found[1]
 
 
-async def test_a_crash_strands_its_zone_and_refuses_what_is_bound_to_it(demo: Demo):
+async def test_a_crash_strands_its_zone_and_refuses_requests_that_require_it(demo: Demo):
     before = await demo.to(CRASH[0] - 1)
     assert DomainBoard().view(before).rows[0].capacity.stranded == []
     down = await demo.to(CRASH[0] + 20)
@@ -88,7 +89,7 @@ async def test_a_crash_strands_its_zone_and_refuses_what_is_bound_to_it(demo: De
     assert up.alerts == ()
 
 
-async def test_a_rush_fills_the_fleet_and_a_threshold_can_be_raised(demo: Demo):
+async def test_a_load_peak_fills_the_fleet_and_thresholds_can_be_set(demo: Demo):
     rush = await demo.to(PEAK[1] - 1)
     assert any(row.ranks[0].reported.waiting_requests for row in rush.workers)
     name = "active_decode_blocks_threshold"
@@ -106,7 +107,7 @@ async def test_a_rush_fills_the_fleet_and_a_threshold_can_be_raised(demo: Demo):
         await demo.source.set_thresholds("demo", {name: 7.0})
 
 
-async def test_its_view_decides_as_it_does(demo: Demo):
+async def test_its_view_is_deterministic(demo: Demo):
     await demo.look(3.0)
     data = await demo.source.save()
     tokens = list(range(500))
@@ -116,7 +117,7 @@ async def test_its_view_decides_as_it_does(demo: Demo):
     assert len(one.workers()) == 6
 
 
-async def test_a_long_pause_is_slept_through(demo: Demo):
+async def test_only_a_part_of_a_long_pause_is_simulated(demo: Demo):
     before = await demo.look()
     after = await demo.look(3_600.0)
     more = (after.header.recorded or 0) - (before.header.recorded or 0)
@@ -124,9 +125,21 @@ async def test_a_long_pause_is_slept_through(demo: Demo):
     assert after.decisions[0].at <= 2e9 + demo.time
 
 
-async def test_a_decision_that_left_says_so(demo: Demo):
+async def test_an_evicted_decision_is_an_error(demo: Demo):
     shown = await demo.look()
     demo.source._memory.max_bytes = 1
     await demo.look(2.0)
     with pytest.raises(UsageProblem, match="memory is full"):
         await demo.source.decision(shown.decisions[0])
+
+
+async def test_it_is_the_fleet_of_the_commands(demo: Demo):
+    rest = DemoSource()
+    shown = await demo.look()
+    assert [(row.name, row.worker_id, row.runtime_config) for row in shown.workers] == [
+        (row.name, row.worker_id, row.runtime_config) for row in rest.workers()
+    ]
+    assert shown.thresholds == rest.thresholds()
+    assert shown.settings == rest.config().values
+    cached = {row.name for row in shown.workers if row.ranks[0].cached_blocks}
+    assert "prefill-a0" in cached

@@ -1,4 +1,4 @@
-"""Frontends of ours, followed over real sockets."""
+"""Dynctl frontends, followed over real sockets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PREFERRED: list[dict[str, Any]] = [
 async def seen(
     source: LiveFrontends, wanted: Callable[[Snapshot], Any], seconds: float = 10.0
 ) -> Snapshot:
-    """The first snapshot in which something is true."""
+    """The first snapshot that fulfils a condition."""
     async with asyncio.timeout(patience(seconds)):
         while True:
             shown = await source.snapshot()
@@ -44,7 +44,7 @@ async def in_thread(ask: Callable[[], Any]) -> Any:
     return await asyncio.to_thread(ask)
 
 
-async def test_workers_are_those_of_workers_list():
+async def test_workers_are_the_same_as_in_workers_list():
     async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         assert (await fleet.chat(WORDS * 8))[0] == 200
         await fleet.idle()
@@ -53,8 +53,8 @@ async def test_workers_are_those_of_workers_list():
         assert [(row.name, row.domains, row.runtime_config) for row in shown.workers] == [
             (row.name, row.domains, row.runtime_config) for row in listed
         ]
-        told = [(row.ranks[0].reported, row.ranks[0].cached_blocks) for row in shown.workers]
-        assert told == [(row.ranks[0].reported, row.ranks[0].cached_blocks) for row in listed]
+        loads = [(row.ranks[0].reported, row.ranks[0].cached_blocks) for row in shown.workers]
+        assert loads == [(row.ranks[0].reported, row.ranks[0].cached_blocks) for row in listed]
         assert shown.header.models == ("demo",)
         assert (shown.header.mode, shown.header.frontends) == ("kv", (1, 1))
         assert shown.unknown("decisions") is None
@@ -62,7 +62,7 @@ async def test_workers_are_those_of_workers_list():
         assert shown.load_every_s == 0.1
 
 
-async def test_decisions_come_by_themselves_and_are_explained():
+async def test_decisions_arrive_and_are_explained():
     async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         assert (await source.snapshot()).decisions == ()
         _, _, headers = await fleet.chat(WORDS * 8)
@@ -77,7 +77,7 @@ async def test_decisions_come_by_themselves_and_are_explained():
         assert transfer.value == line.domains["zone"]
 
 
-async def test_a_killed_engine_changes_its_domain_and_refuses_what_is_bound_to_it():
+async def test_a_killed_engine_strands_its_domain_and_requests_that_require_it_fail():
     async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         board = DomainBoard()
         first = board.view(await source.snapshot()).rows[0].capacity
@@ -99,7 +99,7 @@ async def test_a_killed_engine_changes_its_domain_and_refuses_what_is_bound_to_i
         assert not result.ok
 
 
-async def test_a_threshold_set_here_acts_at_once():
+async def test_a_threshold_acts_at_once():
     async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         name = "active_prefill_tokens_threshold"
         await source.snapshot()
@@ -124,7 +124,7 @@ async def test_the_preference_meter_is_of_the_last_decision():
         assert meter.decision == shown.decisions[0].id
 
 
-async def test_a_frontend_that_goes_leaves_its_last_picture_and_says_so(
+async def test_a_frontend_that_stops_leaves_its_last_snapshot_and_a_problem(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(frontend_module, "RETRY_S", 0.05)
@@ -181,7 +181,7 @@ async def test_a_frontend_that_keeps_no_decisions_says_how_to_keep_some():
         assert "--decision-memory" in unknown.provide
 
 
-async def test_nobody_there_is_an_error_at_the_start():
+async def test_no_response_is_an_error_at_the_start():
     with pytest.raises(Unreachable, match=r"no frontend reports its fleet: http://127\.0\.0\.1:1"):
         async with LiveFrontends(["http://127.0.0.1:1"]):
             pass

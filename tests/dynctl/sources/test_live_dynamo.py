@@ -1,4 +1,4 @@
-"""A live Dynamo on memory planes: what is heard is shown, what nobody tells is unknown."""
+"""A live Dynamo on memory planes: reported values are shown, others are unknown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPTIONS = GlobalOptions(discovery="file", file_kv=Path("unused"))
 
 
 class Live:
-    """The captured two-zone deployment, and the ways to speak on its planes."""
+    """The captured two-zone deployment, with its planes in memory."""
 
     def __init__(self) -> None:
         from dynctl.adapters.memory import MemoryDiscovery, MemoryEventPlane
@@ -63,7 +63,7 @@ async def live(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Live]:
 
 
 class Frontend:
-    """Answers as Dynamo's frontend does, as far as the dashboard asks."""
+    """Answers as Dynamo's frontend does, for the paths that the dashboard reads."""
 
     def __init__(self) -> None:
         self.thresholds: dict[str, Any] = {
@@ -95,8 +95,8 @@ class Frontend:
 
         async def thresholds(request: web.Request) -> web.Response:
             if request.method == "POST":
-                told = await request.json()
-                self.thresholds |= {k: v for k, v in told.items() if k in self.thresholds}
+                values = await request.json()
+                self.thresholds |= {k: v for k, v in values.items() if k in self.thresholds}
                 return web.json_response({"model": "tiny", **self.thresholds})
             return web.json_response({"thresholds": [{"model": "tiny", **self.thresholds}]})
 
@@ -137,16 +137,16 @@ def channel(source: LiveDynamo, kind: str) -> Any:
 
 
 async def following() -> None:
-    """Let the followers begin: what is said before nobody hears."""
+    """Let the followers start: earlier messages are lost."""
     await asyncio.sleep(0.02)
 
 
-async def test_nothing_is_known_that_nobody_told(live: Live):
+async def test_unreported_parts_are_unknown(live: Live):
     async with LiveDynamo(OPTIONS) as source:
         shown = await source.snapshot()
         assert [row.role for row in shown.workers].count("prefill") == 2
-        assert live.requests.asked == [], "no cache is read unasked"
-        unknown = {part for part, told in shown.parts.items() if told.unknown}
+        assert live.requests.requested == [], "no cache is read without a request"
+        unknown = {part for part, one in shown.parts.items() if one.unknown}
         assert unknown == {
             "load", "requests", "index", "waiting", "decisions", "transfers", "thresholds",
             "queue",
@@ -160,16 +160,16 @@ async def test_nothing_is_known_that_nobody_told(live: Live):
         assert (row.waiting, row.crossing_share, row.capacity.decode.kv_used_blocks) == (None,) * 3
 
 
-async def test_engines_tell_their_queues_and_blocks(live: Live):
+async def test_engines_report_queues_and_blocks(live: Live):
     async with LiveDynamo(OPTIONS) as source:
         await following()
         decode = worker_id(source, Role.DECODE, "zone-a")
-        told = {
+        report = {
             "worker_id": str(decode),
             "dp_rank": 0,
             "queued_requests": {"num_prefill_requests": 2, "num_decode_requests": 1},
         }
-        live.events.publish(channel(source, "passes"), msgspec.msgpack.encode(told))
+        live.events.publish(channel(source, "passes"), msgspec.msgpack.encode(report))
         live.events.publish(channel(source, "passes"), b"\xc1")
         used = encode_kv_metrics(KvMetrics(decode, 0, None, None, 14))
         live.events.publish(channel(source, "loads"), used)
@@ -183,7 +183,7 @@ async def test_engines_tell_their_queues_and_blocks(live: Live):
         assert (zone_a.waiting, zone_a.capacity.decode.kv_used_blocks) == (3, 14)
 
 
-async def test_winners_are_joined_from_what_routers_tell_each_other(live: Live):
+async def test_winners_are_joined_from_replica_sync_events(live: Live):
     async with LiveDynamo(OPTIONS) as source:
         await following()
         prefill = worker_id(source, Role.PREFILL, "zone-a")
@@ -214,8 +214,8 @@ async def test_winners_are_read_from_a_frontends_log(live: Live, tmp_path: Path)
     log = tmp_path / "frontend.log"
     log.write_text("starting\n")
     async with LiveDynamo(OPTIONS, frontend_log=str(log)) as source:
-        told = (await source.snapshot()).parts["decisions"]
-        assert (told.unknown, "no `Selected worker` line yet" in told.source) == ("", True)
+        origin = (await source.snapshot()).parts["decisions"]
+        assert (origin.unknown, "no `Selected worker` line yet" in origin.source) == ("", True)
         prefill = worker_id(source, Role.PREFILL, "zone-a")
         with log.open("a") as file:
             file.write(
@@ -228,7 +228,7 @@ async def test_winners_are_read_from_a_frontends_log(live: Live, tmp_path: Path)
         assert shown.parts["decisions"].source == "frontend log"
 
 
-async def test_a_log_that_is_not_there_is_an_error_before_anything_is_opened():
+async def test_a_missing_log_is_an_error_before_anything_is_opened():
     with pytest.raises(UsageProblem, match=r"--frontend-log nowhere\.log"):
         LiveDynamo(OPTIONS, frontend_log="nowhere.log")
 
@@ -247,7 +247,7 @@ async def test_frontends_add_load_queue_and_thresholds(live: Live):
         assert rows[prefill].busy, "1,500 > 1,000"
         assert shown.unknown("requests") is not None, "gauges do not count requests"
         assert shown.unknown("load") is None
-        # Bookings that routers tell each other are in the gauges already.
+        # Bookings of replica-sync events are in the gauges already.
         live.events.publish(
             channel(source, "sequences"),
             encode_sequences([SequenceAdded("r1", decode, 0, (1, 2, 3), 0, 5)]),
@@ -284,13 +284,13 @@ async def test_without_frontends_thresholds_cannot_be_set(live: Live):
             await source.set_thresholds("tiny", {"active_prefill_tokens_threshold": 1})
 
 
-async def test_caches_are_read_when_asked_for(live: Live):
+async def test_caches_are_read_on_request(live: Live):
     async with LiveDynamo(OPTIONS) as source:
         shown = await source.snapshot()
         prefill = [row for row in shown.workers if row.role == "prefill"]
         assert await source.read_index(prefill[0]) == f"reading what {prefill[0].name} caches"
         shown = await seen(source, lambda s: any(r.ranks[0].cached_blocks for r in s.workers))
-        assert live.requests.asked == [prefill[0].worker_id]
+        assert live.requests.requested == [prefill[0].worker_id]
         assert shown.unknown("index") is None
         assert await source.read_index(None) == "reading the caches of 4 workers"
         await seen(source, lambda s: sum(bool(r.ranks[0].cached_blocks) for r in s.workers) == 2)
@@ -311,7 +311,7 @@ async def test_a_worker_that_leaves_strands_its_domain(live: Live):
         assert "DYR0210" not in codes, "DYT0901 says that for every source"
 
 
-async def test_discovery_that_falls_silent_is_said(live: Live):
+async def test_interrupted_discovery_is_the_problem(live: Live):
     async with LiveDynamo(OPTIONS) as source:
         await source.snapshot()
         observer, _ = source._opened()
@@ -321,14 +321,14 @@ async def test_discovery_that_falls_silent_is_said(live: Live):
         assert len(shown.workers) == 4
 
 
-async def test_its_view_can_be_asked_offline(live: Live):
+async def test_its_view_answers_offline(live: Live):
     async with LiveDynamo(OPTIONS) as source:
         await source.snapshot()
         view = open_view_bytes(await source.save(), "x", "x")
         assert view.route(RouteQuery(token_ids=list(range(64)))).ok
 
 
-async def test_one_frame_waits_a_moment_for_what_comes_by_itself(live: Live):
+async def test_one_frame_waits_a_moment_for_reports(live: Live):
     async with LiveDynamo(OPTIONS) as source:
         async with asyncio.timeout(patience(5)):
             await source.settle()
