@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from router_core.changes import Freed, LoadReported, PrefillDone, ThresholdsSet, WorkerUpserted
+from router_core.changes import (
+    Change,
+    ConfigSet,
+    Expired,
+    Freed,
+    LoadReported,
+    PrefillDone,
+    ThresholdsSet,
+    WorkerLost,
+    WorkerUpserted,
+)
 from router_core.selection import Pin
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, worker
 
@@ -56,6 +66,13 @@ def test_each_signal_keeps_its_value_until_it_is_reported_again() -> None:
     apply_all(made, LoadReported(2, 0, active_decode_blocks=10))
     assert is_busy(made, 2)
     apply_all(made, LoadReported(2, 0, kv_used_blocks=50))
+    assert not is_busy(made, 2)
+
+
+@pytest.mark.parametrize("signal", ["active_decode_blocks", "kv_used_blocks"])
+def test_a_report_of_zero_replaces_the_last_value(signal: str) -> None:
+    made = fleet(**decode(0.5))
+    apply_all(made, LoadReported(2, 0, **{signal: 51}), LoadReported(2, 0, **{signal: 0}))
     assert not is_busy(made, 2)
 
 
@@ -133,6 +150,56 @@ def test_a_report_of_zero_does_not_hide_what_the_router_booked() -> None:
     assert is_busy(made, 2)
     apply_all(made, Freed("x"))
     assert not is_busy(made, 2)
+
+
+@pytest.mark.parametrize(
+    "change", [PrefillDone("x"), Freed("x"), Freed("x", "aggregated"), Expired()]
+)
+def test_a_worker_is_not_busy_once_booked_prefill_ends(change: Change) -> None:
+    made = fleet(active_prefill_tokens_threshold=10)
+    made.apply(active(2, "x", prefill_tokens=40), 0.0)
+    assert is_busy(made, 2)
+    made.apply(change, 1000.0)
+    assert made.load.prefill_tokens == [0, 0, 0, 0]
+    assert not is_busy(made, 2)
+    assert made.busy.mask == 0
+
+
+def test_a_changed_default_threshold_applies_at_once() -> None:
+    made = fleet()
+    apply_all(made, LoadReported(2, 0, active_decode_blocks=51))
+    assert not is_busy(made, 2)
+    view = made.view(made.config.with_values(decode(0.5)))
+    assert made.plan(request(16, pin_decode=Pin(2)), view=view).final.outcome == "all_busy"
+    assert not is_busy(made, 2)
+    apply_all(made, ConfigSet(decode(0.5)))
+    assert is_busy(made, 2)
+    assert made.apply(ConfigSet(decode(2.0)), 1.0).code == "invalid"
+    assert is_busy(made, 2)
+
+
+def test_a_lost_worker_leaves_its_slot_not_busy() -> None:
+    made = fleet(**decode(0.5))
+    apply_all(made, LoadReported(2, 0, active_decode_blocks=51), WorkerLost(2))
+    assert (made.busy.mask, made.busy.busy_ranks) == (0, 0)
+    made.sweep()
+    apply_all(made, WorkerUpserted(worker(4, "d", total_kv_blocks=100)))
+    assert made.registry.slot(4, 0) == 2
+    assert not is_busy(made, 4)
+
+
+def test_signals_of_a_rank_have_value_limit_and_origin() -> None:
+    made = fleet(active_decode_blocks_threshold=0.5, active_prefill_tokens_threshold_frac=0.0015)
+    apply_all(made, LoadReported(2, 0, active_decode_blocks=51), active(2, "x", prefill_tokens=1))
+    found = [(one.value, one.limit, one.over, one.reported) for one in made.busy.signals(2)]
+    assert found == [
+        (0, 50.0, False, False),
+        (51, 50.0, True, True),
+        (None, 50.0, False, True),
+        (1, 1.0, False, False),
+        (None, 1.0, False, True),
+    ]
+    assert [one.value for one in made.busy.reasons(2)] == [51]
 
 
 def test_signals_are_never_summed() -> None:

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_core.changes import ConfigSet, Freed, PrefillDone, Stage
+from router_core.changes import Booked, ConfigSet, Freed, PrefillDone, Stage
 from router_core.config import preset
 from router_core.cost import CostInputs, CostParameters, kv_terms, pick, probabilities, total_costs
+from router_core.load import PotentialLoad
+from router_core.selection import WhatIf
 from router_core.taints import constraints, preference_multiplier
 from tests.router_core.fleet import active, apply_all, costs, request, router, stored, worker
 
@@ -205,6 +207,63 @@ def test_credit_decay_lowers_the_credit_of_more_loaded_workers() -> None:
     assert costs(fleet, request(64))["w1"] == pytest.approx((64 + 64) / 16 - 4 / 2 + 4)
 
 
+def test_credit_decay_counts_from_the_least_loaded_and_rounds_the_prompt_up() -> None:
+    fleet = router(worker(1), worker(2), overlap_score_credit_decay=1.0)
+    apply_all(fleet, stored(1, 3))
+    apply_all(fleet, active(1, "x", prefill_tokens=96), active(2, "y", prefill_tokens=32))
+    # P - min P is 4 blocks, 56 tokens are 4 blocks: decay 1 / (1 + 4/4), credit 3 / 2.
+    assert costs(fleet, request(56))["w1"] == pytest.approx((96 + 56) / 16 - 1.5 + 3)
+
+
+def test_credit_does_not_decay_without_prefill_tracking() -> None:
+    fleet = router(
+        worker(1),
+        worker(2),
+        overlap_score_credit_decay=1.0,
+        router_track_prefill_tokens=False,
+    )
+    apply_all(fleet, stored(1, 3), active(1, "x", prefill_tokens=64))
+    assert costs(fleet, request(64)) == {"w1": 1.0, "w2": 4.0}
+
+
+def test_without_kv_reuse_blocks_of_running_requests_are_not_shared() -> None:
+    fleet = router(worker(1), router_assume_kv_reuse=False)
+    running = Booked("x", "aggregated", 1, 0, 0, request(64).sequence_hashes)
+    apply_all(fleet, running)
+    assert costs(fleet, request(64)) == {"w1": 4.0 + 4 + 4}
+
+
+def test_a_decode_decision_has_no_overlap() -> None:
+    fleet = router(worker(1, role="prefill"), worker(2, role="decode"))
+    apply_all(fleet, stored(2, 4))
+    assert [row.overlap_blocks for row in fleet.plan(request(64)).final.rows()] == [0]
+
+
+def test_pretended_load_changes_the_cost_and_stops_at_zero() -> None:
+    fleet = router(worker(1), worker(2))
+    apply_all(fleet, active(1, "x", prefill_tokens=32, blocks=2))
+    more = WhatIf({0: 16, 1: 32}, {1: 3})
+    found = fleet.plan(request(64), view=fleet.view(what_if=more)).final
+    assert [row.cost for row in found.rows()] == [3.0 + 4 + 2 + 4, 2.0 + 4 + 3 + 4]
+    less = WhatIf({0: -100}, {0: -100})
+    found = fleet.plan(request(64), view=fleet.view(what_if=less)).final
+    assert [row.cost for row in found.rows()] == [8.0, 8.0]
+    assert costs(fleet, request(64)) == {"w1": 3.0 - 1 + 4 + 2 + 4, "w2": 8.0}
+
+
+def test_potential_loads_count_cached_and_shared_blocks_once() -> None:
+    fleet = router(worker(1), worker(2, data_parallel_size=2))
+    running = Booked("x", "aggregated", 2, 1, 40, request(32).sequence_hashes)
+    apply_all(fleet, stored(1, 2), running)
+    wanted = request(70)
+    assert fleet.overlap_scores(wanted) == {(1, 0): 2, (2, 0): 0, (2, 1): 0}
+    assert fleet.potential_loads(wanted) == {
+        (1, 0): PotentialLoad(70 - 32, 4),
+        (2, 0): PotentialLoad(70, 4),
+        (2, 1): PotentialLoad(40 + 70, 4),
+    }
+
+
 def test_active_request_weight_is_a_term_only_when_it_is_set() -> None:
     fleet = router(worker(1), worker(2))
     apply_all(fleet, active(1, "a"), active(1, "b"))
@@ -231,6 +290,13 @@ def test_softmax_is_range_normalised(
     draws = Counter(pick(costs_seen, temperature, i / 10_000) for i in range(10_000))
     for index, chance in enumerate(chances):
         assert draws[index] / 10_000 == pytest.approx(chance, abs=2e-3)
+
+
+def test_a_sample_above_the_rounded_sum_picks_the_last_likely_candidate() -> None:
+    values = [5.0, 0.0, 8.0, 8.0, 9.0, 9.0]
+    sample = math.nextafter(1.0, 0.0)
+    assert sum(probabilities(values, 0.5)) <= sample
+    assert pick(values, 0.5, sample) == 5
 
 
 def test_exact_ties_are_uniform() -> None:

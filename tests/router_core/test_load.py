@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_core.changes import Booked, Expired, Freed, OutputBlock, PrefillDone, Progressed
+from router_core.router import Router
 from tests.router_core.fleet import active, apply_all, request, router, worker
 
 
@@ -64,6 +65,51 @@ def test_output_blocks_decay_with_the_requests_exclusive_blocks(
     assert blocks(made) == int(expected + 0.5)
     apply_all(made, Freed("a"), Freed("b"))
     assert blocks(made) == 0
+
+
+def test_unshared_blocks_of_a_booking_decay_too() -> None:
+    made = router(worker(1))
+    apply_all(made, active(1, "a", blocks=3), OutputBlock("a", 0.5))
+    assert blocks(made) == 2
+    apply_all(made, OutputBlock("a", 0.0))
+    assert blocks(made) == 0
+    apply_all(made, Freed("a"))
+    assert blocks(made) == 0
+
+
+def test_output_blocks_are_load_of_the_last_hop() -> None:
+    made = router(worker(1, role="prefill"), worker(2, role="decode"))
+    apply_all(made, active(1, "a", stage="prefill"), active(2, "a", stage="decode", blocks=2))
+    apply_all(made, OutputBlock("a"))
+    assert made.load.decode_blocks == [0, 3]
+
+
+def test_a_restored_booking_ends_like_the_original() -> None:
+    made = router(worker(1))
+    apply_all(made, held("a", (1, 2, 3), 40), held("b", (1,)), OutputBlock("a", 0.5))
+    copy = Router.restore(made.snapshot())
+    assert copy.load.dump() == made.load.dump()
+    for one in (made, copy):
+        assert (blocks(one), one.load.prefill_tokens) == (1 + 2, [40])  # (2 + 1) * 0.5 is 1.5
+        apply_all(one, OutputBlock("a"), PrefillDone("a"))
+        assert (blocks(one), one.load.prefill_tokens) == (1 + 3, [0])
+        apply_all(one, Freed("a"))
+        assert (blocks(one), one.load.requests) == (1, [1])
+
+
+def test_prefill_ends_on_every_hop_once_and_counts_as_progress() -> None:
+    made = router(worker(1, role="prefill"), worker(2, role="decode"))
+    other = active(1, "b", stage="prefill", prefill_tokens=7)
+    prefill = active(1, "a", stage="prefill", prefill_tokens=40)
+    apply_all(made, prefill, active(2, "a", stage="decode", prefill_tokens=5), other, now=0.0)
+    assert made.load.prefill_tokens == [47, 5]
+    apply_all(made, PrefillDone("a"), now=200.0)
+    assert made.load.prefill_tokens == [7, 0]
+    assert made.load.requests == [2, 1]
+    apply_all(made, PrefillDone("a"), now=200.0)
+    assert made.load.prefill_tokens == [7, 0]
+    apply_all(made, Expired(), now=400.0)
+    assert [(one.request_id, one.stage) for one in made.load] == [("a", "prefill"), ("a", "decode")]
 
 
 def test_stale_bookings_expire_and_progress_keeps_them() -> None:

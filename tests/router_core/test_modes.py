@@ -1,4 +1,4 @@
-"""The modes beside kv, each explained by the same Decision."""
+"""The modes beside kv, and profiles with filters and scorers of a user's own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from typing import Any
 
 import pytest
 
+from router_core import (
+    PROFILES,
+    CandidateSet,
+    CostInputs,
+    CostParameters,
+    Profile,
+    Router,
+    RoutingRequest,
+    TermColumn,
+    Worker,
+    WorkerFilter,
+)
 from router_core.changes import Freed
 from router_core.errors import ConfigError
 from tests.router_core.fleet import active, apply_all, request, router, worker
@@ -77,3 +89,72 @@ def test_the_temperature_belongs_to_kv() -> None:
 def test_modes_that_are_not_built_are_refused_by_name(mode: str) -> None:
     with pytest.raises(ConfigError, match="not built yet"):
         three(mode)
+
+
+def spot(name: str) -> WorkerFilter:
+    return WorkerFilter("spot", lambda worker, request: worker.name != name, "is a spot worker")
+
+
+def test_a_filter_of_a_users_own_excludes_workers_with_its_reason() -> None:
+    made = router(worker(1, "a"), worker(2, "b"))
+    made.profile = PROFILES["kv"].with_filters(spot("a"))
+    decision = made.plan(request(32), detail=True).final
+    assert decision.worker is not None
+    assert (decision.worker.name, decision.mode) == ("b", "kv")
+    (step,) = (one for one in decision.funnel if one.filter == "spot")
+    assert [(one.worker.name, one.reason.message) for one in step.rejected] == [
+        ("a", "is a spot worker")
+    ]
+    made.profile = None
+    assert len(made.plan(request(32)).final.costs) == 2
+
+
+def test_a_filter_gets_the_request_and_only_workers_of_its_model() -> None:
+    seen = []
+
+    def passes(one: Worker, asking: RoutingRequest) -> bool:
+        seen.append((one.name, asking.id))
+        return True
+
+    made = router(worker(1, "a"), Worker(2, "other", "another-model"))
+    made.profile = PROFILES["kv"].with_filters(WorkerFilter("seen", passes))
+    assert made.plan(request(32, "r7")).ok
+    assert seen == [("a", "r7")]
+
+
+def test_filters_of_a_users_own_come_before_those_of_load() -> None:
+    names = [one.name for one in PROFILES["kv"].with_filters(spot("a")).filters]
+    assert names.index("taints") < names.index("spot") < names.index("decode_capacity")
+    alone = Profile("mine", (), PROFILES["kv"].scorer).with_filters(spot("a"))
+    assert [one.name for one in alone.filters] == ["spot"]
+
+
+def test_the_capacity_guard_uses_the_filters_of_a_users_own() -> None:
+    made = router(
+        worker(1, "pA", "prefill", zone="a", policy="required"),
+        worker(2, "pB", "prefill", zone="b", policy="required"),
+        worker(3, "dA", "decode", zone="a"),
+        worker(4, "dB", "decode", zone="b"),
+    )
+    made.profile = PROFILES["kv"].with_filters(spot("dA"))
+    plan = made.plan(request(32), samples=(0.0, 0.0))
+    assert plan.prefill is not None
+    assert plan.prefill.worker is not None
+    assert plan.prefill.worker.name == "pB"
+    assert plan.ok
+
+
+def test_a_scorer_of_a_users_own_needs_a_mode_name_of_its_own() -> None:
+    def by_id(
+        inputs: CostInputs, parameters: CostParameters, candidates: CandidateSet, turn: int
+    ) -> tuple[TermColumn, ...]:
+        return (TermColumn("id", "ids", 1.0, [-ref.worker_id for ref in candidates.refs]),)
+
+    with pytest.raises(ConfigError, match="another mode name"):
+        Router(profile=Profile("kv", PROFILES["kv"].filters, by_id))
+    made = router(worker(1, "a"), worker(2, "b"))
+    made.profile = Profile("by-id", PROFILES["kv"].filters, by_id)
+    decision = made.plan(request(32)).final
+    assert (decision.mode, decision.winner, decision.replay().winner) == ("by-id", 1, 1)
+    copy = Router.restore(made.snapshot(), made.profile)
+    assert copy.plan(request(32)).final.winner == 1

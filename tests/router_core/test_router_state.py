@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import router_core.changes as c
-from router_core.config import PRESETS, preset
+from router_core.config import (
+    PRESETS,
+    SETTINGS,
+    RouterConfig,
+    find_setting,
+    legacy_overlap_weight,
+    preset,
+)
 from router_core.decision import Decision
 from router_core.errors import ConfigError, SnapshotError
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
@@ -215,6 +222,82 @@ def test_presets_and_bounds() -> None:
         ):
             with pytest.raises(ConfigError, match=next(iter(bad))):
                 preset(name).with_values(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("router_temperature", " 0.5 ", 0.5),
+        ("router_temperature", "1", 1.0),
+        ("overload_status_code", "503", 503),
+        ("use_kv_events", "Off", False),
+        ("use_kv_events", "yes", True),
+        ("router_mode", "round_robin", "round-robin"),
+        ("kv_transfer_domain", "none", None),
+        ("active_prefill_tokens_threshold", "", None),
+    ],
+)
+def test_settings_are_parsed_from_text(name: str, text: str, value: object) -> None:
+    parsed = SETTINGS[name].parse(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("router_temperature", "warm", "router_temperature: expected a number, got 'warm'"),
+        ("router_temperature", "nan", "expected a finite number"),
+        ("router_temperature", "none", "expected a number, got 'none'"),
+        ("overload_status_code", "5.5", "expected a whole number"),
+        ("overload_status_code", "600", "expected at most 599, got 600"),
+        ("overload_status_code", "399", "expected at least 400, got 399"),
+        ("use_kv_events", "maybe", "expected true or false"),
+        ("router_mode", "fastest", "expected one of kv, round-robin"),
+    ],
+)
+def test_texts_that_are_not_a_value_are_refused(name: str, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        SETTINGS[name].parse(text)
+
+
+@pytest.mark.parametrize("value", [None, True, "529", 529.0])
+def test_values_of_another_type_are_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="overload_status_code: "):
+        RouterConfig(overload_status_code=value)  # type: ignore[arg-type]
+
+
+def test_an_unknown_setting_names_similar_ones() -> None:
+    assert find_setting("router_mode").choices[0] == "kv"
+    with pytest.raises(ConfigError, match="router_temp: no such setting; did you mean router_temp"):
+        find_setting("router_temp")
+    with pytest.raises(ConfigError, match=r"xyzzy: no such setting$"):
+        RouterConfig().with_values({"xyzzy": 1})
+
+
+def test_the_legacy_overlap_weight_of_zero_switches_the_credit_off() -> None:
+    assert legacy_overlap_weight(1.5) == {"prefill_load_scale": 1.5}
+    assert legacy_overlap_weight(0) == {"prefill_load_scale": 0.0, "overlap_score_credit": 0.0}
+
+
+def test_events_of_other_tiers_are_not_indexed() -> None:
+    made = router(worker(1))
+    event = stored(1, 2).event
+    assert isinstance(event, BlocksStored)
+    other = BlocksStored(None, event.block_hashes, event.local_hashes, tier="host")
+    assert made.apply(c.KvEvent(1, 0, other), 0.0).code == "ignored_tier"
+    assert made.overlap_scores(request(32)) == {(1, 0): 0}
+    apply_all(made, stored(1, 2))
+    apply_all(made, c.KvEvent(1, 0, BlocksRemoved(event.block_hashes, tier="host")))
+    assert made.overlap_scores(request(32)) == {(1, 0): 2}
+
+
+def test_a_marked_index_counts_lost_batches() -> None:
+    made = router(worker(1))
+    assert made.apply(c.IndexMarked(9, 0, "gapped"), 0.0).code == "unknown_worker"
+    apply_all(made, c.IndexMarked(1, 0, "gapped", 3), c.IndexMarked(1, 0, "gapped"), now=5.0)
+    row = made.freshness[0]
+    assert (row.index_state, row.gaps, row.index_at) == ("gapped", 4, 5.0)
 
 
 def test_a_capture_does_not_change_with_the_router() -> None:

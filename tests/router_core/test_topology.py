@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from router_core.changes import LoadReported, ThresholdsSet, WorkerAvailability, WorkerLost
 from router_core.decision import AllWorkersBusy, NoEligibleWorker
-from router_core.errors import PolicyUnderivable, WorkerError
+from router_core.errors import ConstraintError, PolicyUnderivable, WorkerError
 from router_core.selection import Pin
-from router_core.taints import canonical_taint, constraints
+from router_core.taints import canonical_taint, constraints, topology_of
 from router_core.topology import RouterPolicy, implied_constraints, policy_conflict
 from router_core.workers import ModelRuntimeConfig, Role, Worker
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
@@ -426,3 +426,28 @@ def test_canonical_taints_are_rebuilt_and_forged_ones_dropped() -> None:
         "dynamo.topology/rack=rack-22",
     }
     assert ModelRuntimeConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize("weight", [float("inf"), float("-inf"), float("nan")])
+def test_weights_of_preferred_taints_are_finite(weight: float) -> None:
+    with pytest.raises(ConstraintError, match="'gold': expected a finite weight"):
+        constraints(preferred={"gold": weight})
+
+
+def test_a_required_taint_given_twice_is_one_constraint() -> None:
+    assert [item.taint for item in constraints(["gold", "ssd", "gold"]).items] == ["gold", "ssd"]
+
+
+@pytest.mark.parametrize(
+    ("taint", "parts"),
+    [
+        ("dynamo.topology/zone=a", ("zone", "a")),
+        ("dynamo.topology/zone=a=b", ("zone", "a=b")),
+        ("dynamo.topology/zone=", None),
+        ("dynamo.topology/=a", None),
+        ("dynamo.topology/zone", None),
+        ("zone=a", None),
+    ],
+)
+def test_topology_of_a_taint(taint: str, parts: tuple[str, str] | None) -> None:
+    assert topology_of(taint) == parts
