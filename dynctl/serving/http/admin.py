@@ -1,4 +1,4 @@
-"""What operators ask a router at work: past decisions, settings, its whole view, thresholds."""
+"""Operator endpoints of a running router: past decisions, settings, its view, thresholds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynctl.documents.view import encode_view
 from dynctl.serving.http import busy_threshold
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.busy_threshold import BusyThresholds
-from dynctl.serving.http.json_responses import bad_request, json_answer, not_found
+from dynctl.serving.http.json_responses import bad_request, json_response, not_found
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
@@ -33,7 +33,7 @@ _PARAMETERS = ("limit", *_FILTERS, "since", "wait", "preferences")
 
 
 class Admin:
-    """The handlers. ``sources``: where each setting came from, by name.
+    """The handlers. ``sources``: the origin of each setting, by name.
 
     ``enabled`` False leaves ``/busy_threshold`` out (DYN_DISABLE_FRONTEND_ADMIN_API).
     """
@@ -75,9 +75,9 @@ class Admin:
         return routes
 
     async def config(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/config``: every router setting, its value and where that came from."""
+        """``GET /v1/config``: every router setting with its value and origin."""
         router = self._service.router
-        return json_answer(
+        return json_response(
             config_document(
                 router.config,
                 version=version(),
@@ -89,30 +89,30 @@ class Admin:
         )
 
     async def decisions(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/decisions``: the last ones, newest first, filtered by the query.
+        """``GET /v1/decisions``: the last decisions, newest first, filtered by the query.
 
-        ``since=CURSOR`` leaves out what the answer with that cursor had already; with
-        ``wait=SECONDS`` an answer without decisions waits for one that long.
+        ``since=CURSOR`` skips decisions up to that cursor of an earlier response; with
+        ``wait=SECONDS`` a response without decisions waits for one that long.
         """
-        asked = _asked(request.query)
+        wanted = _parse_query(request.query)
         memory = self._memory
-        found = memory.recent(asked.limit, since=asked.since, **asked.filters)
-        if not found and asked.wait:
+        found = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
+        if not found and wanted.wait:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(asked.wait):
+                async with asyncio.timeout(wanted.wait):
                     await memory.next_recorded()
-            found = memory.recent(asked.limit, since=asked.since, **asked.filters)
+            found = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
         plans = [kept.plan for kept in found]
         rows = [
             decision_row(plan, at=kept.at, whole=kept.whole)
             for plan, kept in zip(plans, found, strict=True)
         ]
-        if asked.preferences:
+        if wanted.preferences:
             rows = with_preferences(rows, plans)
-        since = 0 if asked.since > memory.recorded else asked.since
-        counted = asked.filters or not memory.max_bytes
+        since = 0 if wanted.since > memory.recorded else wanted.since
+        counted = wanted.filters or not memory.max_bytes
         skipped = 0 if counted else memory.recorded - since - len(rows)
-        return json_answer(
+        return json_response(
             DecisionList(
                 rows,
                 len(memory),
@@ -129,27 +129,29 @@ class Admin:
         wanted = request.match_info["id"]
         attempts = self._memory.attempts(wanted)
         if not attempts:
-            raise not_found(self._unknown(wanted), code="unknown_decision")
+            raise not_found(self._not_kept_message(wanted), code="unknown_decision")
         *earlier, last = attempts
         rows = [decision_row(kept.plan, at=kept.at, whole=kept.whole) for kept in earlier]
-        return json_answer(
+        return json_response(
             past_decision(
                 last.plan, at=last.at, whole=last.whole, preset=self._preset, earlier=rows
             )
         )
 
     async def view(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/view``: everything that a decision depends on, to decide it again offline.
+        """``GET /v1/view``: all inputs of a decision, to repeat it offline.
 
-        Taken at one moment: the loop stands still for the copy, 0.3 s for a million blocks
-        of which no two workers share any.
+        A consistent copy: the event loop is blocked for it, 0.3 s for a million blocks that no
+        two workers share.
         """
         if self._saving.locked():
-            raise HttpError(409, "another view is being taken", "conflict", "view_in_progress")
+            raise HttpError(
+                409, "another view is being copied; try again", "conflict", "view_in_progress"
+            )
         async with self._saving:
             service = self._service
             tokenizers = {model: service.tokenizers.of(model) for model in service.models()}
-            # Copied here, written out beside the loop: a million cached blocks take seconds.
+            # Copied here, encoded in a thread: a million cached blocks take seconds.
             body = await asyncio.to_thread(
                 encode_view,
                 service.router.capture(),
@@ -167,20 +169,20 @@ class Admin:
             await response.write_eof()
             return response
 
-    def _unknown(self, wanted: str) -> str:
+    def _not_kept_message(self, wanted: str) -> str:
         memory = self._memory
         if not memory.max_bytes:
-            return "no decisions are kept here; start with --decision-memory 64MiB"
+            return "this router keeps no decisions; start it with --decision-memory 64MiB"
         shown = wanted if len(wanted) <= 64 else wanted[:64] + "..."
-        gone = f", {memory.evicted:,} had to leave" if memory.evicted else ""
+        gone = f", {memory.evicted:,} were removed" if memory.evicted else ""
         return (
             f"no decision {shown!r} is kept: {len(memory):,} are{gone}; "
-            "the id is the x-dynctl-decision header of the answer"
+            "the id is the x-dynctl-decision header of the response"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _DecisionQuery:
     """A query for past decisions; ``wait`` is in seconds."""
 
     limit: int
@@ -190,11 +192,11 @@ class _Asked:
     preferences: bool
 
 
-def _asked(query: Mapping[str, str]) -> _Asked:
+def _parse_query(query: Mapping[str, str]) -> _DecisionQuery:
     """Raises HttpError naming the parameter."""
     for name in query:
         if name not in _PARAMETERS:
-            expected = f"unknown parameter, expected some of {', '.join(_PARAMETERS)}"
+            expected = f"unknown parameter, expected one of {', '.join(_PARAMETERS)}"
             raise bad_request(f"{name[:64]}: {expected}", param=name[:64], code="unknown_parameter")
     outcome = query.get("outcome")
     if outcome is not None and outcome not in OUTCOMES:
@@ -203,16 +205,16 @@ def _asked(query: Mapping[str, str]) -> _Asked:
             param="outcome",
             code="unknown_outcome",
         )
-    return _Asked(
-        _whole(query, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT),
+    return _DecisionQuery(
+        _whole_number(query, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT),
         {name: query[name] for name in _FILTERS if name in query},
-        _whole(query, "since", 0, 0, 2**53),
-        _whole(query, "wait", 0, 0, MAX_WAIT_S),
-        bool(_whole(query, "preferences", 0, 0, 1)),
+        _whole_number(query, "since", 0, 0, 2**53),
+        _whole_number(query, "wait", 0, 0, MAX_WAIT_S),
+        bool(_whole_number(query, "preferences", 0, 0, 1)),
     )
 
 
-def _whole(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+def _whole_number(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
     text = query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and low <= int(text[:20]) <= high):
         raise bad_request(

@@ -1,6 +1,6 @@
-"""Who may change things or read routing details: whoever has the token, where one is set.
+"""Authorization by token for writes and for reading routing details.
 
-Without a token everybody who can connect may do both, and by default only this machine can.
+Without a token every client that can connect may do both; by default only this machine can.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def checked_token(token: str | None) -> str | None:
-    """``token`` if a header can carry it; raises ValueError."""
+    """``token`` if it is valid in a header; raises ValueError."""
     if token is not None and (not token or not token.isascii() or not token.isprintable()):
         raise ValueError(
             "api token: expected printable ASCII characters, at least one; "
@@ -27,25 +27,25 @@ def checked_token(token: str | None) -> str | None:
 
 
 def require_token(http: web.Request, token: str | None) -> None:
-    """Raises HttpError 401 unless the request bears ``token``; None lets everybody in.
+    """Raises HttpError 401 unless the request has ``token``; None allows every request.
 
-    The comparison takes the same time however much of the token is right.
+    The time of the comparison does not depend on the given token.
     """
     if token is None:
         return
     scheme, _, given = http.headers.get("Authorization", "").partition(" ")
-    # Header bytes that are not UTF-8 arrive as surrogates; they are wrong, not an error of ours.
+    # Header bytes that are not UTF-8 arrive as surrogates; they are a wrong token.
     offered = given.strip().encode("utf-8", "surrogateescape")
     if hmac.compare_digest(offered, token.encode()) and scheme.lower() == "bearer":
         return
     if scheme:
-        problem, code = "the token is not the one that was configured", "invalid_token"
+        problem, code = "wrong token", "invalid_token"
     else:
-        problem, code = "a token is needed", "token_needed"
+        problem, code = "token required", "token_needed"
     raise HttpError(
         401,
         f"{http.method} {http.path[:200]}: {problem}; send the header 'Authorization: Bearer "
-        "TOKEN' with the token that dynctl serve was given",
+        "TOKEN' with the --api-token of dynctl serve",
         "authentication_error",
         code,
         headers={"www-authenticate": 'Bearer realm="dynctl"'},

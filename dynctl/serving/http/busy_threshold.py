@@ -1,8 +1,8 @@
-"""``/busy_threshold`` as Dynamo's frontend answers it, and two things it lacks.
+"""``/busy_threshold`` in the format of Dynamo's frontend, with two additions.
 
-Shapes, statuses and messages are those of Dynamo 1.6.1 as captured. Different on purpose: a model
-that nobody serves is a 404 when read too (there: a row of nulls), ``"clear": [names]`` unsets
-thresholds (there: no way to), and a change takes effect at once, in both directions.
+Bodies, statuses and messages are those captured from Dynamo 1.6.1. Different on purpose: a model
+without workers is a 404 when read too (Dynamo: a row of nulls), ``"clear": [names]`` unsets
+thresholds (Dynamo: not possible), and a change takes effect at once, in both directions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from dynctl.serving.http.json_responses import json_answer
+from dynctl.serving.http.json_responses import json_response
 from dynctl.serving.service import RoutingService
 from router_core import THRESHOLD_SETTINGS, ThresholdsSet
 
 PATH = "/busy_threshold"
-#: Names of fields that a body had and nobody reads: Dynamo ignores them without a word.
+#: The response header with the names of ignored fields: Dynamo ignores them silently.
 IGNORED_HEADER = "x-dynctl-ignored"
 MAX_BODY = 64 * 1024
 
@@ -31,7 +31,7 @@ _INTO = "Failed to deserialize the JSON body into the target type: "
 
 
 class BadBody(ValueError):
-    """The body is no request; ``status`` and text are what Dynamo answers."""
+    """The body is not a valid request; ``status`` and text are those of Dynamo's response."""
 
     def __init__(self, status: int, message: str, *, plain: bool = False) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class BadBody(ValueError):
     def response(self) -> web.Response:
         if self.plain:
             return web.Response(status=self.status, text=str(self))
-        return json_answer({"error": str(self)}, self.status)
+        return json_response({"error": str(self)}, self.status)
 
 
 class BusyThresholds:
@@ -52,21 +52,23 @@ class BusyThresholds:
 
     async def get(self, request: web.Request) -> web.Response:
         """One row for each model that is served."""
-        return json_answer({"thresholds": [self._row(model) for model in self._service.models()]})
+        return json_response({"thresholds": [self._row(model) for model in self._service.models()]})
 
     async def post(self, request: web.Request) -> web.Response:
-        """Set, unset or read the thresholds of one model; answers with its row."""
+        """Set, unset or read the thresholds of one model; responds with its row."""
         try:
             model, values, ignored = read_body(request.content_type, await _bounded(request))
         except BadBody as bad:
             return bad.response()
         if model not in self._service.models():
-            return json_answer({"error": self._unknown(model, writes=bool(values))}, 404)
+            return json_response(
+                {"error": self._not_found_message(model, writes=bool(values))}, 404
+            )
         if values:
             applied = self._service.apply(ThresholdsSet(model, values))
             if not applied.ok:
-                return json_answer({"error": applied.message}, 400)
-        answer = json_answer(self._row(model))
+                return json_response({"error": applied.message}, 400)
+        answer = json_response(self._row(model))
         if ignored:
             answer.headers[IGNORED_HEADER] = ", ".join(ignored)
         return answer
@@ -74,7 +76,7 @@ class BusyThresholds:
     def _row(self, model: str) -> dict[str, Any]:
         return {"model": model, **self._service.router.busy.thresholds(model).to_dict()}
 
-    def _unknown(self, model: str, *, writes: bool) -> str:
+    def _not_found_message(self, model: str, *, writes: bool) -> str:
         if writes:
             return f"Model '{model}' not found. Thresholds can only be set for discovered models."
         known = ", ".join(self._service.models()) or "none"
@@ -107,7 +109,7 @@ def read_body(
             values[name] = _threshold(name, value, body)
     for name in _names_to_clear(found.get("clear")):
         if name in values:
-            raise BadBody(400, f"{name} is both set and in clear; give one of them")
+            raise BadBody(400, f"{name} is both set and in clear; use one of them")
         values[name] = None
     known = {"model", "clear", *THRESHOLD_SETTINGS}
     ignored = [name[:64] for name in found if name not in known][:16]
@@ -149,12 +151,12 @@ def _names_to_clear(value: Any) -> list[str]:
     for name in value:
         if name not in THRESHOLD_SETTINGS:
             expected = ", ".join(THRESHOLD_SETTINGS)
-            raise BadBody(400, f"clear: no threshold {name[:64]!r}; expected some of {expected}")
+            raise BadBody(400, f"clear: no threshold {name[:64]!r}; expected one of {expected}")
     return value
 
 
 def _serde(value: Any) -> str:
-    """A value as serde's errors name it."""
+    """A value in the words of serde's errors."""
     match value:
         case None:
             return "null"
@@ -173,7 +175,7 @@ def _serde(value: Any) -> str:
 
 
 def _where(name: str, value: Any, body: bytes) -> str:
-    """`` at line 1 column 52``, the end of the value; empty where it is no plain value."""
+    """`` at line 1 column 52``, the end of the value; empty if it is not a plain value."""
     pattern = rb'"' + name.encode() + rb'"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}\]\[{"]+)'
     found = list(re.finditer(pattern, body))
     return _at(body, found[-1].end()) if found else ""

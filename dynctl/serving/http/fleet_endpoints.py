@@ -19,7 +19,7 @@ from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.inference import DECISION_HEADER, Inference
 from dynctl.serving.http.json_responses import (
     bad_request,
-    json_answer,
+    json_response,
     not_found,
     read_json_object,
 )
@@ -30,7 +30,7 @@ from router_core import Role, Worker
 
 
 class ControlApi:
-    """Handlers of everything that is not inference."""
+    """Handlers of models, health, workers and dry runs."""
 
     def __init__(
         self,
@@ -68,16 +68,16 @@ class ControlApi:
         for adapter, base in sorted(self._service.adapters.items()):
             if base in models:
                 rows.append({**self._model_row(adapter), "parent": base})
-        return json_answer({"object": "list", "data": rows})
+        return json_response({"object": "list", "data": rows})
 
     async def model(self, http: web.Request) -> web.Response:
-        return json_answer(self._model_row(self._known_model(http)))
+        return json_response(self._model_row(self._known_model(http)))
 
     async def model_ready(self, http: web.Request) -> web.Response:
-        return json_answer(self.readiness(self._known_model(http)))
+        return json_response(self.readiness(self._known_model(http)))
 
     def readiness(self, name: str) -> dict[str, Any]:
-        """Dynamo's shape: which roles are there, and which are missing for a request to run."""
+        """Readiness in Dynamo's format: the present roles, and those missing to serve a request."""
         registry = self._service.router.registry
         model = self._service.base_model(name) or name
         counts: dict[str, int] = {}
@@ -118,7 +118,7 @@ class ControlApi:
         name = http.match_info["model"]
         if self._service.base_model(name) is None:
             known = ", ".join(sorted(self._service.models())) or "none yet"
-            raise not_found(f"model {name[:200]!r} is not served here; models: {known}")
+            raise not_found(f"model {name[:200]!r} is not served by this frontend; models: {known}")
         return name
 
     def _model_row(self, name: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class ControlApi:
     # -- health ----------------------------------------------------------------------------
 
     async def live(self, _http: web.Request) -> web.Response:
-        return json_answer({"status": "live", "message": "Service is live"})
+        return json_response({"status": "live", "message": "Service is live"})
 
     async def health(self, _http: web.Request) -> web.Response:
         """200 while the process serves; the fleet's state is in the body."""
@@ -142,7 +142,7 @@ class ControlApi:
             {"name": m.spec.name, "endpoint": m.spec.url, "problem": m.problem} for m in self._fleet
         ]
         healthy = not self._inference.draining
-        return json_answer(
+        return json_response(
             {
                 "status": "healthy" if healthy else "draining",
                 "instances": instances,
@@ -157,16 +157,16 @@ class ControlApi:
         ready = any(row["ready"] for row in rows) and not self._inference.draining
         body: dict[str, Any] = {"ready": ready, "models": rows}
         if not rows:
-            body["reason"] = "no worker is registered; give --worker URL, or POST /v1/workers"
-        return json_answer(body, 200 if ready else 503)
+            body["reason"] = "no worker is registered; set --worker URL, or POST /v1/workers"
+        return json_response(body, 200 if ready else 503)
 
     # -- workers ---------------------------------------------------------------------------
 
     async def workers(self, _http: web.Request) -> web.Response:
-        return json_answer({"workers": self._fleet.rows()})
+        return json_response({"workers": self._fleet.rows()})
 
     async def worker(self, http: web.Request) -> web.Response:
-        return json_answer(self._fleet.row(self._member(http)))
+        return json_response(self._fleet.row(self._member(http)))
 
     async def add_worker(self, http: web.Request) -> web.Response:
         self._writable()
@@ -178,16 +178,16 @@ class ControlApi:
             raise bad_request(str(error)) from None
         except FleetFull as error:
             raise HttpError(507, str(error), "insufficient_storage", "fleet_full") from None
-        return json_answer(self._fleet.row(member), 201)
+        return json_response(self._fleet.row(member), 201)
 
     async def remove_worker(self, http: web.Request) -> web.Response:
         self._writable()
         name = self._member(http).spec.name
         await self._fleet.remove(name)
-        return json_answer({"removed": name})
+        return json_response({"removed": name})
 
     def _member(self, http: web.Request) -> Member:
-        """The engine that the path names, by name or id; raises HttpError 404."""
+        """The engine of the path, by name or id; raises HttpError 404."""
         text = http.match_info["worker"]
         worker = self._service.find_worker(text)
         member = self._fleet.get(text)
@@ -210,22 +210,22 @@ class ControlApi:
     # -- dry runs --------------------------------------------------------------------------
 
     async def route(self, http: web.Request) -> web.Response:
-        """A dry run: where the request in the body would go, and why. Books nothing."""
+        """A dry run: the worker that the request in the body would get, and why. Books nothing."""
         body = await read_json_object(http, self._config.limits.body_bytes)
         result = await self._inference.explain(body, preset=self._config.preset)
-        answer = json_answer(result)
+        answer = json_response(result)
         answer.headers[DECISION_HEADER] = result.id
         return answer
 
 
 FLEET_PATH = "/v1/fleet"
 
-#: (domain, value) -> hand-offs that stayed and that crossed.
+#: (domain, value) -> hand-offs within it, and out of it.
 Transfers = Mapping[tuple[str, str], tuple[int, int]]
 
 
 class FleetFeed:
-    """Reads a service. ``others``: rows of engines that are not registered (yet).
+    """``GET /v1/fleet``: the load of all workers. ``others``: rows of engines not registered (yet).
 
     ``waiting``: worker id -> rank -> requests that wait in the engine; ``in_flight`` counts
     the process's own requests; ``probe_s``: seconds between two readings of an engine's load.
@@ -249,14 +249,14 @@ class FleetFeed:
         self._waiting = waiting
         self._in_flight = in_flight
         self._probe_s = probe_s
-        # Told apart from the sets of the process that listened here before.
+        # Different from the sets of an earlier process at this address.
         self._process = secrets.token_hex(4)
         self._sets = 0
         self._workers: list[Worker] = []
         self._unregistered: tuple[tuple[int, str], ...] = ()
 
     def read(self, known: str | None = None) -> FleetLoad:
-        """The fleet now. ``known``: the set of cards that the asker has."""
+        """The fleet now. ``known``: the set of cards that the client has."""
         service = self._service
         router, now = service.router, service.clock()
         registry, waiting = router.registry, self._waiting()
@@ -294,10 +294,10 @@ class FleetFeed:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/fleet[?cards=SET]``."""
-        return json_answer(self.read(request.query.get("cards")))
+        return json_response(self.read(request.query.get("cards")))
 
     def _cards(self, workers: list[Worker], others: Sequence[WorkerRow]) -> str:
-        """The name of this set of cards; a worker that publishes another one is another object."""
+        """The name of this set of cards; a changed card is another object."""
         unregistered = tuple((row.worker_id, row.name) for row in others)
         same = (
             len(workers) == len(self._workers)

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` and ``/v1/completions``: from the client's bytes to its answer."""
+"""``/v1/chat/completions`` and ``/v1/completions``: from the client's bytes to its response."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from dynctl.serving.http.inference_responses import (
     OutputBlocks,
     client_error,
     dry_run_body,
-    gave_up,
+    engine_failure_error,
     outcome_of,
     pass_stream,
     unary_body,
@@ -41,7 +41,7 @@ from dynctl.wire.openai import (
 from router_core import HashingError
 
 DECISION_HEADER: Final = "x-dynctl-decision"
-#: Headers of the client that engines get too.
+#: Client headers that are passed to engines.
 _FORWARDED: Final = ("traceparent", "tracestate")
 _OWN_HEADERS: Final = (WORKER_HEADER, PREFILL_HEADER, REQUEST_ID_HEADER)
 
@@ -78,7 +78,7 @@ class Inference:
             received_wall=service.wall(),
         )
         self.in_flight += 1
-        # A body of unknown length may turn out as long as is allowed.
+        # A body of unknown length may have the maximum length.
         size = http.content_length
         reserved = self._config.limits.body_bytes if size is None else size
         self._reserved += reserved
@@ -93,13 +93,13 @@ class Inference:
             record.outcome, record.status = "cancelled", record.status or 499
             raise
         except (ConnectionError, TimeoutError):
-            # The client left while we were writing to it.
+            # The client disconnected during a write.
             record.outcome, record.status = "cancelled", record.status or 499
             raise
         except Exception:
             record.outcome, record.error_type, record.status = "internal", "internal", 500
             _log.exception("request %s failed", decision_id)
-            message = f"internal error; the log has it under {decision_id}"
+            message = f"internal error; the log has the details under {decision_id}"
             return self._error(HttpError(500, message, "internal_error", 500), record)
         finally:
             self.in_flight -= 1
@@ -126,7 +126,7 @@ class Inference:
         except Refused as error:
             raise self._refusal(error, prepared, record) from None
         except GaveUp as error:
-            raise gave_up(error, record) from None
+            raise engine_failure_error(error, record) from None
         try:
             return await self._send(http, parsed, answer, call)
         finally:
@@ -206,9 +206,9 @@ class Inference:
             )  # fmt: skip
         limits = self._config.limits
         if self.in_flight > limits.in_flight:
-            problem = f"{limits.in_flight} requests are in flight, the limit of this frontend"
+            problem = f"{limits.in_flight} requests are in flight, the maximum of this frontend"
         elif self._reserved > limits.all_bodies_bytes and self.in_flight > 1:
-            problem = f"the requests in flight hold {limits.all_bodies_bytes} bytes, the limit"
+            problem = f"the requests in flight have {limits.all_bodies_bytes} bytes, the maximum"
         else:
             return
         raise HttpError(
@@ -225,7 +225,7 @@ class Inference:
         limit = self._config.limits.body_bytes
         content = http.content
         try:
-            if content.is_eof():  # most bodies came with their headers: nothing to wait for
+            if content.is_eof():  # most bodies arrive with their headers: no need to wait
                 raw = content.read_nowait()
             else:
                 async with asyncio.timeout(self._config.limits.body_s):
@@ -241,7 +241,7 @@ class Inference:
         except web.HTTPRequestEntityTooLarge:
             raise HttpError(
                 413,
-                f"the body is over the limit of {limit} bytes",
+                f"the body has more than {limit} bytes, the maximum",
                 "invalid_request_error",
                 "body_too_large",
             ) from None
@@ -299,7 +299,7 @@ class Inference:
         return prepared
 
     def _check_length(self, parsed: ChatRequest | CompletionRequest, prepared: Prepared) -> None:
-        """A prompt that no engine of the model can hold is the client's mistake, at once."""
+        """Refuse a prompt that is too long for every engine of the model."""
         if prepared.tokens.ids is None:
             return
         limit = self._service.context_length(prepared.request.model)
@@ -326,7 +326,7 @@ class Inference:
         if "nvext" in body:
             plain: dict[str, Any] = strip_for_engine(body)
             if nvext.cache_salt is not None:
-                # The engine must keep the tenants apart as well, or its cache would be shared.
+                # The engine must separate the tenants too, or they would share its cache.
                 plain.setdefault("cache_salt", nvext.cache_salt)
             if nvext.token_data is not None and isinstance(parsed, CompletionRequest):
                 plain["prompt"] = nvext.token_data
@@ -343,7 +343,7 @@ class Inference:
         return Call(prepared.request, path, body, raw, parsed.stream, headers, record)
 
     def _is_ours(self, authorization: str) -> bool:
-        """Our own token must not reach engines."""
+        """The client headers for engines, without our own token."""
         token = self._config.api_token
         return token is not None and token in authorization
 
@@ -388,7 +388,7 @@ class Inference:
         known = ", ".join(sorted(self._service.models())) or "none yet"
         return HttpError(
             404,
-            f"model {model[:200]!r} is not served here; models: {known}",
+            f"model {model[:200]!r} is not served by this frontend; models: {known}",
             "not_found_error",
             "model_not_found",
             param="model",

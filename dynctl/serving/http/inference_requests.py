@@ -1,4 +1,4 @@
-"""From a client's bytes to what routing reads of it: the parsed request, its prompt, its pins."""
+"""The parts of a client's request that routing uses: the parsed body, its prompt, its pins."""
 
 from aiohttp import web
 
@@ -19,7 +19,7 @@ _OWN_HEADERS = (WORKER_HEADER, PREFILL_HEADER, REQUEST_ID_HEADER)
 def parse_request(
     raw: bytes, http: web.Request, limit: int, *, chat: bool
 ) -> ChatRequest | CompletionRequest:
-    # Most requests have none of our headers, and looking for them is cheaper than applying them.
+    # Most requests have none of our headers, and searching them is cheaper than applying them.
     own = any(name in http.headers for name in _OWN_HEADERS)
     if chat:
         messages = parse_chat_request(raw, max_bytes=limit)
@@ -29,7 +29,7 @@ def parse_request(
 
 
 def prompt_of(parsed: ChatRequest | CompletionRequest) -> tuple[Prompt, str | None]:
-    """What becomes tokens, and why its tokens cannot be known here, if they cannot."""
+    """The prompt to tokenize, and why it cannot be tokenized here, if so."""
     token_data = parsed.nvext.token_data
     if token_data is not None:
         return Prompt(token_ids=token_data), None
@@ -40,9 +40,9 @@ def prompt_of(parsed: ChatRequest | CompletionRequest) -> tuple[Prompt, str | No
         return Prompt(token_ids=first), None
     reason = None
     if not parsed.text_only:
-        reason = "cache overlap not modelled: the prompt holds more than text"
+        reason = "cache overlap not modelled: the prompt has more than text"
     elif parsed.chat_template is not None:
-        reason = "cache overlap not modelled: the request brings its own chat template"
+        reason = "cache overlap not modelled: the request has its own chat template"
     elif parsed.continue_final_message:
         reason = "cache overlap not modelled: the final message is continued"
     prompt = Prompt(

@@ -21,15 +21,15 @@ from router_core import Decision, RoutingPlan, RoutingRequest
 _BETWEEN_EVENTS = re.compile(rb"\r?\n\r?\n")
 _EVENT_BYTES = 16 * 1024 * 1024
 _DONE = b"data: [DONE]"
-#: A client that has this much waiting is not sent more until it took some.
+#: Bytes waiting for a client; above this no more are sent until it reads some.
 _LAGGING_BYTES = 256 * 1024
 _SSE = "text/event-stream"
 
 
 class OutputBlocks:
-    """Tells the router of generated blocks, where that is switched on.
+    """Reports generated blocks to the router, if that is enabled.
 
-    An event of a stream is taken for a token: engines send one event a token unless they lag.
+    An event of a stream counts as a token: engines send one event per token unless they lag.
     """
 
     def __init__(self, service: RoutingService, request: RoutingRequest, osl: int | None) -> None:
@@ -51,7 +51,7 @@ class OutputBlocks:
 
 
 class _Stream(web.StreamResponse):
-    """A stream whose head leaves in the same write as its first piece, which is there already."""
+    """A stream whose head is sent in the same write as its first piece."""
 
     _send_headers_immediately = False
 
@@ -66,7 +66,7 @@ async def pass_stream(
     nvext: NvExt,
     blocks: OutputBlocks | None,
 ) -> tuple[web.StreamResponse, UpstreamFailure | None]:
-    """Send the engine's stream on as it arrives; the failure that broke it, if one did.
+    """Pass the engine's stream on as it arrives; returns the failure that ended it, if any.
 
     After a failure the stream ends with an error event.
     """
@@ -96,14 +96,14 @@ async def pass_stream(
     transport = http.transport
 
     def take(chunks: bytes) -> bool:
-        """Whole chunks with their frames, straight to the client; False when it lags."""
+        """Pass whole chunks with their frames directly to the client; False if it lags."""
         if transport is None or transport.is_closing():
             return False
         seen(chunks)
         transport.write(chunks)
         return transport.get_write_buffer_size() < _LAGGING_BYTES
 
-    # Frames pass unchanged only where the client's side is framed in the same way.
+    # Frames pass unchanged only if the client's side has the same framing.
     framed = upstream.chunked and http.version >= HttpVersion11 and transport is not None
     try:
         while piece:
@@ -137,7 +137,7 @@ async def _pass_annotated(
         while True:
             *events, pending = _BETWEEN_EVENTS.split(pending)
             if len(pending) > _EVENT_BYTES:
-                raise UpstreamFailure("protocol", f"{upstream.origin} sent an event without end")
+                raise UpstreamFailure("protocol", f"{upstream.origin} sent an event without an end")
             for event in events:
                 if first and nvext.wants("worker_id"):
                     event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})
@@ -166,11 +166,11 @@ async def _pass_annotated(
 async def _end_with_error(
     response: web.StreamResponse, last: bytes, failure: UpstreamFailure
 ) -> None:
-    """The status line is gone, so the error is an event; first end what was cut in half."""
+    """The status line was sent already, so the error is an event, after the end of a cut one."""
     body = msgspec.json.encode(
         {
             "error": {
-                "message": f"the engine failed while it was answering: {failure}",
+                "message": f"the engine failed during its response: {failure}",
                 "type": "upstream_error",
                 "code": 502,
             }
@@ -185,7 +185,7 @@ async def _end_with_error(
 def unary_body(
     body: bytes, plan: RoutingPlan, service: RoutingService, record: RequestRecord, nvext: NvExt
 ) -> bytes:
-    """The engine's answer, with ``nvext`` where the client asked for it."""
+    """The engine's response, with ``nvext`` if the client requested it."""
     extra: dict[str, Any] = {}
     if nvext.wants("worker_id"):
         extra["worker_id"] = worker_ids(plan)
@@ -204,7 +204,7 @@ def unary_body(
 
 
 def worker_ids(plan: RoutingPlan) -> dict[str, Any]:
-    """Dynamo's shape: for an aggregated request both ids are the same worker's."""
+    """Worker ids in Dynamo's format: for an aggregated request both ids are the same worker's."""
     final = plan.decode
     prefill = plan.prefill if plan.prefill is not None else final
     found: dict[str, Any] = {}
@@ -217,7 +217,7 @@ def worker_ids(plan: RoutingPlan) -> dict[str, Any]:
 
 
 def timing(plan: RoutingPlan, service: RoutingService, record: RequestRecord) -> dict[str, Any]:
-    """Milliseconds, under Dynamo's names; what has not happened is left out."""
+    """Milliseconds, under Dynamo's names; missing times are left out."""
     start, now = record.received_at, service.clock()
     found: dict[str, Any] = {
         "request_received_ms": int(record.received_wall * 1000),
@@ -236,7 +236,7 @@ def timing(plan: RoutingPlan, service: RoutingService, record: RequestRecord) ->
 
 
 def hit_rate(plan: RoutingPlan) -> float:
-    """The fraction of the prompt's blocks that the prefilling worker had cached."""
+    """The fraction of the prompt's blocks that the prefill worker had cached."""
     decision: Decision | None = plan.prefill if plan.prefill is not None else plan.decode
     if decision is None or decision.winner is None or not decision.prompt_blocks:
         return 0.0
@@ -246,7 +246,7 @@ def hit_rate(plan: RoutingPlan) -> float:
 def dry_run_body(
     plan: RoutingPlan, token_ids: Any, model: str, *, chat: bool, stream: bool
 ) -> dict[str, Any]:
-    """The answer of a dry run: an OpenAI object without content, and the routing in ``nvext``."""
+    """The response of a dry run: an OpenAI object without content, and the routing in ``nvext``."""
     choice: dict[str, Any] = {"index": 0, "finish_reason": None}
     if not chat:
         choice["text"] = ""
@@ -305,22 +305,22 @@ def outcome_of(error: HttpError) -> str:
     return "client_error" if error.status < 500 else "refused"
 
 
-def gave_up(error: GaveUp, record: RequestRecord) -> HttpError:
-    """The engines' failure as an answer: their own words where they had some."""
+def engine_failure_error(error: GaveUp, record: RequestRecord) -> HttpError:
+    """The engine's failure as an error response, with the engine's own message if it has one."""
     failure = error.failure
     record.outcome = "client_error" if 400 <= failure.status < 500 else "upstream_error"
     headers = {} if failure.retry_after is None else {"retry-after": failure.retry_after}
     details = ErrorDetails(decision=error.plan.id, attempts=attempts_of(record.attempts))
-    told = _engine_error(failure.body)
-    if told is not None:
-        code = told.get("code")
+    error_body = _engine_error(failure.body)
+    if error_body is not None:
+        code = error_body.get("code")
         status = failure.status or 502
         return HttpError(
             status,
-            str(told.get("message") or failure),
-            str(told.get("type") or "upstream_error"),
+            str(error_body.get("message") or failure),
+            str(error_body.get("type") or "upstream_error"),
             code if isinstance(code, (int, str)) else status,
-            param=told.get("param") if isinstance(told.get("param"), str) else None,
+            param=error_body.get("param") if isinstance(error_body.get("param"), str) else None,
             details=details,
             headers=headers,
         )

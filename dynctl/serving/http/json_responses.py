@@ -1,4 +1,4 @@
-"""JSON answers of the control endpoints, and bodies read with a bound and a name for each error."""
+"""JSON responses of the control endpoints, and bounded reading of their JSON bodies."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from dynctl.serving.refusal import HttpError
 CONTROL_BODY_BYTES = 4 * 1024 * 1024
 
 
-def json_answer(value: Any, status: int = 200) -> web.Response:
+def json_response(value: Any, status: int = 200) -> web.Response:
     """``value`` as JSON; msgspec structs and frozen dataclasses included."""
     return web.Response(
         status=status,
@@ -19,7 +19,7 @@ def json_answer(value: Any, status: int = 200) -> web.Response:
     )
 
 
-def error_answer(error: HttpError) -> web.Response:
+def error_response(error: HttpError) -> web.Response:
     return web.Response(
         status=error.status,
         body=error.body(),
@@ -41,7 +41,7 @@ async def read_json_object(http: web.Request, limit: int = CONTROL_BODY_BYTES) -
     raw = await http.read() if size is None or size <= limit else b""
     if len(raw) > limit or (size or 0) > limit:
         raise HttpError(
-            413, f"the body is over the limit of {limit} bytes", "invalid_request_error",
+            413, f"the body has more than {limit} bytes, the maximum", "invalid_request_error",
             "body_too_large",
         )  # fmt: skip
     try:

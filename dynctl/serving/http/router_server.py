@@ -1,7 +1,7 @@
 """``serve router``: the routing service for other frontends, over HTTP and without inference.
 
 Workers, dry runs, decisions, thresholds and metrics are those of the OpenAI frontend; selections
-and bookings (:mod:`dynctl.serving.http.selection`) stand in the place of inference.
+and bookings (:mod:`dynctl.serving.http.selection`) replace inference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LONGEST_SWEEP_S = 15.0
 
 
 class RouterProcess(Frontend):
-    """A frontend process without inference, with selections and bookings in its place."""
+    """A frontend process with selections and bookings instead of inference."""
 
     def __init__(self, config: FrontendConfig) -> None:
         super().__init__(config, inference=False, extra_routes=[lambda _: self.selection.routes()])
@@ -25,7 +25,7 @@ class RouterProcess(Frontend):
         )
 
     async def drain(self) -> None:
-        """Refuse new bookings. Those that are there live in their frontends, not here."""
+        """Refuse new bookings. The requests of existing ones run in their frontends."""
         self.selection.draining = True
         await super().drain()
 

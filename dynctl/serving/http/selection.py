@@ -1,7 +1,7 @@
-"""Selections and bookings for other frontends: what ``serve router`` offers in inference's place.
+"""Selections and bookings for other frontends: the endpoints of ``serve router``.
 
-A frontend asks for a selection with the tokens or hashes it has, books it, and tells what became
-of the request: first token, output blocks, end. What it does not tell (because it died) expires
+A frontend requests a selection with its tokens or hashes, books it, and reports the progress of
+the request: first token, output blocks, end. A booking without reports (its frontend ended) expires
 after ``active_request_expiry_secs``.
 """
 
@@ -22,14 +22,19 @@ from dynctl.documents.selection import (
     selection_result,
 )
 from dynctl.serving.http.auth import guarded
-from dynctl.serving.http.json_responses import bad_request, json_answer, not_found, read_json_object
+from dynctl.serving.http.json_responses import (
+    bad_request,
+    json_response,
+    not_found,
+    read_json_object,
+)
 from dynctl.serving.http.selection_request import SelectionReader, naming_fields
 from dynctl.serving.refusal import HttpError, refusal
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import STAGES, Decision, RoutingRequest, Stage
 
-#: Requests that may be booked at a time; what comes on top is refused.
+#: Maximum of booked requests; further ones are refused.
 MAX_BOOKINGS = 65_536
 
 _log = logging.getLogger(__name__)
@@ -37,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Booking:
-    """A request that another frontend has in flight. ``seen_at``: when it last told something."""
+    """A request that another frontend has in flight. ``seen_at``: time of its last report."""
 
     request: RoutingRequest
     record: RequestRecord
@@ -46,7 +51,7 @@ class Booking:
 
 
 class SelectionApi:
-    """Selections and bookings over one service. ``token`` guards all but the loads."""
+    """Selections and bookings over one service. ``token`` is required for all but the loads."""
 
     def __init__(
         self, service: RoutingService, *, token: str | None = None, body_bytes: int = 16 << 20
@@ -76,19 +81,19 @@ class SelectionApi:
     # -- selecting -------------------------------------------------------------------------
 
     async def select(self, http: web.Request) -> web.StreamResponse:
-        """Which workers would serve the request; books nothing and is not remembered."""
+        """The workers that would serve the request; books nothing and is not recorded."""
         _, request = await self._reader.read(http)
         plan = self._service.plan(request)
         if not plan.ok:
             raise refusal(plan, self._service.router.config)
-        return json_answer(selection_result(plan, ()))
+        return json_response(selection_result(plan, ()))
 
     async def select_and_book(self, http: web.Request) -> web.StreamResponse:
         """Select, and count the request as load of its winners in the same step."""
         self._admit()
         service = self._service
         received, wall = service.clock(), service.wall()
-        asked, request = await self._reader.read(http)
+        selection, request = await self._reader.read(http)
         self._admit()
         if request.id in self._bookings or service.router.load.bookings(request.id):
             raise _duplicate(request.id)
@@ -98,7 +103,7 @@ class SelectionApi:
         )  # fmt: skip
         for observer in service.observers:
             observer.on_received(record)
-        # From here to the bookings nothing may be awaited: others would see the same load.
+        # No await from here to the bookings: other requests would see the same load.
         began = service.clock()
         plan = service.plan(request)
         record.route_s = service.clock() - began
@@ -110,15 +115,15 @@ class SelectionApi:
             self._finished(record)
             raise error
         hops = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
-        if asked.prefill_only:
+        if selection.prefill_only:
             hops = hops[:1]
         for hop in hops:
             service.book(hop, request, record)
         self._bookings[request.id] = Booking(request, record, plan.prefill, service.clock())
-        return json_answer(selection_result(plan, [hop.stage for hop in hops]), 201)
+        return json_response(selection_result(plan, [hop.stage for hop in hops]), 201)
 
     async def overlap_scores(self, http: web.Request) -> web.StreamResponse:
-        """How many leading blocks of the prompt each rank of the model has cached."""
+        """The number of leading blocks of the prompt that each rank of the model has cached."""
         _, request = await self._reader.read(http)
         router = self._service.router
         mask = router.registry.model(request.model)
@@ -136,14 +141,14 @@ class SelectionApi:
                 candidates.slots, candidates.workers, candidates.refs, strict=True
             )
         ]
-        return json_answer(
+        return json_response(
             OverlapScores(request.model, request.block_size, request.prompt_blocks, rows)
         )
 
     # -- bookings --------------------------------------------------------------------------
 
     async def decode(self, http: web.Request) -> web.StreamResponse:
-        """Prefill is done: free it, decide decode from the fleet as it is now, and book it."""
+        """Prefill is done: free it, decide decode with the current fleet, and book it."""
         booking = self._booking(http)
         service, request = self._service, booking.request
         if booking.prefill is None:
@@ -158,10 +163,10 @@ class SelectionApi:
         if plan.decode is None or plan.decode.winner is None:
             raise refusal(plan, service.router.config)
         service.book(plan.decode, request, booking.record)
-        return json_answer(selection_result(plan, ["decode"]), 201)
+        return json_response(selection_result(plan, ["decode"]), 201)
 
     async def first_token(self, http: web.Request) -> web.StreamResponse:
-        """The first output token came: the request's prefill load is over."""
+        """The first output token arrived: the request's prefill load ends."""
         booking = self._booking(http)
         service, record = self._service, booking.record
         service.prefill_done(booking.request.id)
@@ -169,7 +174,7 @@ class SelectionApi:
             record.first_token_at = service.clock()
             for observer in service.observers:
                 observer.on_first_token(record)
-        return json_answer(self._state(booking))
+        return json_response(self._state(booking))
 
     async def output_block(self, http: web.Request) -> web.StreamResponse:
         """Generation filled one more block. ``decay_fraction`` 0..1 as in Dynamo."""
@@ -187,11 +192,11 @@ class SelectionApi:
         if not applied.ok:
             raise HttpError(
                 409,
-                f"booking {booking.request.id} has no active hop: its worker left",
+                f"booking {booking.request.id} has no active hop: its worker was removed",
                 "conflict",
                 "not_active",
             )
-        return json_answer(self._state(booking))
+        return json_response(self._state(booking))
 
     async def end(self, http: web.Request) -> web.StreamResponse:
         """The request ended, or with ``?stage=`` one of its hops. ``?output_tokens=`` and
@@ -207,12 +212,12 @@ class SelectionApi:
             record.status = 200 if outcome == "success" else 500
             record.finished_at = self._service.clock()
             self._finished(record)
-        return json_answer(self._state(booking))
+        return json_response(self._state(booking))
 
     def sweep(self) -> int:
-        """Forget bookings that expired; how many."""
-        # A booking without active hops may be between them, or its worker left; only one whose
-        # frontend has been silent as well is over.
+        """Remove expired bookings; returns their number."""
+        # A booking without active hops may be between two, or its worker was removed; it expires
+        # only if its frontend sent no report either.
         load, config = self._service.router.load, self._service.router.config
         silent_since = self._service.clock() - config.active_request_expiry_secs
         gone = [
@@ -227,7 +232,7 @@ class SelectionApi:
             self._finished(booking.record)
         if gone:
             _log.warning(
-                "%d bookings expired: their frontends told nothing for %g s",
+                "%d bookings expired: no report from their frontends for %g s",
                 len(gone),
                 config.active_request_expiry_secs,
             )
@@ -236,10 +241,10 @@ class SelectionApi:
     # -- loads -----------------------------------------------------------------------------
 
     async def loads(self, http: web.Request) -> web.StreamResponse:
-        """What this router put on each rank, and what the rank itself reported."""
+        """The load booked on each rank by this router, and the load that the rank reported."""
         model = http.query.get("model")
         rows = [row for row in self._service.workers() if model in (None, row.model)]
-        return json_answer(potential_loads(rows, bookings=len(self._bookings)))
+        return json_response(potential_loads(rows, bookings=len(self._bookings)))
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -252,8 +257,8 @@ class SelectionApi:
         if len(self._bookings) >= MAX_BOOKINGS:
             raise HttpError(
                 503,
-                f"{MAX_BOOKINGS:,} requests are booked, the limit of this router; "
-                "end those that are over: DELETE /v1/bookings/ID",
+                f"{MAX_BOOKINGS:,} requests are booked, the maximum of this router; "
+                "end finished ones: DELETE /v1/bookings/ID",
                 "overloaded",
                 "too_many_bookings",
                 headers={"retry-after": "1"},
@@ -264,7 +269,7 @@ class SelectionApi:
         booking = self._bookings.get(request_id)
         if booking is None:
             raise not_found(
-                f"no booking {request_id[:200]!r}: it ended or expired, or was never made here",
+                f"no booking {request_id[:200]!r}: it ended, expired or never existed",
                 code="unknown_booking",
             )
         booking.seen_at = self._service.clock()
@@ -321,7 +326,7 @@ def _ending(http: web.Request) -> tuple[Stage | None, int, str]:
 def _duplicate(request_id: str) -> HttpError:
     return HttpError(
         409,
-        f"request_id: {request_id[:200]!r} is booked already; end it first, or take another",
+        f"request_id: {request_id[:200]!r} is booked already; end it first, or use another",
         "conflict",
         "duplicate_request",
         param="request_id",

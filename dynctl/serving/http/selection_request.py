@@ -1,4 +1,4 @@
-"""From the body of a selection to a routing request: model, hashes, pins and allowed workers."""
+"""The routing request of a selection's body: model, hashes, pins and allowed workers."""
 
 from __future__ import annotations
 
@@ -15,70 +15,70 @@ from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from router_core import HashingError, Pin, RoutingRequest, hash_prompt, sequence_hashes
 
-#: Prompts longer than this many tokens are hashed beside the event loop.
+#: Prompts longer than this many tokens are hashed in a thread.
 LONG_PROMPT = 65_536
 
 
 class SelectionReader:
-    """Reads selections for one service; every problem is an HttpError that names the field."""
+    """Reads selections for one service; every problem is an HttpError with the field."""
 
     def __init__(self, service: RoutingService, body_bytes: int) -> None:
         self._service = service
         self._body_bytes = body_bytes
 
     async def read(self, http: web.Request) -> tuple[SelectRequest, RoutingRequest]:
-        """The body's selection, and the routing request it means."""
+        """The body's selection, and its routing request."""
         body = await read_json_object(http, self._body_bytes)
         with naming_fields():
-            asked = parse_select(body)
-        model = self._model(asked)
+            selection = parse_select(body)
+        model = self._model(selection)
         size = self._service.block_size(model)
-        complete = asked.isl_tokens // size
+        complete = selection.isl_tokens // size
         try:
-            hashes = await _hashed(asked, size)
+            hashes = await _sequence_hashes(selection, size)
         except HashingError as error:
             raise bad_request(str(error), param="token_ids") from None
         if len(hashes) > complete:
             raise bad_request(
-                f"isl_tokens: {asked.isl_tokens} tokens are {complete} complete blocks of {size}, "
+                f"isl_tokens: {selection.isl_tokens} tokens have {complete} blocks of {size}, "
                 f"got {len(hashes)} hashes",
                 param="isl_tokens",
                 code="out_of_range",
             )
-        allowed = asked.allowed
-        return asked, RoutingRequest(
-            id=asked.request_id or self._service.new_id(),
+        allowed = selection.allowed
+        return selection, RoutingRequest(
+            id=selection.request_id or self._service.new_id(),
             model=model,
-            isl_tokens=asked.isl_tokens,
+            isl_tokens=selection.isl_tokens,
             block_size=size,
             sequence_hashes=hashes,
-            constraints=asked.constraints,
-            pin_prefill=self._pin(asked.pin_prefill),
-            pin_decode=self._pin(asked.pin_decode),
+            constraints=selection.constraints,
+            pin_prefill=self._pin(selection.pin_prefill),
+            pin_decode=self._pin(selection.pin_decode),
             allowed_worker_ids=None
             if allowed is None
             else frozenset(self._worker(one, "allowed_worker_ids") for one in allowed),
         )
 
-    def _model(self, asked: SelectRequest) -> str:
+    def _model(self, selection: SelectRequest) -> str:
         models = self._service.models()
-        if asked.model is None and len(models) == 1:
+        if selection.model is None and len(models) == 1:
             return models[0]
         known = ", ".join(sorted(models)) or "none yet"
-        if asked.model is None:
+        if selection.model is None:
             raise bad_request(
-                f"model: needed, one of: {known}", param="model", code="missing_field"
+                f"model: required, one of: {known}", param="model", code="missing_field"
             )
-        if asked.model not in models:
-            shown = asked.model[:200]
+        if selection.model not in models:
+            shown = selection.model[:200]
             raise HttpError(
                 404,
-                f"model: {shown!r} is not served here; models: {known}",
+                f"model: {shown!r} is not served by this router; models: {known}",
                 "not_found_error",
                 "unknown_model",
                 param="model",
             )
-        return asked.model
+        return selection.model
 
     def _pin(self, pin: PinRef | None) -> Pin | None:
         if pin is None:
@@ -101,7 +101,7 @@ class SelectionReader:
         if found is None:
             known = ", ".join(f"{one.name} ({one.worker_id})" for one in list(registry)[:8])
             raise bad_request(
-                f"{field}: no worker {worker!r} is registered; known: {known or 'none'}",
+                f"{field}: no worker {worker!r} is registered; registered: {known or 'none'}",
                 param=field,
                 code="unknown_worker",
             )
@@ -110,7 +110,7 @@ class SelectionReader:
 
 @contextmanager
 def naming_fields() -> Iterator[None]:
-    """Turns RequestError into the HTTP answer that names the field."""
+    """Turns RequestError into the HTTP error with the field."""
     try:
         yield
     except RequestError as error:
@@ -119,17 +119,17 @@ def naming_fields() -> Iterator[None]:
         ) from None
 
 
-async def _hashed(asked: SelectRequest, size: int) -> Sequence[int]:
+async def _sequence_hashes(selection: SelectRequest, size: int) -> Sequence[int]:
     """The prompt's sequence hashes."""
-    if asked.sequence_hashes is not None:
-        return asked.sequence_hashes
-    if asked.local_hashes is not None:
-        return sequence_hashes(asked.local_hashes)
-    tokens = asked.token_ids or ()
+    if selection.sequence_hashes is not None:
+        return selection.sequence_hashes
+    if selection.local_hashes is not None:
+        return sequence_hashes(selection.local_hashes)
+    tokens = selection.token_ids or ()
 
     def work() -> Sequence[int]:
         return hash_prompt(
-            tokens, size, lora_name=asked.lora_name, cache_namespace=asked.cache_salt
+            tokens, size, lora_name=selection.lora_name, cache_namespace=selection.cache_salt
         ).sequence
 
     return work() if len(tokens) <= LONG_PROMPT else await asyncio.to_thread(work)

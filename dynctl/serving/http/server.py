@@ -1,4 +1,4 @@
-"""``serve frontend``: the HTTP server around the service, its start and its orderly end."""
+"""``serve frontend``: the HTTP server of the service, its start and its shutdown."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.auth import checked_token
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.inference import Inference
-from dynctl.serving.http.json_responses import error_answer
+from dynctl.serving.http.json_responses import error_response
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
@@ -52,7 +52,7 @@ Routes = Callable[["Frontend"], Iterable[web.RouteDef]]
 
 
 class StartError(UsageProblem):
-    """The frontend cannot start; the message says what to change."""
+    """The frontend cannot start; the message has the change that is needed."""
 
 
 class Frontend:
@@ -60,7 +60,7 @@ class Frontend:
 
     ``inference`` False leaves the OpenAI endpoints out: a router for other frontends.
     ``extra_routes`` add endpoints; they are called once, when the application is built.
-    Raises WorkerSpecError, TokenizationError or StartError where the configuration cannot be used.
+    Raises WorkerSpecError, TokenizationError or StartError if the configuration is invalid.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Frontend:
     # -- life ------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Learn the fleet, then listen; returns when every engine was probed once."""
+        """Join the fleet, then listen; returns when every engine was probed once."""
         config = self.config
         listener = _listen(config.host, config.port)
         self.port = listener.getsockname()[1]
@@ -146,15 +146,15 @@ class Frontend:
         start("event loop canary", self.metrics.watch_event_loop)
 
     async def drain(self) -> None:
-        """Refuse new requests and wait until the running ones end, or the drain timeout."""
+        """Refuse new requests and wait for the running ones, at most for the drain timeout."""
         self.inference.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.limits.drain_s):
-                while self.inference.in_flight:  # noqa: ASYNC110  many places change it
+                while self.inference.in_flight:  # noqa: ASYNC110  no event for it
                     await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """Stop everything; running requests are cut."""
+        """Stop everything; running requests are aborted."""
         await self.service.tasks.close()
         for runner in self._runners:
             await runner.cleanup()
@@ -163,9 +163,9 @@ class Frontend:
         await self.upstream.close()
 
     def build_app(self) -> web.Application:
-        """The application: inference, control endpoints, and what others registered."""
+        """The application: inference, control endpoints, and the extra routes."""
         app = web.Application(
-            client_max_size=self.config.limits.body_bytes, middlewares=[answer_errors]
+            client_max_size=self.config.limits.body_bytes, middlewares=[error_middleware]
         )
         if self._serves_inference:
             app.add_routes(
@@ -198,7 +198,7 @@ class Frontend:
         runner = web.AppRunner(
             app,
             access_log=None,
-            # A client that hangs up must stop its engine at once.
+            # A client that disconnects must stop its engine at once.
             handler_cancellation=True,
             shutdown_timeout=1.0,
             max_field_size=self.config.limits.header_bytes,
@@ -209,8 +209,8 @@ class Frontend:
         await web.SockSite(runner, listener, backlog=_BACKLOG).start()
 
     def _system_app(self) -> web.Application:
-        """Health and metrics on a port of their own, which need not be open to clients."""
-        app = web.Application(middlewares=[answer_errors])
+        """Health and metrics on a separate port that need not be open to clients."""
+        app = web.Application(middlewares=[error_middleware])
         app.router.add_get("/health", self.control.health)
         app.router.add_get("/live", self.control.live)
         app.router.add_get("/ready", self.control.ready)
@@ -233,7 +233,7 @@ class Frontend:
             await asyncio.sleep(_CHECK_S)
 
     def log_start(self) -> None:
-        """The facts of this start, for the operator's log."""
+        """Log the configuration of this start."""
         router, config = self.service.router, self.config
         roles: dict[str, int] = {}
         for worker in router.registry:
@@ -250,8 +250,8 @@ class Frontend:
         )
         if config.host not in _LOOPBACK and config.api_token is None:
             _log.warning(
-                "%s is reachable by others, who may change workers and thresholds; "
-                "give --api-token",
+                "%s is reachable from other hosts, which may change workers and thresholds; "
+                "set --api-token",
                 config.host,
             )
         policy = router.config.kv_transfer_domain
@@ -266,30 +266,29 @@ class Frontend:
         if self.config.model_path is not None:
             _log.info("tokenizer: %s", self.config.model_path)
             return
-        told = any(member.facts.engine_id is not None for member in self.fleet)
-        if told:
-            _log.info("tokenizer: the engines' /tokenize, one more round trip a request")
+        if any(member.facts.engine_id is not None for member in self.fleet):
+            _log.info("tokenizer: the engines' /tokenize, one more round trip per request")
         else:
             _log.warning(
-                "%s (unless an engine answers POST /tokenize); give --model-path DIR", NOT_MODELLED
+                "%s (unless an engine supports POST /tokenize); set --model-path DIR", NOT_MODELLED
             )
             for model in self.service.models():
                 self.service.set_condition(codes.NO_TOKENIZER, model, NOT_MODELLED)
 
 
 @web.middleware
-async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as JSON: HttpError as it says, the server's own by status, the rest a logged 500."""
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors as JSON: HttpError as it is, the server's own by status, others as a logged 500."""
     try:
         return await handler(request)
     except HttpError as error:
-        return error_answer(error)
+        return error_response(error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
         message = f"{request.method} {request.path[:200]}: {error.reason.lower()}"
         kind = "not_found_error" if error.status == 404 else "invalid_request_error"
-        answer = error_answer(HttpError(error.status, message, kind, error.status))
+        answer = error_response(HttpError(error.status, message, kind, error.status))
         if "allow" in error.headers:
             answer.headers["allow"] = error.headers["allow"]
         return answer
@@ -297,7 +296,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         raise
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
-        return error_answer(HttpError(500, "internal error; the log has it", "internal_error", 500))
+        return error_response(
+            HttpError(500, "internal error; the log has the details", "internal_error", 500)
+        )
 
 
 def run_frontend(config: FrontendConfig) -> int:
@@ -306,7 +307,7 @@ def run_frontend(config: FrontendConfig) -> int:
 
 
 def run(build: Callable[[], Frontend], config: FrontendConfig) -> int:
-    """Run what ``build`` makes until it is told to stop; the exit code. Blocks."""
+    """Run the frontend of ``build`` until a signal stops it; the exit code. Blocks."""
     try:
         configure_logging(config.log_format, config.log_level)
     except ValueError as error:
@@ -338,11 +339,11 @@ async def serve(build: Callable[[], Frontend]) -> int:
 
 
 def settle_garbage_collector() -> None:
-    """Collect cycles seldom, and never look again at what the start has made.
+    """Collect cycles rarely, and exclude the objects of the start.
 
     The defaults collect every 700 allocations and stop all streams for up to 80 ms at a full
     collection; measured, that was an eighth of the CPU of a request and two thirds of the p99
-    time to the first token. Requests leave hardly any cycles, so rarer collections keep up.
+    time to the first token. Requests leave hardly any cycles, so rarer collections are enough.
     """
     gc.collect()
     gc.freeze()
@@ -355,7 +356,7 @@ def _specs(texts: Iterable[str]) -> list[WorkerSpec]:
         spec = parse_worker_spec(text)
         if spec.name in specs:
             raise StartError(
-                f"--worker {text}: the name {spec.name!r} is used twice; give each its name="
+                f"--worker {text}: the name {spec.name!r} occurs twice; set name= for each"
             )
         specs[spec.name] = spec
     return list(specs.values())
@@ -370,6 +371,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise StartError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; give another --http-port"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; use another --http-port"
         ) from None
     return listener

@@ -39,7 +39,7 @@ def build_app(engine: Engine) -> web.Application:
     """The application that serves `engine`, which must be started."""
     api = EngineApi(engine)
     app = web.Application(
-        middlewares=[api.answer_errors], client_max_size=engine.config.max_body_bytes
+        middlewares=[api.error_middleware], client_max_size=engine.config.max_body_bytes
     )
     app.add_routes(
         [
@@ -80,7 +80,7 @@ class EngineApi:
         self._engine = engine
 
     @web.middleware
-    async def answer_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def error_middleware(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Every refusal is a JSON body in OpenAI's shape; a cut connection stays cut."""
         try:
             return await handler(request)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from dynctl.documents.workers import worker_rows
 from dynctl.serving.http.admin import Admin
-from dynctl.serving.http.server import answer_errors
+from dynctl.serving.http.server import error_middleware
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from router_core import THRESHOLD_SETTINGS, Change, LoadReported, Worker
@@ -41,7 +41,7 @@ class Replica:
 
     async def start(self) -> None:
         self.loop = asyncio.get_running_loop()
-        app = web.Application(middlewares=[answer_errors, self._fails])
+        app = web.Application(middlewares=[error_middleware, self._fails])
         app.add_routes(Admin(self.service, DecisionMemory(1 << 20), token=self.token).routes())
         app.router.add_get("/v1/workers", self._workers)
         self.runner = web.AppRunner(app)

@@ -17,7 +17,7 @@ from dynctl.documents.decisions import DecisionList
 from dynctl.documents.route_result import RouteResult, decision_result
 from dynctl.documents.view import decode_view
 from dynctl.serving.http.admin import Admin
-from dynctl.serving.http.server import answer_errors
+from dynctl.serving.http.server import error_middleware
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DEFAULT_BYTES, DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
@@ -46,7 +46,7 @@ async def serving(
     memory = DecisionMemory(memory_bytes, small_fleet=0)
     metrics = Metrics(service, router_id=7, memory=memory)
     service.observers += [memory, metrics]
-    app = web.Application(middlewares=[answer_errors])
+    app = web.Application(middlewares=[error_middleware])
     app.add_routes(Admin(service, memory, **{"preset": "dynamo-1.6", **settings}).routes())
     app.router.add_get("/metrics", metrics.handle)
     async with TestClient(TestServer(app)) as client:
@@ -186,7 +186,7 @@ async def test_bodies_that_cannot_be_read(body, status, error):
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"clear": ["x"]}, "clear: no threshold 'x'; expected some of active_decode_blocks"),
+        ({"clear": ["x"]}, "clear: no threshold 'x'; expected one of active_decode_blocks"),
         (
             {"clear": ["active_prefill_tokens_threshold"], "active_prefill_tokens_threshold": 5},
             "active_prefill_tokens_threshold is both set and in clear",
@@ -273,7 +273,7 @@ async def test_decisions_newest_first_and_filtered():
         ("limit=ten", "limit: expected 1 to 1000, got 'ten'"),
         ("limit=" + "9" * 5000, "limit: expected 1 to 1000"),
         ("outcome=lost", "outcome: expected one of selected, no_workers"),
-        ("zone=a", "zone: unknown parameter, expected some of limit, outcome, worker"),
+        ("zone=a", "zone: unknown parameter, expected one of limit, outcome, worker"),
     ],
 )
 async def test_bad_queries_name_the_parameter(query, message):
@@ -329,7 +329,7 @@ async def test_a_decision_that_is_gone_says_so():
         got = await client.get("/v1/decisions/r0")
         assert got.status == 404
         message = (await got.json())["error"]["message"]
-        assert re.match(r"no decision 'r0' is kept: \d+ are, \d+ had to leave", message)
+        assert re.match(r"no decision 'r0' is kept: \d+ are, \d+ were removed", message)
 
 
 async def test_no_memory_says_how_to_have_one():

@@ -184,7 +184,7 @@ async def test_prompts_with_images_are_routed_by_load_and_say_so():
         _, result, _ = await fleet.post("/v1/route", body)
         assert result["decode"]["overlap_modelled"] is False
         assert result["assumptions"] == [
-            "cache overlap not modelled: the prompt holds more than text"
+            "cache overlap not modelled: the prompt has more than text"
         ]
 
 

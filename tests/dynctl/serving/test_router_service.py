@@ -18,7 +18,7 @@ from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http import selection as selection_api
 from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.http.server import answer_errors
+from dynctl.serving.http.server import error_middleware
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
@@ -47,7 +47,7 @@ async def routing(*workers, token=None, **settings):
     for one in workers or (worker(1), worker(2)):
         assert service.upsert_worker(one).ok
     api = SelectionApi(service, token=token)
-    app = web.Application(middlewares=[answer_errors])
+    app = web.Application(middlewares=[error_middleware])
     app.add_routes(api.routes())
     async with TestClient(TestServer(app)) as client:
         yield client, service, api, clock
@@ -375,15 +375,15 @@ async def test_loads_of_one_model():
         ({"token_ids": [1, 2.5]}, 400, "token_ids[1]", "got a number"),
         ({"token_ids": [1], "isl_tokens": 2}, 400, "isl_tokens", "expected 1, the number of"),
         ({"block_hashes": [1]}, 400, "isl_tokens", "needed beside block_hashes"),
-        ({"block_hashes": [1, 2], "isl_tokens": 16}, 400, "isl_tokens", "are 1 complete blocks"),
+        ({"block_hashes": [1, 2], "isl_tokens": 16}, 400, "isl_tokens", "have 1 blocks"),
         ({"block_hashes": ["x"], "isl_tokens": 16}, 400, "block_hashes[0]", "64-bit integer"),
         ({"sequence_hashes": [2**64], "isl_tokens": 16}, 400, "sequence_hashes[0]", "64-bit"),
-        ({"token_ids": [1], "model": "nope"}, 404, "model", "'nope' is not served here; models: t"),
+        ({"token_ids": [1], "model": "nope"}, 404, "model", "'nope' is not served by this router; models: t"),
         ({"token_ids": [1], "model": 5}, 400, "model", "expected a string, got 5"),
         ({"token_ids": [1], "model": "tiny", "model_name": "tiny"}, 400, "model_name", "two names"),
         ({"token_ids": [1], "pins": {"decod": 1}}, 400, "pins.decod", "expected one of prefill"),
         ({"token_ids": [1], "pins": {"decode": "ghost"}}, 400, "pins.decode", "no worker 'ghost'"),
-        ({"token_ids": [1], "pins": {"decode": 9}}, 400, "pins.decode", "known: aggregated-1 (1)"),
+        ({"token_ids": [1], "pins": {"decode": 9}}, 400, "pins.decode", "registered: aggregated-1 (1)"),
         ({"token_ids": [1], "pins": {"decode": []}}, 400, "pins.decode", "a worker's name or id"),
         (
             {"token_ids": [1], "pins": {"decode": {"worker_id": 1, "dp_rank": 7}}},
@@ -454,7 +454,7 @@ async def test_two_models_want_a_name():
     async with routing(worker(1), worker(2, model="other")) as (client, _, _, _):
         answer = await client.post("/v1/select", json={"token_ids": TOKENS})
         assert answer.status == 400
-        assert (await answer.json())["error"]["message"] == "model: needed, one of: other, tiny"
+        assert (await answer.json())["error"]["message"] == "model: required, one of: other, tiny"
 
 
 @pytest.mark.parametrize(
