@@ -18,9 +18,9 @@ _PREFIX = "router_flag_"
 
 
 def with_router_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the router's flags to a command; it receives those given as ``router_flags``.
+    """Add the router's flags to a command; it gets the given ones as ``router_flags``.
 
-    The mapping's keys are flags as they were spelled, ``--preset`` among them.
+    The mapping's keys are the flags as given, including ``--preset``.
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())
     own = [parameter for parameter in own if parameter.name != "router_flags"]
@@ -47,7 +47,7 @@ def with_router_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def split_preset(flags: Mapping[str, str | bool]) -> tuple[dict[str, str | bool], str | None]:
-    """The settings among the given flags, and the preset."""
+    """The given flags without ``--preset``, and the preset."""
     rest = {flag: value for flag, value in flags.items() if flag != PRESET_FLAG}
     name = flags.get(PRESET_FLAG)
     return rest, None if name is None else str(name)
@@ -78,7 +78,7 @@ def _flags() -> Iterator[tuple[str, Any]]:
                     typer.Option(
                         MISMATCH_FLAG,
                         metavar="fail|fallback",
-                        help="The same in the design proposal's words: fail is required.",
+                        help="The enforcement as named in the design proposal: fail is required.",
                         rich_help_panel=POLICY_PANEL,
                     ),
                 ],

@@ -1,8 +1,7 @@
-"""Where each router setting comes from: flag, then environment, then the preset's default.
+"""Resolve the router settings: flag over environment variable over the preset's default.
 
-Every value remembers its source, so that ``config show`` and a start-up line can say it. Old
-spellings work and warn; settings of features that are not built yet are read, validated and
-reported as ignored. Nothing is dropped in silence.
+Every value has its source, for ``config show`` and the start-up log. Deprecated names work with a
+warning; settings of features that are not built yet are validated and reported as ignored.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from router_core import (
 PRESET_FLAG = "--preset"
 PRESET_VARIABLE = "DYNCTL_PRESET"
 
-#: The design proposal's name for what a mismatch means, beside --kv-transfer-enforcement.
+#: Name of the enforcement in Dynamo's design proposal; an alternative to --kv-transfer-enforcement.
 MISMATCH_FLAG = "--router-kv-transfer-mismatch-policy"
 MISMATCH_VARIABLE = "DYN_ROUTER_KV_TRANSFER_MISMATCH_POLICY"
 MISMATCH_POLICIES = {"fail": "required", "fallback": "fallback"}
 
-#: Spellings of the 0.9 overlap score weight: 0 turns the cache credit off as well.
+#: Names of the 0.9 overlap score weight: 0 switches the cache credit off too.
 _LEGACY_WEIGHT = {
     "--router-kv-overlap-score-weight",
     "--kv-overlap-score-weight",
@@ -44,7 +43,7 @@ _LEGACY_WEIGHT = {
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One way to write a setting: a flag or a variable, the current name or an old one."""
+    """One name of a setting: a flag or a variable, current or deprecated."""
 
     setting: str
     text: str
@@ -57,8 +56,8 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The settings in force. ``sources``: setting name -> ``flag --x``, ``env X`` or
-    ``preset NAME``; ``warnings`` are whole sentences for the person."""
+    """The resolved settings. ``sources``: setting name -> ``flag --x``, ``env X`` or
+    ``preset NAME``; ``warnings`` are texts for the user."""
 
     config: RouterConfig
     preset: str
@@ -77,17 +76,17 @@ def spellings(name: str) -> Iterator[Spelling]:
 def resolve(
     flags: Mapping[str, str | bool], env: Mapping[str, str], *, preset_name: str | None = None
 ) -> Resolved:
-    """The router's settings.
+    """Resolve the router settings.
 
-    ``flags``: flag as spelled (``--router-temperature``) -> its text, or a bool for a switch;
-    only those that were given. Raises UsageProblem naming flag or variable, value and bounds.
+    ``flags``: given flag (``--router-temperature``) -> its text, or a bool for a switch. Raises
+    UsageProblem with the flag or variable, its value and the bounds.
     """
     name = _preset(preset_name, env)
     config = preset(name)
     sources = dict.fromkeys(SETTINGS, f"preset {name}")
     warnings: list[str] = []
     values: dict[str, Any] = {}
-    # Lowest precedence first; what comes later overwrites value and source alike.
+    # Lowest precedence first; later ones overwrite value and source.
     variables: Mapping[str, str | bool] = {k: v for k, v in env.items() if v.strip()}
     given = {"env": variables, "flag": flags}
     for kind, texts in given.items():
@@ -106,7 +105,7 @@ def resolve(
         option = ROUTER_OPTIONS.get(str(error).partition(":")[0])
         hint = "" if option is None else f"set {option.flags[0]} or {option.env[0]}"
         raise UsageProblem(str(error), hint) from None
-    warnings += _pointless(config, sources)
+    warnings += _without_effect(config, sources)
     return Resolved(config, name, sources, tuple(dict.fromkeys(warnings)))
 
 
@@ -139,7 +138,7 @@ def parse_assignments(
 
 
 def bounds(setting: Setting) -> str:
-    """What a setting may be, in words."""
+    """The allowed values of a setting as text."""
     if setting.choices:
         text = "|".join(setting.choices)
     elif setting.type is bool:
@@ -165,7 +164,7 @@ def _preset(given: str | None, env: Mapping[str, str]) -> str:
 def _given(
     setting: Setting, kind: str, texts: Mapping[str, str | bool], warnings: list[str]
 ) -> Iterator[tuple[dict[str, Any], Spelling]]:
-    """What the given spellings of one setting say; the current name has the last word."""
+    """Values of one setting from its given names; the current name comes last and wins."""
     found = [s for s in spellings(setting.name) if s.kind == kind and s.text in texts]
     read: list[tuple[Any, Spelling]] = []
     for spelling in reversed(found):
@@ -201,7 +200,7 @@ def _parse(setting: Setting, spelling: Spelling, text: str | bool) -> Any:
 
 
 def _mismatch(kind: str, texts: Mapping[str, str | bool]) -> str | None:
-    """The enforcement that the mismatch policy means; raises where both names disagree."""
+    """The enforcement of the mismatch policy; raises UsageProblem if both flags contradict."""
     which = MISMATCH_FLAG if kind == "flag" else MISMATCH_VARIABLE
     text = texts.get(which)
     if text is None:
@@ -214,17 +213,17 @@ def _mismatch(kind: str, texts: Mapping[str, str | bool]) -> str | None:
         )
     enforcement = MISMATCH_POLICIES[policy]
     other = _current("kv_transfer_enforcement", kind)
-    said = texts.get(other)
-    if said is not None and str(said).strip().lower().replace("_", "-") != enforcement:
+    given = texts.get(other)
+    if given is not None and str(given).strip().lower().replace("_", "-") != enforcement:
         raise UsageProblem(
-            f"{which} {policy} means {other} {enforcement}, but {other} {said} is given too",
+            f"{which} {policy} means {other} {enforcement}, but {other} {given} is given too",
             "give one of them",
         )
     return enforcement
 
 
-def _pointless(config: RouterConfig, sources: Mapping[str, str]) -> Iterator[str]:
-    """Settings that somebody set and that have no effect beside the others."""
+def _without_effect(config: RouterConfig, sources: Mapping[str, str]) -> Iterator[str]:
+    """Warnings for settings that have no effect without another one."""
     if config.kv_transfer_domain is None:
         for name in ("kv_transfer_enforcement", "kv_transfer_preferred_weight"):
             if not sources[name].startswith("preset"):
