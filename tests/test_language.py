@@ -67,7 +67,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "dynctl/simulation",
         "dynctl/tokenization",
         "dynctl/verify",
-        "dynctl/wire",
     }
 )
 

@@ -127,17 +127,17 @@ def refuse_unknown(value: Mapping[str, Any], path: str, known: Collection[str]) 
 
 
 def text(value: Any) -> str:
-    """``value`` where it is a string, else nothing."""
+    """``value`` if it is a string, else ``""``."""
     return value if isinstance(value, str) else ""
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """``value`` where it is a mapping, else an empty one."""
+    """``value`` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def sequence(value: Any) -> Sequence[Any]:
-    """``value`` where it is a list, else an empty one."""
+    """``value`` if it is a list, else an empty one."""
     return value if isinstance(value, list) else ()
 
 
@@ -147,12 +147,12 @@ def texts(value: Any) -> dict[str, str]:
 
 
 def count(value: Any) -> int:
-    """``value`` where it is a whole number, else 0."""
+    """``value`` if it is an integer, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def moment(value: Any) -> float | None:
-    """An RFC 3339 time as seconds since the epoch; None where it is none."""
+    """An RFC 3339 time as seconds since the epoch; None for any other value."""
     try:
         read = datetime.fromisoformat(text(value))
     except ValueError:

@@ -1,8 +1,8 @@
-"""From an engine's events to what the prefix index understands, and what is left behind on the way.
+"""Convert an engine's events to events of the prefix index, and report what is dropped.
 
 The rules are those of Dynamo 1.6's converter: an event that the index cannot use is dropped with a
-code and the stream goes on. Dynamo only logs the drop, so a block size that differs shows up as
-"no overlap, ever"; here every drop is a value with the two numbers compared.
+code, and the stream continues. Dynamo only logs the drop, so that a different block size shows as
+missing overlap; here every drop is a value with both numbers.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ NO_ADAPTERS: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 class DropCode(StrEnum):
-    """Why an event, or the tail of one, did not reach the index. Codes are stable."""
+    """Why an event, or the end of one, was dropped. Codes are stable."""
 
     BLOCK_SIZE_MISMATCH = "BLOCK_SIZE_MISMATCH"
     TOKEN_IDS_TOO_SHORT = "TOKEN_IDS_TOO_SHORT"  # noqa: S105 - a code, not a secret
@@ -42,8 +42,7 @@ _MESSAGES: Final = {
     DropCode.GROUP_IGNORED: "attention group {value} is not indexed, only group {expected} is",
     DropCode.UNKNOWN_MEDIUM: "storage medium {value!r} is unknown, expected one of {expected}",
     DropCode.UNKNOWN_ADAPTER: (
-        "LoRA adapter id {value} has no known name, so its blocks cannot be told from the base "
-        "model's"
+        "LoRA adapter id {value} has no known name, so its blocks look like those of the base model"
     ),
     DropCode.EXTRA_KEYS_NOT_MODELLED: (
         "block {value} of the run is keyed by more than its tokens (cache salt or multimodal "
@@ -54,7 +53,7 @@ _MESSAGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """``blocks`` blocks of an event were left out; ``value`` was found, ``expected`` wanted."""
+    """``blocks`` blocks of an event were dropped, because of ``value`` instead of ``expected``."""
 
     code: DropCode
     blocks: int
@@ -68,7 +67,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What of a batch the index can apply, in order, and what was dropped."""
+    """The events of a batch for the index, in order, and the drops."""
 
     events: tuple[CacheEvent, ...]
     drops: tuple[Drop, ...]
@@ -82,7 +81,7 @@ def to_index_events(
     cache_namespace: str | None = None,
     is_eagle: bool = False,
 ) -> Converted:
-    """A batch as the prefix index's own events.
+    """Convert a batch to events of the prefix index.
 
     ``block_size`` is the router's, in tokens. ``adapter_names`` names LoRA ids for engines that
     publish only the number. ``cache_namespace`` and ``is_eagle`` are those of the worker; see
@@ -110,7 +109,7 @@ def to_index_events(
 def _refusal(event: BlockStored | BlockRemoved) -> Drop | None:
     blocks = len(event.block_hashes)
     if event.group_idx:
-        # Hybrid models cache each attention group apart; group 0 is the full-attention one.
+        # Hybrid models cache each attention group separately; group 0 has full attention.
         return Drop(DropCode.GROUP_IGNORED, blocks, event.group_idx, 0)
     if event.medium is not None and event.medium.upper() not in TIERS:
         return Drop(DropCode.UNKNOWN_MEDIUM, blocks, event.medium[:64], ", ".join(TIERS))
@@ -129,7 +128,7 @@ def _stored(
     is_eagle: bool,
     drops: list[Drop],
 ) -> BlocksStored | None:
-    """The usable head of a run of blocks; whatever is left out goes to ``drops``."""
+    """The usable start of a run of blocks; the rest is added to ``drops``."""
     blocks = len(event.block_hashes)
     if event.block_size != block_size:
         drops.append(Drop(DropCode.BLOCK_SIZE_MISMATCH, blocks, event.block_size, block_size))
@@ -143,7 +142,7 @@ def _stored(
     usable = blocks
     keyed = _first_extra_key(event.extra_keys, adapter)
     if keyed is not None and keyed < usable:
-        # Blocks after it descend from it, so they could not be matched either.
+        # The blocks after it are its descendants, so they could not be matched either.
         drops.append(Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, usable - keyed, keyed, "none"))
         usable = keyed
     tokens = event.token_ids
@@ -166,7 +165,7 @@ def _stored(
 
 
 def _first_extra_key(extra_keys: list[Any] | None, adapter: str | None) -> int | None:
-    """The first block whose key holds more than its tokens and its adapter's name."""
+    """The first block whose key has more than its tokens and the name of its adapter."""
     for i, keys in enumerate(extra_keys or ()):
         entries = keys if isinstance(keys, list) else [] if keys is None else [keys]
         if any(entry is not None and entry != adapter for entry in entries):

@@ -1,9 +1,9 @@
-"""The KV-event stream that vLLM and SGLang publish over ZMQ: bytes to values and back.
+"""Decode and encode the KV events that vLLM and SGLang publish over ZMQ.
 
 A message has three frames: topic, sequence number (u64, big endian, from 0) and a msgpack batch
 ``[ts, [event, ...], data_parallel_rank]``. Events come as maps with a ``type`` key (newer vLLM,
 Dynamo's mocker) or as positional arrays whose first element is the type (older vLLM, SGLang);
-new fields are only ever appended. The replay socket answers with (sequence, batch) pairs and
+new fields are always appended. The replay socket answers with (sequence, batch) pairs and
 ends with sequence -1 (signed) and an empty payload.
 
 Everything here is pure; the sockets live in ``dynctl.adapters.zmq.kv_events``.
@@ -40,13 +40,13 @@ class BlockStored(
     tag_field="type",
     tag="BlockStored",
 ):
-    """A run of blocks became cached.
+    """A run of blocks was added to the cache.
 
     ``block_hashes`` are the engine's own block identities (u64), one a block, parent before child;
     ``parent_block_hash`` is the identity of the block before the first one, None at a prompt's
-    start. ``token_ids`` holds ``len(block_hashes) * block_size`` tokens (u32). ``medium`` is
+    start. ``token_ids`` has ``len(block_hashes) * block_size`` tokens (u32). ``medium`` is
     ``GPU`` (also None), ``CPU``, ``DISK`` or ``EXTERNAL``. ``group_idx`` is the attention group of
-    a hybrid model. ``extra_keys`` is what else went into the engine's hash, one entry a block.
+    a hybrid model. ``extra_keys``: other inputs of the engine's hash, one entry a block.
     """
 
     block_hashes: tuple[_Hash, ...]
@@ -93,12 +93,12 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(Struct, frozen=True, gc=False):
-    """What an engine publishes at once.
+    """The events that an engine publishes in one message.
 
     ``ts`` is the engine's wall clock in seconds, ``data_parallel_rank`` the rank that published,
-    None when the engine does not say. ``unknown_types`` names every event that was skipped because
-    its type is not known here, ``unknown_fields`` counts skipped fields of known ones; both are
-    only set by decoding and never encoded.
+    None if the engine does not report it. ``unknown_types`` names skipped events of an unknown
+    type, ``unknown_fields`` counts skipped fields of known ones; both are set by decoding only and
+    never encoded.
     """
 
     ts: float
@@ -109,10 +109,10 @@ class EventBatch(Struct, frozen=True, gc=False):
 
 
 class Limits(Struct, frozen=True):
-    """Bounds on one batch; a payload beyond them is refused whole.
+    """Bounds of one batch; a payload beyond them is refused as a whole.
 
-    The defaults hold a full re-announcement of 1M tokens; a step of a large engine stays below
-    a hundredth of that.
+    The defaults allow 1M tokens published at once, which is more than a hundred times one step of a
+    large engine.
     """
 
     payload_bytes: int = 32 * 1024 * 1024
@@ -178,14 +178,14 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def decode_batch(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> EventBatch:
-    """One batch from its msgpack bytes.
+    """Decode a batch from msgpack.
 
-    Block hashes come out as u64: a signed one is reinterpreted, bytes (vLLM's sha256) give their
-    last eight bytes, big endian, which is the number vLLM itself publishes when it is told to
-    publish integers. Unknown event types and fields are skipped and counted.
+    Block hashes become u64: a signed one is reinterpreted, bytes (vLLM's sha256) give their last
+    eight bytes, big endian, which is the number that vLLM publishes when integers are configured.
+    Unknown event types and fields are skipped and counted.
 
-    Raises ``WireError`` naming the offending value when the payload is not a batch, a known event
-    lacks a field or has one of the wrong type, or a bound of ``limits`` is passed.
+    Raises ``WireError`` with the path if the payload is not a batch, a known event has a missing or
+    wrong field, or a bound of ``limits`` is exceeded.
     """
     if len(payload) > limits.payload_bytes:
         raise WireError(
@@ -226,8 +226,10 @@ def encode_message(topic: bytes, seq: int, batch: EventBatch) -> tuple[bytes, by
 
 
 def decode_message(frames: Sequence[bytes]) -> tuple[bytes, int, bytes]:
-    """(topic, sequence, payload) of a published message; the payload stays undecoded, so that a
-    malformed one still advances the sequence."""
+    """(topic, sequence, payload) of a published message.
+
+    The payload is not decoded, so that a malformed one still advances the sequence.
+    """
     if len(frames) != 3:
         raise WireError(
             "message", f"expected 3 frames (topic, sequence, batch), got {len(frames)} frames"
@@ -243,8 +245,7 @@ END_OF_REPLAY_FRAMES: Final = (encode_seq(END_OF_REPLAY), b"")
 
 
 def _decode_known_shape(payload: bytes) -> EventBatch | None:
-    """The fast path: exactly the fields we know, u64 hashes. None when anything differs, and the
-    tolerant path then says what."""
+    """The fast path, for known fields and u64 hashes only; None for any other payload."""
     try:
         by_name = _map_decoder.decode(payload)
     except (msgspec.DecodeError, RecursionError, MemoryError, UnicodeError):
@@ -278,8 +279,8 @@ def _decode_any_shape(payload: bytes) -> EventBatch:
     except (RecursionError, MemoryError):
         raise WireError("payload", "nested too deeply") from None
     except (UnicodeError, TypeError, ValueError, OverflowError):
-        # Valid lengths around impossible content: text that is not UTF-8, a map keyed by a map.
-        raise WireError("payload", "not msgpack that a KV event may hold") from None
+        # Valid lengths around invalid content: text that is not UTF-8, a map as a key.
+        raise WireError("payload", "not msgpack that a KV event may contain") from None
     if not isinstance(raw, list) or len(raw) < 2:
         raise WireError(
             "batch", f"expected an array [ts, events, data_parallel_rank], got {_describe(raw)}"
@@ -324,7 +325,7 @@ def _name_fields(raw: Any, where: str) -> tuple[str, dict[str, Any] | None, int]
     if isinstance(raw, dict):
         values = {field: raw[field] for field in known if field in raw}
         return name, values, len(raw) - 1 - len(values)
-    # The shorter of the two wins on purpose: old publishers send fewer fields, newer ones more.
+    # Not strict: old publishers send fewer fields, newer ones more.
     return name, dict(zip(known, raw[1:], strict=False)), max(0, len(raw) - 1 - len(known))
 
 
@@ -377,7 +378,7 @@ _NAMES: Final = {bool: "a boolean", int: "an integer", float: "a float", str: "a
 
 
 def _describe(value: Any) -> str:
-    """The kind of a value and, for containers, its length: never its content."""
+    """The kind of a value and, for containers, its length; never its content."""
     if value is None:
         return "nothing"
     if isinstance(value, list | dict | bytes):

@@ -1,10 +1,10 @@
 """Requests that routers book on workers: the topic ``active_sequences_events``.
 
-Frontends with replica sync tell when they give a request to a worker, when its prefill is done and
-when it ends; mock workers tell the end of prefill by themselves (their router id is the worker's).
-There is no history: who comes late knows nothing of the requests that run. The payload is one event
-map over NATS and ``{"events": [..]}`` over ZMQ; both are read from either. Seen so with Dynamo
-1.6.1.
+Frontends with replica sync publish when they send a request to a worker, when its prefill is done
+and when it ends. Mock workers publish the end of prefill themselves (their router id is the
+worker's). There is no history: a late subscriber does not see the requests that run already. The
+payload is one event map over NATS and ``{"events": [..]}`` over ZMQ; both are accepted from either.
+As observed with Dynamo 1.6.1.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ _Name = Annotated[str, Meta(max_length=256)]
 
 
 class SequenceAdded(Struct, frozen=True):
-    """A router gave a request to a rank.
+    """A router sent a request to a rank.
 
     ``token_sequence``: the chained hashes (u64) of its complete prompt blocks, parent first; None
-    where the pool does not count blocks (prefill). In a decode pool they are random, so only their
-    number means something. ``prefill_tokens``: prompt tokens still to be computed there (prompt
-    minus cached), 0 where prefill is not tracked.
+    if the pool does not count blocks (prefill). In a decode pool they are random, so only their
+    number is useful. ``prefill_tokens``: prompt tokens that the rank still has to compute (prompt
+    minus cached), 0 if prefill is not tracked.
     """
 
     request_id: str
@@ -49,7 +49,7 @@ class SequenceAdded(Struct, frozen=True):
 
 
 class SequencePrefillDone(Struct, frozen=True):
-    """The first token came: the request's prefill load is over."""
+    """The first token arrived: the prefill of the request is done."""
 
     request_id: str
     worker_id: int
@@ -59,7 +59,7 @@ class SequencePrefillDone(Struct, frozen=True):
 
 
 class SequenceFreed(Struct, frozen=True):
-    """The request left the worker, finished or not; it may never have had a first token."""
+    """The request left the worker, finished or not, possibly before its first token."""
 
     request_id: str
     worker_id: int
@@ -69,7 +69,7 @@ class SequenceFreed(Struct, frozen=True):
 
 
 class SequenceUnknown(Struct, frozen=True):
-    """An event that this version does not understand, by its name on the wire."""
+    """An event of an unknown kind; ``kind`` is its name on the wire."""
 
     request_id: str
     worker_id: int
@@ -127,24 +127,24 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def decode_sequences(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[SequenceEvent, ...]:
-    """The events of a message, in order, from either shape.
+    """The events of a message, in order, from either form of payload.
 
-    Raises ``WireError`` when the payload is neither, a known event lacks a field or has one of the
-    wrong type, or a bound of ``limits`` is passed (``blocks`` bounds the hashes).
+    Raises ``WireError`` if the payload has neither form, a known event has a missing or wrong
+    field, or a bound of ``limits`` is exceeded (``blocks`` bounds the hashes).
     """
     bound_payload(payload, limits)
     with reading("event"):
         several = _shape_decoder.decode(payload).events
-        read = [] if isinstance(several, msgspec.Raw) else [_event_decoder.decode(payload)]
+        events = [] if isinstance(several, msgspec.Raw) else [_event_decoder.decode(payload)]
     if isinstance(several, msgspec.Raw):
         with reading("events"):
-            read = _events_decoder.decode(several)
-    if len(read) > limits.events:
-        raise WireError("events", f"{len(read)} events, expected at most {limits.events}")
-    hashes = sum(len(event.token_sequence or ()) for event in map(_added, read) if event)
+            events = _events_decoder.decode(several)
+    if len(events) > limits.events:
+        raise WireError("events", f"{len(events)} events, expected at most {limits.events}")
+    hashes = sum(len(event.token_sequence or ()) for event in map(_added, events) if event)
     if hashes > limits.blocks:
         raise WireError("events", f"{hashes} hashes, expected at most {limits.blocks}")
-    return tuple(_to_event(told, place, payload, several) for place, told in enumerate(read))
+    return tuple(_to_event(event, place, payload, several) for place, event in enumerate(events))
 
 
 def encode_sequences(events: Sequence[SequenceEvent], *, batched: bool = True) -> bytes:
@@ -155,35 +155,35 @@ def encode_sequences(events: Sequence[SequenceEvent], *, batched: bool = True) -
     return _encoder.encode(_event_map(event))
 
 
-def _added(told: _Event) -> _Add | None:
-    return None if isinstance(told.data, str) else told.data.added
+def _added(event: _Event) -> _Add | None:
+    return None if isinstance(event.data, str) else event.data.added
 
 
 def _to_event(
-    told: _Event, place: int, payload: bytes, several: msgspec.Raw | msgspec.UnsetType
+    event: _Event, place: int, payload: bytes, several: msgspec.Raw | msgspec.UnsetType
 ) -> SequenceEvent:
-    worker = told.worker
-    added = _added(told)
+    worker = event.worker
+    added = _added(event)
     if added is not None:
         hint = added.prefill_load_hint
         tracked = added.track_prefill_tokens and hint is not None
         return SequenceAdded(
-            told.request_id,
+            event.request_id,
             worker.worker_id,
             worker.dp_rank,
             added.token_sequence,
             hint.initial_effective_prefill_tokens if hint is not None and tracked else 0,
-            told.router_id,
-            told.lora_name,
+            event.router_id,
+            event.lora_name,
             added.track_prefill_tokens,
             added.expected_output_tokens,
         )
-    name = told.request_id, worker.worker_id, worker.dp_rank, told.router_id
-    if told.data == "MarkPrefillCompleted":
-        return SequencePrefillDone(*name, told.lora_name)
-    if told.data == "Free":
-        return SequenceFreed(*name, told.lora_name)
-    # Decoded again, and only then: the fast path keeps no names that it does not know.
+    name = event.request_id, worker.worker_id, worker.dp_rank, event.router_id
+    if event.data == "MarkPrefillCompleted":
+        return SequencePrefillDone(*name, event.lora_name)
+    if event.data == "Free":
+        return SequenceFreed(*name, event.lora_name)
+    # Only unknown events are decoded again: the fast path does not keep their names.
     if isinstance(several, msgspec.Raw):
         raw = _raw_events_decoder.decode(several)[place].data
     else:

@@ -1,8 +1,8 @@
-"""What Dynamo keeps in its discovery plane: instances, model cards, event channels and sources.
+"""Read entries of Dynamo's discovery plane: instances, model cards, event channels and sources.
 
 Keys are Dynamo's logical ones, the same in every backend, as in
 ``v1/instances/NAMESPACE/COMPONENT/ENDPOINT/ID`` with the id in lower-case hex. Values are JSON. An
-entry that cannot be read becomes :class:`Malformed`: one odd worker must not hide the others.
+entry that cannot be read becomes :class:`Malformed`, so that one bad worker does not hide others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CARDS: Final = "v1/mdc/"
 EVENT_CHANNELS: Final = "v1/event_channels/"
 EVENT_SOURCES: Final = "v1/event_sources/"
 PREFIX: Final = "v1/"
-"""Everything that Dynamo registers is below this key."""
+"""The prefix of all keys that Dynamo registers."""
 
 MAX_VALUE_BYTES: Final = 4 * 1024 * 1024
 
@@ -40,7 +40,7 @@ class EndpointId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One process's endpoint. ``transport`` is ``tcp`` or ``nats_tcp`` (or one we do not know).
+    """An endpoint of one process. ``transport`` is ``tcp``, ``nats_tcp`` or an unknown one.
 
     ``address``: for tcp ``HOST:PORT/ID/NS/COMPONENT/ENDPOINT`` (what follows the first ``/`` is the
     request plane's path), for nats the subject.
@@ -56,10 +56,10 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class CardFile:
-    """A file of the model that a card names: a URL of the worker, or a path on its disk.
+    """A model file in a card: a URL of the worker, or a path on its disk.
 
     ``kind`` is Dynamo's name of the format (``hf_tokenizer_json``, ``hf_chat_template``, ...).
-    ``checksum`` is written ``blake3:HEX``, ``size`` is in bytes.
+    ``checksum`` has the form ``blake3:HEX``, ``size`` is in bytes.
     """
 
     path: str
@@ -73,9 +73,9 @@ class ModelCard:
     """A worker's model deployment card.
 
     ``worker_type`` is ``aggregated``, ``prefill`` or ``decode``; older cards have none. ``needs``
-    lists alternatives of worker types that must be there too. ``files``: the card's own names
-    (``tokenizer``, ``prompt_formatter``, ...) -> file. ``router_config`` is there where the worker
-    advertises one. ``runtime_config`` is as published, not validated.
+    lists alternatives of worker types that must be registered too. ``files``: the card's own names
+    (``tokenizer``, ``prompt_formatter``, ...) -> file. ``router_config`` is None if the worker does
+    not advertise one. ``runtime_config`` is as published, not validated.
     """
 
     endpoint: EndpointId
@@ -109,7 +109,7 @@ class NatsTransport:
 
 @dataclass(frozen=True, slots=True)
 class EventChannel:
-    """Where one publisher of one topic is heard. ``publisher_id`` is not a worker's id."""
+    """The transport of one publisher of one topic. ``publisher_id`` is not a worker id."""
 
     scope: EndpointId
     topic: str
@@ -119,7 +119,7 @@ class EventChannel:
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """Which worker's rank a publisher speaks for, and whom to ask for what was missed."""
+    """The worker rank of a publisher, and the instance that answers requests for missed events."""
 
     scope: EndpointId
     topic: str
@@ -131,7 +131,7 @@ class EventSource:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """An entry that could not be read, and why; ``problem`` quotes no values of the card."""
+    """An entry that could not be read. ``problem`` does not quote values of the card."""
 
     key: str
     problem: str
@@ -141,7 +141,7 @@ Entry = Instance | ModelCard | EventChannel | EventSource | Malformed
 
 
 def parse_entry(key: str, value: bytes) -> Entry:
-    """Read one entry. Never raises: what does not fit is Malformed, unknown buckets too."""
+    """Read one entry. Never raises: an invalid or unknown entry is Malformed."""
     if len(value) > MAX_VALUE_BYTES:
         return Malformed(key, f"{len(value):,} bytes are over the limit of {MAX_VALUE_BYTES:,}")
     reader = next((read for prefix, read in _READERS.items() if key.startswith(prefix)), None)
@@ -281,18 +281,19 @@ def _card(value: bytes) -> ModelCard:
 
 
 def _files(card: _CardJson) -> dict[str, CardFile]:
-    """``{"tokenizer": {"hf_tokenizer_json": {"path": ..}}}``, whatever the inner name is.
+    """The files of ``{"tokenizer": {"hf_tokenizer_json": {"path": ..}}}``, for any inner name.
 
     A chat template's file is one level deeper: ``{"is_custom": false, "file": {"path": ..}}``.
     """
     found = {}
     for name in _FILES:
         kinds = getattr(card, name)
-        for kind, told in kinds.items() if kinds else ():
-            if isinstance(told, dict) and isinstance(told.get("file"), dict):
-                told = told["file"]
-            if isinstance(told, dict) and isinstance(told.get("path"), str):
-                read = msgspec.convert(told, _FileJson)
+        for kind, value in kinds.items() if kinds else ():
+            file = value
+            if isinstance(file, dict) and isinstance(file.get("file"), dict):
+                file = file["file"]
+            if isinstance(file, dict) and isinstance(file.get("path"), str):
+                read = msgspec.convert(file, _FileJson)
                 found[name] = CardFile(read.path, read.checksum, read.size, kind)
                 break
     return found

@@ -3,10 +3,10 @@
 An envelope is a msgpack map with the publisher, its sequence number of this topic (from 0) and a
 payload that is msgpack again. NATS carries it as the body. ZMQ carries four frames: topic,
 publisher id and sequence number (u64, big endian), then a version byte, the envelope's length (u32,
-big endian) and the envelope. Seen so with Dynamo 1.6.1.
+big endian) and the envelope. As observed with Dynamo 1.6.1.
 
-Everything here is pure. Fields that are not known here are ignored; errors hold a path and never a
-value of the payload.
+Everything here is pure. Unknown fields are ignored; errors have a path and never a value of the
+payload.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ _Name = Annotated[str, Meta(max_length=_LONGEST_NAME)]
 
 
 ENVELOPE_MARGIN_BYTES: Final = 4096
-"""What an envelope may take beside its payload, frames of ZMQ included."""
+"""The most bytes of an envelope besides its payload, ZMQ frames included."""
 
 
 class Envelope(Struct, frozen=True, gc=False):
@@ -54,12 +54,12 @@ class Envelope(Struct, frozen=True, gc=False):
 
 
 class RouterEvent(Struct, frozen=True):
-    """What one rank of a worker did to its cache; ``event_id`` counts a publisher's events from 1.
+    """A change of one rank's cache; ``event_id`` counts a publisher's events from 1.
 
-    ``storage_tier`` is Dynamo's name (``device``, ``host_pinned``, ``disk``, ``external``, or one
-    that is not known here), the same as the ``tier`` of the event. ``residency_domain`` says whose
-    memory it is; ``worker`` is the only one seen. An event of a kind that is not known here is an
-    :class:`UnknownEvent`, so that the numbers stay without a hole.
+    ``storage_tier`` is Dynamo's name (``device``, ``host_pinned``, ``disk``, ``external``, or an
+    unknown one), the same as the ``tier`` of the event. ``residency_domain`` names the owner of the
+    memory; only ``worker`` was observed. An event of an unknown kind is an :class:`UnknownEvent`,
+    so that the numbers stay contiguous.
     """
 
     worker_id: int
@@ -71,13 +71,13 @@ class RouterEvent(Struct, frozen=True):
 
 
 class UnknownEvent(Struct, frozen=True):
-    """An event that this version does not understand, by its name on the wire."""
+    """An event of an unknown kind; ``kind`` is its name on the wire."""
 
     kind: str
 
 
 class KvMetrics(Struct, frozen=True, gc=False):
-    """What a rank reports about itself; None was not reported and leaves the last value."""
+    """The load report of a rank; None was not reported and leaves the last value."""
 
     worker_id: _U64
     dp_rank: _U32 = 0
@@ -86,7 +86,7 @@ class KvMetrics(Struct, frozen=True, gc=False):
     kv_used_blocks: _Count | None = None
 
     def change(self) -> LoadReported:
-        """The router's change."""
+        """The report as a change of the router's state."""
         return LoadReported(
             self.worker_id,
             self.dp_rank,
@@ -117,7 +117,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_zmq_frames(frames: Sequence[bytes], limits: Limits = DEFAULT_LIMITS) -> Envelope:
-    """The envelope in a ZMQ message, whose frames must tell the same as it does.
+    """The envelope in a ZMQ message, whose frames must have the same values.
 
     Raises ``WireError``.
     """
@@ -137,16 +137,14 @@ def decode_zmq_frames(frames: Sequence[bytes], limits: Limits = DEFAULT_LIMITS) 
         raise WireError("envelope.version", f"expected {FRAME_VERSION}, got {framed[0]}")
     length = int.from_bytes(framed[1:_HEADER], "big")
     if length != len(framed) - _HEADER:
-        raise WireError(
-            "envelope.length", f"it says {length} bytes, {len(framed) - _HEADER} bytes follow"
-        )
+        raise WireError("envelope.length", f"expected {length} bytes, got {len(framed) - _HEADER}")
     envelope = decode_envelope(framed[_HEADER:], limits)
-    for name, told, frame in (
+    for name, value, frame in (
         ("topic", envelope.topic.encode(), topic),
         ("publisher_id", envelope.publisher_id.to_bytes(8, "big"), publisher),
         ("sequence", envelope.sequence.to_bytes(8, "big"), sequence),
     ):
-        if told != frame:
+        if value != frame:
             raise WireError(name, "the frame and the envelope differ")
     return envelope
 
@@ -216,8 +214,8 @@ def decode_router_events(
 ) -> tuple[RouterEvent, ...]:
     """The events of a ``kv-events`` message, in order.
 
-    Raises ``WireError`` when the payload is not an array of events, a known event lacks a field or
-    has one of the wrong type, or a bound of ``limits`` is passed.
+    Raises ``WireError`` if the payload is not an array of events, a known event has a missing or
+    wrong field, or a bound of ``limits`` is exceeded.
     """
     bound_payload(payload, limits)
     with reading("events"):
@@ -226,32 +224,32 @@ def decode_router_events(
         raise WireError("events", f"{len(read)} events, expected at most {limits.events}")
     blocks = 0
     events = []
-    for place, told in enumerate(read):
-        event = _to_event(told) or UnknownEvent(_unknown_kind(payload, place))
+    for place, router_event in enumerate(read):
+        event = _to_event(router_event) or UnknownEvent(_unknown_kind(payload, place))
         if isinstance(event, BlocksStored | BlocksRemoved):
             blocks += len(event.block_hashes)
-        events.append(_router_event(told, event))
+        events.append(_router_event(router_event, event))
     if blocks > limits.blocks:
         raise WireError("events", f"{blocks} blocks, expected at most {limits.blocks}")
     return tuple(events)
 
 
 def router_event_from(value: Any, where: str = "event") -> RouterEvent:
-    """One event that came decoded, as plain dicts and lists: from a recovery answer, from JSON.
+    """An event from plain dicts and lists, as decoded from a recovery answer or from JSON.
 
     Raises ``WireError`` below the path ``where``.
     """
     with reading(where):
-        told = msgspec.convert(value, _RouterEvent)
-    event = _to_event(told) or UnknownEvent(kind_name(value["event"]["data"]))
-    names: tuple[int, ...] = (told.worker_id, told.event.event_id)
+        read = msgspec.convert(value, _RouterEvent)
+    event = _to_event(read) or UnknownEvent(kind_name(value["event"]["data"]))
+    names: tuple[int, ...] = (read.worker_id, read.event.event_id)
     if isinstance(event, BlocksStored):
         names += (event.parent_hash or 0, *event.block_hashes, *event.local_hashes)
     elif isinstance(event, BlocksRemoved):
         names += tuple(event.block_hashes)
     if max(names) > _U64_MAX:
         raise WireError(where, "expected unsigned 64-bit ids and hashes, got a larger number")
-    return _router_event(told, event)
+    return _router_event(read, event)
 
 
 def encode_router_events(events: Sequence[RouterEvent]) -> bytes:
@@ -259,20 +257,20 @@ def encode_router_events(events: Sequence[RouterEvent]) -> bytes:
     return _encoder.encode([_event_map(event) for event in events])
 
 
-def _router_event(told: _RouterEvent, event: CacheEvent | UnknownEvent) -> RouterEvent:
+def _router_event(read: _RouterEvent, event: CacheEvent | UnknownEvent) -> RouterEvent:
     return RouterEvent(
-        told.worker_id,
-        told.event.dp_rank,
-        told.event.event_id,
+        read.worker_id,
+        read.event.dp_rank,
+        read.event.event_id,
         event,
-        told.storage_tier,
-        told.residency_domain,
+        read.storage_tier,
+        read.residency_domain,
     )
 
 
-def _to_event(told: _RouterEvent) -> CacheEvent | None:
-    """None for a kind that is not known."""
-    data = told.event.data
+def _to_event(read: _RouterEvent) -> CacheEvent | None:
+    """The change of the cache, None for an unknown kind."""
+    data = read.event.data
     if isinstance(data, str):
         return Cleared() if data == "cleared" else None
     stored, removed = data.stored, data.removed
@@ -282,15 +280,15 @@ def _to_event(told: _RouterEvent) -> CacheEvent | None:
             stored.parent_hash,
             tuple([block.block_hash for block in blocks]),
             tuple([block.tokens_hash for block in blocks]),
-            told.storage_tier,
+            read.storage_tier,
         )
     if removed is not None:
-        return BlocksRemoved(removed.block_hashes, told.storage_tier)
+        return BlocksRemoved(removed.block_hashes, read.storage_tier)
     return None
 
 
 def _unknown_kind(payload: bytes, place: int) -> str:
-    """Decoded again, and only then: the fast path keeps no names that it does not know."""
+    """The name of an unknown kind, decoded again: the fast path does not keep it."""
     raw = _raw_events_decoder.decode(payload)[place].event.data
     with reading(f"events[{place}].event.data"):
         return kind_name(_any_decoder.decode(raw))
@@ -356,7 +354,11 @@ _Digits = Annotated[str, Meta(max_length=20, pattern="^[0-9]+$")]
 
 
 class ForwardPass(Struct, frozen=True):
-    """Requests of one rank: in the running batch, and waiting for it."""
+    """Requests of one rank: ``running`` in the current batch, ``waiting`` for it.
+
+    Engines publish it about once a second. Observed with Dynamo 1.6.1: ``worker_id`` is a decimal
+    string, and ``queued_requests`` are accepted and not yet started.
+    """
 
     worker_id: int
     dp_rank: int

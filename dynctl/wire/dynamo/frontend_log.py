@@ -1,4 +1,4 @@
-"""Routing decisions in the log of a Dynamo frontend: the winner's line, and the refusal's.
+"""Read routing decisions from the log of a Dynamo frontend: selected workers and refusals.
 
 ::
 
@@ -7,8 +7,8 @@
       effective_cached_blocks=0.0 host_pinned_blocks=0 disk_blocks=0 total_kv_blocks=Some(128)
     <time>  WARN dynamo_kv_router::scheduling::queue: scheduling failed: no endpoints available ..
 
-The first as seen with Dynamo 1.6.1, the second's text too. A frontend of ours writes the same, and
-under the preset ``dynamo-0.9`` that release's line, which names no request. The form of JSON lines
+Both as observed with Dynamo 1.6.1. A dynctl frontend writes the same lines; with the preset
+``dynamo-0.9`` it writes that release's line, which has no request id. The form of JSON lines
 (``DYN_LOGGING_JSONL``) is modelled: the same fields beside ``message``, or below ``fields``.
 """
 
@@ -24,7 +24,7 @@ import msgspec
 
 from dynctl.base.json_fields import U32_MAX, U64_MAX
 
-#: A log line that is longer is not looked at.
+#: Longer log lines are ignored.
 MAX_LINE: Final = 64 * 1024
 
 _SELECTED: Final = "Selected worker"
@@ -38,10 +38,10 @@ _LONGEST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class SelectedLine:
-    """A hop's winner. ``worker_type``: prefill or decode, which aggregated workers are too.
+    """The selected worker of a hop. ``worker_type``: prefill, or decode (also if aggregated).
 
-    ``request_id`` is empty where the line names none. ``at``: seconds since the epoch, None where
-    the line has no time. ``logit`` is the winner's cost in blocks.
+    ``request_id`` is empty if the line has none. ``at``: seconds since the epoch, None if the line
+    has no time. ``logit`` is the cost of the worker in blocks.
     """
 
     request_id: str
@@ -55,7 +55,7 @@ class SelectedLine:
 
 @dataclass(frozen=True, slots=True)
 class RefusedLine:
-    """A request that found nobody; ``request_id`` as above."""
+    """A request that no worker could serve; ``request_id`` as above."""
 
     request_id: str
     message: str
@@ -63,15 +63,15 @@ class RefusedLine:
 
 
 def read_line(line: str) -> SelectedLine | RefusedLine | None:
-    """What a line says of routing; None where it says nothing, or not in a way that is known."""
+    """The routing decision in a line; None for any other line."""
     if len(line) > MAX_LINE or (_SELECTED not in line and _FAILED not in line):
         return None
     line = _COLOURS.sub("", line).strip()
     fields, message, at = _json(line) if line.startswith("{") else _text(line)
     request = str(fields.get("request_id", ""))[:_LONGEST]
     if _FAILED in message:
-        said = message.partition(_FAILED)[2].strip()
-        return RefusedLine(request, said[:_LONGEST], at) if said else None
+        reason = message.partition(_FAILED)[2].strip()
+        return RefusedLine(request, reason[:_LONGEST], at) if reason else None
     worker, rank = _whole(fields.get("worker_id"), U64_MAX), _whole(fields.get("dp_rank"), U32_MAX)
     if _SELECTED not in message or worker is None:
         return None
@@ -110,7 +110,7 @@ def _seconds(text: object) -> float | None:
     """An RFC 3339 time as seconds since the epoch; one without a zone is UTC, as Dynamo logs."""
     if not isinstance(text, str):
         return None
-    # Nanoseconds are finer than Python reads.
+    # Python reads at most six digits of a second.
     text = re.sub(r"(\.\d{6})\d+", r"\1", text.strip())
     try:
         at = datetime.fromisoformat(text)

@@ -1,14 +1,14 @@
-"""What a Dynamo frontend's ``GET /metrics`` tells: load, model facts, the queue, how it routes.
+"""Read a Dynamo frontend's ``GET /metrics``: load, model facts, the queue, the routing mode.
 
-Names and behaviour as seen on Dynamo 1.6.1:
+Names and behaviour as observed with Dynamo 1.6.1:
 
 - a rank's load row appears with its first load and stays, at 0, until its worker has left
   discovery: after a SIGKILL that is the lease time. Ranks without a row are idle;
-- each frontend counts its own requests. With replica sync it counts its peers' too (then
-  adding up counts twice: see :func:`add_loads`), and the prefill tokens that a peer has finished
-  stay in the gauge until the rank's next change, though its router no longer counts them;
-- the rows of a model outlive the model; only ``model_ready`` goes with it;
-- worker ids are decimal here, and the workers of an aggregated fleet are called ``decode``.
+- each frontend counts its own requests. With replica sync it counts its peers' requests too (a sum
+  then counts twice: see :func:`add_loads`), and the prefill tokens that a peer has finished stay in
+  the gauge until the rank's next change, although its router no longer counts them;
+- the rows of a model remain after the model has gone, except ``model_ready``;
+- worker ids are decimal, and the workers of an aggregated fleet are called ``decode``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dynctl.wire.prometheus_text import read_samples
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_PROBLEMS: Final = 20
-"""Odd rows that are named; more are counted in the last one."""
+"""Invalid rows that are named one by one; the last entry counts the others."""
 _COUNT_MAX: Final = 2**53
 
 Rank = tuple[int, int]
@@ -32,7 +32,7 @@ Rank = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """What a router has in flight on one rank, in blocks and prompt tokens."""
+    """The requests in flight of a router on one rank, in blocks and prompt tokens."""
 
     active_decode_blocks: int = 0
     active_prefill_tokens: int = 0
@@ -41,7 +41,7 @@ class RankLoad:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a frontend knows of a model, in tokens and blocks; None where it does not say.
+    """The facts that a frontend exports about a model, in tokens and blocks; None if unknown.
 
     ``ready`` is None once the model has gone.
     """
@@ -56,7 +56,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class QueuePending:
-    """Requests that wait in a router's queue, and their prompt tokens."""
+    """The requests in a router's queue, and their prompt tokens."""
 
     model: str
     policy_class: str
@@ -72,10 +72,10 @@ class FrontendMetrics:
 
     ``registered``: the ranks that a kv router may choose, idle ones too, with their worker type.
     ``rejections``: requests refused for overload since the frontend started, by model.
-    ``kv_routing`` and ``kv_events`` say whether the frontend routes by KV cache and whether it
-    hears KV events; None where that cannot be told because it serves no model.
+    ``kv_routing`` and ``kv_events``: whether the frontend routes by KV cache, and whether it
+    receives KV events; None if that is unknown because it serves no model.
     ``event_source_mismatches``: workers whose KV events the router misses, by target endpoint.
-    ``problems`` names rows that could not be used.
+    ``problems`` describes invalid rows.
     """
 
     rank_loads: Mapping[Rank, RankLoad] = field(default_factory=dict)
@@ -98,9 +98,9 @@ def add_loads(
 ) -> dict[Rank, RankLoad]:
     """The load of every rank over several frontends.
 
-    ``mirrored`` is for frontends with replica sync, each of which counts the load of all: the most
-    decode blocks that one counts (another may lag), the least prefill tokens (a gauge keeps what a
-    peer has finished). The metrics do not say whether replica sync is on.
+    ``mirrored`` is for frontends with replica sync, each of which counts the load of all: the
+    highest number of decode blocks (other frontends may lag), the lowest number of prefill tokens
+    (a gauge keeps tokens that a peer has finished). Replica sync itself is not in the metrics.
     """
     found: dict[Rank, RankLoad] = {}
     for frontend in frontends:
@@ -126,7 +126,7 @@ def add_loads(
 
 
 def read_frontend_metrics(body: bytes) -> FrontendMetrics:
-    """Read a whole answer. Raises WireError where it is not in the Prometheus text format."""
+    """Read a whole answer. Raises WireError if it is not in the Prometheus text format."""
     reading = _Reading()
     for name, labels, value in read_samples(body, _WANTED, max_bytes=MAX_BYTES):
         reading.take(name, labels, value)
@@ -155,9 +155,9 @@ _QUEUES: Final = {
 }
 _READY: Final = "dynamo_frontend_model_ready"
 _REJECTIONS: Final = "dynamo_frontend_model_rejection_total"
-#: Exported by a kv router as soon as it knows a worker, and by no router of another mode.
+#: Exported by kv routers only, from their first worker on.
 _REGISTERED: Final = "dynamo_component_router_worker_registered"
-#: Exported by a kv router that listens to KV events; not with --no-router-kv-events.
+#: Exported by kv routers that receive KV events; not with --no-router-kv-events.
 _MISMATCHES: Final = "dynamo_component_router_kv_event_source_mismatch_workers"
 _WANTED: Final = frozenset(
     {*_LOADS, *_FACTS, *_QUEUES, _READY, _REJECTIONS, _REGISTERED, _MISMATCHES}
@@ -165,7 +165,7 @@ _WANTED: Final = frozenset(
 
 
 class _Reading:
-    """Collects rows by what they belong to."""
+    """Groups samples by rank, model and queue."""
 
     def __init__(self) -> None:
         self.loads: dict[Rank, dict[str, int]] = {}
@@ -195,7 +195,7 @@ class _Reading:
             row[_LOADS[name]] = max(value, row.get(_LOADS[name], 0))
             self.types[rank] = labels.get("worker_type", "")
         elif name == _REGISTERED:
-            # worker_id names the frontend itself here, in hex.
+            # Here worker_id is the frontend's own id, in hex.
             rank = _rank(labels, "router_worker_id")
             if value:
                 self.registered[rank] = labels.get("worker_type", "")
@@ -223,7 +223,7 @@ class _Reading:
         models = {
             model: ModelFacts(
                 ready=self.ready.get(model),
-                # 0 is how Dynamo spells "not known".
+                # Dynamo exports 0 for unknown.
                 **{name: value or None for name, value in self.facts.get(model, {}).items()},
             )
             for model in sorted({*self.facts, *self.ready})
@@ -249,10 +249,10 @@ class _Reading:
 
 
 def _rank(labels: Mapping[str, str], worker: str) -> Rank:
-    return _whole(labels, worker, U64_MAX), _whole(labels, "dp_rank", U32_MAX)
+    return _integer(labels, worker, U64_MAX), _integer(labels, "dp_rank", U32_MAX)
 
 
-def _whole(labels: Mapping[str, str], name: str, high: int) -> int:
+def _integer(labels: Mapping[str, str], name: str, high: int) -> int:
     text = _label(labels, name)
     if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= high):
         raise ValueError(f"{name}: expected an integer up to {high}, got {text[:40]!r}")
@@ -266,7 +266,7 @@ def _label(labels: Mapping[str, str], name: str) -> str:
 
 
 def _count(text: str) -> int:
-    """Go's spelling of a number, where it is a count: ``512``, ``5.12e+02``."""
+    """A count from a number as text: ``512``, ``5.12e+02``. Raises ValueError."""
     number = float(text)
     if not 0 <= number <= _COUNT_MAX or not number.is_integer():
         raise ValueError(f"expected a count, got {text[:40]}")

@@ -1,10 +1,10 @@
 """Cut a long msgpack array into short ones, a slice at a time.
 
-A worker's whole cache comes as one document, and decoding 100 MB of it takes longer than an event
-loop may stand still. msgpack has no way to skip an element without reading it, and reading in
-Python is slow; so a boundary between elements is guessed (the next place where the first element's
-leading bytes stand again) and then proved: if exactly n elements end exactly there, it is one,
-because documents are prefix free. A wrong guess costs time, never a wrong result.
+The cache of a worker arrives as one document, and decoding 100 MB of it would block the event loop
+for too long. msgpack cannot skip an element without reading it, and reading in Python is slow. So a
+boundary between elements is guessed (the next position with the leading bytes of the first element)
+and then proved: if exactly n elements end exactly there, the guess is right, because msgpack
+documents are prefix free. A wrong guess costs time and never gives a wrong result.
 """
 
 import struct
@@ -18,9 +18,9 @@ import msgspec
 from dynctl.base.decode_errors import WireError
 
 SLICE_BYTES: Final = 48 * 1024
-"""Some 230 events of one block: checked in 50 us, made into values in 1 ms."""
+"""About 230 events of one block: checked in 50 us, decoded in 1 ms."""
 
-_LONGEST_TAIL: Final = 512  # bytes; what follows the array in its map
+_LONGEST_TAIL: Final = 512  # bytes of the fields after the array in its map
 _WIDER: Final = 4
 
 _FIXMAP, _FIXARRAY, _FIXSTR = 0x80, 0x90, 0xA0
@@ -31,7 +31,7 @@ _raws: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 @dataclass(frozen=True, slots=True)
 class LongArray:
-    """An array, still undecoded; ``name`` is what holds it, ``fields`` what stands after it."""
+    """An undecoded array; ``name``: the name of its map, ``fields``: the fields after the array."""
 
     name: str
     fields: dict[str, Any]
@@ -41,13 +41,13 @@ class LongArray:
     _end: int
 
     def __len__(self) -> int:
-        """The number of elements that it claims to have."""
+        """The number of elements in the array's header."""
         return self._count
 
     def slices(self) -> Iterator[bytes]:
-        """The elements in order, as msgpack arrays of about SLICE_BYTES; can be read again.
+        """The elements in order, as well-formed msgpack arrays of about SLICE_BYTES.
 
-        An array that comes is well-formed msgpack. Raises WireError at the first that is not.
+        Can be called again. Raises WireError at the first slice that is not well-formed.
         """
         at, left = self._start, self._count
         mark = _leading_bytes(self._document[at : self._end]) if left else b""
@@ -69,7 +69,7 @@ class LongArray:
                 with suppress(msgspec.DecodeError):
                     _raws.decode(array)
                     return array, count, at + boundary
-            # The element is longer than the piece, or the mark stands inside it: look further.
+            # The element is longer than the piece, or contains the mark: take a longer piece.
             size *= _WIDER
         array = _array(bytes(self._document[at : self._end]), left)
         try:
@@ -82,7 +82,7 @@ class LongArray:
 def find_long_array(document: memoryview, key: str, following: str) -> LongArray | None:
     """The array when the document is ``{NAME: {key: [...], following: ..., ...}}`` in that order.
 
-    None when it does not look like that, which says nothing about whether it is well formed.
+    None for any other document, well-formed or not.
     """
     try:
         if document[0] != _FIXMAP | 1:
@@ -102,7 +102,7 @@ def find_long_array(document: memoryview, key: str, following: str) -> LongArray
 def _tail(
     document: memoryview, start: int, fields: int, following: str
 ) -> tuple[int, dict[str, Any]]:
-    """Where the map's last ``fields`` fields begin, and they; ``following`` is the first one."""
+    """The offset and the values of the map's last ``fields`` fields; ``following`` is the first."""
     first = max(start, len(document) - _LONGEST_TAIL)
     piece = bytes(document[first:])
     at = piece.rfind(msgspec.msgpack.encode(following))
@@ -131,7 +131,7 @@ def _array_header(document: memoryview, at: int) -> tuple[int, int]:
 
 
 def _leading_bytes(elements: memoryview) -> bytes:
-    """A map's header and its first key, b"" where the first element is something else."""
+    """The header and the first key of the first element, b"" if it is not a map."""
     try:
         if elements[0] & 0xF0 != _FIXMAP:
             return b""

@@ -1,4 +1,4 @@
-"""Reading msgpack that came over a network: bounds, and errors that name a path and no value."""
+"""Bounds for msgpack from a network, and errors with a path and without values."""
 
 from typing import Any, Final
 
@@ -11,9 +11,9 @@ _SHOWN: Final = 64  # characters of a foreign name: it reaches logs and tables
 
 
 class Limits(Struct, frozen=True):
-    """Bounds on one message; one beyond them is refused whole.
+    """Bounds of one message; a message beyond them is refused as a whole.
 
-    The defaults hold the events of a step of a large engine a hundred times over.
+    The defaults are about a hundred times the events of one step of a large engine.
     """
 
     payload_bytes: int = 32 * 1024 * 1024
@@ -25,7 +25,7 @@ DEFAULT_LIMITS: Final = Limits()
 
 
 def bound_payload(payload: bytes, limits: Limits) -> None:
-    """Raises ``WireError`` for one that is too long to be read."""
+    """Raise ``WireError`` if the payload is too long."""
     if len(payload) > limits.payload_bytes:
         raise WireError(
             "payload", f"{len(payload)} bytes, expected at most {limits.payload_bytes} bytes"
@@ -33,13 +33,13 @@ def bound_payload(payload: bytes, limits: Limits) -> None:
 
 
 def kind_name(data: Any) -> str:
-    """What a variant is called on the wire: ``"Free"``, or the key of ``{"AddRequest": {..}}``."""
+    """The name of a variant on the wire: ``"Free"``, or the key of ``{"AddRequest": {..}}``."""
     name = next(iter(data), None) if isinstance(data, dict) else data
     return name[:_SHOWN] if isinstance(name, str) else "(unnamed)"
 
 
 class reading:
-    """Turns whatever decoding untrusted bytes may raise into a WireError below the path.
+    """Context manager that turns errors of decoding untrusted bytes into a WireError with a path.
 
     A class because a generator would cost a microsecond on every message.
     """

@@ -1,10 +1,10 @@
-"""Ask for what a worker's cache holds: its local indexer, and an indexer that a frontend serves.
+"""Queries of a worker's cache contents: its local indexer, and the indexer of a frontend.
 
-A worker keeps its last events (1,024 in Dynamo 1.6) and a tree of what they led to. Asked for
-everything, or from an event that it no longer has, it answers with a TreeDump; asked from one that
-it has, with the Events from there to the newest. The events of a dump replace all that is known.
-They may be the kept events themselves, removals among them, or made up from the tree: then their
-ids count from 0 and mean nothing. ``last_event_id`` is where the stream goes on in both cases.
+A worker keeps its last events (1,024 in Dynamo 1.6) and a tree of their result. A query for
+everything, or from an event that it no longer has, returns a TreeDump; a query from an event that
+it has returns the Events from there to the newest. The events of a dump replace all earlier ones.
+They may be the kept events themselves, including removals, or generated from the tree: then their
+ids count from 0 and are not event ids. In both cases the stream continues after ``last_event_id``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from dynctl.wire.dynamo.msgpack_slices import SLICE_BYTES, LongArray, find_long_
 from dynctl.wire.dynamo.request_plane import RawItem, printable
 
 MAX_HASHES: Final = 65_536
-"""Of one indexer query; a prompt of a million tokens at block size 16."""
+"""The most hashes of one indexer query: a prompt of a million tokens at block size 16."""
 
 _SLICE_EVENTS: Final = 200
 
@@ -34,9 +34,9 @@ def recovery_query(
     start_event_id: int | None = None,
     end_event_id: int | None = None,
 ) -> dict[str, Any]:
-    """The body that asks a worker's ``recovery_target``. Without a start: for everything.
+    """The body of a query to a worker's ``recovery_target``; without a start, for everything.
 
-    Dynamo runs on to its newest event whatever the end says.
+    Dynamo returns all events up to the newest and ignores the end.
     """
     return {
         "worker_id": worker_id,
@@ -51,19 +51,19 @@ def recovery_query(
 class EventSlices(Protocol):
     """A worker's events in order; can be read more than once.
 
-    Reading raises WireError at a slice that cannot be read; what came before it is good.
+    Reading raises WireError at a slice that cannot be read; the slices before it are valid.
     """
 
     def __len__(self) -> int: ...
 
     def slices(self) -> Iterator[tuple[RouterEvent, ...]]:
-        """A few hundred events at a time: let the event loop run between two slices."""
+        """A few hundred events at a time. Callers let the event loop run between two slices."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TreeDump:
-    """Everything the rank holds. ``reset_scope`` says what it replaces; seen: ``all``."""
+    """All blocks of the rank. ``reset_scope``: what it replaces; only ``all`` was observed."""
 
     events: EventSlices
     last_event_id: int
@@ -72,7 +72,7 @@ class TreeDump:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Every event from the start that was asked for to the newest."""
+    """Every event from the requested start to the newest."""
 
     events: EventSlices
     last_event_id: int
@@ -80,14 +80,14 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class TooNew:
-    """The worker has no such event yet; asking from ``newest_available + 1`` is told so too."""
+    """The worker has no such event yet, also if the start is ``newest_available + 1``."""
 
     requested_start: int
     newest_available: int
 
     @property
     def nothing_missed(self) -> bool:
-        """Whether who asked has everything. If not, the worker counts anew: it was restarted."""
+        """Whether no event is missing. If one is, the worker restarted and counts from 0 again."""
         return self.requested_start == self.newest_available + 1
 
 
@@ -101,7 +101,7 @@ class InvalidRange:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryError:
-    """The worker or the indexer says why it has no answer."""
+    """The worker or the indexer reports why it has no answer."""
 
     message: str
 
@@ -111,7 +111,7 @@ RecoveryAnswer = TreeDump | Events | TooNew | InvalidRange | RecoveryError
 
 @dataclass(frozen=True, slots=True)
 class _EncodedEvents:
-    """Those of a long answer, undecoded."""
+    """The undecoded events of a long answer."""
 
     array: LongArray
 
@@ -125,7 +125,7 @@ class _EncodedEvents:
 
 @dataclass(frozen=True, slots=True)
 class _PlainEvents:
-    """Those of a short answer, or of one that came as JSON: decoded to plain objects."""
+    """The decoded events of a short answer, or of one in JSON."""
 
     events: Sequence[Any]
 
@@ -161,11 +161,10 @@ class _InvalidRangeMessage(msgspec.Struct):
 
 
 def parse_recovery(item: Any) -> RecoveryAnswer:
-    """Read a worker's answer: an item as ``ask_raw`` gives it, or decoded.
+    """Read a worker's answer: an undecoded item, or a decoded one.
 
-    A long undecoded one in msgpack is not decoded here but by its ``events.slices()``. What is
-    not known, or says that the worker failed, is a RecoveryError. Raises WireError for what cannot
-    be read.
+    A long undecoded msgpack item is decoded later, by its ``events.slices()``. An unknown answer,
+    or the report of a failure, is a RecoveryError. Raises WireError for an unreadable answer.
     """
     raw = RawItem.of(item)
     document = memoryview(raw.document)
@@ -173,38 +172,38 @@ def parse_recovery(item: Any) -> RecoveryAnswer:
         array = find_long_array(document, "events", "last_event_id")
         if array is not None:
             return _with_events(array.name, _EncodedEvents(array), array.fields)
-    kind, told = _variant(raw.decode())
+    kind, content = _variant(raw.decode())
     if kind in ("TreeDump", "Events"):
-        events = told.get("events") if isinstance(told, dict) else None
+        events = content.get("events") if isinstance(content, dict) else None
         if not isinstance(events, list):
             raise WireError(kind, "expected a field `events` with a list")
-        return _with_events(kind, _PlainEvents(events), told)
+        return _with_events(kind, _PlainEvents(events), content)
     if kind == "TooNew":
-        read = _convert(kind, told, _TooNewMessage)
+        read = _convert(kind, content, _TooNewMessage)
         return TooNew(read.requested_start or 0, read.newest_available or 0)
     if kind == "InvalidRange":
-        invalid = _convert(kind, told, _InvalidRangeMessage)
+        invalid = _convert(kind, content, _InvalidRangeMessage)
         return InvalidRange(invalid.start_id, invalid.end_id)
-    return _failure(kind, told)
+    return _failure(kind, content)
 
 
-def _with_events(kind: str, events: EventSlices, told: dict[str, Any]) -> RecoveryAnswer:
+def _with_events(kind: str, events: EventSlices, fields: dict[str, Any]) -> RecoveryAnswer:
     if kind == "TreeDump":
-        dump = _convert(kind, told, _TreeDumpMessage)
+        dump = _convert(kind, fields, _TreeDumpMessage)
         return TreeDump(events, dump.last_event_id, printable(dump.reset_scope))
     if kind == "Events":
-        return Events(events, _convert(kind, told, _EventsMessage).last_event_id)
+        return Events(events, _convert(kind, fields, _EventsMessage).last_event_id)
     return _failure(kind, None)
 
 
-# -- an indexer that a frontend or a router serves -------------------------------------------------
+# -- the indexer of a frontend or a router ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TieredScores:
-    """Leading blocks of the query that each (worker id, rank) holds on its device.
+    """The number of leading blocks of the query on the device of each (worker id, rank).
 
-    ``lower_tiers`` are the entries for other tiers as they came.
+    ``lower_tiers``: the entries for other tiers, as received.
     """
 
     device: dict[tuple[int, int], int]
@@ -228,7 +227,7 @@ class _TieredScoresMessage(msgspec.Struct):
 def indexer_query(
     model: str, local_hashes: Sequence[int], *, device_only: bool | None = None
 ) -> dict[str, Any]:
-    """The body that asks ``kv_indexer_query``: only a prompt's hashes (u64) travel.
+    """The body of a ``kv_indexer_query``: the hashes (u64) of a prompt, and no tokens.
 
     Raises ValueError above MAX_HASHES.
     """
@@ -241,47 +240,48 @@ def indexer_query(
 
 
 def parse_scores(item: Any) -> TieredScores | RecoveryError:
-    """Read an indexer's answer: an item undecoded or decoded. Raises WireError."""
-    kind, told = _variant(RawItem.of(item).decode())
+    """Read an indexer's answer: an undecoded or decoded item. Raises WireError."""
+    kind, content = _variant(RawItem.of(item).decode())
     if kind != "TieredScores":
-        return _failure(kind, told)
-    read = _convert(kind, told, _TieredScoresMessage)
+        return _failure(kind, content)
+    read = _convert(kind, content, _TieredScoresMessage)
     device = {(worker.worker_id, worker.dp_rank): blocks for worker, blocks in read.device.scores}
     return TieredScores(device, tuple(read.lower_tier))
 
 
-# -- what both have in common ----------------------------------------------------------------------
+# -- common parts ----------------------------------------------------------------------------------
 
 
 def _variant(decoded: Any) -> tuple[str, Any]:
-    """(name, contents) of a Rust enum; one without contents is its bare name."""
+    """(name, content) of a Rust enum; a variant without content is its bare name."""
     if isinstance(decoded, str):
         return decoded, None
     if isinstance(decoded, dict) and decoded.get("event") == "error":
         return "Error", _text(decoded.get("error") or decoded.get("comment"))
     if isinstance(decoded, dict) and len(decoded) == 1:
-        [(name, told)] = decoded.items()
-        return str(name), told
+        [(name, content)] = decoded.items()
+        return str(name), content
     raise WireError("item", "expected one answer by its name")
 
 
-def _failure(kind: str, told: Any) -> RecoveryError:
+def _failure(kind: str, content: Any) -> RecoveryError:
     if kind == "Error":
-        return RecoveryError(_text(told))
+        return RecoveryError(_text(content))
     if kind == "TreeDumpFailed":
-        return RecoveryError(f"the worker could not dump its tree: {_text(told)}")
-    return RecoveryError(f"an answer that is not known here: {printable(kind)}")
+        return RecoveryError(f"the worker could not dump its tree: {_text(content)}")
+    return RecoveryError(f"unknown answer: {printable(kind)}")
 
 
-def _text(told: Any) -> str:
-    """What a peer gives as a reason: a text, or an object whose ``message`` is one."""
-    if isinstance(told, dict):
-        told = next((told[key] for key in ("message", "error", "reason") if key in told), None)
-    return printable(told) if isinstance(told, str) else "no reason given"
+def _text(reason: Any) -> str:
+    """A peer's reason: a text, or an object whose ``message`` is a text."""
+    if isinstance(reason, dict):
+        keys = (key for key in ("message", "error", "reason") if key in reason)
+        reason = reason.get(next(keys, ""))
+    return printable(reason) if isinstance(reason, str) else "no reason reported"
 
 
-def _convert(kind: str, told: Any, to: type[_T]) -> _T:
+def _convert(kind: str, content: Any, to: type[_T]) -> _T:
     try:
-        return msgspec.convert(told, to)
+        return msgspec.convert(content, to)
     except msgspec.ValidationError as error:
         raise WireError(kind, str(error)) from None

@@ -1,9 +1,10 @@
-"""Dynamo's TCP request plane: what travels when a worker's endpoint is asked.
+"""Messages of Dynamo's TCP request plane.
 
-The question goes to the address that discovery names; the worker acknowledges it on the same
-connection (an empty reply, or a text that says why not) and answers over a connection of its own,
-made to the address that the question names: it "calls home". There it sends two-part frames: who
-calls (``subject``), a prologue (``error`` or null), the items, an end marker, ``"sentinel"``.
+A request goes to the instance's address in discovery. The worker acknowledges it on the same
+connection (with an empty reply, or with the reason of a refusal) and sends its answer over a second
+connection, which it opens to the address in the request: it "calls home". There it sends two-part
+frames: a handshake (``subject``), a prologue (``error`` or null), the items, an end marker,
+``"sentinel"``.
 
 Everything here is pure; the sockets live in ``dynctl.adapters.dynamo.request_plane``.
 """
@@ -19,7 +20,7 @@ from dynctl.base.decode_errors import WireError
 CODECS: Final = ("msgpack", "json")
 MAX_REPLY_BYTES: Final = 64 * 1024
 MAX_HANDSHAKE_BYTES: Final = 4 * 1024
-"""Of the first frame of whoever connects, before it has named a subject that we know."""
+"""The most bytes of a connection's first frame, before its subject is known."""
 
 _MAX_TEXT: Final = 300  # characters of a peer's text that an error quotes
 _SMALL: Final = 32 * 1024
@@ -30,7 +31,7 @@ Buffer = bytes | memoryview
 
 
 class Address(NamedTuple):
-    """Where an instance is asked. ``path`` names the endpoint within the process."""
+    """The address of an instance. ``path`` names the endpoint within the process."""
 
     host: str
     port: int
@@ -38,7 +39,7 @@ class Address(NamedTuple):
 
 
 def parse_address(address: str) -> Address:
-    """Read ``HOST:PORT/ID/NAMESPACE/COMPONENT/ENDPOINT``; an IPv6 host stands in brackets."""
+    """Read ``HOST:PORT/ID/NAMESPACE/COMPONENT/ENDPOINT``; an IPv6 host has brackets."""
     location, slash, path = address.partition("/")
     host, colon, port = location.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -54,7 +55,7 @@ def format_host_port(host: str, port: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A peer's text, fit for one line of a terminal."""
+    """A peer's text as one line for a terminal, shortened."""
     cut = text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in cut)
 
@@ -70,13 +71,13 @@ def printable(text: str) -> str:
 _LENGTHS: Final = struct.Struct(">QQQ")
 PREFIX_BYTES: Final = _LENGTHS.size
 MAX_HEADER_BYTES: Final = 64 * 1024
-"""Of one header; real ones are below 1 KiB."""
+"""The most bytes of one header; observed headers are below 1 KiB."""
 
-_COPIED: Final = 32 * 1024  # bytes; what comes in one read of a socket is cheaper copied
+_COPIED: Final = 32 * 1024  # bytes; the content of one socket read is cheaper to copy
 
 
 class Frame(NamedTuple):
-    """One frame as received. A large body is a view of a buffer of its own."""
+    """A received frame. A large body is a view of its own buffer."""
 
     header: bytes
     body: bytes | memoryview
@@ -87,30 +88,29 @@ def encode_frame(header: bytes = b"", body: bytes = b"") -> bytes:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames, whatever pieces it comes in.
+    """Cuts a byte stream into frames, for any size of the received pieces.
 
-    What a frame claims to hold is bounded by the caller before it is waited for. A large body is
-    handed out as a view of the buffer it was collected in, since copying a 100 MB answer would
-    stop the event loop.
+    The caller bounds the size in a frame's header before the frame is complete. A large body is a
+    view of the receive buffer, because copying a 100 MB answer would block the event loop.
     """
 
     def __init__(self) -> None:
         self._received = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take the next piece of the stream; call next_frame until it has no more."""
+        """Add the next piece of the stream; then call next_frame until it returns None."""
         self._received += data
 
     @property
     def midway(self) -> bool:
-        """Whether an end of the stream now would cut a frame."""
+        """Whether the stream is inside a frame."""
         return bool(self._received)
 
     def next_frame(self, max_bytes: int) -> Frame | None:
-        """The next whole frame, None when more must be fed.
+        """The next complete frame, None if it is not complete yet.
 
-        Raises WireError when it claims more than ``max_bytes`` (prefix, header and body), or a
-        header above MAX_HEADER_BYTES; the stream is of no use afterwards.
+        Raises WireError if it has more than ``max_bytes`` (prefix, header and body), or a header
+        above MAX_HEADER_BYTES; the stream cannot be used afterwards.
         """
         received = self._received
         if len(received) < PREFIX_BYTES:
@@ -134,17 +134,17 @@ class FrameDecoder:
         return Frame(header, body)
 
 
-# -- the question ----------------------------------------------------------------------------------
+# -- the request -----------------------------------------------------------------------------------
 
 
 def encode_request(
     path: str, request_id: str, body: Any, *, call_home: str, subject: str, codec: str
 ) -> bytes:
-    """One question as it is written to the instance.
+    """The bytes of a request to an instance.
 
-    ``call_home`` is the HOST:PORT where we listen, ``subject`` what the worker says when it calls.
-    ``codec`` is the instance's own and is used for the body and all items of the answer. Raises
-    WireError for another codec than CODECS and for a path that is too long to be sent.
+    ``call_home``: the HOST:PORT for the worker's connection; ``subject``: the name in its
+    handshake. ``codec`` is the instance's codec, for the body and all items of the answer. Raises
+    WireError for an unknown codec and for a path that is too long.
     """
     home = {"address": call_home, "subject": subject, "context": request_id}
     info = msgspec.json.encode(home | {"stream_type": "response"}).decode()
@@ -159,7 +159,7 @@ def encode_request(
     headers = msgspec.json.encode({"request-id": request_id, "x-endpoint-path": path})
     route = path.encode()
     if len(headers) > 0xFFFF or len(payload) > 0xFFFF_FFFF:
-        problem = f"a path of {len(route):,} bytes with a body of {len(payload):,} cannot be sent"
+        problem = f"too long: a path of {len(route):,} bytes, a body of {len(payload):,} bytes"
         raise WireError("request", problem)
     return b"".join(
         (
@@ -183,9 +183,9 @@ def encode_body(body: Any, codec: str) -> bytes:
 
 
 def decode_reply(received: bytes | bytearray) -> str | None:
-    """The acknowledgement: "" when the question was accepted, else the worker's text.
+    """The acknowledgement: "" if the request was accepted, else the worker's reason.
 
-    None when more must be read; raises WireError when it claims to be longer than MAX_REPLY_BYTES.
+    None if it is not complete yet. Raises WireError if it is longer than MAX_REPLY_BYTES.
     """
     if len(received) < _LENGTH.size:
         return None
@@ -198,7 +198,7 @@ def decode_reply(received: bytes | bytearray) -> str | None:
 
 
 def encode_control(message: Literal["stop", "kill"]) -> bytes:
-    """What the asking side may write to the connection of an answer: end it, or drop it now."""
+    """A control message to a worker that sends an answer: stop it, or drop it at once."""
     return encode_frame(msgspec.json.encode(message))
 
 
@@ -211,7 +211,7 @@ class _HandshakeJson(msgspec.Struct):
 
 
 def parse_handshake(frame: Frame) -> str:
-    """The subject that a caller names in its first frame."""
+    """The subject in the first frame of a connection."""
     try:
         read = msgspec.json.decode(frame.header, type=_HandshakeJson)
     except msgspec.MsgspecError as error:
@@ -226,8 +226,8 @@ def parse_handshake(frame: Frame) -> str:
 class RawItem:
     """One item of an answer, undecoded: a single document in ``codec``.
 
-    A large one is not looked into before it is decoded, so that its size costs the event loop
-    nothing until somebody reads it, in slices where the format allows.
+    A large item is not parsed before it is read, and then in slices if its format allows that, so
+    that it does not block the event loop.
     """
 
     document: Buffer
@@ -244,7 +244,7 @@ class RawItem:
 
     @classmethod
     def of(cls, item: Any) -> "RawItem":
-        """Itself, or a decoded item back in msgpack."""
+        """``item`` if it is a RawItem, else the item encoded as msgpack."""
         return item if isinstance(item, cls) else cls(encode_body(item, "msgpack"), "msgpack")
 
 
@@ -255,7 +255,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The worker will not answer, and says why."""
+    """The worker refuses to answer; ``error`` is its reason."""
 
     error: str
 
@@ -278,8 +278,8 @@ class _ItemDocument(msgspec.Struct):
     complete_final: bool = False
 
 
-# Before and after the item in a document of Dynamo's. Cutting there leaves the item unproved until
-# it is decoded; one that decodes whole proves the cut, because documents are prefix free.
+# The bytes before and after the item in Dynamo's documents. A cut at these bytes is proved later:
+# if the item decodes completely, the cut was right, because documents are prefix free.
 _AROUND: Final = {
     "msgpack": (b"\x82\xa4data", b"\xaecomplete_final\xc2"),
     "json": (b'{"data":', b',"complete_final":false}'),
@@ -287,9 +287,9 @@ _AROUND: Final = {
 
 
 class AnswerDecoder:
-    """Reads an answer's steps after its handshake, in order: Begun or Refused comes first.
+    """Reads the steps of an answer after its handshake, in order: Begun or Refused is the first.
 
-    ``max_bytes`` bounds all frames together. ``frames`` may hold bytes that came with the
+    ``max_bytes`` bounds all frames together. ``frames`` may have bytes that arrived with the
     handshake.
     """
 
@@ -305,11 +305,11 @@ class AnswerDecoder:
 
     @property
     def midway(self) -> bool:
-        """Whether an end of the stream now would cut a frame."""
+        """Whether the stream is inside a frame."""
         return self._frames.midway
 
     def next_step(self) -> Step | None:
-        """The next step, None when more must be fed. Raises WireError; no use afterwards."""
+        """The next step, None if it is not complete yet. After a WireError it cannot be used."""
         try:
             frame = self._frames.next_frame(self._left)
         except WireError as error:

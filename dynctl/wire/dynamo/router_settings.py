@@ -1,8 +1,8 @@
-"""The router settings that a worker's model card advertises, as ours.
+"""Read the router settings in a worker's model card.
 
-A frontend that finds ``router_config`` in a card uses it instead of its own configuration, whole:
-mode, kv router and thresholds. A key that is absent stands for Dynamo's default, not for the
-frontend's setting. Names as seen on Dynamo 1.6.1.
+A frontend that finds ``router_config`` in a card uses it instead of its complete own configuration:
+mode, kv router and thresholds. A missing key means Dynamo's default, not the frontend's setting.
+Names as observed with Dynamo 1.6.1.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dynctl.base.json_fields import describe
 from router_core import SETTINGS, THRESHOLD_SETTINGS, ConfigError, legacy_overlap_weight
 
 MAX_NAMED: Final = 40
-"""Settings that :class:`CardSettings` names one by one."""
+"""The most settings that :class:`CardSettings` names one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotFollowed:
-    """A setting of the card that this router does not act on: its path there, value and why."""
+    """A setting of the card that this router does not follow: its path, its value, the reason."""
 
     setting: str
     value: str
@@ -32,11 +32,11 @@ class NotFollowed:
 
 @dataclass(frozen=True, slots=True)
 class CardSettings:
-    """``values``: by our names, checked, ready for ``RouterConfig.with_values``.
+    """``values``: by the names of dynctl, checked, ready for ``RouterConfig.with_values``.
 
-    They hold every setting that a card decides, at Dynamo's default where the card is silent, but
-    no ``router_mode`` where we lack the card's: decisions cannot be told then.
-    A setting that we read and do not act on yet is both in ``values`` and in ``not_followed``.
+    They contain every setting that a card decides, with Dynamo's default for a missing key. If the
+    card's ``router_mode`` is not supported, it is missing: decisions cannot be predicted then. A
+    setting that is read but not supported yet is both in ``values`` and in ``not_followed``.
     """
 
     values: Mapping[str, Any]
@@ -44,7 +44,7 @@ class CardSettings:
 
 
 def read_router_config(card: Mapping[str, Any]) -> CardSettings:
-    """The settings of a card's ``router_config``. Never raises: what cannot be used is named."""
+    """The settings of a card's ``router_config``. Never raises: it names unusable settings."""
     reading = _Reading()
     reading.mode(card.get("router_mode"))
     for name, value in _section(card, "kv_router_config", reading):
@@ -60,7 +60,7 @@ def read_router_config(card: Mapping[str, Any]) -> CardSettings:
     return CardSettings(reading.values, reading.named())
 
 
-#: Dynamo's mode -> ours; those that we lack have the name under which they are planned.
+#: Dynamo's mode -> the mode of dynctl; an unsupported mode has its planned name.
 _MODES: Final = {
     "k_v": "kv",
     "round_robin": "round-robin",
@@ -70,7 +70,7 @@ _MODES: Final = {
     "direct": "direct",
     "device_aware_weighted": "device-aware-weighted",
 }
-#: The keys of kv_router_config that we have; all bear the same name.
+#: The supported keys of kv_router_config; dynctl uses the same names.
 _KV: Final = (
     "overlap_score_credit",
     "overlap_score_credit_decay",
@@ -93,18 +93,21 @@ _KV: Final = (
     "use_remote_indexer",
     "serve_indexer",
 )
-#: Keys that we lack -> (values that change no decision, what another value does).
-_LACKED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+#: Unsupported keys -> (values that change no decision, the effect of other values).
+_UNSUPPORTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "router_policy_config": ((None,), "a policy file replaces cost parameters and queues"),
     "conditional_disagg_enabled": ((None, False), "prefill may be left to a decode worker"),
     "shared_cache_type": ((None, "none"), "hits in a shared cache lower the cost"),
-    "enforce_disagg": ((None, False), "requests are refused while no prefill worker is there"),
+    "enforce_disagg": ((None, False), "requests are refused without a prefill worker"),
     "session_affinity_ttl_secs": ((None,), "requests of a session stay with their worker"),
     "router_tracking_hash": ((None, "public-xxh3-v1"), "active blocks have other hashes"),
-    "router_approximate_cache_policy": ((None, "ttl"), "approximate mode forgets otherwise"),
+    "router_approximate_cache_policy": (
+        (None, "ttl"),
+        "approximate mode uses another eviction policy",
+    ),
 }
-#: Keys that never change a decision by themselves: how a router works inside, and settings of a
-#: feature that another key switches on.
+#: Keys that never change a decision by themselves: internals of a router, and settings of a feature
+#: that another key turns on.
 _HARMLESS: Final = frozenset(
     {
         "router_event_threads",
@@ -119,7 +122,7 @@ _CONDITIONAL: Final = "conditional_disagg_"
 
 class _Reading:
     def __init__(self) -> None:
-        #: Wholesale: what the card does not say is Dynamo's default.
+        #: A missing key means Dynamo's default.
         self.values: dict[str, Any] = {
             name: SETTINGS[name].default for name in (*_KV, *THRESHOLD_SETTINGS)
         }
@@ -151,7 +154,7 @@ class _Reading:
             else:
                 self.other(where, name, value)
         elif value is not None:
-            # The old name of the scale; where both are given, it wins.
+            # The old name of the scale; if both are set, the old name has precedence.
             try:
                 weight = SETTINGS["prefill_load_scale"].check(value)
             except ConfigError as error:
@@ -160,7 +163,7 @@ class _Reading:
                 self.values |= legacy_overlap_weight(weight)
 
     def take(self, where: str, name: str, value: Any) -> None:
-        """A setting that bears our name."""
+        """Read a setting that dynctl has under the same name."""
         setting = SETTINGS[name]
         try:
             checked = setting.check(value)
@@ -172,15 +175,15 @@ class _Reading:
             self.name(where, value, f"needs {setting.needs}, not built yet; {setting.without}")
 
     def other(self, where: str, name: str, value: Any) -> None:
-        """A setting that we do not have."""
+        """Report a setting that dynctl does not have."""
         if name in _HARMLESS:
             return
-        if name in _LACKED:
-            harmless, effect = _LACKED[name]
+        if name in _UNSUPPORTED:
+            harmless, effect = _UNSUPPORTED[name]
             if value not in harmless:
                 self.name(where, value, f"not built yet; in Dynamo {effect}")
         elif not name.startswith(_CONDITIONAL):
-            self.name(where, value, "unknown here; what it changes cannot be told")
+            self.name(where, value, "unknown setting with an unknown effect")
 
 
 def _section(card: Mapping[str, Any], name: str, reading: _Reading) -> Iterator[tuple[str, Any]]:
@@ -190,7 +193,7 @@ def _section(card: Mapping[str, Any], name: str, reading: _Reading) -> Iterator[
     if not isinstance(section, Mapping):
         reading.name(name, section, "expected an object")
         return
-    # The old weight after the scale that it overrides.
+    # The old weight comes after the scale that it overrides.
     yield from sorted(section.items(), key=lambda item: item[0] == "overlap_score_weight")
 
 

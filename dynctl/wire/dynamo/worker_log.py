@@ -1,6 +1,6 @@
-"""What a Dynamo worker's log says of topology when it starts (1.6.1, and texts of 1.2 on).
+"""Read topology lines from the start of a Dynamo worker's log (1.6.1, and texts since 1.2).
 
-The line of success is Python's repr of the configuration::
+The line of success has Python's repr of the configuration::
 
     Topology config: TopologyConfig(topology_domains={'zone': 'a'}, kv_transfer_domain='zone',
     kv_transfer_enforcement='required', kv_transfer_preferred_weight=None) (from /etc/..)
@@ -20,15 +20,16 @@ _TIMED_OUT: Final = "was not populated within"
 _NOT_PERSISTED: Final = "Failed to persist metadata"
 _LONGEST: Final = 300
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-"""Dynamo colours its log in pods, too."""
+"""Dynamo writes colours in pods, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartLines:
-    """``config``: the fields of the configuration, None without such a line.
+    """The topology lines of a log.
 
-    ``timed_out``, ``not_persisted``: the last line that says so, without its time and target and
-    shortened; empty without one.
+    ``config``: the fields of the configuration, None if there is no such line. ``timed_out``,
+    ``not_persisted``: the last such line, shortened, without its time and target; empty if there
+    is none.
     """
 
     config: Mapping[str, Any] | None = None
@@ -37,7 +38,7 @@ class StartLines:
 
 
 def read_start_log(lines: Iterable[str]) -> StartLines:
-    """The last of each kind of line counts: one log may hold several starts."""
+    """The last line of each kind: a log may contain several starts."""
     config: Mapping[str, Any] | None = None
     timed_out = not_persisted = ""
     for line in lines:
@@ -51,12 +52,12 @@ def read_start_log(lines: Iterable[str]) -> StartLines:
 
 
 def _message(line: str, start: str) -> str:
-    """What the line says from these words on, where the refusal of a server may be long."""
+    """The line from ``start`` on, shortened: a server's refusal may be long."""
     return _COLOUR.sub("", line[line.index(start) :]).strip()[:_LONGEST]
 
 
 def _fields(text: str) -> dict[str, Any] | None:
-    """``a='x', b={'y': 'z'}`` as a mapping; None where it is no such thing."""
+    """``a='x', b={'y': 'z'}`` as a mapping; None for any other text."""
     if len(text) > 16_384:
         return None
     try:

@@ -1,11 +1,11 @@
-"""What an API server's 403 says is lacking, without the user's name, its path and its grammar."""
+"""Read the missing permission from the 403 message of an API server."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-#: As RBAC words it; authorizers of other makes say something of their own.
+#: The text of RBAC; other authorizers have their own texts.
 _FORBIDDEN: Final = re.compile(
     r'cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group "[^"]*"'
     r'(?: in the namespace "(?P<namespace>[^"]+)")?'
@@ -13,7 +13,7 @@ _FORBIDDEN: Final = re.compile(
 
 
 def lacking(message: str) -> str:
-    """``no permission to list pods in prod``; empty where the message is none of RBAC's."""
+    """``no permission to list pods in prod``; empty if RBAC did not write the message."""
     found = _FORBIDDEN.search(message)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""Labels, annotations and paths by which Dynamo's operator (1.2 and later) marks its objects."""
+"""Labels, annotations and paths of Dynamo's operator (1.2 and later)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DISCOVERY_ENABLED_LABEL: Final = "nvidia.com/dynamo-discovery-enabled"
 DISCOVERY_BACKEND_LABEL: Final = "nvidia.com/dynamo-discovery-backend"
 WORKER_HASH_LABEL: Final = "nvidia.com/dynamo-worker-hash"
 DOMAIN_LABEL_PREFIX: Final = "nvidia.com/dynamo-topology."
-"""With a Grove topology each level is copied to ``PREFIX<domain>``."""
+"""With a Grove topology, the operator copies each level to ``PREFIX<domain>``."""
 DRAFT_LABEL_PREFIX: Final = "grove.io/topology."
-"""Of a draft of the design: nothing released writes or reads it."""
+"""From a draft of the design; no release writes or reads it."""
 
 LABEL_KEY_ANNOTATION: Final = "nvidia.com/topology-label-key"
 CLUSTER_TOPOLOGY_ANNOTATION: Final = "nvidia.com/topology-cluster-topology-name"
@@ -23,7 +23,7 @@ ENABLE_GROVE_ANNOTATION: Final = "nvidia.com/enable-grove"
 DISCOVERY_MODE_ANNOTATION: Final = "nvidia.com/dynamo-kube-discovery-mode"
 
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
-"""By which clouds, and whoever follows them, label their nodes."""
+"""The label of nodes in clouds."""
 
 MAIN_CONTAINER: Final = "main"
 TOPOLOGY_VOLUME: Final = "topology-labels"
@@ -31,7 +31,7 @@ MOUNT_PATH: Final = "/etc/dynamo/topology"
 DRAFT_MOUNT_PATH: Final = "/etc/podinfo/topology"
 
 LABEL_MISSING_REASON: Final = "TopologyLabelMissing"
-"""Of the event that the operator writes where a node lacks the label."""
+"""The reason of the operator's event for a node without the label."""
 
 OPERATOR_APP: Final = "dynamo-operator"
 """The value of app.kubernetes.io/name of the operator's Deployment."""

@@ -1,7 +1,6 @@
-"""Nodes, pods, endpoints and events, as far as topology needs them.
+"""Read nodes, pods, endpoints, events and Deployments, as far as topology checks need them.
 
-Times are seconds since the epoch by the cluster's clock. What an object does not say is None or
-empty, as its field tells.
+Times are seconds since the epoch by the cluster's clock. A missing value is None or empty.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dynctl.wire.kubernetes.names import MAIN_CONTAINER
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """``schedulable`` False: cordoned. ``taints``: keys of those that keep other pods away."""
+    """A node. ``schedulable`` False: cordoned. ``taints``: keys of NoSchedule, NoExecute taints."""
 
     name: str
     labels: Mapping[str, str]
@@ -27,7 +26,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """How a container ended. ``finished`` may be unknown."""
+    """The end of a container. ``finished`` may be unknown."""
 
     exit_code: int
     reason: str = ""
@@ -36,7 +35,7 @@ class Termination:
 
 @dataclass(frozen=True, slots=True)
 class DownwardItem:
-    """One file of a Downward API volume: its path and the field that it shows."""
+    """A file of a Downward API volume: its path and the field that it contains."""
 
     path: str
     field: str
@@ -60,7 +59,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """``env``: name -> value, None where it comes from elsewhere. ``env_from``: there is more."""
+    """A container. ``env``: name -> value, None for ``valueFrom``. ``env_from``: there is more."""
 
     name: str
     image: str = ""
@@ -74,12 +73,12 @@ class Container:
     waiting: str = ""
     restarts: int = 0
     last_end: Termination | None = None
-    """How the run before this one ended, or the present one where it is over."""
+    """The end of the previous run, or of the current one if it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelWrite:
-    """Some manager wrote these labels at a time."""
+    """The labels that a manager wrote at a time."""
 
     manager: str
     keys: frozenset[str]
@@ -88,7 +87,7 @@ class LabelWrite:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """``node`` is empty until it is scheduled; ``deleting`` once it is on its way out."""
+    """A pod. ``node`` is empty until it is scheduled; ``deleting``: it is being deleted."""
 
     namespace: str
     name: str
@@ -111,14 +110,14 @@ class Pod:
 
     @property
     def main(self) -> Container | None:
-        """The container into which the operator writes; the only one where none is called main."""
+        """The container that the operator changes: main, or else the only container."""
         named = [one for one in self.containers if one.name == MAIN_CONTAINER]
         if named or len(self.containers) == 1:
             return (named or list(self.containers))[0]
         return None
 
     def labelled_at(self, key: str) -> float | None:
-        """When the label was last written, where the API server tells."""
+        """The time of the label's last change; None if managedFields do not have it."""
         times = [one.at for one in self.label_writes if key in one.keys]
         return max(times) if times else None
 
@@ -137,7 +136,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class PodEvent:
-    """Something that was noted about a pod; ``uid`` is the pod's, ``at`` the last time."""
+    """An event of a pod; ``uid`` is the pod's, ``at`` the time of the last occurrence."""
 
     namespace: str
     pod: str
@@ -215,7 +214,7 @@ def pod(body: Mapping[str, Any]) -> Pod:
 
 
 def endpoints(body: Mapping[str, Any]) -> Iterator[Endpoint]:
-    """Read the pods behind an EndpointSlice; a missing ``ready`` means ready, as documented."""
+    """Read the pods of an EndpointSlice; a missing ``ready`` means ready, as documented."""
     metadata = mapping(body.get("metadata"))
     for entry in sequence(body.get("endpoints")):
         one = mapping(entry)
@@ -232,7 +231,7 @@ def endpoints(body: Mapping[str, Any]) -> Iterator[Endpoint]:
 
 
 def pod_event(body: Mapping[str, Any]) -> PodEvent | None:
-    """Read an Event of core/v1; None where it is not about a pod."""
+    """Read an Event of core/v1; None if it is not about a pod."""
     about = mapping(body.get("involvedObject"))
     if about.get("kind") != "Pod":
         return None
@@ -270,7 +269,7 @@ def workload(body: Mapping[str, Any]) -> Workload:
 
 
 def _conditions(body: Mapping[str, Any]) -> dict[str, tuple[str, float | None]]:
-    """Type -> (status, since when)."""
+    """Type -> (status, time of the last change)."""
     found = {}
     for entry in sequence(mapping(body.get("status")).get("conditions")):
         one = mapping(entry)

@@ -1,6 +1,6 @@
-"""DynamoWorkerMetadata: what a worker on Kubernetes registers, as entries of the discovery plane.
+"""Read DynamoWorkerMetadata: what a worker on Kubernetes registers, as discovery entries.
 
-One object holds everything of one worker, in buckets whose keys are the ends of Dynamo's logical
+One object has all entries of one worker, in buckets whose keys are the ends of Dynamo's logical
 keys; here each becomes an entry like those of etcd and files.
 """
 
@@ -31,7 +31,7 @@ _BITS: Final = (1 << 53) - 1
 
 @dataclass(frozen=True, slots=True)
 class WorkerMetadata:
-    """``owner_uid``: of the pod that it says it belongs to; empty where it says none."""
+    """One object. ``owner``, ``owner_uid``: the pod of its owner reference; empty without one."""
 
     namespace: str
     name: str
@@ -41,7 +41,7 @@ class WorkerMetadata:
     data: Mapping[str, Any]
 
     def entries(self) -> Iterator[tuple[str, bytes]]:
-        """Everything that it registers: Dynamo's logical key and the value, JSON."""
+        """The entries of the worker: Dynamo's logical key and the value in JSON."""
         for bucket, prefix in _BUCKETS.items():
             for key, value in mapping(self.data.get(bucket)).items():
                 yield prefix + key, msgspec.json.encode(value)

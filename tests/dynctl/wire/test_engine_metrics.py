@@ -1,4 +1,4 @@
-"""How full vLLM and SGLang are, from lines as they export them."""
+"""Queue length and KV cache usage of vLLM and SGLang, from the lines that they export."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_vllm_by_rank():
     assert found[1].used_blocks(800) == 0
 
 
-def test_an_older_vllm_calls_its_cache_otherwise():
+def test_the_cache_name_of_an_older_vllm():
     assert read_engine_metrics(b'vllm:gpu_cache_usage_perc{model_name="m"} 0.1') == {
         0: EngineGauges(kv_usage=0.1)
     }
@@ -61,10 +61,10 @@ def test_sglang():
         b'vllm:cache_config_info{num_gpu_blocks="0"} 1', b"a" * (MAX_BYTES + 1),
     ],
 )  # fmt: skip
-def test_what_says_nothing(line: bytes):
+def test_invalid_lines_are_ignored(line: bytes):
     assert read_engine_metrics(line) == {}
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"vllm:num_requests_waiting{", SGLANG, VLLM]))
-def test_no_body_is_too_odd(odd: bytes, start: bytes):
-    read_engine_metrics(start + odd)
+def test_any_body_is_accepted(junk: bytes, start: bytes):
+    read_engine_metrics(start + junk)

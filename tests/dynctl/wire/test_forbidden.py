@@ -1,4 +1,4 @@
-"""A 403 of an API server in the words of what is lacking."""
+"""The missing permission in the 403 message of an API server."""
 
 import pytest
 
@@ -27,5 +27,5 @@ from dynctl.wire.kubernetes.forbidden import lacking
         ("", ""),
     ],
 )
-def test_what_is_lacking(message: str, says: str):
+def test_missing_permission(message: str, says: str):
     assert lacking(message) == says

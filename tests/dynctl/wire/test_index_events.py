@@ -1,4 +1,4 @@
-"""What of an engine's batch reaches the index, and the name of what does not."""
+"""Events of an engine that reach the index, and the drops."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_unknown_medium():
     assert "'TAPE' is unknown, expected one of GPU, CPU" in converted.drops[0].message
 
 
-def test_block_size_mismatch_names_both_and_the_rest_goes_on():
+def test_block_size_mismatch_names_both_sizes():
     converted = convert(stored(block_size=8), stored())
     assert converted.drops == (Drop(DropCode.BLOCK_SIZE_MISMATCH, 2, 8, 4),)
     assert "blocks of 8 tokens" in converted.drops[0].message
@@ -114,7 +114,7 @@ def test_cache_namespace_and_eagle_are_those_of_the_worker():
     assert short.drops == (Drop(DropCode.TOKEN_IDS_TOO_SHORT, 1, 8, 9),)
 
 
-def test_blocks_keyed_by_more_than_tokens_end_the_run():
+def test_blocks_with_extra_keys_end_the_run():
     converted = convert(stored(extra_keys=[None, ["salt"]]))
     assert converted.events == (BlocksStored(10, (11,), local_block_hashes(TOKENS[:4], 4)),)
     assert converted.drops == (Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, 1, 1, "none"),)

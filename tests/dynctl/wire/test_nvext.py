@@ -240,7 +240,7 @@ def test_headers_pin_workers_and_win():
 
 @pytest.mark.parametrize("name", ["x-worker-instance-id", "X-Prefill-Instance-Id"])
 @pytest.mark.parametrize("value", ["", "w1", "-1", "1.5", "0x10", str(2**64), "٣", "9" * 5000])
-def test_header_that_is_no_worker_id(name, value):
+def test_header_without_a_worker_id(name, value):
     with pytest.raises(RequestError) as caught:
         apply_headers(NO_NVEXT, {name: value})
     assert (caught.value.status, caught.value.field) == (400, name.lower())

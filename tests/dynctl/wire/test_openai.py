@@ -1,4 +1,4 @@
-"""OpenAI bodies: what routing reads, what passes through, and what each bad input is told."""
+"""OpenAI bodies: fields for routing, fields that pass through, errors."""
 
 import contextlib
 import json
@@ -86,7 +86,7 @@ def test_null_fields_mean_not_given():
         assert getattr(request, name) == getattr(bare, name), name
 
 
-def test_images_are_seen():
+def test_images_are_detected():
     parts = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": "x"}}]
     assert not parse_chat_request(chat(messages=[{"role": "user", "content": parts}])).text_only
 
@@ -296,7 +296,7 @@ bodies = st.dictionaries(st.sampled_from(NAMES), anything | nvexts | messages)
 
 
 @given(anything | bodies | bodies.map(lambda body: chat() | completion() | body))
-def test_arbitrary_json_raises_nothing_else(value):
+def test_arbitrary_json_raises_only_request_errors(value):
     for parse in (parse_chat_request, parse_completion_request):
         with contextlib.suppress(RequestError):
             parse(json.dumps(value).encode())
@@ -306,7 +306,7 @@ def test_arbitrary_json_raises_nothing_else(value):
 
 
 @given(st.binary(max_size=40))
-def test_arbitrary_bytes_raise_nothing_else(body):
+def test_arbitrary_bytes_raise_only_request_errors(body):
     with pytest.raises(RequestError):
         parse_chat_request(body)
 

@@ -58,7 +58,7 @@ def test_a_row(line, expected):
         "m ١",
     ],
 )
-def test_not_the_format(line):
+def test_invalid_lines(line):
     with pytest.raises(WireError, match="metrics line 2"):
         rows(f"ok 1\n{line}\n")
 
@@ -72,7 +72,7 @@ _NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)
 
 
 @given(labels=st.dictionaries(_NAMES, st.text(st.characters(codec="utf-8")), max_size=3))
-def test_any_label_comes_back(labels):
+def test_round_trip_of_labels(labels):
     def escaped(text: str) -> str:
         return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 

@@ -47,7 +47,7 @@ def stored(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['publisher']}-{row['frames_hex'][1]}")
-def test_captured_message_decodes_to_what_was_read_then_and_encodes_to_its_bytes(row):
+def test_captured_message_decodes_and_encodes_to_its_bytes(row):
     frames = [bytes.fromhex(frame) for frame in row["frames_hex"]]
     topic, seq, payload = decode_message(frames)
     batch = decode_batch(payload)
@@ -208,7 +208,7 @@ def test_unknown_events_count_toward_the_bound():
         decode_batch(pack([1.0, [["Novel"]] * 3, 0]), Limits(events=2))
 
 
-def test_errors_never_hold_token_ids():
+def test_errors_never_contain_token_ids():
     with pytest.raises(WireError) as caught:
         decode_batch(pack([1.0, [stored(token_ids=[987_654_321_987])]]))
     assert "987654321987" not in str(caught.value)
@@ -273,7 +273,7 @@ def test_positional_form_means_the_same(batch):
 
 
 @given(batches, st.data())
-def test_damaged_bytes_never_raise_anything_else(batch, data):
+def test_damaged_bytes_raise_only_wire_errors(batch, data):
     payload = bytearray(encode_batch(batch))
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
@@ -293,6 +293,6 @@ anything = st.recursive(
 
 @given(st.one_of(st.binary(), anything.map(pack), st.lists(anything).map(
     lambda found: pack([1.0, found, 0]))))  # fmt: skip
-def test_arbitrary_bytes_never_raise_anything_else(payload):
+def test_arbitrary_bytes_raise_only_wire_errors(payload):
     with contextlib.suppress(WireError):
         decode_batch(payload)

@@ -32,8 +32,8 @@ def captured():
         row = json.loads(line)
         if row["decoded"]["topic"] == TOPIC:
             frames = [bytes.fromhex(frame) for frame in row["frames_hex"]]
-            told = row["decoded"]["payload"]["events"]
-            yield row["run"], decode_zmq_frames(frames).payload, told
+            recorded = row["decoded"]["payload"]["events"]
+            yield row["run"], decode_zmq_frames(frames).payload, recorded
     for line in (CAPTURES / "dynamo-events-nats.jsonl").read_text().splitlines():
         row = json.loads(line)
         if row["decoded"]["topic"] == TOPIC:
@@ -43,10 +43,10 @@ def captured():
 
 def test_captured_events_of_both_transports():
     runs, kinds = set(), set()
-    for run, payload, told in captured():
+    for run, payload, recorded in captured():
         events = decode_sequences(payload)
-        assert len(events) == len(told)
-        for event, each in zip(events, told, strict=True):
+        assert len(events) == len(recorded)
+        for event, each in zip(events, recorded, strict=True):
             runs.add(run)
             kinds.add(type(event))
             assert event.request_id == each["request_id"]
@@ -131,7 +131,7 @@ def test_unknown_fields_are_ignored():
         ),
     ],
 )
-def test_events_that_do_not_fit(payload, where):
+def test_invalid_events(payload, where):
     with pytest.raises(WireError) as caught:
         decode_sequences(encode(payload))
     assert caught.value.where == where

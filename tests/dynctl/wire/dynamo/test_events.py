@@ -1,4 +1,4 @@
-"""Dynamo's event plane, read from captured bytes and from bytes that nobody should send."""
+"""Dynamo's event plane, read from captured bytes and from invalid bytes."""
 
 import contextlib
 import json
@@ -62,10 +62,13 @@ def payloads(topic):
 def test_captured_zmq_message(row):
     frames = frames_of(row)
     envelope = decode_zmq_frames(frames)
-    told = row["decoded"]
-    assert (envelope.publisher_id, envelope.sequence) == (told["publisher_id"], told["sequence"])
-    assert (envelope.topic, envelope.published_at) == (told["topic"], told["published_at"])
-    assert msgspec.msgpack.decode(envelope.payload) == told["payload"]
+    recorded = row["decoded"]
+    assert (envelope.publisher_id, envelope.sequence) == (
+        recorded["publisher_id"],
+        recorded["sequence"],
+    )
+    assert (envelope.topic, envelope.published_at) == (recorded["topic"], recorded["published_at"])
+    assert msgspec.msgpack.decode(envelope.payload) == recorded["payload"]
     assert decode_zmq_frames(encode_zmq_frames(envelope)) == envelope
     assert encode_zmq_frames(envelope)[:3] == tuple(frames[:3])
 
@@ -73,10 +76,13 @@ def test_captured_zmq_message(row):
 @pytest.mark.parametrize("row", NATS)
 def test_captured_nats_message(row):
     envelope = decode_envelope(bytes.fromhex(row["hex"]))
-    told = row["decoded"]
-    assert (envelope.publisher_id, envelope.sequence) == (told["publisher_id"], told["sequence"])
+    recorded = row["decoded"]
+    assert (envelope.publisher_id, envelope.sequence) == (
+        recorded["publisher_id"],
+        recorded["sequence"],
+    )
     assert row["subject"].endswith("." + envelope.topic)
-    assert msgspec.msgpack.decode(envelope.payload) == told["payload"]
+    assert msgspec.msgpack.decode(envelope.payload) == recorded["payload"]
     assert decode_envelope(encode_envelope(envelope)) == envelope
 
 
@@ -100,7 +106,7 @@ FRAMES = encode_zmq_frames(ENVELOPE)
         ((*FRAMES[:2], bytes(8), FRAMES[3]), "sequence"),
     ],
 )
-def test_frames_that_do_not_fit(frames, where):
+def test_invalid_frames(frames, where):
     with pytest.raises(WireError) as caught:
         decode_zmq_frames(frames)
     assert caught.value.where == where
@@ -125,7 +131,7 @@ def test_frames_that_do_not_fit(frames, where):
         ),
     ],
 )
-def test_bodies_that_do_not_fit(body, where):
+def test_invalid_bodies(body, where):
     with pytest.raises(WireError) as caught:
         decode_envelope(body)
     assert caught.value.where == where
@@ -144,12 +150,14 @@ def test_a_body_beyond_the_limit_is_refused_unread():
 # -- kv-events -------------------------------------------------------------------------------------
 
 
-def test_captured_events_hold_what_was_sent():
+def test_captured_events_have_the_sent_content():
     kinds = set()
-    for payload, told in payloads("kv-events"):
+    for payload, recorded in payloads("kv-events"):
         events = decode_router_events(payload)
-        assert [event.event_id for event in events] == [each["event"]["event_id"] for each in told]
-        for event, each in zip(events, told, strict=True):
+        assert [event.event_id for event in events] == [
+            each["event"]["event_id"] for each in recorded
+        ]
+        for event, each in zip(events, recorded, strict=True):
             assert (event.worker_id, event.dp_rank) == (
                 each["worker_id"],
                 each["event"]["dp_rank"],
@@ -171,7 +179,7 @@ def test_captured_events_hold_what_was_sent():
                     assert other == Cleared()
                     assert data == "cleared"
             assert router_event_from(each) == event
-        assert msgspec.msgpack.decode(encode_router_events(events)) == told
+        assert msgspec.msgpack.decode(encode_router_events(events)) == recorded
     assert {kind for kind, _ in kinds} == {BlocksStored, BlocksRemoved, Cleared}
     assert {tier for _, tier in kinds} == {"device", "host_pinned"}
 
@@ -215,10 +223,10 @@ def test_events_of_an_unknown_kind_are_named_and_keep_their_number(data, kind):
     assert router_event_from(changed(data=data)) == events[1]
 
 
-def test_unknown_fields_and_tiers_are_taken():
-    told = changed(data={"removed": {"block_hashes": [1], "why": "old"}}, lease=1)
+def test_unknown_fields_and_tiers_are_accepted():
+    recorded = changed(data={"removed": {"block_hashes": [1], "why": "old"}}, lease=1)
     (event,) = decode_router_events(
-        msgspec.msgpack.encode([told | {"storage_tier": "tape", "new": {"a": 1}}])
+        msgspec.msgpack.encode([recorded | {"storage_tier": "tape", "new": {"a": 1}}])
     )
     assert event == RouterEvent(5, 2, 1, BlocksRemoved((1,), "tape"), "tape")
 
@@ -244,7 +252,7 @@ def test_unknown_fields_and_tiers_are_taken():
         ),
     ],
 )
-def test_events_that_do_not_fit(payload, where):
+def test_invalid_events(payload, where):
     with pytest.raises(WireError) as caught:
         decode_router_events(msgspec.msgpack.encode(payload))
     assert caught.value.where == where
@@ -291,7 +299,7 @@ def router_events(draw):
 
 
 @given(st.lists(router_events(), max_size=4))
-def test_events_come_back_as_they_went(events):
+def test_round_trip_of_events(events):
     payload = encode_router_events(events)
     assert list(decode_router_events(payload)) == events
     assert [router_event_from(each) for each in msgspec.msgpack.decode(payload)] == events
@@ -318,10 +326,10 @@ def test_a_damaged_capture_gives_an_answer_or_a_wire_error(place, byte):
 
 def test_captured_metrics():
     seen = 0
-    for payload, told in payloads("kv_metrics"):
+    for payload, recorded in payloads("kv_metrics"):
         metrics = decode_kv_metrics(payload)
-        assert msgspec.structs.asdict(metrics) == told
-        assert metrics.change() == LoadReported(**told)
+        assert msgspec.structs.asdict(metrics) == recorded
+        assert metrics.change() == LoadReported(**recorded)
         assert decode_kv_metrics(encode_kv_metrics(metrics)) == metrics
         seen += 1
     assert seen > 5
@@ -333,7 +341,7 @@ def test_an_older_report_leaves_what_it_does_not_name():
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "7", True])
-def test_metrics_that_do_not_fit(value):
+def test_invalid_metrics(value):
     payload = msgspec.msgpack.encode({"worker_id": 1, "kv_used_blocks": value})
     with pytest.raises(WireError) as caught:
         decode_kv_metrics(payload)

@@ -87,7 +87,7 @@ def test_rows_under_load():
     assert read.pending_requests == 2
 
 
-def test_odd_rows_are_named_and_hide_no_other():
+def test_invalid_rows_are_named_and_hide_no_other():
     row = 'dynamo_frontend_worker_active_decode_blocks{{dp_rank="{}",worker_id="{}"}} {}\n'
     rows = [("0", "5", "7"), ("0", "5a", "7"), ("-1", "5", "7"), ("0", "6", "NaN")]
     rows += [("0", "6", "-1"), ("0", "6", "1.5"), ("0", str(2**64), "1"), ("0", "6", "+Inf")]
@@ -108,7 +108,7 @@ def test_odd_rows_are_named_and_hide_no_other():
     )
 
 
-def test_many_odd_rows_are_counted():
+def test_many_invalid_rows_are_counted():
     read = read_frontend_metrics(b'dynamo_frontend_model_ready{x="y"} 1\n' * 100)
     assert len(read.problems) == MAX_PROBLEMS + 1
     assert read.problems[-1] == "and 80 more rows"

@@ -1,4 +1,4 @@
-"""Questions to a worker's local indexer and to a served one, and their answers."""
+"""Queries to a worker's local indexer and to a frontend's indexer, and their answers."""
 
 import json
 import re
@@ -34,12 +34,12 @@ WORKER = 2324035517153285056
 
 
 def captured_item(what: str) -> RawItem:
-    told = exchanges()[what]
-    assert told.answer is not None
+    recorded = exchanges()[what]
+    assert recorded.answer is not None
     frames = FrameDecoder()
-    frames.feed(told.answer)
+    frames.feed(recorded.answer)
     assert frames.next_frame(4096)
-    decoder = AnswerDecoder(told.codec, 1_000_000, frames)
+    decoder = AnswerDecoder(recorded.codec, 1_000_000, frames)
     decoder.next_step()
     item = decoder.next_step()
     assert isinstance(item, RawItem)
@@ -75,7 +75,7 @@ def raw(item: Any) -> RawItem:
 # -- questions -------------------------------------------------------------------------------------
 
 
-def test_recovery_query_is_what_dynamos_router_asks() -> None:
+def test_recovery_query_is_that_of_dynamos_router() -> None:
     assert recovery_query(5, 1) == {
         "worker_id": 5,
         "dp_rank": 1,
@@ -90,7 +90,7 @@ def test_recovery_query_is_what_dynamos_router_asks() -> None:
     }
 
 
-def test_indexer_query_holds_hashes_alone_and_is_bounded() -> None:
+def test_indexer_query_has_only_hashes_and_is_bounded() -> None:
     assert indexer_query("tiny", (2**64 - 1,)) == {
         "model_name": "tiny",
         "block_hashes": [2**64 - 1],
@@ -114,19 +114,21 @@ def test_captured_tree_dump(what: str) -> None:
     assert answer.last_event_id == events[-1].event_id
     stored = events[0].event
     assert isinstance(stored, BlocksStored)
-    told = item.decode()["TreeDump"]["events"][0]["event"]["data"]["stored"]["blocks"]
-    assert list(stored.block_hashes) == [block["block_hash"] for block in told]
-    assert list(stored.local_hashes) == [block["tokens_hash"] for block in told]
+    recorded = item.decode()["TreeDump"]["events"][0]["event"]["data"]["stored"]["blocks"]
+    assert list(stored.block_hashes) == [block["block_hash"] for block in recorded]
+    assert list(stored.local_hashes) == [block["tokens_hash"] for block in recorded]
 
 
 def test_captured_tree_dump_with_removals() -> None:
-    told = json.loads((CAPTURES / "worker-kv-query-treedump.json").read_text())
-    answer = parse_recovery(told["data"])
+    recorded = json.loads((CAPTURES / "worker-kv-query-treedump.json").read_text())
+    answer = parse_recovery(recorded["data"])
     assert isinstance(answer, TreeDump)
     kinds = [type(event.event) for event in all_of(answer.events)]
     assert (kinds.count(BlocksStored), kinds.count(BlocksRemoved)) == (
-        sum("stored" in event["event"]["data"] for event in told["data"]["TreeDump"]["events"]),
-        sum("removed" in event["event"]["data"] for event in told["data"]["TreeDump"]["events"]),
+        sum("stored" in event["event"]["data"] for event in recorded["data"]["TreeDump"]["events"]),
+        sum(
+            "removed" in event["event"]["data"] for event in recorded["data"]["TreeDump"]["events"]
+        ),
     )
     assert BlocksRemoved in kinds
     assert answer.last_event_id == 13
@@ -155,13 +157,13 @@ def test_too_new_by_one_means_that_nothing_was_missed() -> None:
     [
         ({"Error": "it\nbroke"}, "it\N{REPLACEMENT CHARACTER}broke"),
         ({"TreeDumpFailed": {"last_event_id": 3, "error": "busy"}}, "could not dump .*: busy"),
-        ({"TreeDumpFailed": {"last_event_id": 3}}, "no reason given"),
-        ({"Novelty": {}}, "not known here: Novelty"),
-        ("Novelty", "not known here: Novelty"),
+        ({"TreeDumpFailed": {"last_event_id": 3}}, "no reason reported"),
+        ({"Novelty": {}}, "unknown answer: Novelty"),
+        ("Novelty", "unknown answer: Novelty"),
         ({"event": "error", "error": {"message": "TypeError"}}, "TypeError"),
     ],
 )
-def test_what_is_no_answer_is_a_recovery_error(item: Any, message: str) -> None:
+def test_a_failure_is_a_recovery_error(item: Any, message: str) -> None:
     for given_as in (item, raw(item)):
         answer = parse_recovery(given_as)
         assert isinstance(answer, RecoveryError)
@@ -184,7 +186,7 @@ def test_what_is_no_answer_is_a_recovery_error(item: Any, message: str) -> None:
         {"InvalidRange": {"start_id": 1}},
     ],
 )
-def test_what_cannot_be_read_is_a_wire_error(item: Any) -> None:
+def test_an_unreadable_answer_is_a_wire_error(item: Any) -> None:
     with pytest.raises(WireError):
         parse_recovery(item)
 
@@ -287,7 +289,7 @@ def test_fields_in_another_order_are_read_whole() -> None:
 # -- answers of a served indexer -------------------------------------------------------------------
 
 
-def test_scores_as_a_real_frontend_gave_them() -> None:
+def test_captured_scores_of_a_real_frontend() -> None:
     worker = {"worker_id": 11091743340972701229, "dp_rank": 0}
     device = {"scores": [[worker, 25]], "frequencies": []}
     item = {"TieredScores": {"device": device, "lower_tier": []}}

@@ -1,4 +1,4 @@
-"""What a live Dynamo tells of routing beside its planes: log lines, and engines' schedulers."""
+"""Routing decisions in a frontend's log, and the reports of engines' schedulers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SEEN = (
 EXPECTED = SelectedLine("4aec0c3e", 2324035517153284967, 0, "prefill", 26.5625, 0.0, None)
 
 
-def test_a_line_as_it_was_seen():
+def test_an_observed_line():
     assert read_line(SEEN) == EXPECTED
 
 
-def test_the_decode_hops_line_tells_no_cache():
+def test_the_line_of_the_decode_hop_has_no_cache():
     text = (
         '2026-11-21T18:18:40.603428123Z  INFO x: Selected worker router_mode="kv" '
         'request_id="4aec" worker_id=18446744073709551615 worker_type=decode dp_rank=3 '
@@ -47,16 +47,16 @@ def test_the_decode_hops_line_tells_no_cache():
 
 
 def test_colours_do_not_matter():
-    told = SEEN.replace("INFO", "\x1b[32mINFO\x1b[0m").replace(
+    recorded = SEEN.replace("INFO", "\x1b[32mINFO\x1b[0m").replace(
         "worker_id", "\x1b[3mworker_id\x1b[0m\x1b[2m"
     )
-    assert read_line("\x1b[2m2026-11-21T18:18:40Z\x1b[0m" + told) == replace(
+    assert read_line("\x1b[2m2026-11-21T18:18:40Z\x1b[0m" + recorded) == replace(
         EXPECTED, at=1795285120.0
     )
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_json_lines_say_the_same(nested: bool):
+def test_json_lines_have_the_same_content(nested: bool):
     fields = {
         "message": "Selected worker", "router_mode": "kv", "request_id": "4aec0c3e",
         "worker_id": 2324035517153284967, "worker_type": "prefill", "dp_rank": 0,
@@ -69,7 +69,7 @@ def test_json_lines_say_the_same(nested: bool):
     assert (read.worker_id, read.at) == (2324035517153284967, 1795285120.0)
 
 
-def test_lines_of_a_frontend_of_ours_are_read_too():
+def test_lines_of_a_dynctl_frontend():
     made = router(worker(1, "prefill"), worker(2, "decode"))
     wanted: RoutingRequest = request(request_id="r1")
     plan = made.plan(wanted)
@@ -100,12 +100,12 @@ def test_refusals():
         '["Selected worker"]', "Selected worker worker_id=" + "1" * 70_000,
     ],
 )  # fmt: skip
-def test_what_says_nothing_of_routing(text: str):
+def test_other_lines_are_ignored(text: str):
     assert read_line(text) is None
 
 
 @given(st.text(max_size=300))
-def test_no_text_is_too_odd(text: str):
+def test_any_text_is_accepted(text: str):
     read_line("Selected worker " + text)
     read_line('{"message": "Selected worker", ' + text)
 
@@ -115,9 +115,9 @@ def test_no_text_is_too_odd(text: str):
 
 def payloads():
     for row in (CAPTURES / "dynamo-events-zmq.jsonl").read_text().splitlines():
-        told = json.loads(row)
-        if told["decoded"]["topic"] == PASS_TOPIC:
-            yield told["decoded"]["payload"]
+        recorded = json.loads(row)
+        if recorded["decoded"]["topic"] == PASS_TOPIC:
+            yield recorded["decoded"]["payload"]
 
 
 def test_captured_reports_are_read():

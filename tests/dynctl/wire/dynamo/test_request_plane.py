@@ -1,4 +1,4 @@
-"""The request plane's bytes, against what a real worker took and gave."""
+"""The request plane's bytes, compared with those of a real worker."""
 
 import json
 import struct
@@ -36,7 +36,7 @@ from dynctl.wire.dynamo.request_plane import (
 from tests.dynctl.wire.dynamo.request_plane_captures import exchanges
 
 EXCHANGES = exchanges()
-ANSWERED = {what: told for what, told in EXCHANGES.items() if told.answer is not None}
+ANSWERED = {what: exchange for what, exchange in EXCHANGES.items() if exchange.answer is not None}
 LIMIT = 1_000_000
 
 
@@ -79,7 +79,7 @@ def test_address_of_ipv6_loses_its_brackets_and_gets_them_back() -> None:
     ["", "host", "host:80", "host:80/", ":80/a", "host/a", "host:x/a", "host:0/a",
      "host:65536/a", "host:\u0661/a", "host:999999999999/a"],
 )  # fmt: skip
-def test_an_address_that_cannot_be_asked_is_named(address: str) -> None:
+def test_an_invalid_address_is_named(address: str) -> None:
     with pytest.raises(WireError, match="expected HOST:PORT/PATH"):
         parse_address(address)
 
@@ -88,19 +88,19 @@ def test_an_address_that_cannot_be_asked_is_named(address: str) -> None:
 
 
 @pytest.mark.parametrize("what", EXCHANGES)
-def test_request_is_what_the_real_worker_took(what: str) -> None:
-    told = EXCHANGES[what]
-    path, headers, control, _ = read_request(told.request)
+def test_request_is_one_that_a_real_worker_accepted(what: str) -> None:
+    exchange = EXCHANGES[what]
+    path, headers, control, _ = read_request(exchange.request)
     info = json.loads(control["connection_info"]["info"])
     written = encode_request(
         path,
         headers["request-id"],
-        told.body,
+        exchange.body,
         call_home=info["address"],
         subject=info["subject"],
-        codec=told.codec,
+        codec=exchange.codec,
     )
-    assert written == told.request
+    assert written == exchange.request
 
 
 def test_request_has_the_fields_that_dynamos_own_router_sends() -> None:
@@ -143,7 +143,7 @@ def test_request_that_cannot_be_written_is_refused(path: str, codec: str) -> Non
         encode_request(path, "r", {}, call_home="h:1", subject="s", codec=codec)
 
 
-def test_reply_is_empty_when_accepted_and_a_text_when_not() -> None:
+def test_reply_is_empty_or_a_refusal() -> None:
     assert decode_reply(EXCHANGES["TreeDump"].reply) == ""
     refused = decode_reply(EXCHANGES["unknown endpoint"].reply)
     assert refused is not None
@@ -167,9 +167,9 @@ def test_control_is_a_header_alone() -> None:
 @pytest.mark.parametrize("what", ANSWERED)
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=12))
 def test_captured_answers_read_the_same_in_any_pieces(what: str, cuts: list[int]) -> None:
-    told = ANSWERED[what]
-    assert told.answer is not None
-    subject, begun, item, *rest = steps_of(told.answer, told.codec, cuts)
+    exchange = ANSWERED[what]
+    assert exchange.answer is not None
+    subject, begun, item, *rest = steps_of(exchange.answer, exchange.codec, cuts)
     assert subject == "00000000-0000-4000-8000-000000000002"
     assert begun == Begun()
     assert list(item) == [
@@ -240,7 +240,7 @@ OK = encode_frame(b'{"error":null}')
         OK + encode_frame(body=msgspec.msgpack.encode({"complete_final": 1})),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_a_wire_error(answer: bytes) -> None:
+def test_an_invalid_answer_is_a_wire_error(answer: bytes) -> None:
     decoder = AnswerDecoder("msgpack", LIMIT)
     decoder.feed(answer)
     with pytest.raises(WireError):
@@ -265,7 +265,7 @@ def test_the_bound_holds_for_all_frames_together_and_before_they_arrive() -> Non
         (100, 877, "1,001 bytes, over the limit of 1,000"),
     ],
 )
-def test_a_frame_is_refused_by_what_it_claims(header: int, body: int, problem: str) -> None:
+def test_a_frame_is_refused_by_the_size_in_its_header(header: int, body: int, problem: str) -> None:
     frames = FrameDecoder()
     frames.feed(struct.pack(">QQQ", header, body, 0))
     with pytest.raises(WireError, match=problem):

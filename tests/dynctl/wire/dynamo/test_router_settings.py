@@ -1,4 +1,4 @@
-"""What a model card's router_config means to us."""
+"""The router settings in a model card."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_session_affinity():
     ]
 
 
-def test_a_mode_that_we_lack():
+def test_an_unsupported_mode():
     read = captured("power-of-two")
     assert "router_mode" not in read.values
     [found] = read.not_followed
@@ -87,7 +87,7 @@ def test_modes(theirs, ours):
     assert (read.values["router_mode"], read.not_followed) == (ours, ())
 
 
-def test_what_a_card_does_not_say_is_dynamos_default():
+def test_a_missing_key_means_dynamos_default():
     # The card replaces the frontend's own configuration, thresholds too.
     values = read_router_config({"router_mode": "k_v", "load_threshold_config": {}}).values
     assert values["active_decode_blocks_threshold"] is None
@@ -109,7 +109,7 @@ def test_unknown_keys_are_named_at_every_level():
         ("load_threshold_config.moon_phase", "'full'"),
         ("policy", "an object"),
     ]
-    assert all("unknown here" in found.reason for found in read.not_followed)
+    assert all("unknown setting" in found.reason for found in read.not_followed)
     assert changed(read) == {"router_temperature": 0.2}
 
 
@@ -134,7 +134,7 @@ def test_a_value_out_of_bounds_is_named_and_the_default_stays():
         ("use_kv_events", True, False),
     ],
 )
-def test_features_that_we_lack_are_named_when_they_are_on(key, quiet, loud):
+def test_unsupported_features_are_named_if_they_are_on(key, quiet, loud):
     assert kv(**{key: quiet}).not_followed == ()
     [found] = kv(**{key: loud}).not_followed
     assert found.setting == f"kv_router_config.{key}"
@@ -144,19 +144,19 @@ def test_features_that_we_lack_are_named_when_they_are_on(key, quiet, loud):
 @pytest.mark.parametrize(
     ("weight", "scale", "credit"), [(2.5, 2.5, 1.0), (0, 0.0, 0.0), (None, 7.0, 1.0)]
 )
-def test_the_old_weight_beats_the_scale(weight, scale, credit):
+def test_the_old_weight_has_precedence_over_the_scale(weight, scale, credit):
     values = kv(overlap_score_weight=weight, prefill_load_scale=7.0).values
     assert (values["prefill_load_scale"], values["overlap_score_credit"]) == (scale, credit)
 
 
 @pytest.mark.parametrize("mode", [None, 3, ["k_v"], "warp"])
-def test_odd_modes(mode):
+def test_invalid_modes(mode):
     read = read_router_config({"router_mode": mode})
     assert "router_mode" not in read.values
     assert [found.setting for found in read.not_followed] == ["router_mode"]
 
 
-def test_sections_that_are_none():
+def test_invalid_sections():
     read = read_router_config(
         {"router_mode": "k_v", "kv_router_config": [], "load_threshold_config": 3}
     )

@@ -12,7 +12,7 @@ TIMED_OUT = (
 )
 
 
-def test_the_line_of_success_tells_domains_and_policy() -> None:
+def test_the_line_of_success_has_domains_and_policy() -> None:
     config = read_start_log(["something else", CONFIGURED, "and more"]).config
 
     assert config == {
@@ -37,7 +37,7 @@ def test_the_last_start_in_a_log_counts() -> None:
     assert config["topology_domains"]["zone"] == "us-east-1b"
 
 
-def test_a_worker_that_gave_up_and_one_that_could_not_register_are_told_apart() -> None:
+def test_a_timed_out_worker_and_an_unregistered_worker_differ() -> None:
     refused = "WARN Failed to persist metadata to CR, rolling back local state: forbidden"
 
     gave_up = read_start_log([TIMED_OUT])
@@ -49,24 +49,24 @@ def test_a_worker_that_gave_up_and_one_that_could_not_register_are_told_apart() 
     assert not unregistered.timed_out
 
 
-def test_of_a_coloured_line_its_words_are_told_from_their_beginning() -> None:
+def test_a_coloured_line_is_read_from_its_first_word() -> None:
     """As Dynamo 1.6.1 writes them in a pod; the refusal goes on for hundreds of characters."""
     time = "\x1b[2m2026-11-21T12:00:02.425576Z\x1b[0m \x1b[33m WARN\x1b[0m "
     place = "\x1b[2mdynamo_runtime::discovery::kube\x1b[0m\x1b[2m:\x1b[0m "
     failed = "Failed to persist metadata to CR, rolling back local state: "
-    told = read_start_log(
+    found = read_start_log(
         [
             f"{time}{place}{failed}Failed to apply DynamoWorkerMetadata prod/w: {'x' * 900}\n",
             f"{time}{TIMED_OUT}\x1b[0m\n",
         ]
     )
-    assert told.not_persisted.startswith(failed + "Failed to apply DynamoWorkerMetadata prod/w")
-    assert told.timed_out == TIMED_OUT.partition(": ")[2]
+    assert found.not_persisted.startswith(failed + "Failed to apply DynamoWorkerMetadata prod/w")
+    assert found.timed_out == TIMED_OUT.partition(": ")[2]
     gave_up = read_start_log([f"{time}/etc/zone was not populated within 30s\x1b[0m"])
     assert gave_up.timed_out == "was not populated within 30s"
 
 
-def test_what_is_no_configuration_is_none() -> None:
+def test_an_invalid_configuration_is_none() -> None:
     for strange in (
         "Topology config: TopologyConfig(topology_domains=__import__('os'))",
         "Topology config: TopologyConfig(" + "x" * 50_000 + ")",
