@@ -67,3 +67,9 @@ def test_no_module_names_flags_variables_or_the_command_line() -> None:
         text = path.read_text(encoding="utf-8")
         found = re.findall(r"DYN_|DYNCTL|dynctl|\s--[a-z]|command line|environment variable", text)
         assert found == [], path.name
+
+
+def test_dynctl_imports_only_public_names() -> None:
+    for path in sorted((ROOT / "dynctl").rglob("*.py")):
+        found = re.findall(r"(?:from|import) router_core\.\w+", path.read_text(encoding="utf-8"))
+        assert found == [], path.name
