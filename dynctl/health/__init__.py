@@ -1,4 +1,4 @@
-"""A live deployment as its own router sees it: who is there, what they cache, what they carry.
+"""The state of a live deployment, joined from discovery entries, and its checks.
 
-Nothing here writes to the deployment: no lease, no key, no reservation.
+Pure: this room reads and writes nothing.
 """

@@ -1,7 +1,8 @@
-"""Discovery entries joined into workers: instance + card + event sources and channels. Pure.
+"""Discovery entries joined into workers: instance, card, event sources and channels. Pure.
 
-A worker counts, as for Dynamo's own router, once its endpoint *and* its card are registered. What
-is half there, malformed or contradictory is listed as a problem and never stops the rest.
+As for Dynamo's router, a worker counts when its endpoint *and* its card are registered. Incomplete,
+malformed and contradictory entries are listed as problems; the other entries are joined all the
+same.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dynctl.wire.dynamo.events import PASS_TOPIC
 from router_core import ModelRuntimeConfig, Role, Worker, WorkerError
 
 SERVED: Final = "generate"
-"""The endpoint by which a worker serves; its other endpoints belong to it."""
+"""The endpoint that serves requests; a worker's other endpoints belong to it."""
 INDEXER: Final = "kv_indexer_query"
 _SHORTEST_SUFFIX: Final = 4
 _ROLES: Final = {role.value: role for role in Role}
@@ -42,7 +43,7 @@ NO_OWNERS: Final[Mapping[str, str]] = {}
 
 
 class ProblemCode(StrEnum):
-    """What can be wrong with what is registered. Codes are stable."""
+    """The problems of registered entries. Codes are stable."""
 
     MALFORMED_ENTRY = "MALFORMED_ENTRY"
     INSTANCE_WITHOUT_CARD = "INSTANCE_WITHOUT_CARD"
@@ -57,7 +58,7 @@ class ProblemCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something odd about ``subject`` (a worker's name, a model, or a key)."""
+    """One problem of ``subject``: a worker's name, a model or a key."""
 
     code: ProblemCode
     subject: str
@@ -66,10 +67,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ObservedWorker:
-    """A worker and everything that is registered for it.
+    """A worker with its registered entries.
 
-    ``sources``: rank -> who publishes its KV events and whom to ask for what was missed.
-    ``kv_events``: rank -> where they are heard.
+    ``sources``: rank -> the publisher of its KV events and its indexer. ``kv_events``: rank -> the
+    channel of its KV events.
     """
 
     worker: Worker
@@ -81,11 +82,11 @@ class ObservedWorker:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What one namespace holds (or all of them).
+    """The workers and channels of one namespace, or of all.
 
     ``loads``, ``sequences`` and ``passes`` are the channels of load reports, of routed requests and
-    of what engines tell of their schedulers, which are not joined to single workers. ``indexers``
-    serve the whole index of a component.
+    of the engines' scheduler reports; they are not joined to single workers. ``indexers`` serve the
+    whole index of a component.
     """
 
     workers: tuple[ObservedWorker, ...] = ()
@@ -102,7 +103,7 @@ class Deployment:
 
 
 class Registrations:
-    """The entries that a discovery plane told of, parsed once each."""
+    """The entries of a discovery plane, each parsed once."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
@@ -110,7 +111,7 @@ class Registrations:
         self.interrupted: str | None = None
 
     def apply(self, change: DiscoveryChange) -> None:
-        """Take a change of the plane, in order."""
+        """Apply the next change of the plane."""
         match change:
             case Listed(entries):
                 self.interrupted = None
@@ -136,7 +137,7 @@ def join(
     namespace: str | None = None,
     owners: Mapping[str, str] = NO_OWNERS,
 ) -> Deployment:
-    """Workers and channels out of parsed entries. ``owners``: key -> who people call its owner."""
+    """Join parsed entries into workers and channels. ``owners``: key -> name of its owner."""
     problems: list[Problem] = []
     instances: dict[Where, Instance] = {}
     cards: dict[Where, ModelCard] = {}
@@ -169,7 +170,7 @@ def join(
     for owner, card in cards.items():
         instance = instances.get(owner)
         if instance is None:
-            message = f"the card is registered and {card.endpoint} is not: the worker cannot serve"
+            message = f"the card is registered, {card.endpoint} is not: the worker cannot serve"
             problems.append(Problem(ProblemCode.CARD_WITHOUT_INSTANCE, names[owner], message))
             continue
         worker = _worker(names[owner], card, instance, sources[card.instance_id], problems)
@@ -199,20 +200,20 @@ def join(
 
 
 def _unique(owned: Mapping[Where, str]) -> dict[Where, str]:
-    """The names that one worker bears; two engines of one pod are told apart by their ids."""
-    bearers = Counter(owned.values())
-    return {where: name for where, name in owned.items() if bearers[name] == 1}
+    """The owner names of one worker each; two engines of one pod are named by their ids instead."""
+    uses = Counter(owned.values())
+    return {where: name for where, name in owned.items() if uses[name] == 1}
 
 
 def worker_names(keys: Iterable[Where]) -> dict[Where, str]:
-    """``COMPONENT/SUFFIX``, the shortest ends of the hex ids that tell a component's workers apart.
+    """``COMPONENT/SUFFIX``: the shortest ends of the hex ids that are unique in a component.
 
-    All names of a component are equally long, at least four digits, as people know it from git.
+    All suffixes of a component have the same length, at least four digits.
     """
     groups: dict[tuple[str, str], list[Where]] = defaultdict(list)
     for key in keys:
         groups[key[0].namespace, key[0].component].append(key)
-    # Two namespaces may hold the same component; their names must differ all the same.
+    # Two namespaces may have the same component; their workers need different names.
     several = len({namespace for namespace, _ in groups}) > 1
     names = {}
     for (namespace, component), members in groups.items():
@@ -247,7 +248,7 @@ def _worker(
         try:
             config = ModelRuntimeConfig.from_dict(card.runtime_config)
         except WorkerError as error:
-            # Dynamo's router takes such a card as it is, and fails when it uses it; so do we.
+            # Dynamo's router accepts such a card and fails when it uses it; so does dynctl.
             problems.append(Problem(ProblemCode.CARD_REJECTED, name, str(error)))
             config = ModelRuntimeConfig.from_dict(card.runtime_config, validate=False)
         return Worker(
@@ -269,7 +270,7 @@ def _worker(
 def _role(card: ModelCard) -> Role | None:
     if card.worker_type is not None:
         return _ROLES.get(card.worker_type)
-    # Cards of before 1.6 do not tell (modelled from source): prefill workers served no model type.
+    # Cards before 1.6 have no worker type (from the source): prefill workers had no model type.
     if not card.model_type or card.model_type.strip().lower() == "prefill":
         return Role.PREFILL
     return Role.AGGREGATED
@@ -283,16 +284,16 @@ def _observed(
     by_publisher: Mapping[int, EventChannel],
 ) -> ObservedWorker:
     own = {source.dp_rank: source for source in sources[worker.worker_id]}
-    heard = {
+    channels = {
         rank: by_publisher[source.publisher_id]
         for rank, source in own.items()
         if source.publisher_id in by_publisher
     }
-    return ObservedWorker(worker, card, instance, own, heard)
+    return ObservedWorker(worker, card, instance, own, channels)
 
 
 def _contradictions(workers: list[ObservedWorker]) -> Iterable[Problem]:
-    """What fits each worker by itself and not the model as a whole."""
+    """Problems of a model whose workers contradict each other."""
     models: dict[str, list[ObservedWorker]] = defaultdict(list)
     for item in workers:
         models[item.worker.model].append(item)
@@ -311,7 +312,7 @@ def _contradictions(workers: list[ObservedWorker]) -> Iterable[Problem]:
                 ProblemCode.ROUTER_CONFIGS_DIFFER,
                 model,
                 f"{len(configs)} router configurations are advertised (or some workers advertise "
-                "none): a frontend keeps the first that it saw and refuses the others' workers",
+                "none): a frontend keeps the first one and refuses workers with another",
             )
         with_topology = [item for item in members if item.worker.domains]
         if with_topology and len(with_topology) < len(members):
@@ -337,5 +338,5 @@ def _contradictions(workers: list[ObservedWorker]) -> Iterable[Problem]:
 
 
 def _is_router(instance: Instance) -> bool:
-    """Standalone routers serve ``generate`` without a card."""
+    """Whether it is a standalone router, which serves ``generate`` without a card."""
     return instance.endpoint.component == "router"

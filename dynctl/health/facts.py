@@ -1,6 +1,6 @@
-"""What checks judge: frozen facts, gathered once.
+"""The input of the checks: frozen facts, gathered once.
 
-``Unread`` stands where something was asked for and not told.
+``Unread`` replaces a fact that could not be read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOTHING: Final = Deployment()
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Why something could not be read, and what to try."""
+    """Why a fact could not be read, and what to try."""
 
     why: str
     hint: str = ""
@@ -31,13 +31,14 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """The events of one rank, heard and asked for.
+    """The KV events of one rank, received and queried.
 
-    ``channel`` is where it says that it is heard, None if nowhere; ``indexer`` where it says that
-    it can be asked. ``newest`` is its own count of events, told at the end of listening;
-    ``refusal`` is why it did not tell. ``called_back`` is False where the worker took the question
-    and never connected back, None where it was not asked or took no connection. ``own_names``:
-    blocks that it names otherwise than others do.
+    ``channel``: the address of its events, None without one; ``indexer``: the address for queries.
+    ``newest``: its own count of events at the end of listening; ``refusal``: why that is unknown.
+    ``called_back`` is False where the worker accepted the query and never connected back, None
+    where there was no query or no connection. ``own_names``: blocks whose hash differs from that
+    of other workers. ``incomplete``, ``disconnected``, ``foreign`` and ``unreadable``: the last
+    problem of that kind.
     """
 
     worker: str
@@ -52,7 +53,7 @@ class RankFacts:
     incomplete: str = ""
     disconnected: str = ""
     foreign: str = ""
-    strange: str = ""
+    unreadable: str = ""
     own_names: int = 0
 
     @property
@@ -63,12 +64,13 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True)
 class PlaneFacts:
-    """A deployment through its planes. Where ``unreachable`` is set, nothing else is known.
+    """A deployment as its planes show it. Where ``unreachable`` is set, all else is unknown.
 
-    ``namespace`` None: all of them. ``waited_s`` is how long the caches might take to be read,
-    ``listened_s`` how long events were listened to after that. ``asked_s``: how long a worker had
-    to answer. ``comparable``: two workers hold a block in common. ``routers_heard``: requests
-    whose routing frontends told each other while we listened.
+    ``namespace`` None: all namespaces. ``waited_s``: the time limit for reading the caches;
+    ``listened_s``: for how long events were received after that; ``query_timeout_s``: the time
+    limit of a query to a worker. ``comparable``: at least two workers cache the same block.
+    ``replica_sync_events``: routed requests that frontends published in that time.
+    ``out_of_reach``: why workers are not reachable, empty where they are.
     """
 
     title: str
@@ -78,15 +80,15 @@ class PlaneFacts:
     ranks: tuple[RankFacts, ...] = ()
     waited_s: float = 0.0
     listened_s: float = 0.0
-    asked_s: float = 0.0
+    query_timeout_s: float = 0.0
     comparable: bool = False
-    routers_heard: int = 0
+    replica_sync_events: int = 0
     out_of_reach: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReady:
-    """Whether a frontend can serve a model. ``workers``: namespace -> worker type -> how many."""
+    """Whether a frontend can serve a model. ``workers``: namespace -> worker type -> count."""
 
     ready: bool
     reason: str = ""
@@ -96,9 +98,10 @@ class ModelReady:
 
 @dataclass(frozen=True, slots=True)
 class FrontendFacts:
-    """One frontend. Where ``kind`` is Unread, nothing else is known.
+    """One frontend. Where ``kind`` is Unread, all else is unknown.
 
-    ``mode`` is the router mode where the frontend tells it by name. ``models``: what it serves.
+    ``mode``: the router mode, None where the frontend does not report it. ``models``: the models
+    that it serves.
     """
 
     url: str
@@ -106,9 +109,9 @@ class FrontendFacts:
     version: str | Unread | None = None
     mode: str | None = None
     models: tuple[str, ...] | Unread = ()
-    metrics: FrontendMetrics | Unread = Unread("not asked")
+    metrics: FrontendMetrics | Unread = Unread("not read")
     ready: Mapping[str, ModelReady | Unread] = field(default_factory=dict)
-    thresholds: Mapping[str, Thresholds] | Unread = Unread("not asked")
+    thresholds: Mapping[str, Thresholds] | Unread = Unread("not read")
 
     @property
     def is_dynamo(self) -> bool:
@@ -121,9 +124,9 @@ class FrontendFacts:
 
 @dataclass(frozen=True, slots=True)
 class CheckFacts:
-    """All that was gathered. ``planes`` None: no discovery backend was named.
+    """All facts. ``planes`` None: no discovery backend was specified.
 
-    ``frontends_unread``: why those of a cluster are not known, empty where they are.
+    ``frontends_unread``: why the frontends of a cluster are unknown, empty where they are known.
     """
 
     planes: PlaneFacts | None = None
@@ -132,7 +135,7 @@ class CheckFacts:
 
     @property
     def deployment(self) -> Deployment | None:
-        """What is registered; None where that is not known."""
+        """The registered deployment; None where it is unknown."""
         if self.planes is None or self.planes.unreachable is not None:
             return None
         return self.planes.deployment

@@ -1,4 +1,4 @@
-"""Checks of what routers believe about caches: channels, indexers, holes, names. Pure."""
+"""Checks of KV events: channels, indexers, gaps, block hashes. Pure."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from dynctl.health.facts import CheckFacts, RankFacts
 
 
 def _published(facts: CheckFacts) -> Skipped | None:
-    """Some rank has an event source."""
+    """At least one rank has an event source."""
     return None if planes_of(facts).ranks else Skipped("no worker publishes KV events (DYR0301)")
 
 
 def _connected(facts: CheckFacts) -> Outcome:
     planes = planes_of(facts)
-    heard = [rank for rank in planes.ranks if rank.channel is not None]
-    if not heard:
-        return Skipped("no worker announces a channel of KV events (DYR0301)")
+    with_channel = [rank for rank in planes.ranks if rank.channel is not None]
+    if not with_channel:
+        return Skipped("no worker registers a channel of KV events (DYR0301)")
     seconds = f"{planes.waited_s:g}"
     findings = [
         found(
             rank.name,
             address=rank.channel,
-            why=rank.disconnected or "does not connect",
+            why=rank.disconnected or "no connection",
             seconds=seconds,
         )
-        for rank in heard
+        for rank in with_channel
         if not rank.state.connected
     ]
-    return outcome(findings, summary=count(len(heard), "channel"))
+    return outcome(findings, summary=count(len(with_channel), "channel"))
 
 
 def _indexers(facts: CheckFacts) -> Outcome:
     planes = planes_of(facts)
-    asked = [rank for rank in planes.ranks if rank.indexer is not None]
-    if not asked:
+    queried = [rank for rank in planes.ranks if rank.indexer is not None]
+    if not queried:
         return Skipped("no worker has a local indexer (DYR0304)")
-    if all(rank.called_back is False for rank in asked):
+    if all(rank.called_back is False for rank in queried):
         return Skipped("no worker calls back (DYR0104)", unread=True)
     findings = [
-        found(rank.name, why=rank.refusal or "", seconds=f"{planes.asked_s:g}")
-        for rank in asked
+        found(rank.name, why=rank.refusal or "", seconds=f"{planes.query_timeout_s:g}")
+        for rank in queried
         if rank.newest is None
     ]
-    return outcome(findings, summary=f"{len(asked)} of {count(len(asked), 'rank')}")
+    return outcome(findings, summary=f"{len(queried)} of {count(len(queried), 'rank')}")
 
 
 def _has_indexer(facts: CheckFacts) -> Outcome:
@@ -67,30 +67,30 @@ def _contiguous(facts: CheckFacts) -> Outcome:
     unread: list[str] = []
     ranks = planes_of(facts).ranks
     for rank in ranks:
-        why = _unheard(rank)
+        why = _unknown_events(rank)
         if why is not None:
             unread.append(why)
         elif rank.state.lost or rank.state.missing:
             findings.append(found(rank.name, why=rank.incomplete or _lost(rank)))
         elif not rank.current:
             waited = f"{planes_of(facts).waited_s:g}"
-            unread.append(f"{rank.name}: not read to the end within {waited} s (--wait)")
+            unread.append(f"{rank.name}: not read completely within {waited} s (--wait)")
     events = sum(rank.state.last_seq or 0 for rank in ranks)
     healed = sum(rank.state.gaps for rank in ranks)
-    says = count(events, "event") + (f", {count(healed, 'gap')} healed" if healed else "")
-    return outcome(findings, unread, says)
+    summary = count(events, "event") + (f", {count(healed, 'gap')} healed" if healed else "")
+    return outcome(findings, unread, summary)
 
 
-def _unheard(rank: RankFacts) -> str | None:
-    """Why nothing can be said of a rank's events that another check does not say."""
+def _unknown_events(rank: RankFacts) -> str | None:
+    """Why a rank's events are unknown; None where they are known. Another check reports this."""
     if rank.channel is None:
-        return f"{rank.name} announces no channel (DYR0301)"
+        return f"{rank.name} registers no channel (DYR0301)"
     if not rank.state.connected:
-        return f"{rank.name} cannot be heard (DYR0302)"
+        return f"{rank.name} is not connected (DYR0302)"
     if rank.indexer is None:
         return f"{rank.name} has no indexer (DYR0304)"
     if rank.newest is None:
-        return f"{rank.name} cannot be asked (DYR0303)"
+        return f"{rank.name} does not answer queries (DYR0303)"
     return None
 
 
@@ -105,11 +105,11 @@ def _flowing(facts: CheckFacts) -> Outcome:
     arrived = 0
     for rank in planes.ranks:
         seen = rank.state.last_seq
-        why = _unheard(rank)
+        why = _unknown_events(rank)
         if why is not None:
             unread.append(why)
         elif not rank.current or seen is None or rank.newest is None:
-            unread.append(f"{rank.name} was not read to the end (DYR0305)")
+            unread.append(f"{rank.name} was not read completely (DYR0305)")
         elif rank.newest > seen:
             findings.append(
                 found(
@@ -121,16 +121,14 @@ def _flowing(facts: CheckFacts) -> Outcome:
             )
         arrived += rank.state.batches
     if not findings and not unread and not arrived:
-        return Skipped(
-            f"nobody published anything in {planes.listened_s:g} s: send a request meanwhile"
-        )
-    says = f"{arrived:,} message{'' if arrived == 1 else 's'} in {planes.listened_s:g} s"
-    return outcome(findings, unread, says)
+        return Skipped(f"no KV events in {planes.listened_s:g} s: send a request during the check")
+    summary = f"{arrived:,} message{'' if arrived == 1 else 's'} in {planes.listened_s:g} s"
+    return outcome(findings, unread, summary)
 
 
 def _own_channel(facts: CheckFacts) -> Outcome:
     ranks = planes_of(facts).ranks
-    unread = [_deaf(rank) for rank in ranks if not rank.state.connected]
+    unread = [_disconnected(rank) for rank in ranks if not rank.state.connected]
     return outcome([found(r.name, why=r.foreign) for r in ranks if r.foreign], unread)
 
 
@@ -141,16 +139,16 @@ def _understood(facts: CheckFacts) -> Outcome:
         state = rank.state
         if state.malformed or state.unknown_events:
             bad, odd = count(state.malformed, "message"), count(state.unknown_events, "event")
-            told = f": {rank.strange}" if rank.strange else ""
-            why = f"{bad} unreadable, {odd} of an unknown kind{told}"
+            example = f": {rank.unreadable}" if rank.unreadable else ""
+            why = f"{bad} unreadable, {odd} of an unknown kind{example}"
             findings.append(found(rank.name, why=why))
-    return outcome(findings, [_deaf(rank) for rank in ranks if not rank.state.connected])
+    return outcome(findings, [_disconnected(rank) for rank in ranks if not rank.state.connected])
 
 
-def _deaf(rank: RankFacts) -> str:
+def _disconnected(rank: RankFacts) -> str:
     if rank.channel is None:
-        return f"{rank.name} announces no channel (DYR0301)"
-    return f"{rank.name} cannot be heard (DYR0302)"
+        return f"{rank.name} registers no channel (DYR0301)"
+    return f"{rank.name} is not connected (DYR0302)"
 
 
 def _names_agree(facts: CheckFacts) -> Outcome:
@@ -161,10 +159,10 @@ def _names_agree(facts: CheckFacts) -> Outcome:
     if findings:
         return outcome(findings)
     if len(planes.ranks) < 2:
-        return Skipped("only one rank publishes events: there is nobody to compare it with")
-    unread = [why for rank in planes.ranks if (why := _unheard(rank)) is not None]
+        return Skipped("only one rank publishes events: no other rank to compare it with")
+    unread = [why for rank in planes.ranks if (why := _unknown_events(rank)) is not None]
     if not planes.comparable and not unread:
-        return Skipped("no block is cached by two workers: send one prompt to both, then check")
+        return Skipped("no two workers cache the same block: send one prompt to both, then check")
     return outcome((), unread)
 
 

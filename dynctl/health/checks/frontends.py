@@ -11,9 +11,11 @@ from dynctl.health.facts import CheckFacts, FrontendFacts, Thresholds, Unread
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
 from router_core import Role
 
-NO_FRONTENDS: Final = "no frontend was named: --frontend http://HOST:8000, once for every replica"
+NO_FRONTENDS: Final = (
+    "no frontend was specified: --frontend http://HOST:8000, once for every replica"
+)
 KNOWN_VERSIONS: Final = ("1.6",)
-"""Dynamo's versions that dynctl was tried with."""
+"""Dynamo versions that dynctl is tested with."""
 
 
 # -- what checks need ------------------------------------------------------------------------------
@@ -34,30 +36,30 @@ def _answering(facts: CheckFacts) -> Skipped | None:
 def _several(facts: CheckFacts) -> Skipped | None:
     if len(facts.frontends) > 1:
         return None
-    return Skipped("one frontend was named; name every replica to compare them")
+    return Skipped("only one frontend was specified; specify every replica to compare them")
 
 
 def _dynamo(facts: CheckFacts) -> Skipped | None:
     if any(frontend.is_dynamo for frontend in facts.frontends):
         return None
-    return Skipped("dynctl frontends only: this is about Dynamo's")
+    return Skipped("no Dynamo frontend: this check is about Dynamo frontends")
 
 
-def _silent(facts: CheckFacts) -> list[str]:
+def _unanswered(facts: CheckFacts) -> list[str]:
     return [f"{one.url} (DYR0401, DYR0402)" for one in facts.frontends if not one.answers]
 
 
 def _measured(facts: CheckFacts) -> tuple[list[tuple[FrontendFacts, FrontendMetrics]], list[str]]:
-    """Dynamo frontends with what they measure, and what could not be read."""
-    told, unread = [], _silent(facts)
+    """Dynamo frontends with their metrics, and what could not be read."""
+    read, unread = [], _unanswered(facts)
     for one in facts.frontends:
         if not one.is_dynamo:
             continue
         if isinstance(one.metrics, Unread):
             unread.append(f"{one.url}/metrics: {one.metrics.why}")
         else:
-            told.append((one, one.metrics))
-    return told, unread
+            read.append((one, one.metrics))
+    return read, unread
 
 
 # -- one by one ------------------------------------------------------------------------------------
@@ -75,42 +77,44 @@ def _reachable(facts: CheckFacts) -> Outcome:
 def _ours_or_theirs(facts: CheckFacts) -> Outcome:
     unread = [f"{f.url} (DYR0401)" for f in facts.frontends if isinstance(f.kind, Unread)]
     kinds = [str(one.kind) for one in facts.frontends if one.answers]
-    says = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
-    return outcome([found(one.url) for one in facts.frontends if one.kind == "other"], unread, says)
+    summary = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+    return outcome(
+        [found(one.url) for one in facts.frontends if one.kind == "other"], unread, summary
+    )
 
 
 def _kv_mode(facts: CheckFacts) -> Outcome:
-    told, unread = _measured(facts)
+    measured, unread = _measured(facts)
     findings = []
-    for one, metrics in told:
+    for one, metrics in measured:
         if metrics.kv_routing is None:
-            unread.append(f"{one.url} serves no model, so its mode cannot be seen")
+            unread.append(f"{one.url} serves no model, so its mode is unknown")
         elif not metrics.kv_routing:
             findings.append(found(one.url, mode="other than kv"))
     for one in facts.frontends:
         if one.kind == "dynctl" and one.mode is None:
-            unread.append(f"{one.url} does not tell its settings")
+            unread.append(f"{one.url} does not report its settings")
         elif one.kind == "dynctl" and one.mode != "kv":
             findings.append(found(one.url, mode=one.mode))
     return outcome(findings, unread)
 
 
-def _hears(facts: CheckFacts) -> Outcome:
-    told, unread = _measured(facts)
-    routing = [(one, metrics) for one, metrics in told if metrics.kv_routing]
+def _uses_events(facts: CheckFacts) -> Outcome:
+    measured, unread = _measured(facts)
+    routing = [(one, metrics) for one, metrics in measured if metrics.kv_routing]
     if not routing and not unread:
         return Skipped("no frontend routes by KV cache (DYR0403)")
     return outcome([found(one.url) for one, metrics in routing if not metrics.kv_events], unread)
 
 
 def _sources(facts: CheckFacts) -> Outcome:
-    told, unread = _measured(facts)
-    hearing = [(one, metrics) for one, metrics in told if metrics.kv_events]
-    if not hearing and not unread:
-        return Skipped("no frontend hears KV events (DYR0403, DYR0404)")
+    measured, unread = _measured(facts)
+    using = [(one, metrics) for one, metrics in measured if metrics.kv_events]
+    if not using and not unread:
+        return Skipped("no frontend uses KV events (DYR0403, DYR0404)")
     findings = [
         found(one.url, workers=f"{workers:,}", target=target)
-        for one, metrics in hearing
+        for one, metrics in using
         for target, workers in metrics.event_source_mismatches.items()
         if workers
     ]
@@ -119,19 +123,19 @@ def _sources(facts: CheckFacts) -> Outcome:
 
 def _ready(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
-    unread, ready = _silent(facts), set()
+    unread, ready = _unanswered(facts), set()
     for one in facts.frontends:
-        for model, told in one.ready.items():
-            if isinstance(told, Unread):
-                unread.append(f"{model} on {one.url}: {told.why}")
-            elif told.ready:
+        for model, state in one.ready.items():
+            if isinstance(state, Unread):
+                unread.append(f"{model} on {one.url}: {state.why}")
+            elif state.ready:
                 ready.add(model)
             else:
-                why = told.reason or "not ready"
-                why += f"; missing: {', '.join(told.missing)}" if told.missing else ""
+                why = state.reason or "not ready"
+                why += f"; missing: {', '.join(state.missing)}" if state.missing else ""
                 findings.append(found(one.url, model=model, why=why))
     if not findings and not unread and not ready:
-        return Skipped("no model is known")
+        return Skipped("no frontend serves a model")
     return outcome(findings, unread, ", ".join(sorted(ready)))
 
 
@@ -140,14 +144,14 @@ def _uses_all(facts: CheckFacts) -> Outcome:
     for item in deployed(facts).workers:
         key = (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
         registered[key] = registered.get(key, 0) + 1
-    findings, unread = [], _silent(facts)
+    findings, unread = [], _unanswered(facts)
     for one in facts.frontends:
         for (namespace, model, role), total in sorted(registered.items()):
-            told = one.ready.get(model)
-            if isinstance(told, Unread):
-                unread.append(f"{model} on {one.url}: {told.why}")
-            elif told is not None:
-                uses = told.workers.get(namespace, {}).get(role, 0)
+            state = one.ready.get(model)
+            if isinstance(state, Unread):
+                unread.append(f"{model} on {one.url}: {state.why}")
+            elif state is not None:
+                uses = state.workers.get(namespace, {}).get(role, 0)
                 if uses != total:
                     findings.append(
                         found(one.url, model=model, role=role, uses=uses, registered=total)
@@ -157,7 +161,7 @@ def _uses_all(facts: CheckFacts) -> Outcome:
 
 def _effect(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
-    unread, limits = _silent(facts), 0
+    unread, limits = _unanswered(facts), 0
     for one in facts.frontends:
         if isinstance(one.thresholds, Unread):
             if one.answers:
@@ -167,7 +171,7 @@ def _effect(facts: CheckFacts) -> Outcome:
             limits += sum(value is not None for value in values.values())
             for name, lacks, effect, without in _FRACTIONS:
                 limit = values.get(name)
-                who = None if limit is None else _who_lacks(facts, one, model, lacks, without)
+                who = None if limit is None else _without_limit(facts, one, model, lacks, without)
                 if who is not None:
                     findings.append(
                         found(
@@ -195,17 +199,17 @@ _FRACTIONS: Final = (
     (
         "active_prefill_tokens_threshold_frac",
         "max_num_batched_tokens",
-        "it is taken of 10,000,000 tokens",
+        "the fraction is taken of 10,000,000 tokens",
         Role.DECODE,
     ),
 )
-"""(threshold, what it is a fraction of, what happens where that is unknown, who is no matter)."""
+"""(threshold, the limit that it is a fraction of, the effect without that limit, exempt role)."""
 
 
-def _who_lacks(
+def _without_limit(
     facts: CheckFacts, one: FrontendFacts, model: str, lacks: str, without: Role
 ) -> str | None:
-    """Who does not tell what a threshold is a fraction of; None where all do, or nobody knows."""
+    """The workers whose card lacks the limit; None where all have it, or this is unknown."""
     if facts.deployment is not None:
         members = [w.worker for w in facts.deployment.workers if w.worker.model == model]
         members = [worker for worker in members if worker.role is not without]
@@ -218,9 +222,9 @@ def _who_lacks(
 
 
 def _block_size(facts: CheckFacts) -> Outcome:
-    told, unread = _measured(facts)
+    measured, unread = _measured(facts)
     findings, compared = [], set()
-    for one, metrics in told:
+    for one, metrics in measured:
         for model, known in metrics.models.items():
             size = known.kv_cache_block_size
             theirs = {
@@ -236,32 +240,32 @@ def _block_size(facts: CheckFacts) -> Outcome:
                 shown = " and ".join(map(str, sorted(theirs)))
                 findings.append(found(one.url, model=model, frontend=size, workers=shown))
     if not findings and not unread and not compared:
-        return Skipped("no frontend tells its block size")
+        return Skipped("no frontend reports its block size")
     return outcome(findings, unread, ", ".join(f"{size} tokens" for size in sorted(compared)))
 
 
-# -- replicas beside each other --------------------------------------------------------------------
+# -- replicas compared --------------------------------------------------------------------
 
 
 def _same_thresholds(facts: CheckFacts) -> Outcome:
-    unread = _silent(facts)
-    told: dict[str, Mapping[str, Thresholds]] = {}
+    unread = _unanswered(facts)
+    read: dict[str, Mapping[str, Thresholds]] = {}
     for one in facts.frontends:
         if isinstance(one.thresholds, Unread):
             if one.answers:
                 unread.append(f"{one.url}/busy_threshold: {one.thresholds.why}")
         else:
-            told[one.url] = one.thresholds
-    models = sorted({model for thresholds in told.values() for model in thresholds})
-    return outcome(list(_differences(told, models)), unread)
+            read[one.url] = one.thresholds
+    models = sorted({model for thresholds in read.values() for model in thresholds})
+    return outcome(list(_differences(read, models)), unread)
 
 
 def _differences(
-    told: Mapping[str, Mapping[str, Thresholds]], models: list[str]
+    read: Mapping[str, Mapping[str, Thresholds]], models: list[str]
 ) -> Iterator[Found]:
     for model in models:
         # A replica that lacks the model is DYR0412.
-        having = {url: rows[model] for url, rows in told.items() if model in rows}
+        having = {url: rows[model] for url, rows in read.items() if model in rows}
         names = sorted({name for values in having.values() for name in values})
         for name in names:
             values = {url: row.get(name) for url, row in having.items()}
@@ -274,17 +278,17 @@ def _differences(
 
 
 def _same_models(facts: CheckFacts) -> Outcome:
-    unread = _silent(facts)
-    told: dict[str, set[str]] = {}
+    unread = _unanswered(facts)
+    served: dict[str, set[str]] = {}
     for one in facts.frontends:
         if isinstance(one.models, Unread):
             unread.append(f"{one.url}/v1/models: {one.models.why}")
         elif one.answers:
-            told[one.url] = set(one.models)
-    everything = set().union(*told.values())
+            served[one.url] = set(one.models)
+    everything = set().union(*served.values())
     findings = [
         found(url, models=", ".join(sorted(everything - models)))
-        for url, models in told.items()
+        for url, models in served.items()
         if everything - models
     ]
     return outcome(findings, unread, ", ".join(sorted(everything)))
@@ -294,17 +298,17 @@ def _replica_sync(facts: CheckFacts) -> Outcome:
     deployment = facts.deployment
     cards = [item.card.router_config for item in deployment.workers] if deployment else []
     routers = [card.get("kv_router_config") for card in cards if card is not None]
-    said = {r.get("router_replica_sync", False) for r in routers if isinstance(r, dict)}
-    if said == {True}:
-        return Passed("as the workers' cards advertise")
-    if False in said:
+    advertised = {r.get("router_replica_sync", False) for r in routers if isinstance(r, dict)}
+    if advertised == {True}:
+        return Passed("advertised by the workers' cards")
+    if False in advertised:
         return outcome([found("frontends", frontends=len(facts.frontends))])
-    heard = facts.planes.routers_heard if facts.planes is not None else 0
-    if heard:
-        return Passed(f"frontends told of {count(heard, 'request')} while we listened")
-    why = "neither frontends nor cards tell, and no replica-sync event was heard"
+    events = facts.planes.replica_sync_events if facts.planes is not None else 0
+    if events:
+        return Passed(f"frontends published {count(events, 'request')} during the check")
+    why = "frontends and cards do not report it, and no replica-sync event arrived"
     if deployment is None:
-        why = "frontends do not tell; a discovery backend may (--discovery)"
+        why = "frontends do not report it; a discovery backend may (--discovery)"
     return Skipped(why, unread=True)
 
 
@@ -312,41 +316,41 @@ def _replica_sync(facts: CheckFacts) -> Outcome:
 
 
 def _versions(facts: CheckFacts) -> tuple[dict[str, str], list[str]]:
-    """url -> version of the Dynamo frontends that tell one, and what could not be read."""
-    told, unread = {}, _silent(facts)
+    """url -> version of the Dynamo frontends that report one, and what could not be read."""
+    versions, unread = {}, _unanswered(facts)
     for one in facts.frontends:
         if one.is_dynamo and isinstance(one.version, Unread):
             unread.append(f"{one.url}/openapi.json: {one.version.why}")
         elif one.is_dynamo and isinstance(one.version, str):
-            told[one.url] = one.version
-    return told, unread
+            versions[one.url] = one.version
+    return versions, unread
 
 
 def _known_version(facts: CheckFacts) -> Outcome:
-    told, unread = _versions(facts)
+    versions, unread = _versions(facts)
     known = ", ".join(f"{version}.x" for version in KNOWN_VERSIONS)
     findings = [
         found(url, version=version, known=known)
-        for url, version in told.items()
+        for url, version in versions.items()
         if ".".join(version.split(".")[:2]) not in KNOWN_VERSIONS
     ]
-    if not findings and not unread and not told:
-        return Skipped("no frontend tells its version (DYR0502)", unread=True)
-    return outcome(findings, unread, ", ".join(sorted(set(told.values()))))
+    if not findings and not unread and not versions:
+        return Skipped("no frontend reports its version (DYR0502)", unread=True)
+    return outcome(findings, unread, ", ".join(sorted(set(versions.values()))))
 
 
-def _tells_version(facts: CheckFacts) -> Outcome:
+def _reports_version(facts: CheckFacts) -> Outcome:
     _, unread = _versions(facts)
     silent = [one.url for one in facts.frontends if one.is_dynamo and one.version is None]
     return outcome([found(url) for url in silent], unread)
 
 
 def _one_version(facts: CheckFacts) -> Outcome:
-    told, unread = _versions(facts)
+    versions, unread = _versions(facts)
     findings = []
-    if len(set(told.values())) > 1:
-        findings = [found(url, version=version) for url, version in told.items()]
-    return outcome(findings, unread, ", ".join(sorted(set(told.values()))))
+    if len(set(versions.values())) > 1:
+        findings = [found(url, version=version) for url, version in versions.items()]
+    return outcome(findings, unread, ", ".join(sorted(set(versions.values()))))
 
 
 _FRONTENDS: Final = (_named, _answering)
@@ -355,7 +359,7 @@ FRONTEND_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
     Check("DYR0401", _reachable, (_named,)),
     Check("DYR0402", _ours_or_theirs, (_named,)),
     Check("DYR0403", _kv_mode, _FRONTENDS),
-    Check("DYR0404", _hears, (*_FRONTENDS, _dynamo)),
+    Check("DYR0404", _uses_events, (*_FRONTENDS, _dynamo)),
     Check("DYR0405", _sources, (*_FRONTENDS, _dynamo)),
     Check("DYR0406", _ready, (*_FRONTENDS, _dynamo)),
     Check("DYR0407", _uses_all, (*_FRONTENDS, _dynamo, discovered, populated)),
@@ -368,6 +372,6 @@ FRONTEND_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
 
 VERSION_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
     Check("DYR0501", _known_version, (*_FRONTENDS, _dynamo)),
-    Check("DYR0502", _tells_version, (*_FRONTENDS, _dynamo)),
+    Check("DYR0502", _reports_version, (*_FRONTENDS, _dynamo)),
     Check("DYR0503", _one_version, (*_FRONTENDS, _several, _dynamo)),
 )

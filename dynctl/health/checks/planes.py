@@ -12,27 +12,27 @@ from dynctl.wire.dynamo.discovery import CARDS, EVENT_CHANNELS, EVENT_SOURCES, I
 from router_core import PolicyUnderivable, Role, implied_constraints
 
 NO_PLANES: Final = (
-    "no discovery backend was named: --discovery etcd --etcd-endpoints HOST:2379, or "
+    "no discovery backend was specified: --discovery etcd --etcd-endpoints HOST:2379, or "
     "--discovery file --file-kv DIR"
 )
 _KNOWN_KEYS: Final = (INSTANCES, CARDS, EVENT_CHANNELS, EVENT_SOURCES)
-_KEYS_HINT: Final = "is it the right backend? is the deployment up?"
+_KEYS_HINT: Final = "check that this is the right backend and that the deployment runs"
 
 
-# -- what checks need ------------------------------------------------------------------------------
+# -- conditions of checks -------------------------------------------------------------------------
 
 
 def named(facts: CheckFacts) -> Skipped | None:
-    """A discovery backend was named."""
+    """A discovery backend was specified."""
     return Skipped(NO_PLANES) if facts.planes is None else None
 
 
 def discovered(facts: CheckFacts) -> Skipped | None:
-    """What is registered is known."""
+    """The registered entries are known."""
     if facts.planes is None:
         return Skipped(NO_PLANES)
     if facts.planes.unreachable is not None:
-        return Skipped("discovery does not answer (DYR0101)", unread=True)
+        return Skipped("discovery does not respond (DYR0101)", unread=True)
     return None
 
 
@@ -44,15 +44,15 @@ def populated(facts: CheckFacts) -> Skipped | None:
 
 
 def reachable(facts: CheckFacts) -> Skipped | None:
-    """The workers' own addresses lead somewhere from here."""
+    """The workers' addresses are reachable from here."""
     planes = facts.planes
     if planes is not None and planes.out_of_reach:
-        return Skipped(f"what workers tell is {planes.out_of_reach}", unread=True)
+        return Skipped(f"worker reports: {planes.out_of_reach}", unread=True)
     return None
 
 
 def planes_of(facts: CheckFacts) -> PlaneFacts:
-    """The planes, for checks that need them to be there."""
+    """The planes, for checks that require them."""
     assert facts.planes is not None
     return facts.planes
 
@@ -68,9 +68,9 @@ def count(number: int, noun: str) -> str:
 def _answers(facts: CheckFacts) -> Outcome:
     planes = planes_of(facts)
     if planes.unreachable is not None:
-        told = planes.unreachable
-        hint = told.hint or "name another: --etcd-endpoints HOST:2379, or --file-kv DIR"
-        return outcome([found(planes.title, why=told.why, hint=hint)])
+        hint = planes.unreachable.hint
+        hint = hint or "specify another one: --etcd-endpoints HOST:2379, or --file-kv DIR"
+        return outcome([found(planes.title, why=planes.unreachable.why, hint=hint)])
     return Passed(planes.title)
 
 
@@ -81,36 +81,42 @@ def _registered(facts: CheckFacts) -> Outcome:
         return Passed(f"{count(len(planes.deployment.workers), 'worker')} in {where}")
     others = [name for name in planes.deployment.namespaces if name != planes.namespace]
     if others:
-        told, hint = f"there are: {', '.join(others)}", f"try --dyn-namespace {others[0]}, or '*'"
+        registered, hint = (
+            f"registered: {', '.join(others)}",
+            f"try --dyn-namespace {others[0]}, or '*'",
+        )
     elif planes.deployment.namespaces:
-        told, hint = "what is registered there is not a whole worker", "see the workers section"
+        registered, hint = (
+            "entries are registered, but no complete worker",
+            "see the workers section",
+        )
     else:
-        told, hint = "nothing at all is registered", _KEYS_HINT
-    return outcome([found(where, others=told, hint=hint)])
+        registered, hint = "no entries are registered", _KEYS_HINT
+    return outcome([found(where, others=registered, hint=hint)])
 
 
 def _event_plane(facts: CheckFacts) -> Outcome:
-    heard = [rank for rank in planes_of(facts).ranks if rank.channel is not None]
-    if not heard:
-        return Skipped("no worker announces a channel of KV events (DYR0301)")
-    plane = "/".join(sorted({"NATS" if r.channel == "NATS" else "ZMQ" for r in heard}))
-    connected = sum(rank.state.connected for rank in heard)
+    channels = [rank for rank in planes_of(facts).ranks if rank.channel is not None]
+    if not channels:
+        return Skipped("no worker registers a channel of KV events (DYR0301)")
+    plane = "/".join(sorted({"NATS" if r.channel == "NATS" else "ZMQ" for r in channels}))
+    connected = sum(rank.state.connected for rank in channels)
     if connected:
-        return Passed(f"{plane}, {connected} of {count(len(heard), 'channel')}")
-    why = next((f": {rank.disconnected}" for rank in heard if rank.disconnected), "")
-    return outcome([found(plane, channels=f"{len(heard):,}", why=why)])
+        return Passed(f"{plane}, {connected} of {count(len(channels), 'channel')}")
+    why = next((f": {rank.disconnected}" for rank in channels if rank.disconnected), "")
+    return outcome([found(plane, channels=f"{len(channels):,}", why=why)])
 
 
 def _call_home(facts: CheckFacts) -> Outcome:
-    asked = [rank for rank in planes_of(facts).ranks if rank.indexer is not None]
-    if not asked:
-        return Skipped("no worker has an indexer that could be asked (DYR0304)")
-    back = sum(rank.called_back is True for rank in asked)
+    queried = [rank for rank in planes_of(facts).ranks if rank.indexer is not None]
+    if not queried:
+        return Skipped("no worker has a local indexer (DYR0304)")
+    back = sum(rank.called_back is True for rank in queried)
     if back:
-        return Passed(f"{back} of {count(len(asked), 'rank')}")
-    silent = [rank for rank in asked if rank.called_back is False]
+        return Passed(f"{back} of {count(len(queried), 'rank')}")
+    silent = [rank for rank in queried if rank.called_back is False]
     if not silent:
-        return Skipped("no worker took a connection (DYR0303)", unread=True)
+        return Skipped("no worker accepted a connection (DYR0303)", unread=True)
     return outcome(found(rank.name, why=rank.refusal or "") for rank in silent)
 
 
@@ -126,21 +132,21 @@ PLANE_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
 
 
 def deployed(facts: CheckFacts) -> Deployment:
-    """The deployment, for checks that need it to be known."""
+    """The deployment, for checks that require it."""
     assert facts.deployment is not None
     return facts.deployment
 
 
 def listed(
-    code: ProblemCode, says: Callable[[Deployment], str] = lambda _: ""
+    code: ProblemCode, summary: Callable[[Deployment], str] = lambda _: ""
 ) -> Callable[[CheckFacts], Outcome]:
-    """A check whose findings are the problems of one kind that joining the entries met."""
+    """A check whose findings are the problems of one kind in the registered entries."""
 
     def judge(facts: CheckFacts) -> Outcome:
         deployment = deployed(facts)
         problems = [problem for problem in deployment.problems if problem.code is code]
         return outcome(
-            [found(p.subject, why=p.message) for p in problems], summary=says(deployment)
+            [found(p.subject, why=p.message) for p in problems], summary=summary(deployment)
         )
 
     return judge
@@ -167,12 +173,12 @@ def _block_sizes(deployment: Deployment) -> str:
 
 def _router_configs(deployment: Deployment) -> str:
     advertised = sum(item.card.router_config is not None for item in deployment.workers)
-    return "all advertise the same" if advertised else "none advertises one"
+    return "all the same" if advertised else "none advertised"
 
 
 def _topology(deployment: Deployment) -> str:
     domains = sorted({name for item in deployment.workers for name in item.worker.domains})
-    return ", ".join(domains) if domains else "none does"
+    return ", ".join(domains) if domains else "none published"
 
 
 def _roles(deployment: Deployment) -> str:
@@ -209,7 +215,7 @@ def _required(item: ObservedWorker) -> Iterator[str]:
     try:
         derived = implied_constraints(item.worker, (), None)
     except PolicyUnderivable:
-        return  # DYR0205 names it
+        return  # DYR0205 reports it
     for constraint in derived.constraints:
         if constraint.kind == "required":
             yield constraint.taint
@@ -221,7 +227,7 @@ def _needs(facts: CheckFacts) -> Outcome:
         there.setdefault(_pool(item), set()).add(item.worker.role.value)
     findings = []
     for item in deployed(facts).workers:
-        # Alternatives: every type of one group must be there.
+        # Alternatives: every type of at least one group must be present.
         needs, present = item.card.needs, there[_pool(item)]
         if needs and not any(present.issuperset(group) for group in needs):
             wanted = " or ".join(" and ".join(group) for group in needs)
@@ -244,9 +250,9 @@ def _one_model(facts: CheckFacts) -> Outcome:
         namespace, model = _pool(item)
         by_namespace.setdefault(namespace, set()).add(model)
     several = {name: models for name, models in by_namespace.items() if len(models) > 1}
-    says = ", ".join(sorted({model for models in by_namespace.values() for model in models}))
+    summary = ", ".join(sorted({model for models in by_namespace.values() for model in models}))
     findings = [found(name, models=", ".join(sorted(models))) for name, models in several.items()]
-    return outcome(findings, summary=says)
+    return outcome(findings, summary=summary)
 
 
 _WORKERS: Final = (discovered, populated)

@@ -1,4 +1,4 @@
-"""Every check of a live deployment, in the order in which they are made and shown."""
+"""Every check of a live deployment, in the order of the report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOT_CHECKED: Final = (
 
 
 def judge(facts: CheckFacts, suppressed: Suppressions = NOTHING) -> Report:
-    """The report on what was gathered, without what is suppressed."""
+    """The report on the facts, without suppressed findings."""
     sources = [facts.planes.title] if facts.planes is not None else []
     if facts.planes is not None and facts.planes.unreachable is None:
         sources[0] += f", Dynamo namespace {facts.planes.namespace or '*'}"

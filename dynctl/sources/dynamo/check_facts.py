@@ -223,9 +223,9 @@ async def _observed(
         ranks=ranks,
         waited_s=wait,
         listened_s=COLLECT_S + _ON_THE_WAY_S,
-        asked_s=QUERY_S,
+        query_timeout_s=QUERY_S,
         comparable=observer.router.index.any_shared(),
-        routers_heard=observer.load.added,
+        replica_sync_events=observer.load.added,
     )
 
 
@@ -253,7 +253,7 @@ def _rank_facts(
         incomplete=incomplete or "",
         disconnected=conditions.last(key, StreamCode.STREAM_DISCONNECTED),
         foreign=conditions.last(key, StreamCode.FOREIGN_PUBLISHER),
-        strange=conditions.last(
+        unreadable=conditions.last(
             key, StreamCode.MALFORMED_BATCH, StreamCode.MALFORMED_MESSAGE, StreamCode.UNKNOWN_EVENT
         ),
         own_names=0 if slot is None else observer.router.index.own_names(slot),

@@ -135,7 +135,7 @@ def test_a_wrong_namespace_says_which_exist(dynctl: Run, dead: Path):
     ran = dynctl("check", "--file-kv", dead, "--dyn-namespace", "prod")
     assert ran.code == 1
     assert "FAIL DYR0102" in ran.out
-    assert "there are: dynamo" in ran.out
+    assert "registered: dynamo" in ran.out
     assert "--dyn-namespace dynamo" in ran.out
 
 

@@ -109,7 +109,7 @@ def planes(entries: Entries | None = None, **changed: Any) -> PlaneFacts:
         ranks=ranks,
         waited_s=5.0,
         listened_s=1.3,
-        asked_s=2.0,
+        query_timeout_s=2.0,
         comparable=True,
     )
     return replace(whole, **changed)

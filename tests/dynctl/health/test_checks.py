@@ -162,7 +162,7 @@ def test_replica_sync_is_not_guessed():
     facts = replace(healthy(), planes=made.planes(entries))
     found = result(judge(facts), "DYR0409")
     assert (found.state, found.unread) == (State.SKIP, True)
-    heard = replace(healthy(), planes=made.planes(entries, routers_heard=3))
+    heard = replace(healthy(), planes=made.planes(entries, replica_sync_events=3))
     assert result(judge(heard), "DYR0409").state is State.PASS
     one = replace(facts, frontends=facts.frontends[:1])
     assert not result(judge(one), "DYR0409").unread
