@@ -60,12 +60,10 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "docs/decisions",
         "dynctl/adapters",
         "dynctl/cli",
-        "dynctl/manifests",
         "dynctl/planning",
         "dynctl/serving",
         "dynctl/simulation",
         "dynctl/tokenization",
-        "dynctl/verify",
     }
 )
 

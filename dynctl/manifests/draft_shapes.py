@@ -1,7 +1,7 @@
-"""Topology policies as drafts of the design wrote them, which no released operator reads.
+"""Topology policies in formats of the design drafts, which no released operator reads.
 
-The API server drops fields that it does not know (kubectl refuses them first, unless it is told
-not to validate), so such a graph runs without any topology policy and says nothing about it.
+The API server removes unknown fields (kubectl refuses them before, unless validation is off), so
+such a graph runs without a topology policy and without a message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DRAFT_LABEL: Final = "grove.io/topology."
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """``where`` in the graph, ``what`` it is, and the shipped form that says the same."""
+    """A draft format: ``where`` in the graph, ``what`` it is, and how to write it now."""
 
     where: str
     what: str
@@ -34,14 +34,14 @@ class Draft:
 
 
 def drafts_of(graph: Graph) -> Iterator[Draft]:
-    """Every draft shape of a graph."""
+    """All draft formats of a graph."""
     spec = mapping(graph.manifest.body.get("spec"))
     named = text(mapping(spec.get("topologyConstraint")).get("clusterTopologyName"))
     there = text((graph.policy or {}).get("domain"))
     for component in graph.components:
         if "kvCacheTransferTopology" in component.body:
             draft = mapping(component.body["kvCacheTransferTopology"])
-            shipped = f"remove it; {PATH} is there" if there else _translated(draft, named)
+            shipped = f"remove it; the graph has {PATH}" if there else _translated(draft, named)
             yield Draft(component.path, "kvCacheTransferTopology" + _inner(draft), shipped)
         if "kvTransferPolicy" in component.body:
             yield Draft(
@@ -51,7 +51,7 @@ def drafts_of(graph: Graph) -> Iterator[Draft]:
             yield Draft(
                 component.path,
                 f"the variable {name}",
-                f"remove it; today it is {_DRAFT_ENV[name]}, which the operator sets",
+                f"remove it; the released name is {_DRAFT_ENV[name]}, which the operator sets",
             )
         yield from _projected(component.path, component.pod)
     for outer, body in (("spec", spec), ("spec.experimental", mapping(spec.get("experimental")))):
@@ -67,13 +67,13 @@ def drafts_of(graph: Graph) -> Iterator[Draft]:
 
 
 def draft_levels(topology: ClusterTopology) -> Iterator[Draft]:
-    """Fields of drafts in the levels of a Grove topology."""
+    """Draft fields in the levels of a Grove topology."""
     levels = sequence(mapping(topology.manifest.body.get("spec")).get("levels"))
     for place, entry in enumerate(levels):
         level, where = mapping(entry), f"spec.levels[{place}]"
         if "networkQoS" in level:
             yield Draft(
-                where, "networkQoS", "remove it; distance is not costed, only one domain is kept"
+                where, "networkQoS", "remove it; routing has no distances, only one transfer domain"
             )
         if "labelKey" in level and "key" not in level:
             yield Draft(where, "labelKey", f"write key: {text(level['labelKey'])}")
@@ -85,7 +85,7 @@ def _inner(draft: Mapping[str, Any]) -> str:
 
 
 def _translated(draft: Mapping[str, Any], cluster_topology: str) -> str:
-    """The shipped policy that comes nearest, as one line of YAML."""
+    """The most similar released policy, as one line of YAML."""
     domain = text(draft.get("domain")) or text(draft.get("level")) or "zone"
     key = text(draft.get("labelKey")) or text(draft.get("label"))
     name = text(draft.get("clusterTopologyName")) or cluster_topology
@@ -109,5 +109,5 @@ def _projected(path: str, pod: Mapping[str, Any]) -> Iterator[Draft]:
         for item in sequence(mapping(mapping(volume).get("downwardAPI")).get("items")):
             field = text(mapping(mapping(item).get("fieldRef")).get("fieldPath"))
             if _DRAFT_LABEL in field:
-                shipped = "remove it; nothing writes that label, the operator projects its own"
+                shipped = "remove it; no component writes that label, the operator projects its own"
                 yield Draft(path, f"the label {_DRAFT_LABEL}* in a volume", shipped)

@@ -1,6 +1,6 @@
-"""Manifests from files: YAML or JSON documents, read within bounds, told apart by kind.
+"""Read Kubernetes manifests from files: YAML or JSON documents, with a size limit.
 
-Nothing here knows what a document means; :mod:`dynctl.manifests.graphs` does.
+The meaning of a document is in :mod:`dynctl.manifests.graphs`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dynctl.base.yaml_reader import MOST_BYTES, YamlError, YamlTooLarge, read_ya
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One object. ``source``: the file as it was named, and which document where it has several."""
+    """One object. ``source``: the name of its file, and the document number if it has several."""
 
     source: str
     body: Mapping[str, Any]
@@ -49,15 +49,15 @@ class Manifest:
 
 
 def read_manifests(files: Iterable[str]) -> list[Manifest]:
-    """Every object of the files, in order; ``-`` is stdin, a List counts as its items.
+    """Read all objects of the files, in order; ``-`` is stdin, a List is read as its items.
 
-    Raises UsageProblem naming the file (and the line, where YAML knows it).
+    Raises UsageProblem with the file, and with the line of a YAML error.
     """
     return [manifest for file in files for manifest in parse_manifests(_bytes(file), _shown(file))]
 
 
 def parse_manifests(data: bytes, source: str) -> list[Manifest]:
-    """The objects of one file. Raises UsageProblem."""
+    """Parse the objects of one file. Raises UsageProblem."""
     documents = [one for one in _documents(data, source) if one is not None]
     named = [source if len(documents) == 1 else f"{source}#{n + 1}" for n in range(len(documents))]
     found: list[Manifest] = []
@@ -100,7 +100,7 @@ def _documents(data: bytes, source: str) -> list[Any]:
 def _objects(document: Any, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not isinstance(document, Mapping) or not text(document.get("kind")):
         raise UsageProblem(
-            f"{source}: no Kubernetes object; expected apiVersion, kind and metadata"
+            f"{source}: not a Kubernetes object; expected apiVersion, kind and metadata"
         )
     if document["kind"] == "List" or (
         document["kind"].endswith("List") and isinstance(document.get("items"), list)

@@ -1,7 +1,7 @@
-"""DynamoGraphDeployments and cluster topologies, as far as topology goes, whatever their version.
+"""DynamoGraphDeployments and Grove topologies of all versions, as far as topology needs them.
 
-v1alpha1 holds ``spec.services`` (a map), v1beta1 ``spec.components`` (a list); here both are
-components in order. What is not as expected is left out, never guessed: lint says so.
+v1alpha1 has ``spec.services`` (a map), v1beta1 ``spec.components`` (a list); here both are
+components in order. Invalid parts are left out; lint reports them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _MODES: Final = {
 def role_of(
     name: str, kind: str, sub_type: str, words: Sequence[str]
 ) -> tuple[Role | None, RoleSource]:
-    """The role of a worker component, and what told it; ``kind`` and ``sub_type`` in lower case.
+    """The role of a worker component and its source; ``kind`` and ``sub_type`` in lower case.
 
-    A name is the weakest witness: it is what people call a component, not what it does.
+    The name is the least reliable source.
     """
     if kind in DISAGGREGATED:
         return DISAGGREGATED[kind], "type"
@@ -44,9 +44,9 @@ def role_of(
         return None, "nothing"
     if sub_type in DISAGGREGATED:
         return DISAGGREGATED[sub_type], "sub-type"
-    said = _from_words(words)
-    if said is not None:
-        return said, "arguments"
+    from_arguments = _from_words(words)
+    if from_arguments is not None:
+        return from_arguments, "arguments"
     lower = name.lower()
     if ("prefill" in lower) != ("decode" in lower):
         return (Role.PREFILL if "prefill" in lower else Role.DECODE), "name"
@@ -54,7 +54,7 @@ def role_of(
 
 
 def option(words: Sequence[str], name: str) -> str | None:
-    """The value of ``--name VALUE`` or ``--name=VALUE``; the last one counts."""
+    """The value of ``--name VALUE`` or ``--name=VALUE``; the last one is used."""
     found = None
     for place, word in enumerate(words):
         bare = word.strip("\"'\\;&")
@@ -89,10 +89,11 @@ GraphVersion = Literal["v1alpha1", "v1beta1"]
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """``path``: where it stands in the manifest. ``replicas`` counts replicas, not pods.
+    """A component. ``path``: its place in the manifest. ``replicas``: not the number of pods.
 
-    ``env``: name -> value, None where the value comes from elsewhere (a secret, a field).
-    ``words``: the command line of the engine container, split at blanks.
+    ``env``: name -> value, None for a value from a secret or field; ``env_hidden``: further
+    variables come from a secret. ``words``: the command line of the engine container, split at
+    blanks.
     """
 
     name: str
@@ -115,7 +116,7 @@ class Component:
         return self.type in WORKER_TYPES
 
     def domains(self, label_key: str) -> frozenset[str] | None:
-        """The values of a node label that its pods may land on; None where it is not pinned."""
+        """The values of a node label that its pods allow; None if it is not pinned."""
         return allowed_values(self.pod, label_key)
 
 
@@ -142,7 +143,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """``key`` is empty where the level names none."""
+    """A level of a Grove topology. ``key``: its node label, or empty."""
 
     domain: str
     key: str
@@ -167,7 +168,7 @@ def graphs_of(manifests: Iterable[Manifest]) -> tuple[Graph, ...]:
 
 
 def topologies_of(manifests: Iterable[Manifest]) -> tuple[ClusterTopology, ...]:
-    """The Grove topologies among the manifests, under both names that the kind has had."""
+    """The Grove topologies among the manifests, with the old and the new kind."""
     return tuple(
         ClusterTopology(one, tuple(_levels(one)))
         for one in manifests
@@ -176,7 +177,7 @@ def topologies_of(manifests: Iterable[Manifest]) -> tuple[ClusterTopology, ...]:
 
 
 def policy_label_key(graph: Graph, topologies: Iterable[ClusterTopology]) -> str | None:
-    """The node label whose values are the policy's domain; None where the files do not tell."""
+    """The node label of the policy's domain; None if it is unknown."""
     policy = graph.policy or {}
     if text(policy.get("labelKey")):
         return text(policy.get("labelKey"))
@@ -263,12 +264,12 @@ def _component(
 
 
 def _replicas(value: Any) -> int:
-    """Kubernetes runs one where none is said."""
+    """The number of replicas; Kubernetes' default is 1."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 1
 
 
 def _env(entries: list[Any]) -> dict[str, str | None]:
-    """Later entries win, as in a container."""
+    """Name -> value; later entries override earlier ones, as in a container."""
     values: dict[str, str | None] = {}
     for entry in entries:
         one = mapping(entry)
@@ -279,6 +280,6 @@ def _env(entries: list[Any]) -> dict[str, str | None]:
 
 
 def _words(container: Mapping[str, Any]) -> tuple[str, ...]:
-    """Args may be one shell line (``sh -c "python -m ..."``), so blanks split them too."""
+    """The words of command and args; an arg can be a shell line (``sh -c "python -m ..."``)."""
     parts = [*sequence(container.get("command")), *sequence(container.get("args"))]
     return tuple(word for part in parts if isinstance(part, str) for word in part.split())

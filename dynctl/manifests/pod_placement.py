@@ -1,4 +1,4 @@
-"""Where a pod template may land: node selectors, required node affinity and tolerations."""
+"""On which nodes a pod template can run: node selector, required node affinity, tolerations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dynctl.base.json_fields import mapping, sequence, text
 
 
 def allowed_values(pod: Mapping[str, Any], label_key: str) -> frozenset[str] | None:
-    """The values of the node label that the pod may be scheduled on; None: any.
+    """The values of a node label that the pod template allows; None: any.
 
-    The node selector and the affinity must both hold. Selector terms are alternatives, the
-    expressions of one term must all hold; a term that does not name the label allows any value.
+    The node selector and the affinity must both match. Terms are alternatives; all expressions of
+    a term must match; a term without the label allows any value.
     """
     selected = text(mapping(pod.get("nodeSelector")).get(label_key))
     by_selector = frozenset({selected}) if selected else None
@@ -20,10 +20,10 @@ def allowed_values(pod: Mapping[str, Any], label_key: str) -> frozenset[str] | N
 
 
 def may_run(pod: Mapping[str, Any], node_labels: Mapping[str, str]) -> bool:
-    """Whether a node with these labels is one that the pod may be scheduled on.
+    """Whether the pod template allows a node with these labels.
 
-    The node selector and the required affinity are compared as the scheduler does. matchFields,
-    which name nodes, are not looked at: they may allow any.
+    Node selector and required affinity are compared as in the scheduler. matchFields (names of
+    nodes) are ignored: they count as a match.
     """
     selector = mapping(pod.get("nodeSelector"))
     if any(node_labels.get(key) != value for key, value in selector.items()):
@@ -33,9 +33,9 @@ def may_run(pod: Mapping[str, Any], node_labels: Mapping[str, str]) -> bool:
 
 
 def tolerates(pod: Mapping[str, Any], taints: Iterable[str]) -> bool:
-    """Whether the pod names every one of these taint keys among its tolerations.
+    """Whether the pod has a toleration for each of these taint keys.
 
-    Keys alone are compared: a toleration of another value counts, so this is "may", not "does".
+    Only keys are compared: a toleration of another value counts too.
     """
     keys = set()
     for entry in sequence(pod.get("tolerations")):
@@ -47,7 +47,7 @@ def tolerates(pod: Mapping[str, Any], taints: Iterable[str]) -> bool:
 
 
 def _matches(term: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """All expressions of a term hold; a term without any matches no node."""
+    """Whether all expressions of a term match; a term without expressions matches no node."""
     expressions = [mapping(one) for one in sequence(term.get("matchExpressions"))]
     if not expressions:
         return bool(sequence(term.get("matchFields")))

@@ -1,6 +1,6 @@
-"""What a worker pod needs for its topology where no operator writes it, and Grove topologies.
+"""Render the topology settings of worker pods without an operator, and Grove topologies.
 
-The pod's part is a strategic merge patch for anything that has a pod template (Deployment,
+The pod settings are a strategic merge patch for a workload with a pod template (Deployment,
 StatefulSet, ..): containers, volumes and variables are merged by name, so it can be applied again.
 """
 
@@ -16,20 +16,20 @@ from dynctl.manifests.lint.levels import level_problems
 from dynctl.manifests.transfer_policy import is_domain, is_label_key
 
 VOLUME: Final = "topology-labels"
-#: Domains whose label Kubernetes itself defines.
+#: Domains with a label that Kubernetes defines.
 KNOWN_LABELS: Final = {
     "zone": "topology.kubernetes.io/zone",
     "region": "topology.kubernetes.io/region",
     "host": "kubernetes.io/hostname",
 }
-#: Labels that Kubernetes 1.35 copies from the node to the pod by itself (1.33: a feature gate).
+#: Labels that Kubernetes 1.35 copies from the node to the pod (1.33: with a feature gate).
 COPIED_BY_KUBERNETES: Final = (KNOWN_LABELS["zone"], KNOWN_LABELS["region"])
 _LONGEST: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
 class InitWait:
-    """An init container that holds the worker back. ``image`` must have dynctl in it."""
+    """An init container that waits for the topology. ``image`` must contain dynctl."""
 
     image: str
     timeout: str
@@ -37,8 +37,10 @@ class InitWait:
 
 @dataclass(frozen=True, slots=True)
 class PodTopology:
-    """``labels``: domain -> pod label, the transfer domain's among them. ``weight``: 0..1, with
-    preferred."""
+    """The topology settings of a pod.
+
+    ``labels``: domain -> pod label, with the transfer domain. ``weight``: 0..1, with preferred.
+    """
 
     domain: str
     labels: Mapping[str, str]
@@ -59,9 +61,9 @@ def pod_topology(
     container: str = "main",
     init_wait: InitWait | None = None,
 ) -> PodTopology:
-    """Check what was asked for. ``label_keys``: ``DOMAIN=KEY``, or ``KEY`` for the transfer domain.
+    """Validate the options. ``label_keys``: ``DOMAIN=KEY``, or ``KEY`` for the transfer domain.
 
-    Raises UsageProblem where a worker, or Kubernetes, would refuse what came out.
+    Raises UsageProblem for settings that a worker or Kubernetes would refuse.
     """
     labels = _labels(domain, label_keys)
     if enforcement not in ("required", "preferred"):
@@ -74,14 +76,14 @@ def pod_topology(
     if enforcement == "required" and weight is not None:
         raise UsageProblem(
             f"--weight {weight:g}: required never leaves the domain, so it has no weight",
-            "leave it out, or say --enforcement preferred",
+            "remove it, or use --enforcement preferred",
         )
     if weight is not None and not 0 <= weight <= 1:
         raise UsageProblem(f"--weight {weight:g}: expected a number 0..1")
     if not mount_path.startswith("/") or ":" in mount_path or len(mount_path) < 2:
         raise UsageProblem(f"--mount-path {mount_path}: expected an absolute path without :")
     if not is_domain(container) or len(container) > _LONGEST:
-        raise UsageProblem(f"--container {container}: no name of a container")
+        raise UsageProblem(f"--container {container}: invalid name of a container")
     return PodTopology(
         domain,
         labels,
@@ -119,7 +121,7 @@ def pod_patch(pod: PodTopology) -> dict[str, Any]:
 
 
 def environment(pod: PodTopology) -> dict[str, str]:
-    """The variables that a worker reads its topology from."""
+    """The topology variables of a worker."""
     values = {
         "DYN_TOPOLOGY_ENABLED": "true",
         "DYN_TOPOLOGY_MOUNT_PATH": pod.mount_path,
@@ -132,7 +134,7 @@ def environment(pod: PodTopology) -> dict[str, str]:
 
 
 def needs_copying(pod: PodTopology) -> list[str]:
-    """The labels that no Kubernetes copies from the node to the pod."""
+    """The labels that Kubernetes never copies from the node to the pod."""
     return [key for key in pod.labels.values() if key not in COPIED_BY_KUBERNETES]
 
 
@@ -142,7 +144,7 @@ def cluster_topology(kind: str, name: str, levels: Sequence[str]) -> dict[str, A
     if kind not in kinds:
         raise UsageProblem(f"--kind {kind}: expected {' or '.join(kinds)}")
     if not is_domain(name) or len(name) > _LONGEST:
-        raise UsageProblem(f"--name {name}: expected lower case letters, digits and -")
+        raise UsageProblem(f"--name {name}: expected lower-case letters, digits and -")
     if not levels:
         raise UsageProblem(
             "no level; expected --level DOMAIN=LABEL-KEY, from broad to narrow",
@@ -150,8 +152,8 @@ def cluster_topology(kind: str, name: str, levels: Sequence[str]) -> dict[str, A
         )
     pairs = [_pair("--level", level) for level in levels]
     listed = [{"domain": domain, "key": key} for domain, key in pairs]
-    for says, fix in level_problems(listed):
-        raise UsageProblem(f"--level: Grove would refuse it: {says}", fix)
+    for problem, fix in level_problems(listed):
+        raise UsageProblem(f"--level: Grove would refuse it: {problem}", fix)
     return {
         "apiVersion": "grove.io/v1alpha1",
         "kind": kind,
@@ -170,18 +172,18 @@ def _labels(domain: str, label_keys: Sequence[str]) -> dict[str, str]:
     if domain not in labels:
         if domain not in KNOWN_LABELS:
             raise UsageProblem(
-                f"--domain {domain}: its label is not known; expected --label-key",
+                f"--domain {domain}: its label is unknown; expected --label-key",
                 f"for example: --domain {domain} --label-key {domain}=nvidia.com/{domain}",
             )
         labels = {domain: KNOWN_LABELS[domain], **labels}
     for named, key in labels.items():
         if not is_domain(named) or len(named) > _LONGEST:
             raise UsageProblem(
-                f"--domain {named!r}: expected lower case letters, digits and -, at most {_LONGEST}"
+                f"--domain {named!r}: expected up to {_LONGEST} lower-case letters, digits and -"
             )
         if not is_label_key(key):
             raise UsageProblem(
-                f"--label-key {key!r}: no name of a label",
+                f"--label-key {key!r}: invalid name of a label",
                 "for example: --label-key topology.kubernetes.io/zone",
             )
     return labels

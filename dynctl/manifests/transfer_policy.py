@@ -1,8 +1,7 @@
-"""A kvTransferPolicy as Kubernetes judges it: schema, then CEL, then the operator's webhook.
+"""Validate a kvTransferPolicy as Kubernetes does: schema, then CEL, then the operator's webhook.
 
-Messages are those of the API server and of the operator's custom resource definitions (modelled
-on 1.2 and later), so that they can be searched for. As there, CEL is not evaluated where the
-schema already objects.
+Messages are those of the API server and of the operator's resource definitions (modelled on 1.2
+and later), so that users can search for them. As there, CEL is not evaluated after a schema error.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ _MAX_KEY: Final = 317
 _MAX_PREFIX: Final = 253
 
 FIELDS: Final = ("labelKey", "clusterTopologyName", "domain", "enforcement", "preferredWeight")
-#: Fields of drafts that no released operator reads; they have a check of their own.
+#: Fields of design drafts that no released operator reads; they have a check of their own.
 DRAFT_FIELDS: Final = ("noMatchPolicy", "mismatchPolicy", "level", "label", "kvTransferWeight")
 
-Who = Literal["the API server", "the API server (CEL)", "the operator's webhook"]
+Validator = Literal["the API server", "the API server (CEL)", "the operator's webhook"]
 
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """``aspect``: what the objection is about, which decides its code."""
+    """One validation error. ``aspect``: its subject, which determines the finding code."""
 
     aspect: Literal["source", "label key", "domain", "weight", "field"]
-    who: Who
-    says: str
+    validator: Validator
+    message: str
     fix: str
 
 
 def objections(policy: Any, annotations: Mapping[str, Any] | None = None) -> Iterator[Objection]:
-    """Everything that Kubernetes has against a policy (any value), worst first."""
+    """All validation errors of a policy (any value), the most severe first."""
     if not isinstance(policy, Mapping):
         yield _typed("field", PATH, "object", policy, "write the policy as keys and values")
         return
@@ -57,7 +56,7 @@ def objections(policy: Any, annotations: Mapping[str, Any] | None = None) -> Ite
 
 
 def is_label_key(key: str) -> bool:
-    """Whether Kubernetes takes it for the name of a label."""
+    """Whether Kubernetes accepts it as the name of a label."""
     return (
         re.fullmatch(LABEL_KEY_PATTERN[1:-1], key) is not None
         and len(key) <= _MAX_KEY
@@ -66,7 +65,7 @@ def is_label_key(key: str) -> bool:
 
 
 def is_domain(domain: str) -> bool:
-    """Whether a policy may name it."""
+    """Whether it is a valid domain of a policy."""
     return re.fullmatch(DOMAIN_PATTERN[1:-1], domain) is not None
 
 
@@ -120,15 +119,15 @@ def _string(
     if not isinstance(value, str):
         yield _typed(aspect, path, "string", value, fix)
         return
-    says = ""
+    message = ""
     if not value and aspect != "domain":
-        says = f'{path}: Invalid value: "": {path} in body should be at least 1 chars long'
+        message = f'{path}: Invalid value: "": {path} in body should be at least 1 chars long'
     elif longest is not None and len(value) > longest:
-        says = f"{path}: Too long: may not be more than {longest} bytes"
+        message = f"{path}: Too long: may not be more than {longest} bytes"
     elif pattern is not None and re.fullmatch(pattern[1:-1], value) is None:
-        says = f"{path}: Invalid value: {_shown(value)}: {path} in body should match '{pattern}'"
-    if says:
-        yield Objection(aspect, "the API server", says, fix)
+        message = f"{path}: Invalid value: {_shown(value)}: {path} in body should match '{pattern}'"
+    if message:
+        yield Objection(aspect, "the API server", message, fix)
 
 
 def _weight(value: Any) -> Iterator[Objection]:
@@ -138,8 +137,8 @@ def _weight(value: Any) -> Iterator[Objection]:
         yield _typed("weight", path, "number", value, fix)
     elif math.isnan(value) or not 0 <= value <= 1:
         bound = "greater than or equal to 0" if value < 0 else "less than or equal to 1"
-        says = f"{path}: Invalid value: {value}: {path} in body should be {bound}"
-        yield Objection("weight", "the API server", says, fix)
+        message = f"{path}: Invalid value: {value}: {path} in body should be {bound}"
+        yield Objection("weight", "the API server", message, fix)
 
 
 def _cel(given: Mapping[str, Any]) -> Iterator[Objection]:
@@ -208,8 +207,8 @@ def _typed(
     fix: str,
 ) -> Objection:
     got = _type_name(value)
-    says = f'{path}: Invalid value: "{got}": {path} in body must be of type {wanted}: "{got}"'
-    return Objection(aspect, "the API server", says, fix)
+    message = f'{path}: Invalid value: "{got}": {path} in body must be of type {wanted}: "{got}"'
+    return Objection(aspect, "the API server", message, fix)
 
 
 def _type_name(value: Any) -> str:

@@ -162,7 +162,7 @@ def test_check_says_why_it_knows_no_frontend(
     why = "no permission to get pods/portforward in prod"
     assert ran.checks["DYR0401"] | {"state": "skip", "unread": True} == ran.checks["DYR0401"]
     assert ran.checks["DYR0401"]["message"] == f"the cluster's frontends: {why}"
-    assert f"note: the cluster's frontends are not known: {why}" in shown.err
+    assert f"note: the cluster's frontends are unknown: {why}" in shown.err
 
 
 def test_a_frontend_that_is_silent_hides_nothing_else(

@@ -122,7 +122,7 @@ def test_a_context_that_only_the_kubeconfig_has_says_so(kubeconfig: Path, dynctl
 
     assert ran.code == 2
     error, hint = ran.error
-    assert error == "--context test: there is no such context"
+    assert error == "--context test: unknown context"
     assert "did you mean --kube-context test?" in hint
 
 

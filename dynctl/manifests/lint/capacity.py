@@ -1,6 +1,7 @@
-"""Checks of capacity by domain, as far as components are pinned to their domains.
+"""Checks of capacity by domain, for components that are pinned to their domains: DYT09.
 
-``required`` never crosses a domain: what is prefilled where no decode worker stands is lost work.
+The rules also apply to running workers (dynctl.verify.checks.capacity): only the counts differ.
+``required`` never crosses a domain: prefill in a domain without decode workers is lost work.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from router_core import Role
 
 
 _UNEVEN: Final = 1.25
-"""Decode per prefill of two domains may differ by this factor."""
+"""The largest factor between the decode-to-prefill ratios of two domains."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainSplit:
-    """Workers by value of ``domain``. ``subject``: the pool, as findings name it.
+    """Workers of a pool by value of ``domain``. ``subject``: the pool's name in findings.
 
-    ``ready``: what is said of workers of which there are none, where not all were counted.
+    ``ready``: words for workers that are missing, if only ready ones were counted.
     """
 
     subject: str
@@ -53,7 +54,7 @@ class DomainSplit:
 
 
 def without_decode(one: DomainSplit) -> Iterator[Found]:
-    """Values with prefill and no decode: DYT0901, or DYT0906 where decode may be elsewhere."""
+    """Values with prefill and without decode workers: DYT0901 (required), DYT0906 (preferred)."""
     for value in one.values:
         if one.prefill.get(value) and not one.decode.get(value):
             yield found(
@@ -66,14 +67,14 @@ def without_decode(one: DomainSplit) -> Iterator[Found]:
 
 
 def single_decode(one: DomainSplit) -> Iterator[Found]:
-    """Values with prefill that one decode worker serves: DYT0902."""
+    """Values with prefill workers and one decode worker: DYT0902."""
     for value in one.values:
         if one.prefill.get(value) and one.decode.get(value) == 1:
             yield found(one.subject, domain=one.domain, value=value, ready=one.ready)
 
 
 def without_prefill(one: DomainSplit) -> Iterator[Found]:
-    """Values with decode and no prefill: DYT0907."""
+    """Values with decode and without prefill workers: DYT0907."""
     for value in one.values:
         if one.decode.get(value) and not one.prefill.get(value):
             yield found(
@@ -86,7 +87,7 @@ def without_prefill(one: DomainSplit) -> Iterator[Found]:
 
 
 def uneven(one: DomainSplit) -> Iterator[Found]:
-    """The two values whose ratios of decode to prefill differ most, if too much: DYT0908."""
+    """The two values with the most different ratios of decode to prefill, if too much: DYT0908."""
     both = {
         value: one.decode[value] / one.prefill[value]
         for value in one.values
@@ -110,8 +111,10 @@ def uneven(one: DomainSplit) -> Iterator[Found]:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Replicas by domain value. ``loose``: components that may land in several, or anywhere;
-    ``unknown``: those that may do either."""
+    """Replicas by domain value.
+
+    ``loose``: components that are not pinned to one value; ``unknown``: without a known role.
+    """
 
     split: DomainSplit
     loose: tuple[str, ...]
@@ -119,7 +122,7 @@ class Pinned:
 
 
 def pinned(facts: LintFacts, graph: Graph) -> Pinned | None:
-    """The graph's replicas by domain; None where the files do not name the domain's label."""
+    """The graph's replicas by domain; None if the label of the domain is unknown."""
     domain, key = facts.domain(graph), facts.label_key(graph)
     if domain is None or key is None:
         return None
@@ -148,7 +151,7 @@ def _judged(
     *,
     counted: bool = False,
 ) -> Outcome:
-    """Judge the graphs whose every prefill and decode component is pinned; say why no other."""
+    """Check the graphs whose prefill and decode components are all pinned."""
     judged: list[DomainSplit] = []
     gaps: list[str] = []
     for graph in facts.governed:
@@ -160,28 +163,32 @@ def _judged(
             gaps.append(f"{short_name(graph)}: {gap}")
         else:
             judged.append(one.split)
-    told = "; ".join(gaps[:2]) + (f"; and {len(gaps) - 2} more" if gaps[2:] else "")
+    reasons = "; ".join(gaps[:2]) + (f"; and {len(gaps) - 2} more" if gaps[2:] else "")
     if not judged and not gaps:
-        return Skipped("no disaggregated graph here has a policy of this enforcement")
+        return Skipped("no disaggregated graph has a policy with this enforcement")
     wrong = tuple(item for one in judged for item in judge(one))
     if wrong:
-        return Wrong(wrong, f"not judged: {told}" if gaps else "")
+        return Wrong(wrong, f"not checked: {reasons}" if gaps else "")
     if gaps:
-        return Skipped(told)
+        return Skipped(reasons)
     named = len(judged) > 1
-    told = "; ".join(f"{one.name}: {one.counted}" if named else one.counted for one in judged[:2])
-    return Passed(told if counted else "")
+    counts = "; ".join(f"{one.name}: {one.counted}" if named else one.counted for one in judged[:2])
+    return Passed(counts if counted else "")
 
 
 def _gap(one: Pinned | None) -> str | None:
-    """Why its capacity by domain cannot be told."""
+    """Why the capacity by domain is unknown."""
     if one is None:
-        return "its domain, or the label behind it, is not in these files"
+        return "its domain or the label of the domain is not in these files"
     if one.unknown:
-        return f"the role of {_some(one.unknown)} is not known (DYT0111)"
+        return f"the role of {_some(one.unknown)} is unknown (DYT0111)"
     if one.loose:
-        return f"not pinned to one {one.split.domain}, so placement decides: {_some(one.loose)}"
-    return None if one.split.prefill and one.split.decode else "it has no replicas of one role"
+        return f"not pinned to one {one.split.domain}: {_some(one.loose)}"
+    return (
+        None
+        if one.split.prefill and one.split.decode
+        else "it has no replicas for prefill or decode"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Checks of the graph around the policy: components, roles, the router, the pods."""
+"""Checks of the graph around the policy (DYT01) and of its pod templates (DYT0406, DYT0506)."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _VOLUME: Final = "topology-labels"
 _GROVE_LABEL: Final = "nvidia.com/dynamo-topology."
 
 
-# -- the shape of the graph ------------------------------------------------------------------------
+# -- the format of the graph -----------------------------------------------------------------------
 
 
-def _shapes(facts: LintFacts) -> Outcome:
+def _format(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.graphs:
-            for says, fix in _shape(graph):
-                yield found(subject_of(graph), refuses=facts.refuses, says=says, fix=fix)
+            for message, fix in _format_problems(graph):
+                yield found(subject_of(graph), refuses=facts.refuses, message=message, fix=fix)
 
     return outcome(all_of())
 
 
-def _shape(graph: Graph) -> Iterator[tuple[str, str]]:
+def _format_problems(graph: Graph) -> Iterator[tuple[str, str]]:
     version, spec = graph.version, spec_of(graph)
     if version not in GRAPH_VERSIONS:
         yield (
@@ -88,7 +88,7 @@ def _beta_components(graph: Graph) -> Iterator[tuple[str, str]]:
     names = Counter(one.name.lower() for one in graph.components)
     for name in (name for name, count in names.items() if count > 1):
         yield (
-            f'spec.components: {names[name]} have the name "{name}" (case does not count)',
+            f'spec.components: {names[name]} have the name "{name}" (ignoring case)',
             "give every component its own name",
         )
     if sum(one.type == "epp" for one in graph.components) > 1:
@@ -124,12 +124,12 @@ def _both_roles(facts: LintFacts) -> Outcome:
 
 def _counted(facts: LintFacts) -> str:
     named = len(facts.governed) > 1
-    told = [
+    counts = [
         (f"{short_name(graph)}: " if named else "")
         + f"{_replicas(graph, 'prefill')} prefill, {_replicas(graph, 'decode')} decode"
         for graph in facts.governed
     ]
-    return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if told[3:] else "")
+    return "; ".join(counts[:3]) + (f"; and {len(counts) - 3} more" if counts[3:] else "")
 
 
 def _replicas(graph: Graph, role: str) -> int:
@@ -144,16 +144,16 @@ def _disaggregated(facts: LintFacts) -> Outcome:
     )
 
 
-def _roles_told(facts: LintFacts) -> Outcome:
+def _roles_specified(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.governed:
             known = {one.role for one in graph.workers} & {"prefill", "decode"}
             for one in graph.workers:
                 how = ""
                 if one.role_source == "name":
-                    how = f"only its name says that it does {one.role}"
+                    how = f"the role {one.role} is only in its name"
                 elif one.role is None and known:
-                    how = "nothing says whether it does prefill or decode"
+                    how = "its role, prefill or decode, is not specified"
                 if how:
                     yield found(subject_of(graph), component=one.name, how=how)
 
@@ -171,28 +171,28 @@ def _router_mode(facts: LintFacts) -> Outcome:
             mode = _mode(one)
             name = f"{short_name(graph)}: {one.name}"
             if mode is None:
-                unknown.append(f"{name}: its router mode comes from a secret or a field")
+                unknown.append(f"{name}: its router mode is in a secret or a field")
             elif mode.lower() != "kv":
                 mode = mode or "round-robin, the default"
                 wrong.append(found(subject_of(graph), component=one.name, mode=mode))
             else:
                 modes.append(name)
     if not (wrong or unknown or modes):
-        return Skipped("no frontend component here: another graph or a gateway routes")
+        return Skipped("no frontend component: another graph or a gateway routes")
     return outcome(wrong, unknown, summary=", ".join(modes))
 
 
 def _mode(frontend: Component) -> str | None:
-    """Its router mode; empty where none is set, None where it cannot be known."""
-    said = option(frontend.words, "--router-mode")
-    if said is not None:
-        return said
+    """The router mode of a frontend; empty if not set, None if unknown."""
+    mode = option(frontend.words, "--router-mode")
+    if mode is not None:
+        return mode
     if "DYN_ROUTER_MODE" in frontend.env:
         return frontend.env["DYN_ROUTER_MODE"]
     return None if frontend.env_hidden else ""
 
 
-# -- what the operator writes into pods ------------------------------------------------------------
+# -- pod templates ---------------------------------------------------------------------------------
 
 
 def _shadowed(facts: LintFacts) -> Outcome:
@@ -234,11 +234,11 @@ def _named(entries: Any) -> list[Mapping[str, Any]]:
 
 
 GRAPH_CHECKS: Final[Sequence[Check[LintFacts]]] = (
-    Check("DYT0118", _shapes, (has_graphs,)),
+    Check("DYT0118", _format, (has_graphs,)),
     Check("DYT0119", _engine_container, (has_graphs,)),
     Check("DYT0109", _both_roles, (has_policy,)),
     Check("DYT0115", _disaggregated, (has_policy,)),
-    Check("DYT0111", _roles_told, (has_policy,)),
+    Check("DYT0111", _roles_specified, (has_policy,)),
     Check("DYT0110", _router_mode, (has_policy,)),
 )
 POD_CHECKS: Final[Sequence[Check[LintFacts]]] = (

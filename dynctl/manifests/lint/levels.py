@@ -1,4 +1,4 @@
-"""Checks of Grove topologies, and of what graphs say about their levels."""
+"""Checks of Grove topologies and of the levels that graphs use: DYT02."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dynctl.manifests.graphs import ClusterTopology, Graph
 from dynctl.manifests.lint.facts import LintFacts, has_policy, has_topologies, spec_of, subject_of
 from dynctl.manifests.transfer_policy import is_label_key
 
-#: From broad to narrow, as Grove names them; any other name may stand anywhere.
+#: Grove's names from broad to narrow; another name can be at any position.
 KNOWN_LEVELS: Final = ("region", "zone", "datacenter", "block", "rack", "host", "numa")
 _LEVEL: Final = r"[a-z][a-z0-9-]*"
 _LONGEST: Final = 63
 
 
 def level_problems(levels: Any) -> Iterator[tuple[str, str]]:
-    """What Grove has against ``spec.levels`` (any value): what is wrong, and the remedy."""
+    """Validation errors of ``spec.levels`` (any value): message and fix."""
     if not isinstance(levels, list) or not levels:
         yield (
             "spec.levels: must have at least 1 item",
@@ -48,7 +48,7 @@ def level_problems(levels: Any) -> Iterator[tuple[str, str]]:
 
 
 def misordered(domains: Sequence[str]) -> tuple[str, str] | None:
-    """The first two known levels of which the broader stands behind the narrower."""
+    """The first known level that comes after a narrower one, with that one."""
     known = [one for one in domains if one in KNOWN_LEVELS]
     for before, after in pairwise(known):
         if KNOWN_LEVELS.index(before) > KNOWN_LEVELS.index(after):
@@ -58,9 +58,9 @@ def misordered(domains: Sequence[str]) -> tuple[str, str] | None:
 
 def _levels(facts: LintFacts) -> Outcome:
     return outcome(
-        found(subject_of(topology), refuses=facts.refuses, says=says, fix=fix)
+        found(subject_of(topology), refuses=facts.refuses, message=message, fix=fix)
         for topology in facts.topologies
-        for says, fix in level_problems(spec_of(topology).get("levels"))
+        for message, fix in level_problems(spec_of(topology).get("levels"))
     )
 
 
@@ -76,7 +76,7 @@ def _ordered(facts: LintFacts) -> Outcome:
 
 def _level_exists(facts: LintFacts) -> Outcome:
     wrong: list[Found] = []
-    told: list[str] = []
+    existing: list[str] = []
     absent: list[str] = []
     for graph in facts.governed:
         policy = graph.policy or {}
@@ -97,16 +97,16 @@ def _level_exists(facts: LintFacts) -> Outcome:
                 )
             )
         else:
-            told.append(f"{name} has {domain}")
-    if not wrong and (absent or not told):
+            existing.append(f"{name} has {domain}")
+    if not wrong and (absent or not existing):
         named = ", ".join(dict.fromkeys(absent))
-        gone = "not there (DYT0201)" if facts.live else "not in these files"
-        return Skipped(f"{named}: {gone}" if absent else "no graph names one")
-    return outcome(wrong, summary="; ".join(told))
+        missing = "does not exist (DYT0201)" if facts.live else "not in these files"
+        return Skipped(f"{named}: {missing}" if absent else "no graph has a Grove topology")
+    return outcome(wrong, summary="; ".join(existing))
 
 
 def _named(facts: LintFacts, name: str) -> ClusterTopology | None:
-    # Cluster scoped: a namespace that somebody wrote does not count.
+    # Topologies are cluster-wide: a namespace in the manifest is ignored.
     return next((one for one in facts.topologies if one.manifest.name == name), None)
 
 
@@ -121,9 +121,9 @@ def _pack_fits(facts: LintFacts) -> Outcome:
                 if pack in order and pack != domain:
                     narrower = order.index(pack) > order.index(domain)
                     effect = (
-                        f"all its pods share one {pack}, so {domain} never decides anything"
+                        f"all its pods share one {pack}, so {domain} has no effect"
                         if narrower
-                        else f"its pods may land in several {domain} values of one {pack}"
+                        else f"its pods can land in several {domain} values of one {pack}"
                     )
                     yield found(
                         subject_of(graph), where=where, pack=pack, domain=domain, effect=effect
@@ -147,7 +147,7 @@ def _order(facts: LintFacts, graph: Graph) -> Sequence[str]:
 
 
 def _packs(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Where the whole graph is packed: a component's own constraint packs only itself."""
+    """The packDomain of the whole graph; a component's constraint packs only the component."""
     constraint: Mapping[str, Any] = mapping(spec_of(graph).get("topologyConstraint"))
     pack = text(constraint.get("packDomain"))
     if pack:

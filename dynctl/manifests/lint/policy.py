@@ -1,4 +1,4 @@
-"""Checks of the kvTransferPolicy itself."""
+"""Checks of the kvTransferPolicy: DYT01. The graph around it is in graph.py."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from dynctl.manifests.lint.facts import (
 )
 from dynctl.manifests.transfer_policy import FIELDS, Objection, objections
 
-#: Words at the end of label keys that name a domain; a policy that says another one misleads.
+#: Names of domains at the end of label keys; a policy with another name is misleading.
 _DOMAIN_WORDS: Final = ("region", "zone", "datacenter", "block", "rack", "host", "numa")
 _SAME: Final = {"hostname": "host", "node": "host", "dc": "datacenter", "az": "zone"}
 _LONGEST_DOMAIN: Final = 63
 
 
 def present(facts: LintFacts, spread: Callable[[Graph], str] = lambda graph: "") -> Outcome:
-    """DYT0102. ``spread``: what is known of where the workers of a graph stand, in words."""
+    """DYT0102. ``spread``: the zones of a graph's workers in words, if they are known."""
     without = [
         graph
         for graph in facts.graphs
@@ -47,14 +47,14 @@ def present(facts: LintFacts, spread: Callable[[Graph], str] = lambda graph: "")
 
 
 def _policies(facts: LintFacts) -> str:
-    told = []
+    texts = []
     for graph in facts.governed:
         policy = graph.policy or {}
         how = "required" if facts.required(graph) else str(policy.get("enforcement"))
         if facts.preferred(graph):
             how += f" {policy.get('preferredWeight')}"
-        told.append(f"{short_name(graph)}: {policy.get('domain')}, {how}")
-    return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if told[3:] else "")
+        texts.append(f"{short_name(graph)}: {policy.get('domain')}, {how}")
+    return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if texts[3:] else "")
 
 
 def _drafts(facts: LintFacts) -> Outcome:
@@ -70,14 +70,14 @@ def _drafts(facts: LintFacts) -> Outcome:
 
 
 def drafted(facts: LintFacts, subject: str, draft: Draft) -> Found:
-    """The finding about a draft shape."""
+    """The finding about a draft format."""
     changed = draft.shipped.startswith(("write", "move"))
     shipped = facts.remedy(draft.shipped) if changed else draft.shipped
     return found(subject, where=draft.where, what=draft.what, shipped=shipped)
 
 
 def raw_policy(graph: Graph) -> Any:
-    """What stands in the policy's place, a policy or not."""
+    """The value of kvTransferPolicy, valid or not."""
     spec = mapping(graph.manifest.body.get("spec"))
     return mapping(spec.get("experimental")).get("kvTransferPolicy")
 
@@ -87,11 +87,11 @@ def _objected(aspect: str, facts: LintFacts) -> Outcome:
 
 
 def objections_to(facts: LintFacts, aspect: str) -> Iterator[Found]:
-    """What Kubernetes has against one aspect of the policies."""
+    """The validation errors of one aspect of the policies."""
     for graph in facts.graphs:
         if raw_policy(graph) is None:
             continue
-        # Of a live graph the Grove pathway has a check of its own (DYT0203).
+        # For live graphs DYT0203 checks the Grove annotation.
         annotations = {} if facts.live else graph.manifest.annotations
         for one in objections(raw_policy(graph), annotations):
             if one.aspect == aspect:
@@ -99,13 +99,19 @@ def objections_to(facts: LintFacts, aspect: str) -> Iterator[Found]:
 
 
 def _objection(facts: LintFacts, graph: Graph, one: Objection) -> Found:
-    """The finding about what Kubernetes has against a policy."""
+    """The finding about a validation error of a policy."""
     fix = facts.remedy(one.fix)
-    return found(subject_of(graph), who=one.who, refuses=facts.refuses, says=one.says, fix=fix)
+    return found(
+        subject_of(graph),
+        validator=one.validator,
+        refuses=facts.refuses,
+        message=one.message,
+        fix=fix,
+    )
 
 
 def _written(facts: LintFacts) -> Any:
-    """Something stands in the policy's place."""
+    """At least one graph has a kvTransferPolicy, valid or not."""
     return (
         None if any(raw_policy(graph) is not None for graph in facts.graphs) else has_policy(facts)
     )
@@ -150,14 +156,16 @@ _TOPOLOGY_NAMES: Final = ("clusterTopologyName", "topologyProfile")
 
 
 def immutable_changes(live: Graph, file: Graph) -> Iterator[Found]:
-    """Every change of ``live`` by ``file`` that is refused; the arguments are those of DYT0112.
+    """Changes of the live graph by the file that the operator's webhook refuses (DYT0112).
 
-    Components of only one of them are no change of a constraint, and are left out.
+    The webhook compares the transfer policy and the topology constraints (modelled from source) by
+    meaning: a missing enforcement is ``required``, and both versions of a constraint name the same
+    topology. Components that exist only on one side do not change a constraint.
     """
     subject = subject_of(live)
-    told = f"kubectl delete dynamographdeployment {live.manifest.name}"
+    delete = f"kubectl delete dynamographdeployment {live.manifest.name}"
     if live.manifest.namespace:
-        told += f" -n {live.manifest.namespace}"
+        delete += f" -n {live.manifest.namespace}"
     changes = [
         _change(POLICY_PATH, _policy(live), _policy(file)),
         _change(
@@ -179,7 +187,7 @@ def immutable_changes(live: Graph, file: Graph) -> Iterator[Found]:
             )
     for change in filter(None, changes):
         path, what = change
-        yield found(subject, path=path, change=what, delete=told)
+        yield found(subject, path=path, change=what, delete=delete)
 
 
 def _change(
@@ -190,11 +198,11 @@ def _change(
     if before is None or after is None:
         return path, f"the file {'adds' if before is None else 'removes'} it"
     names = [name for name in (*before, *after) if before.get(name) != after.get(name)]
-    told = [
+    changes = [
         f"{name} from {_shown(before.get(name))} to {_shown(after.get(name))}"
         for name in dict.fromkeys(names)
     ]
-    return path, f"the file changes {', '.join(told)}"
+    return path, f"the file changes {', '.join(changes)}"
 
 
 def _shown(value: Any) -> str:
@@ -202,7 +210,7 @@ def _shown(value: Any) -> str:
 
 
 def _policy(graph: Graph) -> Mapping[str, Any] | None:
-    """The policy as it is compared; fields that do not exist never reach the webhook."""
+    """The policy as the webhook compares it; unknown fields never reach the webhook."""
     if graph.policy is None:
         return None
     given = {name: value for name in FIELDS if (value := graph.policy.get(name)) is not None}
@@ -223,7 +231,7 @@ def _constraint(value: Any) -> Mapping[str, Any] | None:
 
 
 def _float32(value: Any) -> Any:
-    """The number as the resource holds it; an API server may tell it with more digits."""
+    """The number as the resource stores it; an API server can return it with more digits."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return value
     try:

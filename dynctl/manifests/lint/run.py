@@ -1,4 +1,4 @@
-"""Everything that manifests alone can tell about topology, in the order in which it is shown."""
+"""All checks of `topology lint` in their order. Pure."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LINT_SECTIONS: Final[Sequence[tuple[str, Sequence[Check[LintFacts]]]]] = (
     ("domain capacity", CAPACITY_CHECKS),
 )
 NOT_CHECKED: Final = (
-    "the cluster: node labels, the Grove topology that is there, the operator and its version",
-    "whether a running graph has another policy, which cannot be changed",
+    "the cluster: node labels, its Grove topologies, the operator and its version",
+    "the policy of a running graph, which cannot be changed",
     "the KV transfer itself (NIXL, RDMA)",
 )
 
 
 def lint(manifests: Sequence[Manifest], suppressed: Suppressions = NOTHING) -> Report:
-    """The report on some manifests. Raises UsageProblem where none of them is about topology."""
+    """The report on manifests. Raises UsageProblem if none is a graph or a Grove topology."""
     facts = gather(manifests)
     return run(
         LINT_SECTIONS,

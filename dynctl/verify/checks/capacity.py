@@ -367,7 +367,7 @@ def _served(joined: JoinedFacts) -> Outcome:
             if unknown:
                 unread.append(f"{answer.router}: {unknown}")
     findings = [
-        found(_named(router), says=problem, many=f"{many:,} of {sent[router]:,}")
+        found(_named(router), problem=problem, many=f"{many:,} of {sent[router]:,}")
         for (router, problem), many in sorted(wrong.items())
     ]
     return outcome(findings, unread, f"{len(answers):,} requests")

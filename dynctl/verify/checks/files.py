@@ -218,7 +218,7 @@ def _updating(joined: JoinedFacts) -> Outcome:
             if _is_fresh(worker, domain, now):
                 since = age(_label_age(worker, domain, now) or 0.0)
                 wanted = worker.chains[domain][LinkName.LABEL].value
-                wrong.append(found(worker.subject, says=state, wanted=wanted, since=since))
+                wrong.append(found(worker.subject, state=state, wanted=wanted, since=since))
     return read.outcome(wrong, len(live_workers(joined)))
 
 

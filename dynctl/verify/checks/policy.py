@@ -185,9 +185,9 @@ def _fields(joined: JoinedFacts) -> Outcome:
                 wrong.append(
                     found(
                         subject_of(graph),
-                        who="the API server",
+                        validator="the API server",
                         refuses="removed a part of",
-                        says=f'unknown field "{POLICY_PATH}.{name}", last applied',
+                        message=f'unknown field "{POLICY_PATH}.{name}", last applied',
                         fix=facts.remedy(f"remove it; a policy has {', '.join(FIELDS)}"),
                     )
                 )

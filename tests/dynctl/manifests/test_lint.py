@@ -116,8 +116,8 @@ def test_capacity_that_placement_decides_is_not_judged():
     states = {c.code: (c.state, c.message) for c in report.checks if c.code.startswith("DYT09")}
     assert states["DYT0901"] == (
         State.SKIP,
-        "bad: not pinned to one zone, so placement decides: prefill-a, decode-a, prefill-b; "
-        "good: not pinned to one zone, so placement decides: prefill-a, decode-a, prefill-b, ..",
+        "bad: not pinned to one zone: prefill-a, decode-a, prefill-b; "
+        "good: not pinned to one zone: prefill-a, decode-a, prefill-b, ..",
     )
     assert {state for state, _ in states.values()} == {State.SKIP}
 
@@ -126,12 +126,12 @@ def test_a_graph_that_cannot_be_judged_is_never_behind_a_pass():
     data = (MANIFESTS / "DYT0111.yaml").read_text()
     [check] = [c for c in lint(parse_manifests(data.encode(), "f")).checks if c.code == "DYT0901"]
     assert check.state is State.SKIP
-    assert check.message == "bad: the role of workers is not known (DYT0111)"
+    assert check.message == "bad: the role of workers is unknown (DYT0111)"
     stranded = (MANIFESTS / "DYT0901.yaml").read_text().replace("name: bad", "name: worse")
     report = lint(parse_manifests((data + "---\n" + stranded).encode(), "f"))
     [check] = [c for c in report.checks if c.code == "DYT0901"]
     assert [one.subject for one in check.findings] == ["DynamoGraphDeployment worse"]
-    assert check.message == "not judged: bad: the role of workers is not known (DYT0111)"
+    assert check.message == "not checked: bad: the role of workers is unknown (DYT0111)"
 
 
 def test_a_topology_that_is_not_in_the_files_is_never_behind_a_pass():

@@ -102,7 +102,7 @@ def test_a_topology_that_is_not_there_is_one_fault():
     assert told["DYT0201"].findings[0].value == (
         "no topology is named levels (the cluster has: cluster-levels)"
     )
-    assert told["DYT0202"].message == "levels: not there (DYT0201)"
+    assert told["DYT0202"].message == "levels: does not exist (DYT0201)"
 
 
 def test_a_topology_under_the_older_kind():

@@ -337,7 +337,7 @@ def test_roles_that_are_told_in_part_are_asked_for():
     results_ = results(cluster, metadata=some)
     assert wrong(results_) == {"DYT0111": [GRAPH]}
     assert results_["DYT0111"].findings[0].value == (
-        "component first-a: nothing says whether it does prefill or decode"
+        "component first-a: its role, prefill or decode, is not specified"
     )
 
 
