@@ -5,7 +5,7 @@
 The fleet has 16 workers and prompts of 512 tokens, then 1,024 workers and 8,192. Four documents of
 half a prompt's length are cached by eight workers each; every prompt is a document and as much new
 text, never the same twice; as many requests as workers are booked. The peer learns the caches from
-KV events over ZMQ, as it would from engines, and both are asked beforehand what is cached where.
+KV events over ZMQ, as it would from engines; both are queried beforehand for the caches.
 
 Ours is hashing the list of tokens, then `Router.plan`, with and without memory of hashed prompts.
 The peer is called as its Python binding offers it: a coroutine that takes a dict with the list.

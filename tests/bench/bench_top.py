@@ -117,7 +117,7 @@ def measured(workers: int, seconds: float, warm: float) -> list[Row]:
     name = f"{workers:,} workers"
     keys = seconds * KEYS_A_SECOND
     return [
-        row(f"{name}: looking once a second", "% of a core", 100 * still / seconds, aim=aim),
+        row(f"{name}: idle, one snapshot a second", "% of a core", 100 * still / seconds, aim=aim),
         row(f"{name}: drawn", "kB/s", drawn / seconds / 1000),
         row(f"{name}: a key pressed", "ms CPU", 1000 * max(0.0, walking - still) / keys),
     ]

@@ -65,7 +65,7 @@ def verify(server: ApiServer, kubeconfig: Path, name: str, options: Sequence[str
 
 
 def _megabytes(usage: resource.struct_rusage) -> float:
-    return usage.ru_maxrss * 1024 / 1e6  # Linux tells KiB
+    return usage.ru_maxrss * 1024 / 1e6  # Linux reports KiB
 
 
 def main() -> None:

@@ -149,7 +149,7 @@ def _peer(name: str, python: str, module: str, urls: Sequence[str]) -> Command:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Free ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

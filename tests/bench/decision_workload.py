@@ -31,7 +31,7 @@ def held(worker: int, workers: int) -> list[int]:
 
 
 def prompts(tokens: int, count: int, seed: int) -> list[list[int]]:
-    """``count`` prompts whose second half nobody has seen."""
+    """``count`` prompts whose second half is new to every worker."""
     source = random.Random(seed)
     texts = documents(tokens)
     rest = tokens - tokens // 2

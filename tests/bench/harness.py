@@ -148,7 +148,7 @@ class Peer:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the peer process ended while asked for {op!r}")
+            raise RuntimeError(f"the peer process ended during {op!r}")
         return json.loads(line)
 
 

@@ -1,8 +1,8 @@
-"""A frontend's endpoints over a fleet that is made up: what `bench_top` lets the dashboard look at.
+"""A frontend's endpoints over a synthetic fleet, for `bench_top`.
 
     python -m tests.bench.top_fleet --workers N [--rate REQUESTS_A_SECOND]
 
-Prints its URL as a JSON line and serves until it is told to end. The router, its decisions and the
+Prints its URL as a JSON line and serves until SIGTERM. The router, its decisions and the
 answers are the real ones; requests and engines are those of the embedded demo.
 """
 

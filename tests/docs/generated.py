@@ -1,4 +1,4 @@
-"""What is made and not written: ``python -m tests.docs.generated`` makes it anew (`make docs`)."""
+"""Pages made from the code: ``python -m tests.docs.generated`` writes them (`make docs`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _END: Final = "<!-- end -->"
 
 
 def _between(path: Path, name: str, made: str) -> str:
-    """The page with what stands between the marks of that name replaced."""
+    """The page with ``made`` between the marks of that name."""
     text = path.read_text(encoding="utf-8")
     pattern = rf"(<!-- generated: {name} -->\n).*?({_END})"
     replaced, count = re.subn(

@@ -302,7 +302,7 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
             Panel(
                 "Ejected",
                 (Query(f"dynctl_worker_ready{{{_FILTER}}} == 0", "{{worker}} {{role}}"),),
-                says="Workers that do not answer their probe.",
+                says="Workers that do not respond to their probe.",
             ),
         ),
     ),
@@ -313,6 +313,16 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
                 "Conditions in force",
                 (Query(f"sum by (code) (dynctl_conditions{{{_FILTER}}}) > 0", "{{code}}"),),
                 says="dynctl top lists them with what to do.",
+            ),
+            Panel(
+                "Failed background tasks",
+                (
+                    Query(
+                        _rate("dynctl_background_task_failures_total", _FILTER, "task"),
+                        "{{task}}",
+                    ),
+                ),
+                says="A failed task restarts by itself; the log has the traceback.",
             ),
             Panel(
                 "Event loop",

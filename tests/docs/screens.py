@@ -1,7 +1,7 @@
 """docs/screens: pictures of real screens, drawn by ``python -m tests.docs.screens`` (`make docs`).
 
-What is on them is what the commands print on a terminal; of `topology verify` the checks that
-passed are left out. The dashboard is that of `dynctl top --demo`, at one moment of its own time.
+They show what the commands print on a terminal, without the passed checks of `topology verify`.
+The dashboard is that of `dynctl top --demo`, at one moment of its own time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def route_explain() -> str:
 
 
 def topology_verify() -> str:
-    """A cluster after somebody relabelled a node."""
+    """A cluster after one node was relabelled."""
     with living() as sim, tempfile.TemporaryDirectory() as directory:
         node = sim.pod("my-llm-decode-b-0")["spec"]["nodeName"]
         sim.edit("Node", node, {"metadata": {"labels": {ZONE: "us-east-1c"}}}, namespace="")

@@ -16,7 +16,7 @@ from tests.docs.tables import table
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_made_file_is_as_it_is_made_now(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == FILES[path](), "make docs writes it anew"
+    assert path.read_text(encoding="utf-8") == FILES[path](), "run make docs"
 
 
 def test_every_command_and_every_option_is_on_the_page() -> None:
@@ -30,9 +30,9 @@ def test_every_command_and_every_option_is_on_the_page() -> None:
 def test_recommended_settings_are_settings_with_these_defaults() -> None:
     from dynctl.screens.config import setting_text
 
-    told = table(DOCS / "operations.md", "recommended", "tuning")
-    assert len(told) == 5
-    for name, default, *values, _ in told:
+    shown = table(DOCS / "operations.md", "recommended", "tuning")
+    assert len(shown) == 5
+    for name, default, *values, _ in shown:
         assert setting_text(SETTINGS[name].default) == default
         for cell in values:
             for text in cell.split(" to "):

@@ -1,4 +1,4 @@
-"""The dashboard asks for what our frontend tells, and for all of what only it tells."""
+"""The dashboard queries only metrics that our frontend exports, and all that only it exports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.docs.worlds import Fleet
 
 DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana" / "dynctl.json").read_text())
 FAMILIES = families(router_id=1)
-#: Set by whoever scrapes, or of a histogram's buckets.
+#: Set by the scraper, or of a histogram's buckets.
 OTHER_LABELS = {"instance", "job", "le"}
 METRIC = re.compile(r"\b((?:dynctl|dynamo)_[a-z_]+)")
 
@@ -41,14 +41,14 @@ def test_a_query_asks_for_metrics_and_labels_that_are_exported(query: str) -> No
     found = METRIC.findall(query)
     assert found
     labels = {name for metric in found for name in family_of(metric).label_names} | OTHER_LABELS
-    asked = set(re.findall(r"(\w+)=~?\"", query))
+    queried = set(re.findall(r"(\w+)=~?\"", query))
     for names in re.findall(r"by \(([^)]*)\)", query):
-        asked |= set(names.split(", "))
-    asked |= set(re.findall(r"label_values\(\w+, (\w+)\)", query))
-    assert asked <= labels
+        queried |= set(names.split(", "))
+    queried |= set(re.findall(r"label_values\(\w+, (\w+)\)", query))
+    assert queried <= labels
 
 
-def test_everything_that_only_we_tell_is_shown() -> None:
+def test_every_metric_that_only_we_export_is_shown() -> None:
     own = {name for name in FAMILIES if name.startswith("dynctl_")}
     assert own == {name for name in METRIC.findall(" ".join(shown())) if name in own}
 
@@ -78,9 +78,9 @@ def test_variables_are_declared() -> None:
     assert set(re.findall(r"\$\{?(\w+)\}?", text)) <= declared
 
 
-def test_a_frontend_at_work_tells_the_metrics(fleet: Fleet) -> None:
-    asked = {family_of(metric).name for query in queries() for metric in METRIC.findall(query)}
+def test_a_frontend_with_traffic_exports_the_metrics(fleet: Fleet) -> None:
+    queried = {family_of(metric).name for query in queries() for metric in METRIC.findall(query)}
     with urllib.request.urlopen(f"{fleet().url}/metrics") as answer:
         text = answer.read().decode()
     typed = set(re.findall(r"^# TYPE (\S+) ", text, flags=re.M))
-    assert asked <= typed, sorted(asked - typed)
+    assert queried <= typed, sorted(queried - typed)

@@ -73,37 +73,37 @@ def test_lines_of_the_0_9_guide() -> None:
 
 
 def test_three_workers_of_the_0_9_guide() -> None:
-    told = rows("three workers")
-    fleet = router(*(worker(int(row[0])) for row in told))
-    asked = request(160)
-    for name, cached, _, decode, _ in told:
+    shown = rows("three workers")
+    fleet = router(*(worker(int(row[0])) for row in shown))
+    wanted = request(160)
+    for name, cached, _, decode, _ in shown:
         # The guide's decode blocks are those of all; ten are the prompt's own.
         held = int(decode)
         apply_all(fleet, stored(int(name), int(cached)), active(int(name), name, blocks=held))
-    plan = fleet.plan(asked)
+    plan = fleet.plan(wanted)
     own = 160 / 16
     priced = {row.worker.name: row for row in plan.final.rows()}
-    for name, _, prefill, decode, cost in told:
+    for name, _, prefill, decode, cost in shown:
         row = priced[f"w{name}"]
         assert row.prefill_blocks == number(prefill)
         assert (row.decode_blocks or 0) - own == number(decode)
         assert row.cost - own == number(cost)
-    (best,) = [row[0] for row in told if row[4].startswith("**")]
+    (best,) = [row[0] for row in shown if row[4].startswith("**")]
     assert plan.final.worker is not None
     assert plan.final.worker.name == f"w{best}"
 
 
 def test_load() -> None:
-    asked = {"X": request(40, "x"), "Y": request(40, "y", seed=7), "Z": request(64, "z")}
-    told = {row[0]: tuple(map(number, row[1:])) for row in rows("load")}
+    prompts = {"X": request(40, "x"), "Y": request(40, "y", seed=7), "Z": request(64, "z")}
+    shown = {row[0]: tuple(map(number, row[1:])) for row in rows("load")}
 
     def fleet() -> Router:
         return router(worker(1, "a"), worker(2, "b"))
 
-    def hold(target: Router, *prompts: str, generating: bool) -> Router:
-        for place, prompt in enumerate(prompts):
+    def hold(target: Router, *names: str, generating: bool) -> Router:
+        for place, prompt in enumerate(names):
             booked = target.booking(
-                target.plan(asked[prompt], samples=(0.0, 0.0)).final, asked[prompt]
+                target.plan(prompts[prompt], samples=(0.0, 0.0)).final, prompts[prompt]
             )
             name = f"{prompt}{place}"
             there = type(booked)(
@@ -125,14 +125,14 @@ def test_load() -> None:
         "idle, the first block of X cached": cached,
     }
     found = {
-        name: tuple(costs(state, asked[prompt])["a"] for prompt in "XYZ")
+        name: tuple(costs(state, prompts[prompt])["a"] for prompt in "XYZ")
         for name, state in states.items()
     }
-    assert found == told
+    assert found == shown
 
 
 def test_two_hops() -> None:
-    asked = request(40, "x")
+    wanted = request(40, "x")
 
     def fleet(*changes: Any) -> Router:
         made = router(worker(1, "p", "prefill"), worker(2, "d", "decode"))
@@ -140,19 +140,19 @@ def test_two_hops() -> None:
         return made
 
     def both(target: Router) -> tuple[float, float]:
-        return costs(target, asked, "prefill")["p"], costs(target, asked)["d"]
+        return costs(target, wanted, "prefill")["p"], costs(target, wanted)["d"]
 
     idle = fleet()
-    plan = idle.plan(asked)
+    plan = idle.plan(wanted)
     assert plan.prefill is not None
     states = {
         "idle": idle,
-        "the prefill worker computes X": fleet(idle.booking(plan.prefill, asked)),
-        "the decode worker generates for X": fleet(idle.booking(plan.final, asked)),
+        "the prefill worker computes X": fleet(idle.booking(plan.prefill, wanted)),
+        "the decode worker generates for X": fleet(idle.booking(plan.final, wanted)),
         "the prefill worker has two blocks of X cached": fleet(stored(1, 2)),
     }
-    told = {name: (number(one), number(two)) for name, one, two in rows("two hops")}
-    assert {name: both(state) for name, state in states.items()} == told
+    shown = {name: (number(one), number(two)) for name, one, two in rows("two hops")}
+    assert {name: both(state) for name, state in states.items()} == shown
 
 
 def test_temperature() -> None:
@@ -183,7 +183,7 @@ def test_the_ratio_at_which_a_preference_gives_way() -> None:
     taint = canonical_taint("zone", "a")
     for local, other, ratio, now, smallest in rows("crossover"):
         wish = constraints((), {taint: 0.85})
-        asked = request(0, constraints=wish)
+        wanted = request(0, constraints=wish)
         fleet = router(worker(1, zone="a"), worker(2, zone="b"))
         # Costs with a fraction come from prefill; 16 tokens are a block.
         loads = (number(local), number(other))
@@ -191,21 +191,21 @@ def test_the_ratio_at_which_a_preference_gives_way() -> None:
             blocks, tokens = int(load), 16 * (load - int(load))
             assert tokens.is_integer()
             apply_all(fleet, active(place, f"b{place}", blocks=blocks, prefill_tokens=int(tokens)))
-        decision = fleet.plan(asked).final
+        decision = fleet.plan(wanted).final
         meter = preference(decision)
         assert meter is not None
         assert meter.now is not None
         assert f"{meter.now:.3f}" == ratio
-        wanted = "none: use required"
+        weight = "none: use required"
         if meter.smallest_weight is not None:
-            wanted = f"{meter.smallest_weight:.3f}"
-        assert wanted == smallest
+            weight = f"{meter.smallest_weight:.3f}"
+        assert weight == smallest
         assert decision.worker is not None
         assert decision.worker.name == ("w1" if now == "stays" else "w2")
 
 
 def test_policies() -> None:
-    told = {row[0]: row[1:] for row in rows("policies")}
+    shown = {row[0]: row[1:] for row in rows("policies")}
 
     def decided(policy: str, state: str) -> str:
         settings: dict[str, Any] = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": policy}
@@ -236,7 +236,7 @@ def test_policies() -> None:
         return ends.pop() if len(ends) == 1 else "either"
 
     policies = ("required", "preferred", "fallback")
-    assert {state: [decided(one, state) for one in policies] for state in told} == told
+    assert {state: [decided(one, state) for one in policies] for state in shown} == shown
 
 
 def is_busy(target: Router) -> bool:

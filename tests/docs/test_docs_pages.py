@@ -1,4 +1,4 @@
-"""What pages say beside their commands: links, codes, names, faults, and what they must cover."""
+"""Pages beside their commands: links, codes, names, faults, and the symptoms they must cover."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.kube.faults import FAULTS, fault_of
 WRITTEN = [*pages(), DOCS / "cli.md", ROOT / "CHANGELOG.md"]
 OPERATIONS = DOCS / "operations.md"
 
-#: What the documents that the product was asked for with list as symptoms or failures.
-ASKED = (
+#: Symptoms and failures that the product's requirements list.
+REQUIRED_SYMPTOMS = (
     "Worker exits during startup",
     "Required policy returns no endpoint",
     "Preferred policy still routes cross-domain",
@@ -76,7 +76,7 @@ def test_codes_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=name_of)
-def test_a_command_in_a_sentence_is_one_that_there_is(path: Path) -> None:
+def test_a_command_in_a_sentence_exists(path: Path) -> None:
     known: dict[str, set[str]] = {}
     root = typer.main.get_command(build_app())
     for command, _, _ in COMMANDS:
@@ -96,7 +96,7 @@ def test_a_command_in_a_sentence_is_one_that_there_is(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=name_of)
-def test_variables_and_settings_in_a_sentence_are_read_by_somebody(path: Path) -> None:
+def test_variables_and_settings_in_a_sentence_are_read_by_the_code(path: Path) -> None:
     source = "".join(
         one.read_text(encoding="utf-8")
         for room in ("dynctl", "router_core", "tests/dynamo", "tests/kube")
@@ -121,8 +121,8 @@ def test_no_command_is_in_a_block_that_is_not_run(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(tables(OPERATIONS, "faults")))
-def test_a_fault_of_the_runbook_is_told_by_the_code_that_the_runbook_names(name: str) -> None:
-    # tests/kube/test_faults.py brings each about and holds that verify tells exactly these codes.
+def test_a_fault_of_the_runbook_is_reported_by_the_code_that_the_runbook_names(name: str) -> None:
+    # tests/kube/test_faults.py injects each and asserts that verify reports exactly these codes.
     for code, cause, todo in table(OPERATIONS, name, "faults"):
         (fault,) = re.findall(r"<!-- (\S+) -->", cause)
         known = fault_of(FAULTS, fault)
@@ -130,11 +130,11 @@ def test_a_fault_of_the_runbook_is_told_by_the_code_that_the_runbook_names(name:
         assert todo
 
 
-def test_every_symptom_that_was_asked_for_leads_to_a_section_with_a_command() -> None:
+def test_every_required_symptom_leads_to_a_section_with_a_command() -> None:
     text = OPERATIONS.read_text(encoding="utf-8")
     index = text.split("## Runbook")[1].split("\n### ")[0].lower()
     rows = [row for row in index.splitlines() if row.startswith("|")]
-    for symptom in ASKED:
+    for symptom in REQUIRED_SYMPTOMS:
         (row,) = [row for row in rows if symptom.lower() in row]
         (anchor,) = re.findall(r"\(#([^)]+)\)", row)
         assert "`dynctl " in row

@@ -24,7 +24,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_picture_shows_what_the_screen_shows(name: str) -> None:
     drawn = (HERE / f"{name}.svg").read_text(encoding="utf-8")
 
-    assert words(drawn) == words(SCREENS[name]()), "make docs draws it anew"
+    assert words(drawn) == words(SCREENS[name]()), "run make docs"
     assert not re.search(r"url\([\"']?http", drawn), "a picture fetches nothing"
 
 

@@ -1,4 +1,4 @@
-"""The worlds that pages are about, each brought about as it comes about in life.
+"""The worlds in which the commands of pages run.
 
 =================== ==========================================================================
 none                nothing runs
@@ -7,7 +7,7 @@ demo                the embedded fleet: six engines in two zones and a frontend 
                     all scenes share one
 cluster             a healthy deployment over two zones, on a simulated Kubernetes cluster
 cluster FAULT       the same with a fault of the matrix (tests/kube/faults) in it
-files               a Dynamo registered in files whose processes are gone; DYN_FILE_KV names it
+files               a Dynamo registered in files whose processes have ended (DYN_FILE_KV)
 checkout            this repository, with the environment that make sets up
 dynamo              a real Dynamo; tests/dynamo/test_docs.py runs these
 =================== ==========================================================================
@@ -34,11 +34,10 @@ from tests.kube.faults import FAULTS, fault_of, injected
 
 WORLDS = ("none", "engines", "demo", "cluster", "files", "checkout", "dynamo")
 ELSEWHERE = ("dynamo",)
-"""Run by another test than the one of this room."""
+"""Worlds of pages that another test runs."""
 
 
-#: A cluster with a fault is this old when it is looked at: a worker that restarts for ever costs
-#: time for each restart.
+#: Age of a cluster with a fault. A worker that restarts for ever costs time for each restart.
 _AGE_S: Final = 900.0
 
 Fleet = Callable[[], DemoFleet]
@@ -46,7 +45,7 @@ Fleet = Callable[[], DemoFleet]
 
 @contextmanager
 def demo_fleet() -> Iterator[Fleet]:
-    """Starts the shared demo fleet where it is first asked for."""
+    """Start the shared demo fleet at its first use."""
     with ExitStack() as stack:
         started: list[DemoFleet] = []
 
@@ -103,7 +102,7 @@ def _cluster(fault: str) -> AbstractContextManager[Simulation]:
 
 
 def _at_cluster(sim: Simulation, directory: Path) -> Session:
-    """Whoever looks may do what verify asks for; kubectl is in the hands of an administrator."""
+    """dynctl has the rights that verify needs; kubectl has those of an administrator."""
     kubeconfigs = {
         "KUBECONFIG": sim.viewer_kubeconfig(directory / "kubeconfig"),
         ADMIN_KUBECONFIG: sim.server.kubeconfig(directory / "admin", namespace="default"),
