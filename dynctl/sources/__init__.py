@@ -17,7 +17,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 
 if TYPE_CHECKING:
-    from dynctl.sources.source import Source
+    from dynctl.sources.source import LiveSource, Source
 
 DEFAULT_FRONTEND = "http://127.0.0.1:8000"
 FRONTEND_VARIABLE = "DYNCTL_FRONTEND"
@@ -37,11 +37,9 @@ WAYS = """give one source:
 
 
 def connect(options: GlobalOptions) -> Source:
-    """The source that the options name; raises UsageProblem or Unreachable."""
-    named = _named(options)
-    if len(named) > 1:
-        raise UsageProblem(f"{' and '.join(named)}: two sources were given, expected one", WAYS)
-    if options.demo:
+    """The source that the options name, for commands; raises UsageProblem or Unreachable."""
+    origin = _origin(options)
+    if origin == "--demo":
         from dynctl.sources.demo.fleet import DemoSource
 
         return DemoSource()
@@ -50,11 +48,42 @@ def connect(options: GlobalOptions) -> Source:
 
         return open_view(options.view)
     options = in_context(options)
-    if "--discovery" in _named(options) or _planes_by_environment(options):
+    if origin == "--discovery":
         from dynctl.sources.dynamo.source import DynamoSource
 
         return DynamoSource(options, frontends(options))
-    return _frontend(options)
+    from dynctl.sources.frontend.source import FrontendSource
+
+    return FrontendSource(_dynctl_frontends(options), token(options), options.timeout)
+
+
+def connect_live(options: GlobalOptions, frontend_log: str | None = None) -> LiveSource:
+    """The source that the options name, to be followed; raises as :func:`connect`.
+
+    ``frontend_log``: the log of a live Dynamo's frontend, a path or ``-`` for standard input.
+    """
+    origin = _origin(options)
+    if frontend_log is not None and origin != "--discovery":
+        raise UsageProblem(
+            f"--frontend-log {frontend_log}: {origin} does not need a log",
+            "the log is for a live Dynamo: --discovery etcd --etcd-endpoints HOST:2379",
+        )
+    if origin == "--demo":
+        from dynctl.sources.demo.live import LiveDemo
+
+        return LiveDemo()
+    if options.view is not None:
+        from dynctl.sources.view import StillView, open_view
+
+        return StillView(open_view(options.view))
+    options = in_context(options)
+    if origin == "--discovery":
+        from dynctl.sources.dynamo.live import LiveDynamo
+
+        return LiveDynamo(options, frontends(options), frontend_log)
+    from dynctl.sources.frontend.live import LiveFrontends
+
+    return LiveFrontends(_dynctl_frontends(options), token(options), options.timeout)
 
 
 def names_source(options: GlobalOptions) -> bool:
@@ -98,6 +127,18 @@ def token(options: GlobalOptions) -> str | None:
     return read_token(options) or os.environ.get(TOKEN_VARIABLE) or None
 
 
+def _origin(options: GlobalOptions) -> str:
+    """``--demo``, ``--view``, ``--discovery`` or ``--frontend``; raises UsageProblem for two."""
+    named = _named(options)
+    if len(named) > 1:
+        raise UsageProblem(f"{' and '.join(named)}: two sources were given, expected one", WAYS)
+    if options.demo or options.view is not None:
+        return named[0]
+    options = in_context(options)
+    live = "--discovery" in _named(options) or _planes_by_environment(options)
+    return "--discovery" if live else "--frontend"
+
+
 def _named(options: GlobalOptions) -> list[str]:
     planes = (options.discovery, options.file_kv, options.etcd_endpoints)
     live = any(item is not None for item in planes)
@@ -124,15 +165,16 @@ def _planes_by_environment(options: GlobalOptions) -> bool:
     return DynamoFrontend(named[0], options.timeout).identify() != "dynctl"
 
 
-def _frontend(options: GlobalOptions) -> Source:
-    from dynctl.sources.frontend.source import FrontendSource
+def _dynctl_frontends(options: GlobalOptions) -> tuple[str, ...]:
+    """The named frontends, or the default one; raises Unreachable where it does not answer."""
+    from dynctl.sources.frontend.client import FrontendClient
 
     urls = frontends(options)
     if urls:
-        return FrontendSource(urls, token(options), options.timeout)
-    source = FrontendSource([DEFAULT_FRONTEND], token(options), options.timeout)
-    if not source.clients[0].answers_as_ours(min(options.timeout, GUESS_TIMEOUT)):
+        return urls
+    client = FrontendClient(DEFAULT_FRONTEND, token(options), options.timeout)
+    if not client.answers_as_ours(min(options.timeout, GUESS_TIMEOUT)):
         raise Unreachable(
             f"no source was named, and no dynctl frontend answers at {DEFAULT_FRONTEND}", WAYS
         )
-    return source
+    return (DEFAULT_FRONTEND,)

@@ -85,23 +85,22 @@ def frontend_port(pod: Pod) -> int:
 
 
 @contextmanager
-def cluster_ways(options: GlobalOptions) -> Iterator[Reached]:
-    """The frontends of the cluster that the options name, reachable while the context is open; only
-    those of the Dynamo namespace, if one is named.
+def cluster_ways(options: GlobalOptions, dynamo_namespace: str | None) -> Iterator[Reached]:
+    """The frontends of the cluster that the options name, reachable while the context is open.
+
+    ``dynamo_namespace``: only frontends of this Dynamo namespace; None: of all.
 
     Raises UsageProblem, or Unreachable where the API server does not answer.
     """
-    from dynctl.sources.dynamo.planes import namespace
-
     way = reach_of(options.reach)
     cluster = open_cluster(options)
     with ExitStack() as stack:
         stack.callback(cluster.close)
         try:
             pods = frontend_pods(cluster, namespaces_of(options, cluster))
-            if (space := namespace(options)) is not None:
-                label = DYNAMO_NAMESPACE_LABEL
-                pods = [one for one in pods if one.labels.get(label, space) == space]
+            if dynamo_namespace is not None:
+                label, wanted = DYNAMO_NAMESPACE_LABEL, dynamo_namespace
+                pods = [one for one in pods if one.labels.get(label, wanted) == wanted]
             found = stack.enter_context(reached(cluster, pods[:_MOST_WAYS], way))
             found = replace(found, beyond=max(0, len(pods) - _MOST_WAYS))
         except ClusterRefusal as refusal:

@@ -8,11 +8,10 @@ follows it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from dynctl.base.errors import UsageProblem
+from dynctl.sources.thresholds import Thresholds, Values
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from dynctl.documents.workers import WorkerRow
     from dynctl.sources.query import RouteQuery
     from dynctl.sources.thresholds.replicas import Replica
-
-Thresholds = dict[str, float | int | None]
-"""Threshold -> value; None: off."""
-Values = Mapping[str, float | int | None]
-"""Thresholds to set, by name; None switches one off."""
 
 
 class Source(Protocol):
@@ -73,13 +67,6 @@ class Source(Protocol):
 
     def save(self) -> bytes:
         """The router's state as a view file."""
-        ...
-
-    def live(self, frontend_log: str | None = None) -> LiveSource:
-        """The same origin, to be followed. ``frontend_log``: a path or ``-``, for a live Dynamo.
-
-        Raises UsageProblem for a log where the origin does not need one.
-        """
         ...
 
 
@@ -138,13 +125,3 @@ class LiveSource:
     def present(self) -> Source:
         """The source of the state that is shown now."""
         return self.source
-
-
-def refuse_log(source: Source, frontend_log: str | None) -> None:
-    """Raise UsageProblem where a log is given to a source other than a live Dynamo."""
-    if frontend_log is not None:
-        raise UsageProblem(
-            f"--frontend-log {frontend_log}: {source.title} does not need a log: it reports its "
-            "decisions itself, or has none",
-            "the log is for a live Dynamo: --discovery etcd --etcd-endpoints HOST:2379",
-        )

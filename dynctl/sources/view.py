@@ -21,7 +21,8 @@ from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.settings.router_settings import parse_assignments
 from dynctl.sources.query import RouteQuery, choose_model
-from dynctl.sources.source import LiveSource, Thresholds, Values, refuse_log
+from dynctl.sources.source import LiveSource
+from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import Replica
 from router_core import (
     SETTINGS,
@@ -146,10 +147,6 @@ class ViewSource:
             source=view.source,
             chats=view.chats,
         )
-
-    def live(self, frontend_log: str | None = None) -> LiveSource:
-        refuse_log(self, frontend_log)
-        return StillView(self)
 
     def tokens(self, query: RouteQuery, model: str) -> list[int]:
         """The prompt's token ids; raises UsageProblem where the model has no tokenizer."""

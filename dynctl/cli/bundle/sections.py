@@ -19,7 +19,7 @@ from dynctl.cli.bundle.environment import environment
 from dynctl.settings.contexts.precedence import apply_context, in_context
 from dynctl.sources import DEFAULT_FRONTEND, GUESS_TIMEOUT, connect, frontends
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.dynamo.planes import backend
+from dynctl.sources.dynamo.planes import backend, namespace
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.kubernetes import cluster_ways, open_cluster
 
@@ -119,7 +119,7 @@ def _named_frontends(options: GlobalOptions) -> Iterator[list[tuple[str, str]]]:
     elif planes[0] != "kubernetes":
         yield []
     else:
-        with cluster_ways(options) as ways:
+        with cluster_ways(options, namespace(options)) as ways:
             yield list(zip(ways.names, ways.urls, strict=True))
 
 

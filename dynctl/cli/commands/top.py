@@ -41,9 +41,9 @@ def top(
 ) -> int:
     """Watch a fleet: domains, workers, decisions, alerts. ? in it lists the keys."""
     from dynctl.base.errors import ExitCode
-    from dynctl.sources import connect
+    from dynctl.sources import connect_live
 
-    source = connect(options).live(frontend_log)
+    source = connect_live(options, frontend_log)
     if once or options.output is not OutputFormat.TABLE:
         from dynctl.top.once import print_frame
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 from dynctl.documents.view import SavedView
-from dynctl.sources.source import LiveSource, refuse_log
 from dynctl.sources.view import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from router_core import (
@@ -65,12 +64,6 @@ class DemoSource(ViewSource):
             if not applied.ok:
                 raise RuntimeError(f"demo fleet: {applied.message}")
         super().__init__(demo_view(router, _NOW), TITLE)
-
-    def live(self, frontend_log: str | None = None) -> LiveSource:
-        from dynctl.sources.demo.live import LiveDemo
-
-        refuse_log(self, frontend_log)
-        return LiveDemo()
 
 
 def demo_config() -> RouterConfig:

@@ -31,7 +31,8 @@ from dynctl.sources.demo.fleet import (
 )
 from dynctl.sources.demo.traffic import DemoTraffic
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
-from dynctl.sources.source import LiveSource, Source, Thresholds, Values
+from dynctl.sources.source import LiveSource, Source
+from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.view import ViewSource
 from router_core import ThresholdsSet
 

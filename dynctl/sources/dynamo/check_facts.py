@@ -94,7 +94,7 @@ def gather(options: GlobalOptions) -> CheckFacts:
         urls = (DEFAULT_FRONTEND,)
     if (backend(options) or ("",))[0] != "kubernetes":
         return asyncio.run(_gather(options, planes_named, urls))
-    with cluster_ways(options) as ways:
+    with cluster_ways(options, namespace(options)) as ways:
         names = {} if urls else {u: f"Pod {n}" for u, n in zip(ways.urls, ways.names, strict=True)}
         beyond = "" if ways.direct else OUT_OF_REACH
         facts = asyncio.run(_gather(options, planes_named, urls or (*names,), beyond, names))

@@ -13,7 +13,7 @@ import msgspec
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.sources.http import HttpFrontend, json_object
-from dynctl.sources.source import Thresholds, Values
+from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.wire.dynamo.discovery import INSTANCES, Instance, Malformed, parse_entry
 from dynctl.wire.dynamo.frontend_metrics import MAX_BYTES, FrontendMetrics, read_frontend_metrics
 from router_core import THRESHOLD_SETTINGS

@@ -20,10 +20,10 @@ from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.health.facts import FrontendFacts, Unread
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.dynamo.planes import backend
+from dynctl.sources.dynamo.planes import backend, namespace
 from dynctl.sources.http import async_client, read_response
 from dynctl.sources.kubernetes import OUT_OF_REACH, Reached, cluster_ways
-from dynctl.sources.source import Thresholds, Values
+from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import set_on_all
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, read_frontend_metrics
 
@@ -126,7 +126,7 @@ def reached_frontends(options: GlobalOptions, urls: Sequence[str]) -> Iterator[R
     if urls or (backend(options) or ("",))[0] != "kubernetes":
         yield ReachedFrontends([DynamoFrontend(url, options.timeout) for url in urls])
         return
-    with cluster_ways(options) as cluster:
+    with cluster_ways(options, namespace(options)) as cluster:
         frontends = [DynamoFrontend(url, options.timeout) for url in cluster.urls]
         yield ReachedFrontends(frontends, cluster)
 

@@ -35,7 +35,8 @@ from dynctl.sources.dynamo.router_state import replicas_mirror, take_load, take_
 from dynctl.sources.dynamo.snapshot import Readings, RowCache, dynamo_alerts, snapshot_parts
 from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.kubernetes import OUT_OF_REACH
-from dynctl.sources.source import LiveSource, Source, Thresholds, Values
+from dynctl.sources.source import LiveSource, Source
+from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.events import decode_forward_pass
 from dynctl.wire.dynamo.frontend_log import read_line

@@ -12,7 +12,7 @@ from typing import Final
 from dynctl.documents.route_result import UNKNOWN_LOAD
 from dynctl.sources.dynamo.load_mirror import gauge_changes
 from dynctl.sources.dynamo.observer import PRESET, Observer
-from dynctl.sources.source import Thresholds
+from dynctl.sources.thresholds import Thresholds
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
 from dynctl.wire.dynamo.router_settings import read_router_config
 from router_core import ConfigSet, ThresholdsSet

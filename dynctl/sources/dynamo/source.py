@@ -34,7 +34,7 @@ from dynctl.sources.dynamo.router_state import (
 )
 from dynctl.sources.dynamo.worker_reports import WorkerReports
 from dynctl.sources.query import RouteQuery, choose_model
-from dynctl.sources.source import LiveSource, Thresholds, Values
+from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import Replica
 from dynctl.sources.view import ViewSource
 from router_core import hash_prompt
@@ -125,11 +125,6 @@ class DynamoSource:
     def save(self) -> bytes:
         """The view with the tokenizers that can be fetched; --view --model-path adds others."""
         return self._view(tokenizers="all").save()
-
-    def live(self, frontend_log: str | None = None) -> LiveSource:
-        from dynctl.sources.dynamo.live import LiveDynamo
-
-        return LiveDynamo(self._options, self._urls, frontend_log)
 
     # -- observing -------------------------------------------------------------------------
 

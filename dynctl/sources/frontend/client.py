@@ -21,7 +21,7 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import WorkerRow, decode_worker_rows
 from dynctl.sources.http import HttpFrontend, json_object, read_response
 from dynctl.sources.query import RouteQuery, choose_model
-from dynctl.sources.source import Thresholds, Values
+from dynctl.sources.thresholds import Thresholds, Values
 from router_core import THRESHOLD_SETTINGS
 
 #: A larger response is not from a frontend of ours.

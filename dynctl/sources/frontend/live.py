@@ -18,7 +18,8 @@ from dynctl.sources.frontend.client import AsyncFrontendClient
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
 from dynctl.sources.frontend.source import FrontendSource
 from dynctl.sources.http import async_client
-from dynctl.sources.source import LiveSource, Thresholds, Values
+from dynctl.sources.source import LiveSource
+from dynctl.sources.thresholds import Thresholds, Values
 
 #: A reading takes at most this long, whatever --timeout is: the screen must go on.
 READ_S: Final = 5.0

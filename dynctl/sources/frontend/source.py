@@ -12,7 +12,7 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.source import LiveSource, Thresholds, Values, refuse_log
+from dynctl.sources.thresholds import Thresholds, Values
 
 if TYPE_CHECKING:
     from dynctl.sources.thresholds.replicas import Replica
@@ -32,8 +32,6 @@ class FrontendSource:
         self.clients = [FrontendClient(url, token, timeout) for url in urls]
         self.title = ", ".join(client.title for client in self.clients)
         self.doubts: tuple[str, ...] = ()
-        self._token = token
-        self._timeout = timeout
 
     def route(self, query: RouteQuery) -> RouteResult:
         if query.assignments:
@@ -83,12 +81,6 @@ class FrontendSource:
 
     def save(self) -> bytes:
         return self._first(lambda client: client.save())
-
-    def live(self, frontend_log: str | None = None) -> LiveSource:
-        from dynctl.sources.frontend.live import LiveFrontends
-
-        refuse_log(self, frontend_log)
-        return LiveFrontends([client.url for client in self.clients], self._token, self._timeout)
 
     def _first(self, read: Callable[[FrontendClient], _Answer]) -> _Answer:
         last: Unreachable | None = None

@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.source import Thresholds, Values
+from dynctl.sources.thresholds import Thresholds, Values
 from router_core import THRESHOLD_SETTINGS
 
 State = Literal["set", "failed", "set back", "left over"]

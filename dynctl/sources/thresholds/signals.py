@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dynctl.documents.thresholds import Latch, SignalRow
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.source import Values
+from dynctl.sources.thresholds import Values
 from dynctl.sources.thresholds.effects import RankSignals, rank_signals
 from router_core import REPORTED_TOKENS, UNKNOWN_BATCHED_TOKENS, ThresholdSignal
 

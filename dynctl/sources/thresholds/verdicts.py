@@ -13,7 +13,7 @@ from typing import Final
 
 from dynctl.base.errors import DynctlError
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.source import Values
+from dynctl.sources.thresholds import Values
 from dynctl.sources.thresholds.effects import rank_signals
 from dynctl.sources.thresholds.replicas import Replica, at_once
 

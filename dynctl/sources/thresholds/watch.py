@@ -13,7 +13,7 @@ from typing import Final
 
 from dynctl.base.errors import DynctlError, Unreachable
 from dynctl.documents.thresholds import ThresholdEvent
-from dynctl.sources.source import Values
+from dynctl.sources.thresholds import Values
 from dynctl.sources.thresholds.effects import rank_signals
 from dynctl.sources.thresholds.replicas import Reading, Replica, at_once, differing
 from router_core import THRESHOLD_SETTINGS

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.base.options import GlobalOptions
-from dynctl.sources import connect
+from dynctl.sources import connect_live
 from dynctl.sources.dynamo.live import LiveDynamo
 from tests.waiting import patience
 
@@ -238,4 +238,4 @@ def test_top_and_events_look_where_the_context_says(dynctl, tmp_path):
     ran = dynctl("events", "tail", "--duration", "0.2", "--context", "lab")
     assert (ran.code, ran.err.count("no discovery backend")) == (0, 0), ran.err
     options = GlobalOptions(context="lab", given=frozenset({"context"}))
-    assert isinstance(connect(options).live(), LiveDynamo)
+    assert isinstance(connect_live(options), LiveDynamo)
