@@ -171,7 +171,7 @@ class BlockOwnership:
         before = self._counts.get(slot, 0)
         removed = len(set(held))
         unknown = len(block_hashes) - len(held)
-        self._take(slot, held)
+        self._remove_chains(slot, held)
         gone = before - self._counts.get(slot, 0)
         return RemoveResult(removed, gone - removed, unknown)
 
@@ -184,7 +184,7 @@ class BlockOwnership:
         if slot in self._dropping:
             return 0
         before = self._counts.get(slot, 0)
-        self._take(slot, list(self._roots.get(slot, ())))
+        self._remove_chains(slot, list(self._roots.get(slot, ())))
         return before
 
     def _store_known(
@@ -220,7 +220,7 @@ class BlockOwnership:
         else:
             fresh = done = 0
             for block, name in zip(blocks, block_hashes, strict=False):
-                if not self._rename(slot, bit, name, block):
+                if not self._announce(slot, bit, name, block):
                     break
                 done += 1
                 mask = owners[block]
@@ -255,7 +255,7 @@ class BlockOwnership:
         else:
             done = 0
             for block, name in zip(blocks, block_hashes, strict=True):
-                if not self._rename(slot, bit, name, block):
+                if not self._announce(slot, bit, name, block):
                     break
                 # Owned at once: the name must be valid for the blocks after it.
                 owners[block] = bit
@@ -268,7 +268,7 @@ class BlockOwnership:
             self._children.only.set_many(blocks, local[1:done], shards)
         return done
 
-    def _rename(self, slot: int, bit: int, name: int, block: int) -> bool:
+    def _announce(self, slot: int, bit: int, name: int, block: int) -> bool:
         """Name ``block`` as ``name`` on ``slot``; False if another of its blocks has the name."""
         meant = self._names.block(slot, name)
         if meant is not None and meant != block and self._owners.get(meant, 0) & bit:
@@ -276,7 +276,7 @@ class BlockOwnership:
         self._names.announce(slot, name, block)
         return True
 
-    def _take(self, slot: int, pending: list[int], limit: int | None = None) -> int:
+    def _remove_chains(self, slot: int, pending: list[int], limit: int | None = None) -> int:
         """Remove the blocks in ``pending`` and all blocks after them from ``slot``.
 
         Stops after ``limit`` visits and leaves the rest in ``pending``; returns the visits.

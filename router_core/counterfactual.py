@@ -16,7 +16,7 @@ from router_core.decision import Decision
 from router_core.taints import preference_multiplier
 
 #: Loads are searched up to this many tokens or blocks, more than any fleet has.
-_MOST = 1 << 40
+_LARGEST_LOAD = 1 << 40
 #: Cost weights are searched from 0 to this multiple of their current value (at least 1).
 _WEIGHT_REACH = 16.0
 
@@ -122,14 +122,14 @@ def _load_flips(decision: Decision, winner: int, second: int) -> Iterator[Flip]:
     ]
     for term, change in loads:
         if term in names:
-            by = _least(partial(_loses_under, decision, winner, change, 1))
+            by = _smallest_flip(partial(_loses_under, decision, winner, change, 1))
             if by is not None:
                 yield _load_flip(decision, winner, change, by)
     for term, change in loads:
         if term not in names:
             continue
-        have = _have(decision, second, change)
-        by = _least(partial(_loses_under, decision, second, change, -1), most=have)
+        have = _current_load(decision, second, change)
+        by = _smallest_flip(partial(_loses_under, decision, second, change, -1), most=have)
         if by is not None:
             yield _load_flip(decision, second, change, -by)
 
@@ -145,7 +145,7 @@ def _weight_flips(decision: Decision) -> Iterator[Flip]:
     for name in weights:
         now = float(getattr(decision.parameters, name))
         ends = (0.0, max(1.0, now) * _WEIGHT_REACH)
-        changes = [_between(partial(_loses_at, decision, name), now, end) for end in ends]
+        changes = [_change_towards(partial(_loses_at, decision, name), now, end) for end in ends]
         found = [by for by in changes if by is not None]
         if found:
             yield Flip(name, min(found, key=abs))
@@ -163,7 +163,7 @@ def _load_flip(decision: Decision, position: int, change: str, by: int) -> Flip:
     return Flip(change, by, decision.workers[position].name, decision.refs[position].dp_rank)
 
 
-def _have(decision: Decision, position: int, change: str) -> int:
+def _current_load(decision: Decision, position: int, change: str) -> int:
     inputs = decision.inputs
     if inputs is None:
         return 0
@@ -174,7 +174,7 @@ def _have(decision: Decision, position: int, change: str) -> int:
     return inputs.active_requests[position]
 
 
-def _least(flipped: Callable[[int], bool], most: int = _MOST) -> int | None:
+def _smallest_flip(flipped: Callable[[int], bool], most: int = _LARGEST_LOAD) -> int | None:
     """The least k in 1..most that flips, None if none does; ``flipped`` is monotone."""
     if most < 1:
         return None
@@ -190,7 +190,7 @@ def _least(flipped: Callable[[int], bool], most: int = _MOST) -> int | None:
     return high
 
 
-def _between(flipped: Callable[[float], bool], now: float, end: float) -> float | None:
+def _change_towards(flipped: Callable[[float], bool], now: float, end: float) -> float | None:
     """The change from ``now`` towards ``end`` at which it flips, None if it does not flip."""
     if now == end or not flipped(end):
         return None
@@ -240,10 +240,10 @@ def preference(decision: Decision) -> Preference | None:
         return Preference(item.taint, weight, crossover, None, None, "no candidate has the taint")
     if not remote:
         return Preference(item.taint, weight, crossover, None, 0.0, "every candidate has the taint")
-    return _metered(item.taint, weight, crossover, local, min(remote))
+    return _measured(item.taint, weight, crossover, local, min(remote))
 
 
-def _metered(
+def _measured(
     taint: str, weight: float, crossover: float, local: list[tuple[float, float]], remote: float
 ) -> Preference:
     best = min(raw * preference_multiplier((rest,)) for raw, rest in local)

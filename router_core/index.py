@@ -60,7 +60,7 @@ class PrefixIndex(BlockOwnership):
                     if not roots:
                         break
                     pending.append(roots.pop())
-                max_blocks -= self._take(slot, pending, max_blocks)
+                max_blocks -= self._remove_chains(slot, pending, max_blocks)
             if not self._counts.get(slot):
                 del self._dropping[slot]
         return sum(self._counts.get(slot, 0) for slot in self._dropping)

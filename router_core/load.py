@@ -48,14 +48,14 @@ class ActiveSequences:
         self.prefill_tokens: list[int] = []
         self.decode_blocks: list[int] = []
         self.requests: list[int] = []
-        self._whole: list[int] = []
+        self._blocks: list[int] = []
         self._adjusted: list[float] = []
         self._bookings: dict[tuple[str, Stage], ActiveRequest] = {}
         self._stages: dict[str, tuple[Stage, ...]] = {}
         self._of_slot: list[set[tuple[str, Stage]]] = []
         self._holders: dict[int, int] = {}
         #: (hash, slot) -> additional requests that hold the block there; absent means 0.
-        self._more: dict[tuple[int, int], int] = {}
+        self._extra_holders: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -71,7 +71,7 @@ class ActiveSequences:
         """Extend the columns to the slots 0 .. capacity - 1."""
         missing = capacity - len(self.prefill_tokens)
         if missing > 0:
-            for column in (self.prefill_tokens, self.decode_blocks, self.requests, self._whole):
+            for column in (self.prefill_tokens, self.decode_blocks, self.requests, self._blocks):
                 column.extend([0] * missing)
             self._adjusted.extend([0.0] * missing)
             self._of_slot.extend(set() for _ in range(missing))
@@ -105,7 +105,7 @@ class ActiveSequences:
         self._of_slot[slot].add(key)
         self.prefill_tokens[slot] += prefill_tokens
         self.requests[slot] += 1
-        self._whole[slot] += anonymous_blocks + self._hold(slot, hashes)
+        self._blocks[slot] += anonymous_blocks + self._hold(slot, hashes)
         self._round(slot)
         return True
 
@@ -141,10 +141,10 @@ class ActiveSequences:
         slot = booking.slot
         booking.seen_at = now
         booking.output_blocks += 1
-        self._whole[slot] += 1
+        self._blocks[slot] += 1
         if fraction is not None:
             exclusive = booking.output_blocks + booking.anonymous_blocks
-            exclusive += sum((h, slot) not in self._more for h in booking.sequence_hashes)
+            exclusive += sum((h, slot) not in self._extra_holders for h in booking.sequence_hashes)
             lowered = (fraction - 1.0) * exclusive
             self._adjusted[slot] += lowered - booking.adjustment
             booking.adjustment = lowered
@@ -163,7 +163,7 @@ class ActiveSequences:
             self.prefill_tokens[slot] -= booking.prefill_tokens
             self.requests[slot] -= 1
             gone = self._drop(slot, booking.sequence_hashes)
-            self._whole[slot] -= booking.anonymous_blocks + booking.output_blocks + gone
+            self._blocks[slot] -= booking.anonymous_blocks + booking.output_blocks + gone
             self._adjusted[slot] -= booking.adjustment
             self._round(slot)
             changed.append(slot)
@@ -233,7 +233,7 @@ class ActiveSequences:
             booking.seen_at = row["seen_at"]
             booking.output_blocks = row["output_blocks"]
             booking.adjustment = row["adjustment"]
-            load._whole[booking.slot] += booking.output_blocks
+            load._blocks[booking.slot] += booking.output_blocks
             load._adjusted[booking.slot] += booking.adjustment
             load._round(booking.slot)
         return load
@@ -248,7 +248,7 @@ class ActiveSequences:
         for block in hashes:
             mask = holders.get(block, 0)
             if mask & bit:
-                self._more[block, slot] = self._more.get((block, slot), 0) + 1
+                self._extra_holders[block, slot] = self._extra_holders.get((block, slot), 0) + 1
             else:
                 holders[block] = mask | bit
                 fresh += 1
@@ -259,11 +259,11 @@ class ActiveSequences:
         bit = 1 << slot
         gone = 0
         for block in hashes:
-            more = self._more.get((block, slot), 0)
+            more = self._extra_holders.get((block, slot), 0)
             if more > 1:
-                self._more[block, slot] = more - 1
+                self._extra_holders[block, slot] = more - 1
             elif more == 1:
-                del self._more[block, slot]
+                del self._extra_holders[block, slot]
             else:
                 left = self._holders[block] & ~bit
                 if left:
@@ -275,4 +275,4 @@ class ActiveSequences:
 
     def _round(self, slot: int) -> None:
         # Half a block counts as a block, as in Dynamo.
-        self.decode_blocks[slot] = int(self._whole[slot] + self._adjusted[slot] + 0.5)
+        self.decode_blocks[slot] = int(self._blocks[slot] + self._adjusted[slot] + 0.5)

@@ -52,7 +52,7 @@ def plan(
     """
     if stages(view, request.model) == ("aggregated",):
         decision = _select(view, request, "aggregated", sample=samples[0], detail=detail)
-        return RoutingPlan(request.id, request.model, None, _explained(view, decision))
+        return RoutingPlan(request.id, request.model, None, _with_message(view, decision))
     prefill = _select_prefill(view, request, samples[0], detail)
     return continue_plan(view, request, prefill, sample=samples[1], detail=detail)
 
@@ -69,14 +69,14 @@ def continue_plan(
 
     Frontends use it between the hops too, when prefill is done and the fleet may have changed.
     """
-    begun = RoutingPlan(request.id, request.model, prefill, None)
+    prefill_only = RoutingPlan(request.id, request.model, prefill, None)
     if prefill.winner is None:
-        return begun
+        return prefill_only
     try:
-        derived = _derive(view, request.model, prefill.worker)
+        derived = _implied(view, request.model, prefill.worker)
     except PolicyUnderivable as error:
         refused = replace(prefill, outcome="policy_underivable", winner=None, message=str(error))
-        return replace(begun, prefill=refused)
+        return replace(prefill_only, prefill=refused)
     merged = request.constraints.merged(derived.constraints)
     decode = _select(view, request, "decode", constraints=merged, sample=sample, detail=detail)
     relaxed = False
@@ -86,8 +86,8 @@ def continue_plan(
             wanted = ", ".join(item.taint for item in derived.constraints)
             note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
             decode, relaxed = replace(free, notes=(*free.notes, note)), True
-    decode = _explained(view, decode)
-    return replace(begun, decode=decode, implied=derived.constraints, relaxed=relaxed)
+    decode = _with_message(view, decode)
+    return replace(prefill_only, decode=decode, implied=derived.constraints, relaxed=relaxed)
 
 
 def decode_by_prefill(
@@ -160,7 +160,7 @@ def _select_prefill(
     )
     emptied = decision.emptied_by()
     if emptied is None or emptied.filter != "decode_capacity":
-        return _explained(view, decision)
+        return _with_message(view, decision)
     if crossing:
         # fallback: the domain has no decode worker, so its prefill workers may cross it.
         free = _select(
@@ -171,10 +171,10 @@ def _select_prefill(
             replace(step, skipped=skipped) if step.filter == "decode_capacity" else step
             for step in free.funnel
         )
-        return _explained(view, replace(free, funnel=funnel))
+        return _with_message(view, replace(free, funnel=funnel))
     if _only_busy(view, request):
         decision = replace(decision, outcome="all_busy")
-    return _explained(view, decision)
+    return _with_message(view, decision)
 
 
 def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, int]:
@@ -214,12 +214,12 @@ def _groups(view: RoutingView) -> TransferGroups:
     return view.groups.of(view.registry, view.policy)
 
 
-def _derive(view: RoutingView, model: str, worker: Worker | None) -> ImpliedConstraints:
+def _implied(view: RoutingView, model: str, worker: Worker | None) -> ImpliedConstraints:
     siblings = (w for w in view.registry if w.model == model and w.role is Role.PREFILL)
     return implied_constraints(worker, siblings, view.policy)
 
 
-def _explained(view: RoutingView, decision: Decision) -> Decision:
+def _with_message(view: RoutingView, decision: Decision) -> Decision:
     """The decision, with a message if all workers of a role are missing."""
     if decision.winner is not None or decision.message:
         return decision

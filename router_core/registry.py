@@ -185,7 +185,7 @@ class WorkerRegistry:
             ref = WorkerWithDpRank(worker.worker_id, rank)
             slot = self._slots.get(ref, -1)
             if slot < 0:
-                slot = self._take_slot()
+                slot = self._new_slot()
                 self._slots[ref] = slot
                 self._refs[slot] = ref
             self._by_slot[slot] = worker
@@ -271,7 +271,7 @@ class WorkerRegistry:
         self.version += 1
         self._candidates.clear()
 
-    def _take_slot(self) -> int:
+    def _new_slot(self) -> int:
         if self._free:
             return self._free.pop()
         self._refs.append(None)

@@ -398,7 +398,7 @@ class Router:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
-        taken = self.load.book(
+        booked = self.load.book(
             change.request_id,
             change.stage,
             slot,
@@ -407,7 +407,7 @@ class Router:
             anonymous_blocks=change.anonymous_blocks,
             now=now,
         )
-        if not taken:
+        if not booked:
             message = f"request {change.request_id} is already booked on the {change.stage} hop"
             return Applied(False, "duplicate_request", message)
         key = (self.registry.worker(slot).model, change.stage)

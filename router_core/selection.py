@@ -194,13 +194,13 @@ def select(
     request, stage, profile = context.request, context.stage, view.profile
     mask = view.registry.alive
     funnel: list[FunnelStep] = []
-    taken: list[tuple[Filter, int]] = []
+    rejected: list[tuple[Filter, int]] = []
     for one in profile.filters:
         passing = one.mask(view, context)
         if passing is None:
             continue
         left = mask & passing
-        taken.append((one, mask & ~left))
+        rejected.append((one, mask & ~left))
         funnel.append(FunnelStep(one.name, mask.bit_count(), left.bit_count()))
         mask = left
         if not mask:
@@ -208,8 +208,8 @@ def select(
     if detail or not mask:
         limit = None if detail else MAX_REFUSAL_REASONS
         funnel = [
-            replace(step, rejected=_rejections(one, gone, view, context, limit)) if gone else step
-            for step, (one, gone) in zip(funnel, taken, strict=True)
+            replace(step, rejected=_rejections(one, out, view, context, limit)) if out else step
+            for step, (one, out) in zip(funnel, rejected, strict=True)
         ]
     parameters = view.parameters[stage]
     common: dict[str, Any] = {

@@ -77,7 +77,7 @@ def implied_constraints(
         return UNCONSTRAINED
     config = worker.runtime_config
     if config.kv_transfer_domain is None:
-        return _from_router(worker, policy)
+        return _implied_by_router(worker, policy)
     domain, value = (
         config.kv_transfer_domain,
         config.topology_domains.get(config.kv_transfer_domain),
@@ -106,7 +106,7 @@ def implied_constraints(
     return ImpliedConstraints((TaintConstraint(taint, "preferred", weight, origin),))
 
 
-def _from_router(worker: Worker, policy: RouterPolicy | None) -> ImpliedConstraints:
+def _implied_by_router(worker: Worker, policy: RouterPolicy | None) -> ImpliedConstraints:
     if policy is None:
         return UNCONSTRAINED
     value = worker.domains.get(policy.domain)
@@ -141,12 +141,13 @@ def policy_conflict(worker: Worker, policy: RouterPolicy | None) -> str | None:
     if own == (policy.domain, policy.enforcement, policy.weight):
         return None
     return (
-        f"worker {worker.name} publishes {_say(*own)}, the router is set to "
-        f"{_say(policy.domain, policy.enforcement, policy.weight)}; the worker's policy is used"
+        f"worker {worker.name} publishes {_policy_text(*own)}, the router is set to "
+        f"{_policy_text(policy.domain, policy.enforcement, policy.weight)}; "
+        "the worker's policy is used"
     )
 
 
-def _say(domain: str, enforcement: str | None, weight: float | None) -> str:
+def _policy_text(domain: str, enforcement: str | None, weight: float | None) -> str:
     strength = "" if weight is None else f" {weight:g}"
     return f"{enforcement or 'no enforcement'}{strength} {domain}"
 
