@@ -63,7 +63,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "dynctl/planning",
         "dynctl/serving",
         "dynctl/simulation",
-        "dynctl/tokenization",
     }
 )
 

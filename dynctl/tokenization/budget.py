@@ -1,9 +1,9 @@
-"""How much one render may do: the counters behind the template sandbox.
+"""Limits of the work of one render: the counters of the template sandbox.
 
-The sandbox of jinja2 stops a template from reaching Python's internals. It does not stop one
+The sandbox of jinja2 stops a template from reaching Python's internals. It does not stop a template
 that loops a billion times or doubles a string forty times. These counters do: operations are
-counted (the same template and messages always stop at the same place), characters that a render
-creates are counted before they are created, and a deadline catches what is slow but small.
+counted (the same template and messages always stop at the same place), characters are counted
+before a render creates them, and a deadline stops slow work.
 """
 
 import threading
@@ -16,14 +16,14 @@ from jinja2.exceptions import SecurityError
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Bounds of one chat template.
+    """Limits of one chat template.
 
-    ``template_chars``: source length. ``output_chars``: length of the rendered prompt.
+    ``template_chars``: length of the source. ``output_chars``: length of the rendered prompt.
     ``operations``: loop rounds, calls, filters, comparisons and outputs, plus one per sixteen
-    nodes of each list or mapping that the template builds or prints. ``created_chars``: every
-    string that one render creates, kept or not. ``string_chars``: one string.
-    ``nodes``: one list or mapping, everything inside it counted. ``width``: a number that widens
-    text (padding, indentation, repetition of digits). ``seconds``: wall time.
+    nodes of each list or mapping that the template builds or prints. ``created_chars``: total
+    length of the strings that one render creates. ``string_chars``: length of one string.
+    ``nodes``: nodes inside one list or mapping. ``width``: a number that widens text (padding,
+    indentation, repetition of digits). ``seconds``: wall time.
     """
 
     template_chars: int = 256 * 1024
@@ -37,12 +37,12 @@ class RenderLimits:
 
 
 class WorkLimitError(SecurityError):
-    """A template went over one of its limits."""
+    """A template exceeded one of its limits."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """What is left of one render's limits; single use."""
+    """The work of one render, checked against its limits. For one render only."""
 
     limits: RenderLimits
     clock: Callable[[], float]
@@ -54,7 +54,7 @@ class Budget:
         self.deadline = self.clock() + self.limits.seconds
 
     def spend(self, operations: int = 1, chars: int = 0) -> None:
-        """Count work about to be done; raises :class:`WorkLimitError` when it is too much."""
+        """Count work before it is done. Raises :class:`WorkLimitError`."""
         self.operations += operations
         if self.operations > self.limits.operations:
             raise WorkLimitError(f"more than {self.limits.operations} operations")
@@ -62,26 +62,26 @@ class Budget:
             self.created += chars
             if self.created > self.limits.created_chars:
                 raise WorkLimitError(f"more than {self.limits.created_chars} characters created")
-        # Not at every step: reading a clock costs as much as the rest of this method.
+        # Not at every step: reading the clock costs as much as the rest of this method.
         if (self.operations & 15 < operations or chars > 4096) and self.clock() > self.deadline:
             raise WorkLimitError(f"more than {self.limits.seconds} s")
 
     def string(self, chars: int) -> None:
-        """One operation that is about to create a string of this length."""
+        """Count one operation before it creates a string of this length."""
         if chars > self.limits.string_chars:
             raise WorkLimitError(f"a string longer than {self.limits.string_chars} characters")
         self.spend(1, chars)
 
     def width(self, value: object) -> None:
-        """A number that widens its result; anything but a large ``int`` passes."""
+        """Check a number that widens its result; only a large ``int`` is refused."""
         if isinstance(value, int) and abs(value) > self.limits.width:
             raise WorkLimitError(f"a width or count above {self.limits.width}")
 
     def weigh(self, value: object) -> int:
-        """Characters and nodes inside ``value``, shared parts counted each time they occur.
+        """The number of characters and nodes inside ``value``; shared parts count at each place.
 
-        Forty lists that each hold the previous one twice are forty objects in memory and 2**40
-        when printed or compared; so containers are weighed when built and before they are shown.
+        Forty lists that each contain the previous one twice are forty objects in memory and 2**40
+        when printed or compared, so containers are counted when built and before they are printed.
         """
         if isinstance(value, str):
             return len(value)
@@ -114,7 +114,7 @@ class Budget:
 
 
 class BudgetHolder(threading.local):
-    """The budget of the render that runs on this thread; templates are shared between threads."""
+    """The budget of this thread's current render; threads share templates."""
 
     current: Budget | None = None
 

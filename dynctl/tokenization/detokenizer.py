@@ -1,11 +1,11 @@
-"""Token ids in, text out, piece by piece."""
+"""Decode token ids to text incrementally."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 # A character of UTF-8 has at most four bytes: after three tokens the fourth completes it.
 _LONGEST_WAIT = 3
-# Ids decoded again before each new piece: enough to hold a whole character.
+# The number of ids decoded again before each new piece: at least one whole character.
 _CONTEXT = 6
 _REPLACEMENT = "\ufffd"
 
@@ -17,9 +17,9 @@ class Decoder(Protocol):
 class StreamDecoder:
     """Decodes one sequence incrementally; one per stream, not shared.
 
-    Text is held back while it ends inside a character (tokens may split one). Each new piece is
-    decoded together with the piece before it, because a decoder treats the first token specially
-    (leading spaces). The window is bounded, so a sequence of n tokens costs O(n).
+    Text that ends inside a character is held back, because tokens may split a character. Each new
+    piece is decoded together with the previous piece, because a decoder treats the first token
+    differently (leading spaces). The window is bounded, so n tokens cost O(n).
     """
 
     def __init__(self, decoder: Decoder, *, skip_special_tokens: bool = True) -> None:
@@ -55,9 +55,9 @@ class StreamDecoder:
         return text[len(before) :]
 
     def _incomplete_tail(self) -> int:
-        """How many of the last ids to hold back so that the rest ends with a whole character.
+        """The number of last ids to hold back, so that the rest ends with a whole character.
 
-        0 if these ids cannot be the start of one: bytes that are no text are shown as they are.
+        0 if these ids cannot start a character: invalid bytes are not held back.
         """
         for kept in range(1, min(len(self._pending), _LONGEST_WAIT) + 1):
             head = [*self._shown, *self._pending[: len(self._pending) - kept]]

@@ -1,10 +1,10 @@
-"""A chat as Dynamo 1.6's frontend hands it to the chat template.
+"""Change a chat in the way of Dynamo 1.6's frontend, before the chat template renders it.
 
-Dynamo reads a request into types of its own and writes those out again for the template, so what
-the template sees is not quite what the client sent: unknown keys are gone, a tool without a
-description has an empty one. Engines' own servers do other things (see
-:meth:`dynctl.tokenization.ChatTemplate.render`); this is for predicting Dynamo alone. Each rule
-was seen on a running 1.6.1, by a template that prints its messages and tools.
+Dynamo reads a request into its own types and writes those for the template, so the template gets
+other values than the client sent: unknown keys are missing, a tool without a description has an
+empty one. Servers of engines follow other rules (see
+:meth:`dynctl.tokenization.ChatTemplate.render`); this module is only for predicting Dynamo. Each
+rule was observed with Dynamo 1.6.1, with a template that prints its messages and tools.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,10 +41,10 @@ def as_dynamo_reads(
     *,
     tool_choice: object = None,
 ) -> DynamoChat:
-    """The chat with which our rendering gives the tokens of Dynamo's.
+    """The chat that renders to the same tokens as in Dynamo.
 
-    ``tool_choice`` is the request's: ``"none"`` keeps the tools from the template, which is the
-    default of a worker's card. Raises PromptError for a model without a chat template.
+    ``tool_choice`` of the request: with ``"none"`` the template gets no tools, which is the default
+    of a worker's card. Raises PromptError for a model without a chat template.
     """
     kept = [_tool(tool) for tool in tools or ()] if tool_choice != "none" else []
     template = tokenizer.template_for(with_tools=bool(kept))
@@ -52,63 +52,65 @@ def as_dynamo_reads(
 
 
 def _message(message: Message, template: ChatTemplate) -> dict[str, Any]:
-    told = dict(message)
-    if told.get("reasoning_content") is None and told.get("reasoning") is not None:
-        told["reasoning_content"] = told["reasoning"]
-    content = told.get("content")
+    changed = dict(message)
+    if changed.get("reasoning_content") is None and changed.get("reasoning") is not None:
+        changed["reasoning_content"] = changed["reasoning"]
+    content = changed.get("content")
     if isinstance(content, list | tuple) and not template.wraps_strings and _all_text(content):
-        told["content"] = "\n".join(part["text"] for part in content)
-    if told.get("role") == "assistant" and "reasoning_content" not in template.source:
-        _fold_reasoning(told, in_parts=template.wraps_strings)
-    calls = told.get("tool_calls")
+        changed["content"] = "\n".join(part["text"] for part in content)
+    if changed.get("role") == "assistant" and "reasoning_content" not in template.source:
+        _fold_reasoning(changed, in_parts=template.wraps_strings)
+    calls = changed.get("tool_calls")
     if isinstance(calls, list | tuple):
-        told["tool_calls"] = [_call(call) if isinstance(call, Mapping) else call for call in calls]
-    return _picked(told, _MESSAGE_KEYS)
+        changed["tool_calls"] = [
+            _call(call) if isinstance(call, Mapping) else call for call in calls
+        ]
+    return _picked(changed, _MESSAGE_KEYS)
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    told = _picked(call, _CALL_KEYS)
-    if isinstance(told.get("function"), Mapping):
-        told["function"] = _picked(told["function"], _CALLED_KEYS)
-    return told
+    picked = _picked(call, _CALL_KEYS)
+    if isinstance(picked.get("function"), Mapping):
+        picked["function"] = _picked(picked["function"], _CALLED_KEYS)
+    return picked
 
 
-def _fold_reasoning(told: dict[str, Any], *, in_parts: bool) -> None:
-    """A template that knows no reasoning gets it as text before the content.
+def _fold_reasoning(message: dict[str, Any], *, in_parts: bool) -> None:
+    """Put the reasoning as text before the content, for a template without reasoning.
 
-    Dynamo hands a template of parts alone a bare string if there is no content, which such a
-    template walks letter by letter; that is not imitated.
+    If there is no content, Dynamo passes a bare string to a template that expects parts, and such
+    a template iterates over its letters; that is not imitated.
     """
-    reasoning = told.get("reasoning_content")
+    reasoning = message.get("reasoning_content")
     thoughts = [reasoning] if isinstance(reasoning, str) else reasoning
     if not thoughts or not isinstance(thoughts, list | tuple) or not any(thoughts):
         return
     folded = "".join(f"<think>{thought}</think>" for thought in thoughts)
-    content = told.get("content")
+    content = message.get("content")
     if content is not None and not isinstance(content, str):
         return
     if in_parts and content:
-        told["content"] = [{"type": "text", "text": text} for text in (folded, content)]
+        message["content"] = [{"type": "text", "text": text} for text in (folded, content)]
     else:
-        told["content"] = folded + (content or "")
-    del told["reasoning_content"]
+        message["content"] = folded + (content or "")
+    del message["reasoning_content"]
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return dict(tool)
-    told = _picked(function, _FUNCTION_KEYS)
-    # What Dynamo adds comes last, where a template that prints the tool shows it.
-    parameters = told.get("parameters")
+    picked = _picked(function, _FUNCTION_KEYS)
+    # Dynamo adds its fields at the end: a template may print the tool in this order.
+    parameters = picked.get("parameters")
     if isinstance(parameters, Mapping):
-        told["parameters"] = {
+        picked["parameters"] = {
             **parameters,
             **({} if "type" in parameters else {"type": "object"}),
             **({} if "properties" in parameters else {"properties": {}}),
         }
-    told.setdefault("description", "")
-    return {"type": tool.get("type", "function"), "function": told}
+    picked.setdefault("description", "")
+    return {"type": tool.get("type", "function"), "function": picked}
 
 
 def _picked(value: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What can go wrong between a prompt and its tokens.
+"""The errors of tokenization.
 
 ::
 
@@ -14,11 +14,11 @@ Messages name the file or the field, never the text of a prompt.
 
 
 class TokenizationError(Exception):
-    """Root of every error of this package."""
+    """The base of all errors of this package."""
 
 
 class TokenizerError(TokenizationError):
-    """A model directory from which no tokenizer can be made; names the file and what to do."""
+    """A model directory without a usable tokenizer; names the file and what to do."""
 
 
 class TemplateError(TokenizationError):
@@ -26,7 +26,7 @@ class TemplateError(TokenizationError):
 
 
 class PromptError(TokenizationError):
-    """The request cannot become a prompt; ``field`` names the part at fault."""
+    """The request cannot become a prompt; ``field`` names the invalid part."""
 
     def __init__(self, message: str, *, field: str = "messages") -> None:
         super().__init__(message)
@@ -46,4 +46,4 @@ class PromptTooLongError(PromptError):
 
 
 class UnsupportedContentError(PromptError):
-    """A message part that is not text, for a template that takes text alone."""
+    """A message part that is not text, for a template that supports text only."""

@@ -19,12 +19,12 @@ from dynctl.tokenization.model_directory import ModelFiles, read_model_files
 from dynctl.tokenization.template import ChatTemplate, Message
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
-"""A small tokenizer of our own (ChatML template), for the demo, simulated engines and tests."""
+"""A small tokenizer (ChatML template) for the demo, simulated engines and tests."""
 
-# Encoding this much takes about 1 ms, ten times a hop to a thread; the loop has streams to serve.
+# Encoding this many characters takes about 1 ms, ten times the cost of using a thread.
 THREAD_CHARS = 4_000
-# encode_batch_fast skips offsets, which nobody here reads: 1.4x at 400k characters; its own
-# overhead loses below a few thousand.
+# encode_batch_fast skips offsets, which are not used here: 1.4 times as fast at 400,000 characters,
+# slower below a few thousand.
 _FAST_CHARS = 4_000
 
 
@@ -34,17 +34,17 @@ def load_tokenizer(
     """The tokenizer of a Hugging Face model directory.
 
     Reads tokenizer.json, tokenizer_config.json, config.json, chat_template.json and
-    chat_template.jinja; only the first must exist. Templates compile here, so that a broken one
-    is an error at start. Raises :class:`TokenizerError` or :class:`TemplateError`.
+    chat_template.jinja; only the first must exist. Templates are compiled here, so that an invalid
+    one is an error at start. Raises :class:`TokenizerError` or :class:`TemplateError`.
     """
     return ModelTokenizer(read_model_files(Path(model_dir)), max_prompt_chars=max_prompt_chars)
 
 
 class ModelTokenizer:
-    """Thread-safe: every method may be called from any thread, at the same time.
+    """The tokenizer and the chat templates of a model. Thread-safe.
 
-    ``max_length``: tokens, or ``None`` if the model does not say. ``eos_token_ids``: the ids that
-    end a generation. ``fingerprint``: hex, equal for two tokenizers made of the same files.
+    ``max_length``: tokens, or ``None`` if unknown. ``eos_token_ids``: the ids that end a
+    generation. ``fingerprint``: hex, equal for two tokenizers from the same files.
     ``vocab_size``: number of ids, added tokens included.
     """
 
@@ -58,7 +58,7 @@ class ModelTokenizer:
             self._tokenizer = Tokenizer.from_str(files.tokenizer_json)
         except Exception as error:  # the Rust side raises plain Exception
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
-        # Some files carry the truncation of their training run; an engine ignores it too.
+        # Some files contain the truncation of their training; engines ignore it too.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
@@ -83,7 +83,7 @@ class ModelTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = False, field: str = "prompt"
     ) -> list[int]:
-        """Token ids of a text; special tokens written in it become themselves, as in engines."""
+        """Token ids of a text; special tokens in it keep their meaning, as in engines."""
         if len(text) > self.max_prompt_chars:
             raise PromptTooLongError(len(text), self.max_prompt_chars, field=field)
         try:
@@ -93,14 +93,14 @@ class ModelTokenizer:
                 [text], add_special_tokens=add_special_tokens
             )
             return encoding.ids
-        except Exception as error:  # lone surrogates, and what a broken model raises
+        except Exception as error:  # lone surrogates, and errors of a broken model
             raise PromptError(
                 f"{field} cannot be encoded ({type(error).__name__}); expected Unicode text",
                 field=field,
             ) from error
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a plain prompt (/v1/completions), with the special tokens the model adds."""
+        """Token ids of a plain prompt (/v1/completions), with the special tokens of the model."""
         return self.encode(text, add_special_tokens=True)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -109,7 +109,7 @@ class ModelTokenizer:
             return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise PromptError(
-                "token ids are numbers from 0 to 4294967295", field="token_ids"
+                "expected token ids from 0 to 4294967295", field="token_ids"
             ) from error
 
     def stream_decoder(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
@@ -146,7 +146,7 @@ class ModelTokenizer:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a chat. No special tokens are added: the template writes its own."""
+        """Token ids of a chat. The template has its own special tokens, so none are added."""
         text = self.render_chat(
             messages,
             tools=tools,
@@ -168,7 +168,7 @@ class ModelTokenizer:
         """As :meth:`encode_chat`; a long text is encoded in a thread, which releases the GIL.
 
         Rendering stays on the event loop (it holds the GIL anyway), unless this template was
-        heavy before: then all of it moves to the thread, where it is at least preempted.
+        heavy before: then the thread renders too, where the event loop can preempt it.
         """
         render = partial(
             self.render_chat,
@@ -193,7 +193,7 @@ class ModelTokenizer:
         return await asyncio.to_thread(self.encode_prompt, text)
 
     def template_for(self, *, with_tools: bool) -> ChatTemplate:
-        """The template that a chat is rendered with. Raises TemplateError if there is none."""
+        """The template for a chat. Raises PromptError if there is none."""
         if with_tools and "tool_use" in self._templates:
             return self._templates["tool_use"]
         if "default" in self._templates:

@@ -1,4 +1,4 @@
-"""What a model directory says about its tokenizer: read once, bounded, checked."""
+"""Read the tokenizer files of a model directory, within bounds."""
 
 import hashlib
 import json
@@ -11,18 +11,18 @@ from dynctl.tokenization.errors import TokenizerError
 
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
-# Some tokenizer_config.json say 1e30 for "no limit of our own".
+# Some tokenizer_config.json have 1e30 for "no limit".
 _NO_LIMIT = 1_000_000_000
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The facts of one directory.
+    """The content of a model directory.
 
-    ``templates`` maps a name (``default``, ``tool_use``, ...) to (source, file it came from).
-    ``special_tokens`` holds ``bos_token``, ``eos_token`` ... as text. ``max_length`` is in tokens,
-    ``None`` if no file tells. ``fingerprint`` is the same for two directories that tokenize alike.
+    ``templates``: name (``default``, ``tool_use``, ...) -> (source, file). ``special_tokens`` has
+    ``bos_token``, ``eos_token`` ... as text. ``max_length`` is in tokens, ``None`` if no file has
+    it. ``fingerprint`` is equal for two directories with equal tokenization.
     """
 
     directory: Path
@@ -35,10 +35,10 @@ class ModelFiles:
 
 
 def read_model_files(directory: Path) -> ModelFiles:
-    """Raises :class:`TokenizerError`, naming the file, for anything missing, broken or too big."""
+    """Read a directory. Raises :class:`TokenizerError` with the missing or invalid file."""
     if not directory.is_dir():
         raise TokenizerError(
-            f"model path {directory} is not a directory; expected one with tokenizer.json in it"
+            f"model path {directory} is not a directory; expected one with a tokenizer.json"
         )
     tokenizer = _read(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
     if tokenizer is None:
@@ -67,7 +67,7 @@ def read_model_files(directory: Path) -> ModelFiles:
 
 
 def _read(path: Path, limit: int) -> str | None:
-    """The text of a file, or None if it is not there."""
+    """The text of a file, None if it does not exist."""
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
@@ -92,12 +92,12 @@ def _json_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise TokenizerError(f"{path} holds a {type(value).__name__}; expected a JSON object")
+        raise TokenizerError(f"{path} contains a {type(value).__name__}; expected a JSON object")
     return value
 
 
 def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """As Hugging Face reads them: files of their own win over tokenizer_config.json."""
+    """The chat templates; as in Hugging Face, separate files override tokenizer_config.json."""
     path = directory / "tokenizer_config.json"
     found = _named_templates(settings.get("chat_template"), path)
     path = directory / "chat_template.json"
@@ -149,12 +149,12 @@ def _ids(value: object) -> frozenset[int]:
 
 def _max_length(settings: Mapping[str, Any], model: Mapping[str, Any]) -> int | None:
     nested = model.get("text_config")
-    said = [
+    candidates = [
         settings.get("model_max_length"),
         model.get("max_position_embeddings"),
         nested.get("max_position_embeddings") if isinstance(nested, dict) else None,
     ]
-    limits = [int(n) for n in said if isinstance(n, int | float) and 0 < n < _NO_LIMIT]
+    limits = [int(n) for n in candidates if isinstance(n, int | float) and 0 < n < _NO_LIMIT]
     return min(limits, default=None)
 
 

@@ -1,14 +1,13 @@
-"""The jinja2 environment in which chat templates of strangers run.
+"""The jinja2 environment for untrusted chat templates.
 
-Built on ``ImmutableSandboxedEnvironment``, set up as Hugging Face sets up its own (block
-trimming, loop controls, ``tojson`` without HTML escapes), and metered: the compiled template has
-a meter in every body, comparison and slice; calls, filters, operators, literals and outputs pass
-through hooks. Filters and methods are those on the lists below; the rest are refused by name.
+It is an ``ImmutableSandboxedEnvironment`` with the settings of Hugging Face (block trimming, loop
+controls, ``tojson`` without HTML escapes) and with a meter: the compiled template counts every
+body, comparison and slice; calls, filters, operators, literals and outputs pass through hooks. Only
+the filters and methods on the lists below are allowed.
 
-What remains: one step may still be as slow as Python is on the largest value allowed (a
-search in a string of ``string_chars``, sorting ``nodes`` items), and a render may hold
-``created_chars`` characters. A render is thus bounded, not instantaneous; the deadline is looked
-at between steps, never inside one.
+The remaining cost: one step may take as long as Python needs for the largest allowed value (a
+search in a string of ``string_chars``, sorting ``nodes`` items), and a render may create
+``created_chars`` characters. The deadline is checked between steps, not inside them.
 """
 
 import inspect
@@ -49,7 +48,7 @@ STRING_METHODS = frozenset(
     ).split()
 )
 CONTAINER_METHODS = frozenset(("copy count get index items keys values").split())
-# Filters that look at their input without printing, joining or comparing what is inside it.
+# Filters that do not print, join or compare the values inside their input.
 _SHALLOW = frozenset(
     (
         "abs count d default first float int items last length list map reject rejectattr reverse "
@@ -57,7 +56,7 @@ _SHALLOW = frozenset(
     ).split()
 )
 _WIDENING = frozenset(("indent", "join", "replace", "tojson"))
-# What compiled code adds to the arguments of a call inside a loop or a block.
+# The arguments that compiled code adds to a call inside a loop or a block.
 _HIDDEN = ("_loop_vars", "_block_vars")
 _NUMBER = re.compile(r"\d+")
 _PERCENT_SPEC = re.compile(r"%[^a-zA-Z%]*")
@@ -70,15 +69,17 @@ class RejectedByTemplate(TemplateRuntimeError):
 
 
 class QuietNamespace(Namespace):
-    """``namespace()`` that prints as nothing much: its repr would print all that it holds."""
+    """A ``namespace()`` with a short repr: jinja2's own prints all values in it."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
 class GenerationTag(Extension):
-    """``{% generation %}..{% endgeneration %}``: marks the assistant's text for training; passes
-    its body through, as every inference server does."""
+    """``{% generation %}..{% endgeneration %}`` marks the assistant's text for training.
+
+    As in inference servers, the body is passed through.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - the attribute that jinja2 reads
 
@@ -88,7 +89,7 @@ class GenerationTag(Extension):
 
 
 class MeteredCode(CodeGenerator):
-    """Compiles a template with a meter in every body, and hooks where jinja2 has none."""
+    """Compiles a template with a meter in every body, and with hooks that jinja2 does not have."""
 
     environment: "ChatEnvironment"
 
@@ -148,7 +149,7 @@ class MeteredCode(CodeGenerator):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """One environment a template; safe to share between threads (the budget is per thread)."""
+    """The environment of one template. Thread-safe: each thread has its own budget."""
 
     intercepted_binops = frozenset(["+", "*", "%", "**"])
     code_generator_class = MeteredCode
@@ -182,13 +183,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             "strftime_now": strftime_now,
         }
 
-    # What the rewritten template calls.
+    # Called by the compiled template.
 
     def meter(self, chars: int) -> None:
         self.budget.get().spend(1, chars)
 
     def passing(self, value: Any) -> Any:
-        """Counts one operation, and the length of a string about to be compared or sliced."""
+        """Count one operation and the length of ``value`` before it is compared or sliced."""
         self.budget.get().spend(1, len(value) if isinstance(value, str | list | tuple) else 0)
         return value
 
@@ -205,12 +206,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         budget.string(sum(map(len, texts)))
         return "".join(texts)
 
-    # What jinja2 calls.
+    # Called by jinja2.
 
     def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = self.budget.get()
         budget.spend()
-        # The sandbox hands out str.format wrapped in a function of its own.
+        # The sandbox wraps str.format in its own function.
         method = getattr(callee, "__wrapped__", callee)
         owner = getattr(method, "__self__", None)
         if isinstance(method, BuiltinMethodType) or isinstance(owner, str):
@@ -255,7 +256,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         else:
             allowed = frozenset()
         if name not in allowed:
-            raise SecurityError(f"{type(owner).__name__}.{name}() is not on the list")
+            raise SecurityError(f"{type(owner).__name__}.{name}() is not allowed")
         if not isinstance(owner, str):
             budget.spend(1 + len(owner) // 16 if isinstance(owner, list | tuple | dict) else 1)
             return
@@ -273,7 +274,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             budget.string(len(owner) + _brace_width(owner) + inner * (1 + owner.count("{")))
 
     def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        # jinja2 passes context, environment or evaluation context first, if the filter asks.
+        # Some filters get a context, an environment or an evaluation context as first argument.
         skip = 1 if hasattr(function, "jinja_pass_arg") else 0
         shallow = name in _SHALLOW
         signature = inspect.signature(function)
@@ -287,7 +288,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             for argument in rest:
                 budget.width(argument)
             weight = 0 if shallow else budget.weigh(value)
-            # By name, since the template may name its arguments in any order.
+            # By name, because the template may name its arguments in any order.
             given = signature.bind(*args, **kwargs).arguments if name in _WIDENING else {}
             if name == "replace":
                 _check_replace(budget, str(value), str(given["old"]), str(given["new"]))
@@ -317,7 +318,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 @pass_context
 def _printed(context: Context, value: Any) -> str:
-    # With pass_context so that jinja2 does not fold outputs while it compiles.
+    # pass_context stops jinja2 from folding outputs while it compiles.
     environment = context.environment
     assert isinstance(environment, ChatEnvironment)
     budget = environment.budget.get()
@@ -354,8 +355,8 @@ def _bits(value: object) -> int:
 
 
 def _percent_width(fmt: str) -> int:
-    """An upper bound of the padding that a ``%`` format can ask for."""
-    # Keys may hold parentheses of their own, so with keys every number counts as a width.
+    """An upper bound of the padding of a ``%`` format."""
+    # Keys may contain parentheses, so with keys every number counts as a width.
     specs = [fmt] if "%(" in fmt else _PERCENT_SPEC.findall(fmt)
     if any("*" in spec for spec in specs):
         raise SecurityError("a format width taken from an argument")
@@ -388,7 +389,7 @@ def _check_repeat(budget: Any, left: Any, right: Any) -> None:
 
 def _check_replace(budget: Any, text: str, old: Any, new: Any) -> None:
     if isinstance(old, str) and isinstance(new, str):
-        # An empty old stands between any two characters: count("") is len + 1.
+        # An empty ``old`` occurs between all characters: count("") is len + 1.
         budget.string(len(text) + text.count(old) * len(new))
 
 

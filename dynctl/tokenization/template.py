@@ -1,4 +1,4 @@
-"""A model's chat template: messages in, prompt text out."""
+"""Render messages to prompt text with a model's chat template."""
 
 import json
 import time
@@ -30,13 +30,13 @@ def _utc_now() -> datetime:
 
 
 class ChatTemplate:
-    """One compiled template. Thread-safe; never trusted (see :mod:`dynctl.tokenization.sandbox`).
+    """One compiled template. Thread-safe; not trusted (see :mod:`dynctl.tokenization.sandbox`).
 
-    ``origin`` is what errors call it (a file name). ``variables`` are offered to every render
-    (``bos_token`` and the like). ``now`` answers ``strftime_now``, ``clock`` the time limit.
-    Raises :class:`TemplateError` if the source does not compile. ``heavy`` turns true once a
-    render was so much work that the next should not run on an event loop. ``takes_parts``: it
-    walks over the parts of a content; ``wraps_strings``: parts are all it knows.
+    ``origin`` is its name in errors (a file name). ``variables`` are available in every render
+    (``bos_token`` and others). ``now`` is the time for ``strftime_now``, ``clock`` that for the
+    time limit. Raises :class:`TemplateError` if the source does not compile. ``heavy`` becomes true
+    after a render that should not run on an event loop. ``takes_parts``: it iterates over the parts
+    of a content; ``wraps_strings``: it supports parts only.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class ChatTemplate:
     ) -> str:
         """The prompt text.
 
-        ``template_kwargs`` reach the template by name (``enable_thinking``, ...); they cannot
-        replace messages, tools or add_generation_prompt. Raises :class:`PromptError` for what the
-        client can change (the template refuses the messages, an image for a template of text),
-        :class:`TemplateError` for what the model's owner must.
+        ``template_kwargs`` are variables of the template (``enable_thinking``, ...); they cannot
+        replace messages, tools or add_generation_prompt. Raises :class:`PromptError` for an error
+        of the request (the template refuses the messages, an image for a template of text),
+        :class:`TemplateError` for an error of the template.
         """
         extra = dict(template_kwargs or {})
         taken = sorted(_RESERVED & extra.keys())
@@ -122,10 +122,10 @@ class ChatTemplate:
         except (JinjaError, RecursionError, MemoryError) as error:
             raise TemplateError(f"{self.origin}: {_kind(error)}") from error
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            # Python's own message can quote a value, hence prompt text: only its kind is told.
+            # Python's own message may quote prompt text, so only the kind of error is shown.
             raise TemplateError(
                 f"{self.origin}: {type(error).__name__} while rendering these messages; "
-                "the template expects another shape of messages, tools or arguments"
+                "the template expects other messages, tools or arguments"
             ) from error
         except (ArithmeticError, AssertionError, LookupError, RuntimeError) as error:
             raise TemplateError(f"{self.origin}: {type(error).__name__}") from error
@@ -134,11 +134,11 @@ class ChatTemplate:
         return "".join(chunks)
 
     def _prepared(self, index: int, message: Message) -> dict[str, Any]:
-        """The message as templates expect it, as vLLM and SGLang hand it over.
+        """The message as vLLM and SGLang pass it to a template.
 
-        Text parts become one string, joined by newlines, unless the template walks over parts;
-        strings become parts if parts are all it knows. Arguments of tool calls, which OpenAI
-        sends as JSON text, become mappings.
+        Text parts become one string, joined by newlines, unless the template iterates over parts;
+        strings become parts if the template supports parts only. Arguments of tool calls, which
+        are JSON text in OpenAI's format, become mappings.
         """
         prepared = dict(message)
         content = prepared.get("content")
@@ -174,7 +174,7 @@ def _text_of(part: object, field: str) -> str:
             return str(part["refusal"])
         if kind not in ("text", "input_text", "output_text", "refusal"):
             raise UnsupportedContentError(
-                f"{field} has type {str(kind)[:40]!r}; this model's template takes text parts only",
+                f"{field} has type {str(kind)[:40]!r}; the model's template supports text only",
                 field=field,
             )
     raise PromptError(
@@ -200,8 +200,8 @@ def _with_parsed_arguments(call: object) -> object:
 def _content_shape(tree: nodes.Template) -> tuple[bool, bool]:
     """(loops over the parts of a message's content, tests whether the content is a string).
 
-    A heuristic on the syntax: a ``for`` whose source is ``message.content`` or
-    ``message['content']``, or a variable that was set from it, filters and slices aside.
+    A heuristic on the syntax: a ``for`` over ``message.content``, ``message['content']`` or a
+    variable that was set from it; filters and slices are ignored.
     """
     names: set[str] = {"content"}
     for assignment in tree.find_all(nodes.Assign):

@@ -25,12 +25,12 @@ _FOX = [316, 315, 264, 313, 307, 309]  # "hello world the quick brown fox"
         ),
     ],
 )
-def test_a_chat_gets_the_ids_that_the_real_frontend_gave_it(prompt, ids):
+def test_a_chat_has_the_token_ids_of_a_real_frontend(prompt, ids):
     tokenizer = load_tokenizer(MODEL)
     assert tokenizer.encode_chat([{"role": "user", "content": prompt}]) == ids
 
 
-def test_the_directory_is_read_whole():
+def test_all_files_of_the_directory_are_read():
     tokenizer = load_tokenizer(MODEL)
     assert tokenizer.vocab_size == 317
     assert tokenizer.max_length == 8192

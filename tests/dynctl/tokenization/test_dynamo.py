@@ -1,4 +1,4 @@
-"""What Dynamo 1.6.1 made of these chats: seen with a template that prints messages and tools."""
+"""Chats as Dynamo 1.6.1 passes them to a template, observed with one that prints them."""
 
 import json
 import shutil
@@ -77,7 +77,7 @@ def test_messages(model, message, seen):
     assert tokenizer.render_chat(chat.messages) == f"[{seen}]null"
 
 
-def test_a_template_that_knows_reasoning_keeps_it(model):
+def test_a_template_with_reasoning_gets_it(model):
     tokenizer = model(PRINTS + "{# reasoning_content #}")
     message = {"role": "assistant", "content": "b", "reasoning": "rr"}
     assert as_dynamo_reads(tokenizer, [message]).messages == [
@@ -134,7 +134,7 @@ def test_tool_choice_none_hides_the_tools(model):
     assert as_dynamo_reads(tokenizer, [user("a")], tools, tool_choice="auto").tools is not None
 
 
-def test_what_was_given_is_left_alone(model):
+def test_the_input_is_not_changed(model):
     tokenizer = model(PRINTS)
     message = {"role": "assistant", "reasoning": "r", "tool_calls": [dict(CALL)], "x": 1}
     tool = {"type": "function", "function": {"name": "now", "parameters": {}}}
@@ -143,7 +143,7 @@ def test_what_was_given_is_left_alone(model):
     assert json.dumps([message, tool]) == before
 
 
-def test_odd_shapes_pass_through_to_whoever_judges_them(model):
+def test_invalid_values_pass_through(model):
     tokenizer = model(PRINTS)
     message = {"role": "assistant", "content": 7, "reasoning": 5, "tool_calls": ["x", {}]}
     chat = as_dynamo_reads(tokenizer, [message], [{"type": "custom", "custom": {}}])
@@ -153,6 +153,6 @@ def test_odd_shapes_pass_through_to_whoever_judges_them(model):
     assert chat.tools == [{"type": "custom", "custom": {}}]
 
 
-def test_a_model_without_a_template_says_so(model):
+def test_a_model_without_a_template_is_an_error(model):
     with pytest.raises(PromptError, match="no default chat template"):
         as_dynamo_reads(model(None), [user("a")])

@@ -1,4 +1,4 @@
-"""ModelTokenizer and the directory it is read from."""
+"""ModelTokenizer and its model directory."""
 
 import importlib.util
 import json
@@ -35,12 +35,12 @@ def configure(directory: Path, **changes) -> None:
 
 
 @given(st.text())
-def test_text_survives_the_way_there_and_back(text):
+def test_round_trip_of_text(text):
     assert DEMO.decode(DEMO.encode(text), skip_special_tokens=False) == text
 
 
 @given(st.text(), st.lists(st.integers(1, 5)))
-def test_a_stream_says_the_same_as_the_whole(text, sizes):
+def test_a_stream_has_the_same_text_as_the_whole(text, sizes):
     ids = DEMO.encode(text)
     decoder = DEMO.stream_decoder(skip_special_tokens=False)
     pieces = []
@@ -52,7 +52,7 @@ def test_a_stream_says_the_same_as_the_whole(text, sizes):
     assert "".join(pieces) == text
 
 
-def test_an_emoji_split_across_tokens_comes_whole():
+def test_an_emoji_split_across_tokens():
     ids = DEMO.encode("hi 👩‍🚀!")
     assert len(DEMO.encode("👩")) > 1
     decoder = DEMO.stream_decoder()
@@ -62,7 +62,7 @@ def test_an_emoji_split_across_tokens_comes_whole():
     assert "".join(pieces) == "hi 👩‍🚀!"
 
 
-def test_bytes_that_are_no_text_do_not_hold_a_stream_back_forever():
+def test_invalid_bytes_do_not_hold_a_stream_back():
     (lead, *_) = DEMO.encode("👩")
     decoder = DEMO.stream_decoder()
     shown = "".join(decoder.push([lead]) for _ in range(100))
@@ -76,13 +76,13 @@ def test_an_unfinished_character_is_shown_at_the_end():
     assert decoder.flush() == "\ufffd"
 
 
-def test_special_tokens_are_skipped_unless_asked_for():
+def test_special_tokens_are_skipped_by_default():
     ids = DEMO.encode("a<|im_end|>b")
     assert DEMO.decode(ids) == "ab"
     assert DEMO.decode(ids, skip_special_tokens=False) == "a<|im_end|>b"
 
 
-async def test_the_async_way_gives_the_same_ids_from_a_thread_when_long():
+async def test_async_encoding_gives_the_same_ids():
     for text in ("short", "long and varied text. " * (THREAD_CHARS // 20 + 1)):
         messages = [{"role": "user", "content": text}]
         assert await DEMO.encode_chat_async(messages) == DEMO.encode_chat(messages)
@@ -115,18 +115,18 @@ def test_a_long_prompt_is_refused_before_any_work():
         tokenizer.render_chat([{"role": "user", "content": [{"type": "text", "text": "x" * 101}]}])
 
 
-def test_a_lone_surrogate_is_the_clients_mistake():
+def test_a_lone_surrogate_is_a_prompt_error():
     with pytest.raises(PromptError):
         DEMO.encode("\ud800")
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**32], ["x"]])
-def test_ids_that_are_none_are_the_callers_mistake(ids):
+def test_invalid_ids_are_a_prompt_error(ids):
     with pytest.raises(PromptError, match="token ids"):
         DEMO.decode(ids)
 
 
-def test_the_demo_tokenizer_is_what_its_corpus_makes():
+def test_the_demo_tokenizer_matches_its_corpus():
     path = Path(__file__).parents[2] / "fixtures" / "demo_model" / "train.py"
     spec = importlib.util.spec_from_file_location("train_demo_model", path)
     assert spec is not None
@@ -138,7 +138,7 @@ def test_the_demo_tokenizer_is_what_its_corpus_makes():
     )
 
 
-def test_the_fingerprint_tells_tokenizers_apart(directory):
+def test_different_tokenizers_have_different_fingerprints(directory):
     assert load_tokenizer(directory).fingerprint == DEMO.fingerprint
     (directory / "chat_template.jinja").write_text("{{ messages }}")
     assert load_tokenizer(directory).fingerprint != DEMO.fingerprint
@@ -170,7 +170,7 @@ def test_special_tokens_reach_the_template(directory):
     assert tokenizer.encode_chat(USER) == [0, 2]
 
 
-def test_no_chat_template_says_what_to_do(directory):
+def test_the_error_without_a_chat_template_has_a_hint(directory):
     (directory / "chat_template.jinja").unlink()
     tokenizer = load_tokenizer(directory)
     assert not tokenizer.has_chat_template
@@ -232,6 +232,6 @@ def test_a_broken_template_is_an_error_at_load(directory):
         load_tokenizer(directory)
 
 
-def test_a_path_that_is_no_directory(tmp_path):
+def test_a_path_that_is_not_a_directory(tmp_path):
     with pytest.raises(TokenizerError, match="is not a directory"):
         load_tokenizer(tmp_path / "nowhere")

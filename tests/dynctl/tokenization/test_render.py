@@ -1,4 +1,4 @@
-"""What the chat template makes of messages."""
+"""Messages rendered with a chat template."""
 
 import json
 from datetime import UTC, datetime
@@ -88,7 +88,7 @@ def test_an_image_is_refused_by_a_template_of_text(demo):
     ("content", "field"),
     [(7, "messages[0].content"), ([7], "messages[0].content[0]"), ([{"type": "text"}], "[0]")],
 )
-def test_content_of_another_shape_names_the_field(demo, content, field):
+def test_invalid_content_names_the_field(demo, content, field):
     with pytest.raises(PromptError) as caught:
         demo.render_chat([user(content)])
     assert caught.value.field.endswith(field)
@@ -109,12 +109,12 @@ def test_a_template_of_parts_gets_parts():
     assert ChatTemplate(PARTS).render([user([{"type": "image"}])]) == "[image:]"
 
 
-def test_a_template_of_both_gets_what_was_sent():
+def test_a_template_of_both_gets_the_content_unchanged():
     assert ChatTemplate(BOTH).render([user("hi")]) == "hi"
     assert ChatTemplate(BOTH).render([user([{"type": "image"}])]) == "[image]"
 
 
-def test_template_arguments_arrive_and_cannot_take_the_messages_place():
+def test_template_arguments_cannot_replace_the_messages():
     template = ChatTemplate("{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}")
     assert template.render([]) == ""
     assert template.render([], template_kwargs={"enable_thinking": False}) == "False"
@@ -129,14 +129,14 @@ def test_the_template_may_refuse_the_messages():
         template.render([])
 
 
-def test_the_clock_is_given():
+def test_the_template_gets_the_time():
     template = ChatTemplate(
         "{{ strftime_now('%d %b %Y') }}", now=lambda: datetime(2026, 1, 2, tzinfo=UTC)
     )
     assert template.render([]) == "02 Jan 2026"
 
 
-def test_arguments_that_are_no_json_object_stay_text():
+def test_arguments_that_are_not_a_json_object_stay_text():
     template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}")
     for arguments in ("{broken", "[1]"):
         call = {"function": {"name": "f", "arguments": arguments}}
@@ -171,7 +171,7 @@ FEATURES = [
 
 
 @pytest.mark.parametrize("source", FEATURES)
-def test_metering_does_not_change_what_a_template_says(source):
+def test_metering_does_not_change_the_output(source):
     messages = [{"role": "system", "content": "b\ne"}, user("hi there"), user("<&>")]
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     assert ChatTemplate(source).render(messages) == plain.from_string(source).render(
@@ -179,7 +179,7 @@ def test_metering_does_not_change_what_a_template_says(source):
     )
 
 
-def test_what_hugging_face_adds_to_jinja():
+def test_extensions_of_hugging_face():
     source = (
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"

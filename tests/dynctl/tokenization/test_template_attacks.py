@@ -1,4 +1,4 @@
-"""Templates from strangers: what they reach for, and what they must not get."""
+"""Untrusted templates: attacks and limits."""
 
 import itertools
 import shutil
@@ -36,7 +36,7 @@ def render(source: str, **options) -> str:
         "{{ messages[0].content.format_map.__self__ }}{{ ''.__class__.__base__() }}",
     ],
 )
-def test_a_reach_for_python_is_refused(source):
+def test_access_to_python_is_refused(source):
     with pytest.raises(TemplateError, match=r"evil\.jinja"):
         render(source)
 
@@ -153,13 +153,13 @@ def test_a_bomb_is_stopped_by_count(source, limit):
         render(source, clock=lambda: 0.0)
 
 
-def test_time_stops_what_the_counters_let_through():
+def test_the_deadline_stops_slow_work():
     seconds = itertools.count()
     with pytest.raises(TemplateError, match=r"more than 2\.0 s"):
         render("{% for i in range(100) %}{{ i }}{% endfor %}", clock=lambda: float(next(seconds)))
 
 
-def test_a_namespace_does_not_print_what_it_holds():
+def test_a_namespace_does_not_print_its_values():
     chain = "{% set a = namespace(x=1) %}" + "{% set a = namespace(x=a, y=a) %}" * 60
     assert render(chain + "{{ a }}") == "<Namespace>"
 
@@ -176,7 +176,7 @@ def test_a_namespace_does_not_print_what_it_holds():
     ],
     ids=["open", "no-target", "deep", "nested", "filter", "size"],
 )
-def test_a_template_that_cannot_be_is_an_error_at_load(source):
+def test_an_invalid_template_is_an_error_at_load(source):
     with pytest.raises(TemplateError, match=r"evil\.jinja"):
         ChatTemplate(source, origin="evil.jinja")
 
@@ -199,7 +199,7 @@ def test_errors_do_not_quote_the_prompt():
     assert "secret" not in str(caught.value)
 
 
-def test_one_render_leaves_the_next_its_whole_budget():
+def test_each_render_has_its_own_budget():
     template = ChatTemplate(
         "{% for i in range(50) %}{{ i }}{% endfor %}", limits=RenderLimits(operations=170)
     )
@@ -235,5 +235,5 @@ async def test_a_heavy_template_leaves_the_event_loop(tmp_path, monkeypatch):
         ("{{ '1234567: {:>3}{{}}'.format(7) }}", "1234567:   7{}"),
     ],
 )
-def test_a_number_that_is_no_width_is_text(source, text):
+def test_a_number_that_is_not_a_width_is_text(source, text):
     assert render(source) == text
