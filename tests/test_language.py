@@ -60,7 +60,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "docs/decisions",
         "dynctl/adapters",
         "dynctl/cli",
-        "dynctl/planning",
         "dynctl/serving",
         "dynctl/simulation",
     }

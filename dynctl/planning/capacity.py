@@ -1,8 +1,8 @@
-"""The arithmetic of capacity in topology domains: who can hand over to whom, and what is missing.
+"""The arithmetic of capacity in topology domains: possible hand-offs, and missing workers.
 
-Counts of workers in, counts out. A *pool* is the workers that may serve one another's requests (a
-model, or one DynamoGraphDeployment); a *cell* is what a pool has in one value of the domain. The
-enforcement says where the decode hop may go:
+A *pool* is a group of workers that share requests (one model, or one DynamoGraphDeployment); a
+*cell* is the part of a pool in one value of the domain. The enforcement decides where the decode
+hop may run:
 
 ============ ======================================================================
 required     only to the prefill worker's own value; without a value it is refused
@@ -24,15 +24,15 @@ from math import ceil, floor, gcd
 from dynctl.base.errors import UsageProblem
 
 ENFORCEMENTS = ("required", "preferred", "fallback", "none")
-#: More workers in one place than this are a typing error.
+#: Larger counts of workers are taken as typing errors.
 MAX_WORKERS = 1_000_000
-#: Up to this many places without decode every placement is tried; beyond, a safe bound is given.
+#: Up to this many places without decode every placement is tried; with more, a bound is computed.
 _EXACT_PLACES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The target: ``decode`` decode workers for every ``prefill`` prefill workers; both > 0."""
+    """The target: ``decode`` decode workers for ``prefill`` prefill workers; both > 0."""
 
     prefill: int
     decode: int
@@ -75,10 +75,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a pool has in one value of the domain; ``value`` None: it publishes none.
+    """The workers of a pool in one value of the domain; ``value`` None: they publish none.
 
-    ``kv_blocks_free`` (decode) and ``batched_tokens_free`` (prefill: what one forward pass of all
-    still takes) are None where cards or reports do not tell.
+    ``kv_blocks_free`` (decode) and ``batched_tokens_free`` (prefill: free tokens in one forward
+    pass of all workers) are None where cards or reports lack the numbers.
     """
 
     pool: str
@@ -92,7 +92,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Floating:
-    """Workers of one role that nothing pins to one value: the scheduler decides.
+    """Workers of one role that are not pinned to one value: the scheduler places them.
 
     ``allowed`` None: every value but those ``excluded``.
     """
@@ -107,11 +107,11 @@ class Floating:
         return value not in self.excluded and (self.allowed is None or value in self.allowed)
 
 
-# -- who has nobody to hand over to ----------------------------------------------------------------
+# -- workers without a partner ---------------------------------------------------------------------
 
 
 def stranded_prefill(cells: Sequence[Cell], enforcement: str) -> list[int]:
-    """Of every cell, the prefill workers that have no decode worker to hand over to."""
+    """For each cell, the prefill workers without a decode worker to hand over to."""
     total = _decode_of_pools(cells)
     return [
         0 if _reachable(cell, total[cell.pool], enforcement) else cell.prefill for cell in cells
@@ -119,7 +119,7 @@ def stranded_prefill(cells: Sequence[Cell], enforcement: str) -> list[int]:
 
 
 def idle_decode(cells: Sequence[Cell], enforcement: str) -> list[int]:
-    """Of every cell, the decode workers that no prefill worker may hand over to."""
+    """For each cell, the decode workers that no prefill worker may hand over to."""
     total: dict[str, int] = defaultdict(int)
     roaming: dict[str, int] = defaultdict(int)
     pool_decode = _decode_of_pools(cells)
@@ -140,10 +140,10 @@ def idle_decode(cells: Sequence[Cell], enforcement: str) -> list[int]:
 
 
 def uncarried_prefill(cells: Sequence[Cell], enforcement: str, ratio: Ratio | None) -> Fraction:
-    """Prefill capacity, in workers, that decode cannot carry at the target ratio.
+    """Prefill capacity, in workers, that the decode workers cannot carry at the target ratio.
 
-    Without a ratio: the workers that have nobody at all. Under ``fallback`` what falls back is
-    carried by whoever it meets and is not counted.
+    Without a ratio: the workers without any decode worker. Under ``fallback``, requests that fall
+    back run on any decode worker and are not counted.
     """
     if ratio is None:
         return Fraction(sum(stranded_prefill(cells, enforcement)))
@@ -166,15 +166,15 @@ def uncarried_prefill(cells: Sequence[Cell], enforcement: str, ratio: Ratio | No
 def uncarried_after(
     cells: Sequence[Cell], lost: Cell, enforcement: str, ratio: Ratio | None, before: Fraction
 ) -> Fraction:
-    """:func:`uncarried_prefill` without the workers ``lost``; ``before`` is that with them.
+    """:func:`uncarried_prefill` without the workers ``lost``; ``before``: with them.
 
-    ``cells`` are one pool. Not worked out from all cells again where a loss changes one alone.
+    ``cells`` are one pool. Where a loss changes one cell only, the others are not computed again.
     """
-    somebody = enforcement == "fallback" and sum(cell.decode for cell in cells) > lost.decode
-    if enforcement == "required" or somebody:
+    fallback = enforcement == "fallback" and sum(cell.decode for cell in cells) > lost.decode
+    if enforcement == "required" or fallback:
         hit = [cell for cell in cells if cell.value == lost.value]
-        if somebody:
-            # Whoever has no decode of its own falls back to this one.
+        if fallback:
+            # A cell without decode workers falls back to this one.
             hit.append(Cell(lost.pool, "(elsewhere)", decode=1))
         after = uncarried_prefill(subtract(hit, lost), enforcement, ratio)
         return before - uncarried_prefill(hit, enforcement, ratio) + after
@@ -202,25 +202,24 @@ def _reachable(cell: Cell, pool_decode: int, enforcement: str) -> bool:
 
 
 def additions(prefill: int, decode: int, ratio: Ratio) -> tuple[int, int]:
-    """The fewest (prefill, decode) workers to add so that the ratio holds.
+    """The fewest (prefill, decode) workers to add to reach the ratio.
 
-    It holds when decode carries all prefill and could not carry one prefill worker more. Decode
-    is raised to what prefill needs; what that rounds up, and decode that was too many, is filled
-    with prefill. A role is never reduced.
+    The ratio is reached when decode carries all prefill and cannot carry one more prefill worker.
+    Decode is raised to what prefill needs; spare decode, from rounding or from before, is filled
+    with prefill. No role is reduced.
     """
     wanted = max(decode, ratio.decode_for(prefill))
     return floor(ratio.carried_by(wanted)) - prefill, wanted - decode
 
 
 def headroom(cell: Cell, ratio: Ratio) -> int:
-    """Decode workers beyond what prefill needs at the ratio; negative: so many are missing."""
+    """Decode workers more than prefill needs at the ratio; negative: missing decode workers."""
     return cell.decode - ratio.decode_for(cell.prefill)
 
 
 def even_split(prefill: int, decode: int, values: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """A fleet over ``values``: prefill evenly (the first get the rest), decode in its proportion.
-
-    Where decode does not divide, the largest remainders get one more.
+    """Split a fleet over ``values``: prefill evenly (the first values get the rest), decode in
+    proportion to prefill; the largest remainders get one more decode worker.
     """
     share, rest = divmod(prefill, len(values))
     given = [share + (i < rest) for i in range(len(values))]
@@ -237,7 +236,7 @@ def even_split(prefill: int, decode: int, values: Sequence[str]) -> dict[str, tu
 
 
 def subtract(cells: Sequence[Cell], lost: Cell) -> list[Cell]:
-    """The cells without the workers of ``lost``, which must be there; the cell itself stays."""
+    """The cells without the workers of ``lost``; ``lost`` must be part of one cell."""
     return [_changed(cell, lost, -1) for cell in cells]
 
 
@@ -256,7 +255,7 @@ def _changed(cell: Cell, part: Cell, sign: int) -> Cell:
     )
 
 
-# -- where placement is not known ------------------------------------------------------------------
+# -- where placement is unknown --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +267,9 @@ class Bounds:
 
 
 def stranded_bounds(cells: Sequence[Cell], floating: Sequence[Floating], *, closed: bool) -> Bounds:
-    """Over every placement of ``floating`` in the cells of one pool, under ``required``.
+    """The bounds over all placements of ``floating`` in the cells of one pool, under ``required``.
 
-    ``closed``: the cells are all the values there are; else the scheduler may find others, too.
+    ``closed``: the domain has no other values than those of the cells.
     """
     places = [cell for cell in cells if cell.value is not None]
     refused = sum(cell.prefill for cell in cells if cell.value is None)
@@ -284,7 +283,7 @@ def stranded_bounds(cells: Sequence[Cell], floating: Sequence[Floating], *, clos
 def _at_least(
     places: Sequence[Cell], prefill: Sequence[Floating], decode: Sequence[Floating], closed: bool
 ) -> int:
-    """Every decode worker can serve the prefill of one more place, the fullest first."""
+    """The best placement: each decode worker serves one more place, the fullest first."""
 
     def reached(value: str) -> bool:
         return any(one.may_land_in(value) and one.workers for one in decode)
@@ -307,10 +306,10 @@ def _at_least(
 def _at_most(
     places: Sequence[Cell], prefill: Sequence[Floating], decode: Sequence[Floating], closed: bool
 ) -> int:
-    """The most prefill in places that end up without decode.
+    """The worst placement: the most prefill in places without decode.
 
-    A set of places can end up so when none has decode of its own and all floating decode fits
-    elsewhere.
+    A set of places can be without decode when none has pinned decode and all floating decode fits
+    into other places.
     """
     empty = [str(cell.value) for cell in places if not cell.decode]
     full = [str(cell.value) for cell in places if cell.decode]

@@ -1,7 +1,7 @@
-"""What every topology domain can serve, and whether a required policy strands its prefill.
+"""The capacity of every topology domain, and prefill workers that a required policy strands.
 
-A value in (the workers of any source), rows out: nothing is asked here. Which decode workers a
-prefill worker may hand over to follows from :func:`router_core.implied_constraints`.
+Pure: worker rows in, capacity rows out. The decode workers that a prefill worker may hand over to
+come from the router's own :func:`router_core.implied_constraints`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def topology_show(
     """The rows, ordered by model and value.
 
     ``settings``: the router's, by name; only its KV-transfer policy and decode-capacity guard are
-    read. ``domain``: what to group by, else the transfer domain, else zone, else the first.
-    ``counted`` says which workers are shown; who is stranded is judged on all of them. Raises
-    UsageProblem for a domain that no worker publishes.
+    read. ``domain``: the domain of the rows; by default the transfer domain, else zone, else the
+    first. ``counted`` selects the workers that are shown; stranded workers are computed from all.
+    Raises UsageProblem for a domain that no worker publishes.
     """
     known = sorted({name for row in workers for name in row.domains})
     policy = _router_policy(settings)
@@ -70,7 +70,7 @@ def _domain(
         if wanted not in known:
             raise UsageProblem(
                 f"--domain {wanted}: no worker publishes it; "
-                f"published: {', '.join(known) or 'no domain at all'}"
+                f"published: {', '.join(known) or 'no domain'}"
             )
         return wanted
     transfer = [row.runtime_config.get("kv_transfer_domain") for row in workers]
@@ -79,7 +79,7 @@ def _domain(
 
 
 def primary_domain(known: Sequence[str], transfer: Sequence[str | None]) -> str | None:
-    """The domain that matters most: one that KV transfer is bound to, else zone, else the first."""
+    """The default domain: the one of the KV-transfer policy, else zone, else the first."""
     return next((name for name in (*transfer, "zone", *known) if name in known), None)
 
 
@@ -92,7 +92,7 @@ def _router_policy(settings: Mapping[str, Any]) -> RouterPolicy | None:
 
 
 class _Fleet:
-    """All workers: to whom a prefill worker may hand over."""
+    """All workers, with the decode workers that each prefill worker may hand over to."""
 
     def __init__(
         self, workers: Sequence[WorkerRow], policy: RouterPolicy | None, *, guarded: bool
@@ -106,7 +106,7 @@ class _Fleet:
                 for taint in (None, *row.taints):
                     self._decode[row.model, taint].append(row)
         self._lacks: dict[tuple[str, str | None], str | None] = {}
-        #: Of a model with prefill that can be handed over the guard chooses only that.
+        #: Models with prefill workers that can hand over: the guard chooses only those workers.
         self._served = {
             row.model
             for row in workers
@@ -114,7 +114,7 @@ class _Fleet:
         }
 
     def derived(self, row: WorkerRow) -> ImpliedConstraints | str:
-        """What a prefill worker implies for decode; a text says why that cannot be told."""
+        """The constraints that a prefill worker implies for decode, or why they are unknown."""
         try:
             config = ModelRuntimeConfig.from_dict(row.runtime_config, validate=False)
             worker = Worker(row.worker_id, row.name, row.model, Role.PREFILL, runtime_config=config)
@@ -123,7 +123,7 @@ class _Fleet:
             return str(error)
 
     def stranded(self, rows: Sequence[WorkerRow]) -> list[Stranded]:
-        """The prefill workers of ``rows`` without anybody to hand over to, by what they lack."""
+        """The prefill workers of ``rows`` without a decode worker, by what is missing."""
         lacking: dict[tuple[str | None, str], list[WorkerRow]] = defaultdict(list)
         for row in rows:
             problem = self._problem(row) if _available(row) else None
@@ -148,7 +148,7 @@ class _Fleet:
         return any(map(_eligible, self._decode.get((model, taint), ())))
 
     def _lack(self, model: str, taint: str | None) -> str | None:
-        """Why no decode worker with this taint takes work; told once for all prefill workers."""
+        """Why no decode worker with this taint takes requests; computed once per taint."""
         if (model, taint) not in self._lacks:
             self._lacks[model, taint] = self._why(model, taint)
         return self._lacks[model, taint]
@@ -225,7 +225,7 @@ def _role(rows: Sequence[WorkerRow]) -> RoleCapacity:
 
 
 def _policies(rows: Sequence[WorkerRow], fleet: _Fleet) -> list[TransferPolicy]:
-    """One for each policy that differs, with those who have it."""
+    """Each distinct policy with its workers."""
     found: dict[_Policy, list[str]] = defaultdict(list)
     for row in rows:
         found[_policy(row, fleet)].append(row.name)
@@ -233,7 +233,7 @@ def _policies(rows: Sequence[WorkerRow], fleet: _Fleet) -> list[TransferPolicy]:
 
 
 class _Policy(NamedTuple):
-    """The fields of a TransferPolicy without whose it is."""
+    """The fields of a TransferPolicy except its workers."""
 
     enforcement: str | None = None
     domain: str | None = None

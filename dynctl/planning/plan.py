@@ -1,6 +1,6 @@
-"""`topology plan`: what every domain can carry, what a loss costs, and what to add.
+"""`topology plan`: the capacity of every domain, the cost of losses, and what to add.
 
-Pure: a counted fleet in, one typed result out.
+Pure: a fleet in, one document out.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def topology_plan(
     ratio: Ratio | None = None,
     target: tuple[int, int] | None = None,
 ) -> TopologyPlan:
-    """The plan. ``enforcement`` None takes what is in force in each pool, ``required`` where its
-    workers differ or it is not known. ``target``: a whole fleet (prefill, decode) to split
-    evenly over the values of each pool; else ``add`` is what the ratio lacks,
-    and without a ratio nothing.
+    """The plan of a fleet.
+
+    ``enforcement`` None: the policy in force in each pool, ``required`` where its workers differ or
+    it is unknown. ``target``: a whole fleet (prefill, decode) to split evenly over the values of
+    each pool. Without it ``add`` has the workers that the ratio needs, and without a ratio none.
     """
     pools = sorted({c.pool for c in fleet.cells} | {f.pool for f in fleet.floating})
     judged = {pool: enforcement or _judged(fleet, pool) for pool in pools}
@@ -100,7 +101,7 @@ def _rows(
         cells = [cell for cell in fleet.cells if cell.pool == pool] or [Cell(pool, None)]
         unknown = any(one.pool == pool for one in fleet.floating)
         wanted = {} if unknown else _targets(cells, target)
-        nobody = unknown and mode != "required" and not _all(fleet, pool, "decode")
+        no_decode = unknown and mode != "required" and not _all(fleet, pool, "decode")
         stranded, idle = stranded_prefill(cells, mode), idle_decode(cells, mode)
         for cell, lacking, useless in zip(cells, stranded, idle, strict=True):
             spare = None if ratio is None or unknown else headroom(cell, ratio)
@@ -121,9 +122,11 @@ def _rows(
                     unpinned_decode=_may_land(fleet, cell, "decode"),
                     decode_per_prefill=None if unknown else _per(cell),
                     headroom=Headroom(spare, cell.kv_blocks_free, cell.batched_tokens_free),
-                    stranded_prefill=lacking if nobody or not unknown else 0,
+                    stranded_prefill=lacking if no_decode or not unknown else 0,
                     idle_decode=0 if unknown else useless,
-                    state=_state(mode, lacking, useless, spare, unknown=unknown, nobody=nobody),
+                    state=_state(
+                        mode, lacking, useless, spare, unknown=unknown, no_decode=no_decode
+                    ),
                     add=add,
                 )
             )
@@ -143,11 +146,11 @@ def _per(cell: Cell) -> float | None:
 
 
 def _state(
-    mode: str, stranded: int, idle: int, spare: int | None, *, unknown: bool, nobody: bool
+    mode: str, stranded: int, idle: int, spare: int | None, *, unknown: bool, no_decode: bool
 ) -> str:
-    """``unknown``: placement is; ``nobody``: and wherever it leads, there is no decode at all."""
-    if unknown and not nobody:
-        # Where the decode hop is not bound to a value, placement strands nobody.
+    """``unknown``: the placement is unknown; ``no_decode``: the pool has no decode worker."""
+    if unknown and not no_decode:
+        # A decode hop that is not bound to a value does not depend on placement.
         return "unknown" if mode == "required" else "ok"
     if stranded:
         return "stranded"
@@ -186,12 +189,12 @@ def _all(fleet: Fleet, pool: str, role: str) -> int:
 
 
 def _unplaced(fleet: Fleet, ratio: Ratio | None, target: tuple[int, int] | None) -> Iterator[str]:
-    """What can be said of pools whose placement is not known."""
+    """Notes about pools whose placement is unknown."""
     for pool in sorted({one.pool for one in fleet.floating}):
         prefill, decode = _all(fleet, pool, "prefill"), _all(fleet, pool, "decode")
         missing = 0 if ratio is None else ratio.decode_for(prefill) - decode
         if missing > 0:
-            yield f"{pool}: wherever they land, {missing:,} decode are missing for {ratio}"
+            yield f"{pool}: {missing:,} decode workers are missing for {ratio}, in any placement"
         split = _targets([cell for cell in fleet.cells if cell.pool == pool], target)
         if split:
             shares = ", ".join(f"{value} {p:,}:{d:,}" for value, (p, d) in split.items())
@@ -218,7 +221,7 @@ def _bounds(fleet: Fleet, judged: Mapping[str, str]) -> Iterator[StrandedBounds]
 
 
 def _losses(fleet: Fleet, judged: Mapping[str, str], ratio: Ratio | None) -> Iterator[Loss]:
-    """Of pools whose placement is known: a worker of each role, a node, a domain."""
+    """Losses of a worker of each role, a node and a domain, for pools whose placement is known."""
     loose = {one.pool for one in fleet.floating}
     for pool in sorted({cell.pool for cell in fleet.cells} - loose):
         cells = [cell for cell in fleet.cells if cell.pool == pool]
@@ -273,7 +276,7 @@ def _share(part: Fraction, whole: int) -> float:
 
 
 def _patches(fleet: Fleet, rows: Sequence[DomainPlan]) -> tuple[list[Patch], list[str]]:
-    """One patch a graph; and what no patch of replicas can do."""
+    """One patch per graph, and notes about changes that replicas cannot make."""
     wanted: dict[str, dict[str, int]] = defaultdict(dict)
     graphs = {home.graph.name: home.graph for home in fleet.homes}
     notes = []
@@ -293,7 +296,7 @@ def _patches(fleet: Fleet, rows: Sequence[DomainPlan]) -> tuple[list[Patch], lis
 
 
 def _set(wanted: dict[str, int], homes: Sequence[Home], change: int) -> str | None:
-    """Give ``change`` to the widest component; the text says why it cannot be given."""
+    """Add ``change`` to the widest component; returns why that is not possible."""
     if not homes:
         return "no component of this role is pinned there; add one, pinned by nodeSelector"
     one = widest([home.component for home in homes])
@@ -308,8 +311,8 @@ def _set(wanted: dict[str, int], homes: Sequence[Home], change: int) -> str | No
 def replicas_patch(graph: Graph, wanted: Mapping[str, int]) -> Patch:
     """Set the replicas of components by name.
 
-    Components of v1beta1 are a list, which a merge patch would replace as a whole: a JSON patch
-    says which entry, and tests its name first, so it fails rather than scale another component.
+    Components of v1beta1 are a list, which a merge patch would replace as a whole. A JSON patch
+    addresses one entry and tests its name first, so it never scales another component.
     """
     if graph.version == "v1alpha1":
         kind = "merge"
@@ -321,7 +324,7 @@ def replicas_patch(graph: Graph, wanted: Mapping[str, int]) -> Patch:
         for name, replicas in wanted.items():
             path = f"/spec/components/{names.index(name)}"
             body.append({"op": "test", "path": f"{path}/name", "value": name})
-            # To add a member that is there replaces it.
+            # `add` replaces an existing member.
             body.append({"op": "add", "path": f"{path}/replicas", "value": replicas})
     manifest = graph.manifest
     words = [
@@ -339,7 +342,7 @@ def scaled_elsewhere(component: Component) -> bool:
 
 
 def widest(components: Sequence[Component]) -> Component:
-    """Of several that would do, the one with the most replicas; the first of equals."""
+    """The component with the most replicas; of equals the first."""
     return max(components, key=lambda one: one.replicas)
 
 

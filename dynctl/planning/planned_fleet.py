@@ -1,4 +1,4 @@
-"""What a plan is made for: workers counted by place, from flags, manifests or a live deployment."""
+"""The fleet of a plan: workers per place, from flags, manifests or a live deployment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dynctl.manifests.graphs import (
 from dynctl.planning.capacity import MAX_WORKERS, Cell, Floating, Node
 
 MAX_PLACES = 1_000
-#: Broad to narrow: what is packed into a narrower level is packed into the broader one, too.
+#: From broad to narrow; a graph packed into one level is packed into all broader levels.
 _LEVELS = ("region", "zone", "datacenter", "block", "rack", "host", "numa")
 
 
@@ -44,10 +44,12 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """``in_force``: the enforcement of each pool for this domain, ``mixed`` where its workers
-    differ; a pool that is not named has one that is not known.
+    """A fleet to plan.
 
-    ``closed``: floating workers can land in no other value than those of the cells.
+    ``in_force``: the enforcement of each pool for this domain, ``mixed`` where its workers differ;
+    that of other pools is unknown.
+
+    ``closed``: floating workers run only in the values of the cells.
     """
 
     source: str
@@ -105,7 +107,7 @@ def role_counts(flag: str, given: str, counts: str) -> dict[str, int]:
 
 
 def fleet_of_workers(shown: TopologyShow, workers: Iterable[WorkerRow]) -> Fleet:
-    """The workers that take work, as `topology show` counts them; busy ones count."""
+    """The fleet of the available workers that `topology show` counts, busy ones included."""
     rows = {row.name: row for row in workers if row.status == "ready"}
     cells, notes = [], []
     policies: dict[str, set[str]] = {}
@@ -113,15 +115,15 @@ def fleet_of_workers(shown: TopologyShow, workers: Iterable[WorkerRow]) -> Fleet
         members = [rows[name] for name in one.workers if name in rows]
         prefill = [row for row in members if row.role == "prefill"]
         total, used = one.decode.kv_total_blocks, one.decode.kv_used_blocks
-        told = total is not None and used is not None
-        told = told and one.decode.kv_reporting == one.decode.ranks
+        complete = total is not None and used is not None
+        complete = complete and one.decode.kv_reporting == one.decode.ranks
         cells.append(
             Cell(
                 one.model,
                 one.value,
                 one.prefill.ready + one.prefill.busy,
                 one.decode.ready + one.decode.busy,
-                (total or 0) - (used or 0) if told else None,
+                (total or 0) - (used or 0) if complete else None,
                 _batched_tokens_free(prefill),
                 _nodes(members),
             )
@@ -132,8 +134,8 @@ def fleet_of_workers(shown: TopologyShow, workers: Iterable[WorkerRow]) -> Fleet
         )
         if one.aggregated.workers:
             notes.append(
-                f"{one.value or '(none)'} has {one.aggregated.workers:,} aggregated: they hand "
-                "nothing over and are not counted"
+                f"{one.value or '(none)'} has {one.aggregated.workers:,} aggregated workers: not "
+                "counted"
             )
     gone = sum(row.prefill.unavailable + row.decode.unavailable for row in shown.rows)
     if gone:
@@ -152,7 +154,7 @@ def fleet_of_workers(shown: TopologyShow, workers: Iterable[WorkerRow]) -> Fleet
 
 
 def _batched_tokens_free(prefill: Sequence[WorkerRow]) -> int | None:
-    """None unless every card tells max_num_batched_tokens, which holds for each rank."""
+    """Free batched tokens; None unless every card has max_num_batched_tokens (per rank)."""
     free = 0
     for row in prefill:
         limit = row.runtime_config.get("max_num_batched_tokens")
@@ -163,7 +165,7 @@ def _batched_tokens_free(prefill: Sequence[WorkerRow]) -> int | None:
 
 
 def _nodes(members: Sequence[WorkerRow]) -> tuple[Node, ...]:
-    """Nodes are known where workers publish them as a domain of their own."""
+    """The workers per node, where workers publish their node as a domain."""
     nodes: dict[str, Node] = {}
     for row in members:
         name = row.domains.get("host") or row.domains.get("node")
@@ -196,7 +198,7 @@ def fleet_of_manifests(
         count.add(graph)
     for one in manifests:
         if not (one.kind == GRAPH and one.group == GRAPH_GROUP) and one.kind not in TOPOLOGY_KINDS:
-            count.notes.append(f"{one.source}: {one.kind} {one.name} is no {GRAPH}: skipped")
+            count.notes.append(f"{one.source}: {one.kind} {one.name} is not a {GRAPH}: skipped")
     return Fleet(
         source,
         domain,
@@ -255,7 +257,7 @@ class _ManifestCount:
                 + " or ".join(f"{GRAPH_GROUP}/{version}" for version in GRAPH_VERSIONS)
             )
         if graph.name in self._titles:
-            raise UsageProblem(f"{source}: the graph {graph.name} is there twice")
+            raise UsageProblem(f"{source}: the graph {graph.name} is defined twice")
         self._titles.add(graph.name)
         counted = [one for one in graph.workers if self._counts(graph, one)]
         for place in self.over:
@@ -274,8 +276,8 @@ class _ManifestCount:
                 continue
             if allowed is not None and not allowed:
                 self.notes.append(
-                    f"{graph.name}: the selectors of {one.name} contradict each other: it can run "
-                    "nowhere and is not counted"
+                    f"{graph.name}: the selectors of {one.name} contradict each other: it cannot "
+                    "run and is not counted"
                 )
                 continue
             for place in sorted(allowed or ()):
@@ -289,18 +291,20 @@ class _ManifestCount:
 
     def _counts(self, graph: Graph, one: Component) -> bool:
         if one.role == "aggregated":
-            self.notes.append(f"{graph.name}: {one.name} is aggregated: it hands nothing over")
+            self.notes.append(f"{graph.name}: {one.name} is aggregated: not counted")
         elif one.role is None:
             self.notes.append(
-                f"{graph.name}: nothing tells the role of {one.name} ({one.path}): not counted; "
+                f"{graph.name}: the role of {one.name} ({one.path}) is unknown: not counted; "
                 "set type to prefill or decode"
             )
         elif one.role_source == "name":
-            self.notes.append(f"{graph.name}: only its name says that {one.name} is {one.role}")
+            self.notes.append(
+                f"{graph.name}: the role of {one.name}, {one.role}, is taken from its name"
+            )
         return one.role in ("prefill", "decode")
 
     def _packed_into(self, graph: Graph, counted: Sequence[Component]) -> str | None:
-        """The one value that placement keeps the whole graph in; a made-up name where unknown."""
+        """The value that the whole graph is packed into; a placeholder where it is unknown."""
         spec = mapping(graph.manifest.body.get("spec"))
         pack = text(mapping(spec.get("topologyConstraint")).get("packDomain"))
         levels = [level.domain for one in self.topologies for level in one.levels] or _LEVELS
@@ -313,11 +317,11 @@ class _ManifestCount:
         return pinned.pop() if len(pinned) == 1 else f"(one {self.domain})"
 
     def _label_keys(self, graph: Graph) -> list[str]:
-        """The node label of the domain, where the policy or a topology resource tells it."""
+        """The node label of the domain, from the policy or a topology resource."""
         own = text((graph.policy or {}).get("domain")) == self.domain
-        told = [policy_label_key(graph, self.topologies) if own else None]
-        told += [topology.key_of(self.domain) for topology in self.topologies]
-        return [key for key in told if key][:1]
+        found = [policy_label_key(graph, self.topologies) if own else None]
+        found += [topology.key_of(self.domain) for topology in self.topologies]
+        return [key for key in found if key][:1]
 
     def _allowed(self, graph: Graph, one: Component) -> frozenset[str] | None:
         keys = self._label_keys(graph) or _keys_named(one.pod, self.domain)

@@ -34,7 +34,7 @@ def test_a_healthy_deployment_passes_every_check():
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda one: f"{one.code} {one.name}".strip())
-def test_what_is_broken_is_found(broken: Broken):
+def test_each_broken_deployment_fails_its_check(broken: Broken):
     found = result(judge(broken.change(healthy())), broken.code)
     assert found.state == catalogue()[broken.code].level
     subjects = [finding.subject for finding in found.findings]
@@ -60,7 +60,7 @@ def test_every_code_of_the_file_has_its_check():
 # -- what is not there -----------------------------------------------------------------------------
 
 
-def test_without_frontends_their_sections_are_skipped_and_say_how_to_give_one():
+def test_without_frontends_their_sections_are_skipped_with_the_option():
     report = judge(replace(healthy(), frontends=()))
     for check in report.checks:
         if check.section in ("frontends", "versions"):
@@ -82,7 +82,7 @@ def test_without_planes_only_frontends_are_judged():
     assert result(report, "DYR0407").state is State.SKIP
 
 
-def test_an_unreachable_discovery_leaves_nothing_passed_and_counts_as_unread():
+def test_an_unreachable_discovery_passes_no_check_and_counts_as_unread():
     facts = CheckFacts(PlaneFacts("etcd x:2379", "dynamo", Unread("refused")), ())
     report = judge(facts)
     assert State.PASS not in states(report).values()
@@ -92,7 +92,7 @@ def test_an_unreachable_discovery_leaves_nothing_passed_and_counts_as_unread():
     assert report.sources == ["etcd x:2379"]
 
 
-def test_what_an_unreachable_frontend_would_have_told_is_not_passed():
+def test_checks_of_an_unreachable_frontend_do_not_pass():
     facts = replace(
         healthy(), frontends=(made.frontend(FIRST), made.frontend(SECOND, kind=Unread("refused")))
     )
@@ -103,7 +103,7 @@ def test_what_an_unreachable_frontend_would_have_told_is_not_passed():
         assert SECOND in found.message
 
 
-def test_a_finding_stays_beside_what_could_not_be_read():
+def test_a_finding_is_reported_beside_unread_facts():
     other = made.frontend("http://frontend-2:8000", version="2.0.0")
     frontends = (made.frontend(FIRST, kind=Unread("refused")), other)
     found = result(judge(replace(healthy(), frontends=frontends)), "DYR0501")
@@ -124,7 +124,7 @@ def test_a_finding_stays_beside_what_could_not_be_read():
         ("version", "DYR0502"),
     ],
 )
-def test_an_answer_that_a_frontend_did_not_give_is_skipped(field: str, code: str):
+def test_a_missing_answer_of_a_frontend_is_skipped(field: str, code: str):
     unread = made.frontend(SECOND, **{field: Unread("it answered 500")})
     facts = replace(healthy(), frontends=(made.frontend(FIRST), unread))
     found = result(judge(facts), code)
@@ -133,7 +133,7 @@ def test_an_answer_that_a_frontend_did_not_give_is_skipped(field: str, code: str
 
 
 @pytest.mark.parametrize("code", ["DYR0305", "DYR0306", "DYR0307", "DYR0308", "DYR0309"])
-def test_a_worker_that_cannot_be_heard_is_skipped_beside_the_failure_that_names_it(code: str):
+def test_a_disconnected_worker_is_skipped_and_its_failure_reported(code: str):
     whole = made.planes()
     ranks = (replace(whole.ranks[0], state=StreamState()), whole.ranks[1])
     report = judge(replace(healthy(), planes=replace(whole, ranks=ranks)))
@@ -152,7 +152,7 @@ def test_an_idle_fleet_cannot_show_that_events_flow():
     assert "send a request" in found.message
 
 
-def test_names_are_not_compared_where_no_block_is_shared():
+def test_block_hashes_are_not_compared_without_a_shared_block():
     facts = replace(healthy(), planes=made.planes(comparable=False))
     assert result(judge(facts), "DYR0309").state is State.SKIP
 
@@ -168,7 +168,7 @@ def test_replica_sync_is_not_guessed():
     assert not result(judge(one), "DYR0409").unread
 
 
-def test_no_threshold_is_not_a_threshold_with_effect():
+def test_without_thresholds_their_effect_is_skipped():
     off = {"tiny": dict.fromkeys((made.DECODE_BLOCKS, made.PREFILL_TOKENS))}
     frontends = (made.frontend(FIRST, thresholds=off), made.frontend(SECOND, thresholds=off))
     found = result(judge(replace(healthy(), frontends=frontends)), "DYR0410")
@@ -179,14 +179,14 @@ def test_no_threshold_is_not_a_threshold_with_effect():
 # -- the verdict -----------------------------------------------------------------------------------
 
 
-def test_a_warning_fails_only_where_it_is_asked_to():
+def test_a_warning_fails_only_with_fail_on_warn():
     warned = next(broken for broken in BROKEN if broken.code == "DYR0502")
     report = judge(warned.change(healthy()))
     assert report.passes("fail")
     assert not report.passes("warn")
 
 
-def test_what_could_not_be_read_is_a_warning():
+def test_unread_facts_are_a_warning():
     entries = made.captured()
     report = judge(replace(healthy(), planes=made.planes(entries)))
     assert report.summary.warnings == report.summary.failed == 0
@@ -195,7 +195,7 @@ def test_what_could_not_be_read_is_a_warning():
     assert not report.passes("warn")
 
 
-def test_a_suppressed_code_is_not_judged():
+def test_a_suppressed_code_is_not_checked():
     broken = next(broken for broken in BROKEN if broken.code == "DYR0403")
     facts = broken.change(healthy())
     assert not judge(facts).passes("fail")
@@ -204,7 +204,7 @@ def test_a_suppressed_code_is_not_judged():
     assert report.passes("fail")
 
 
-def test_a_closed_way_back_is_said_once():
+def test_a_closed_way_back_is_reported_once():
     broken = next(broken for broken in BROKEN if broken.code == "DYR0104")
     found = result(judge(broken.change(healthy())), "DYR0303")
     assert (found.state, found.unread) == (State.SKIP, True)

@@ -63,7 +63,7 @@ def test_the_captured_deployment(captured):
     assert len(found.sequences) == 2
 
 
-def test_what_is_half_registered_is_said(captured):
+def test_incomplete_registrations_are_problems(captured):
     card = cards(captured, "prefill")[0]
     instance = card.replace("v1/mdc/", "v1/instances/")
     without_instance = {k: v for k, v in captured.items() if k != instance}
@@ -88,7 +88,7 @@ def test_a_malformed_entry_does_not_hide_the_others(captured):
     }
 
 
-def test_a_card_past_the_checks_is_kept_and_said(captured):
+def test_a_rejected_card_is_kept_and_reported(captured):
     key = cards(captured, "prefill")[0]
     del captured[key]["card_json"]["runtime_config"]["topology_domains"]["zone"]
     found = joined(captured)
@@ -106,7 +106,7 @@ def test_a_card_past_the_checks_is_kept_and_said(captured):
         ({"kv_cache_block_size": 0}, ProblemCode.CARD_REJECTED),
     ],
 )
-def test_contradictions_are_said(captured, change, code):
+def test_contradictions_are_problems(captured, change, code):
     captured[cards(captured, "backend")[0]]["card_json"].update(change)
     assert code in [problem.code for problem in joined(captured).problems]
 
@@ -162,7 +162,7 @@ def test_one_namespace_of_several(captured):
     assert joined(captured | other, "nope").workers == ()
 
 
-def test_names_are_the_shortest_that_tell_workers_apart(captured):
+def test_names_are_the_shortest_unique_ones(captured):
     key = cards(captured, "backend")[0]
     value = json.dumps(captured[key])
     instance_key = key.replace("v1/mdc/", "v1/instances/")

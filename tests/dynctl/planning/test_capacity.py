@@ -35,7 +35,7 @@ enforcements = st.sampled_from(ENFORCEMENTS)
 
 
 @given(counts, counts, ratios)
-def test_what_is_added_reaches_the_target_and_then_nothing_is_missing(p: int, d: int, r: Ratio):
+def test_additions_reach_the_ratio(p: int, d: int, r: Ratio):
     more_p, more_d = additions(p, d, r)
     assert more_p >= 0
     assert more_d >= 0
@@ -48,7 +48,7 @@ def test_what_is_added_reaches_the_target_and_then_nothing_is_missing(p: int, d:
 @given(
     st.integers(0, 25), st.integers(0, 25), st.builds(Ratio, st.integers(1, 4), st.integers(1, 4))
 )
-def test_nothing_smaller_than_what_is_added_would_do(p: int, d: int, r: Ratio):
+def test_additions_are_minimal(p: int, d: int, r: Ratio):
     more_p, more_d = additions(p, d, r)
     for a, b in product(range(more_p + 1), range(more_d + 1)):
         reached = r.decode_for(p + a) <= d + b < r.decode_for(p + a + 1)
@@ -56,7 +56,7 @@ def test_nothing_smaller_than_what_is_added_would_do(p: int, d: int, r: Ratio):
 
 
 @given(cells, ratios, enforcements)
-def test_domains_filled_up_to_the_ratio_carry_all(found: list[Cell], r: Ratio, mode: str):
+def test_domains_at_the_ratio_carry_all_prefill(found: list[Cell], r: Ratio, mode: str):
     full = [
         restore([cell], Cell("m", cell.value, *additions(cell.prefill, cell.decode, r)))[0]
         for cell in found
@@ -67,7 +67,7 @@ def test_domains_filled_up_to_the_ratio_carry_all(found: list[Cell], r: Ratio, m
 
 
 @given(cells, st.integers(0, 5))
-def test_a_domain_that_is_lost_and_restored_is_as_it_was(found: list[Cell], which: int):
+def test_restore_reverses_subtract(found: list[Cell], which: int):
     lost = found[which % len(found)]
     left = subtract(found, lost)
     assert sum(c.prefill for c in left) == sum(c.prefill for c in found) - lost.prefill
@@ -76,7 +76,7 @@ def test_a_domain_that_is_lost_and_restored_is_as_it_was(found: list[Cell], whic
 
 
 @given(cells, st.integers(0, 5), st.one_of(st.none(), ratios), enforcements)
-def test_a_loss_costs_what_the_fleet_without_it_lacks(
+def test_a_loss_costs_as_much_as_planning_without_it(
     found: list[Cell], which: int, r: Ratio | None, mode: str
 ):
     lost = found[which % len(found)]
@@ -94,7 +94,7 @@ def test_required_never_carries_more_than_preferred(found: list[Cell], r: Ratio)
         assert free <= bound
 
 
-def test_who_has_nobody_by_enforcement():
+def test_workers_without_a_partner_by_enforcement():
     fleet = [
         Cell("m", "a", 2, 3),
         Cell("m", "b", 4, 0),
@@ -111,7 +111,7 @@ def test_who_has_nobody_by_enforcement():
 
 
 @given(counts, counts, st.integers(1, 9))
-def test_a_split_gives_everything_and_is_even(p: int, d: int, n: int):
+def test_a_split_is_complete_and_even(p: int, d: int, n: int):
     split = list(even_split(p, d, [f"z{i}" for i in range(n)]).values())
     assert sum(a for a, _ in split) == p
     assert sum(b for _, b in split) == d
@@ -124,14 +124,14 @@ def test_a_split_keeps_a_ratio_that_divides(p: int, decode: int, n: int):
         assert b == a * decode
 
 
-def test_the_guide_splits_evenly():
+def test_the_example_of_the_guide_splits_evenly():
     assert even_split(60, 120, ["az-1", "az-2"]) == {"az-1": (30, 60), "az-2": (30, 60)}
 
 
 @pytest.mark.parametrize(
     "text", ["", "1", "1:", ":2", "0:1", "1:0", "a:b", "-1:2", "1:2:3", "1.5:2"]
 )
-def test_a_ratio_that_is_none(text: str):
+def test_an_invalid_ratio_is_refused(text: str):
     with pytest.raises(UsageProblem, match="--ratio"):
         Ratio.parse(text)
 
@@ -176,7 +176,7 @@ def test_bounds_hold_for_every_placement(found: list[Cell], loose: list[Floating
     assert bounds.worst == max(every)
 
 
-def test_placement_in_values_that_nobody_named():
+def test_workers_may_be_placed_in_unlisted_values():
     loose = [Floating("m", "prefill", 6), Floating("m", "decode", 12)]
     assert stranded_bounds([], loose, closed=False).best == 0
     assert stranded_bounds([], loose, closed=False).worst == 6

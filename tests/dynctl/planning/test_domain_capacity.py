@@ -62,7 +62,7 @@ def test_a_required_domain_without_eligible_decode_is_stranded(value, state, rea
     assert [one.reason for one in found.stranded] == ([reason] if reason else [])
 
 
-def test_only_those_who_require_are_stranded():
+def test_only_workers_with_a_required_policy_are_stranded():
     [stranded] = row(show(stranded_zones()), "zone-d").stranded
     assert stranded.workers == ["prefill-d0"], "prefill-d1 only prefers its zone"
     assert stranded.requires == "dynamo.topology/zone=zone-d"
@@ -87,7 +87,7 @@ def test_what_happens_to_requests_depends_on_the_guard():
         (None, "zone-b", {"kv_transfer_enforcement": "fallback"}, "ok"),
     ],
 )
-def test_the_routers_policy_counts_where_a_card_has_none(enforcement, decode_zone, config, state):
+def test_the_router_policy_applies_to_cards_without_one(enforcement, decode_zone, config, state):
     if config:
         config = {"kv_transfer_domain": "zone", **config}
     found = row(show(view(pair(enforcement, decode_zone), (), config)), "zone-a")
@@ -95,7 +95,7 @@ def test_the_routers_policy_counts_where_a_card_has_none(enforcement, decode_zon
     assert found.policies[0].origin == ("router" if config else "card" if enforcement else None)
 
 
-def test_decode_that_is_unavailable_does_not_count():
+def test_unavailable_decode_workers_do_not_count():
     gone = WorkerAvailability(pair("required", "zone-a")[1].worker_id, "does not answer")
     found = row(show(view(pair("required", "zone-a"), [gone])), "zone-a")
     assert (found.decode.unavailable, found.decode_per_prefill) == (1, None)
@@ -104,12 +104,12 @@ def test_decode_that_is_unavailable_does_not_count():
     )
 
 
-def test_prefill_without_any_decode_is_stranded_whatever_the_policy():
+def test_prefill_without_decode_is_stranded_under_every_policy():
     [stranded] = row(show(view([worker("p", "prefill", 1, zone="zone-a")])), "zone-a").stranded
     assert (stranded.requires, stranded.reason) == (None, "no decode worker of tiny is there")
 
 
-def test_a_policy_that_cannot_be_applied_is_said():
+def test_an_inapplicable_policy_is_reported():
     source = view(pair("required", "zone-a"))
     rows = source.workers()
     del rows[0].runtime_config["topology_domains"]
@@ -118,7 +118,7 @@ def test_a_policy_that_cannot_be_applied_is_said():
     assert found.stranded[0].reason == found.policies[0].problem
 
 
-def test_the_domain_is_the_transfer_domain_unless_told():
+def test_the_default_domain_is_the_transfer_domain():
     rack = {"rack": "r1"}
     workers = [
         worker("p", "prefill", 1, zone="zone-a", enforcement="required", extra=rack),
@@ -133,12 +133,12 @@ def test_the_domain_is_the_transfer_domain_unless_told():
         show(view(workers), "city")
 
 
-def test_without_any_domain_there_is_one_row():
+def test_workers_without_domains_are_one_row():
     shown = show(view([worker("a", "aggregated", 1), worker("b", "aggregated", 2)]))
     assert (shown.domain, [row.value for row in shown.rows]) == (None, [None])
 
 
-def test_leaving_workers_out_strands_nobody():
+def test_hidden_workers_do_not_strand_others():
     shown = show(two_zones(), counted=lambda row: row.role == "prefill")
     assert row(shown, "zone-a").decode.workers == 0
     assert row(shown, "zone-a").state == "ok"

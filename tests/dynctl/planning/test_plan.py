@@ -63,7 +63,7 @@ def counted(found: Fleet) -> dict[str | None, tuple[int, int]]:
     return {cell.value: (cell.prefill, cell.decode) for cell in found.cells}
 
 
-def test_the_guides_example_is_the_same_from_flags_and_from_a_manifest():
+def test_flags_and_manifest_give_the_same_plan():
     flags = fleet_of_flags(["az-1:prefill=30,decode=60", "az-2:prefill=30,decode=60"], None)
     manifest = from_file("zones.yaml")
     assert counted(flags) == counted(manifest) == {"az-1": (30, 60), "az-2": (30, 60)}
@@ -93,7 +93,7 @@ def test_a_zone_that_lost_its_decode_strands_its_prefill_only_under_required():
     assert "2 of 6 prefill workers (az-2)" in warning
 
 
-def test_the_patches_make_the_plan_come_true():
+def test_the_patches_apply_the_plan():
     """Applied to the manifests, what is left to add is nothing."""
     document = graph(
         part("PrefillOne", "prefill", 30, "az-1"),
@@ -126,7 +126,7 @@ def test_the_older_version_is_patched_by_name():
     assert "-n llm" in patch.command
 
 
-def test_what_a_patch_cannot_do_is_said():
+def test_changes_that_no_patch_can_make_are_noted():
     document = graph(
         part("P", "prefill", 2, "az-1"),
         part("D", "decode", 1, "az-1", scalingAdapter={}),
@@ -140,7 +140,7 @@ def test_what_a_patch_cannot_do_is_said():
     assert any("+4 decode in az-2: no component of this role is pinned" in n for n in plan.notes)
 
 
-def test_a_target_fleet_is_split_and_may_take_away():
+def test_a_target_fleet_is_split_and_may_remove_workers():
     document = graph(
         part("P", "prefill", 40, "az-1"),
         part("D", "decode", 60, "az-1"),
@@ -154,7 +154,7 @@ def test_a_target_fleet_is_split_and_may_take_away():
     assert [step["value"] for step in patch.body] == ["P", 30, "P2", 30, "D2", 60]
 
 
-def test_unpinned_components_are_bounds_not_guesses():
+def test_unpinned_components_give_bounds():
     document = graph(part("P", "prefill", 6), part("D", "decode", 12))
     plan = topology_plan(fleet(document), ratio=HALF)
     [row] = plan.rows
@@ -166,7 +166,7 @@ def test_unpinned_components_are_bounds_not_guesses():
     assert topology_plan(fleet(document), enforcement="preferred").bounds == []
 
 
-def test_placement_strands_nobody_where_decode_may_be_anywhere():
+def test_placement_strands_no_worker_where_decode_may_run_anywhere():
     document = graph(part("P", "prefill", 6, "az-1"), part("D", "decode", 12))
     for mode in ("preferred", "fallback", "none"):
         plan = topology_plan(fleet(document), enforcement=mode)
@@ -176,12 +176,12 @@ def test_placement_strands_nobody_where_decode_may_be_anywhere():
     assert (plan.state, [row.stranded_prefill for row in plan.rows]) == ("stranded", [6])
 
 
-def test_what_holds_wherever_workers_land_is_said():
+def test_missing_decode_is_noted_for_any_placement():
     document = graph(part("P", "prefill", 6), part("D", "decode", 8))
     plan = topology_plan(fleet(document, over=("az-1", "az-2")), target=(6, 12))
     assert [(row.add.prefill, row.add.decode) for row in plan.rows] == [(0, 0), (0, 0)]
     assert plan.notes == [
-        "g: wherever they land, 4 decode are missing for 1:2",
+        "g: 4 decode workers are missing for 1:2, in any placement",
         "g: pin a component of each role to each value first, then az-1 3:6, az-2 3:6",
     ]
 
@@ -195,13 +195,13 @@ def test_a_component_that_may_run_in_two_zones_is_bounded_by_them():
     assert (plan.bounds[0].at_least, plan.bounds[0].at_most) == (0, 6)
 
 
-def test_prefill_that_no_placement_can_help_is_stranded():
+def test_prefill_without_decode_in_any_placement_is_stranded():
     document = graph(part("P", "prefill", 6, "az-1"), part("D", "decode", 4, "az-2", "az-3"))
     plan = topology_plan(fleet(document))
     assert (plan.state, plan.bounds[0].at_least, plan.bounds[0].at_most) == ("stranded", 6, 6)
 
 
-def test_a_graph_that_is_packed_into_one_zone_strands_nobody():
+def test_a_graph_packed_into_one_zone_strands_no_worker():
     document = graph(
         part("P", "prefill", 6),
         part("D", "decode", 12),
@@ -232,7 +232,7 @@ def test_a_policy_of_another_domain_does_not_bind_this_one():
     assert fleet(document, domain="rack").in_force == {"g": "none"}
 
 
-def test_what_is_not_counted_is_named():
+def test_components_that_are_not_counted_are_noted():
     document = graph(
         part("Both", "worker", 3, "az-1"),
         part("MyDecode", "worker", 3, "az-1"),
@@ -243,14 +243,14 @@ def test_what_is_not_counted_is_named():
     found = fleet(document, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}})
     assert counted(found) == {"az-1": (0, 3)}
     notes = "\n".join(found.notes)
-    assert "nothing tells the role of Both (spec.components[0])" in notes
-    assert "only its name says that MyDecode is decode" in notes
+    assert "the role of Both (spec.components[0]) is unknown: not counted" in notes
+    assert "the role of MyDecode, decode, is taken from its name" in notes
     assert "selectors of Nowhere contradict each other" in notes
-    assert "g.yaml#2: Service s is no DynamoGraphDeployment: skipped" in notes
+    assert "g.yaml#2: Service s is not a DynamoGraphDeployment: skipped" in notes
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "expected"),
     [
         (graph(part("P", "prefill", "many")), "g.yaml: spec.components[0].replicas: 'many'"),
         (graph(part("P", "prefill", -1)), "expected a whole number from 0"),
@@ -261,18 +261,18 @@ def test_what_is_not_counted_is_named():
         ({"kind": "DynamoGraphDeployment"}, "found (no apiVersion) DynamoGraphDeployment"),
     ],
 )
-def test_what_cannot_be_counted_is_refused_by_path(document: dict[str, Any], said: str):
+def test_invalid_replicas_are_refused_with_their_path(document: dict[str, Any], expected: str):
     with pytest.raises(UsageProblem) as caught:
         fleet(document)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_graphs_of_different_domains_need_a_choice():
+def test_graphs_of_different_domains_require_the_domain_option():
     other = graph(policy={"labelKey": "x/rack", "domain": "rack"})
     other["metadata"] = {"name": "h"}
     with pytest.raises(UsageProblem, match="choose one with --domain"):
         fleet(graph(), other)
-    with pytest.raises(UsageProblem, match="the graph g is there twice"):
+    with pytest.raises(UsageProblem, match="the graph g is defined twice"):
         fleet(graph(), graph())
 
 
@@ -281,7 +281,7 @@ def test_graphs_of_different_domains_need_a_choice():
     ["", ":prefill=1", "a:prefill", "a:prefill=x", "a:prefill=-1", "a:prefill=1,prefill=2",
      "a:aggregated=1", "a:prefill=99999999", "a:decode=1000001"],
 )  # fmt: skip
-def test_capacities_that_cannot_be_read(given: str):
+def test_invalid_capacities_are_refused(given: str):
     with pytest.raises(UsageProblem, match="--capacity"):
         fleet_of_flags([given], None)
 
@@ -294,7 +294,7 @@ def live(*workers: Any) -> Fleet:
     return fleet_of_workers(topology_show("test", rows, {}), rows)
 
 
-def test_workers_are_counted_where_they_are():
+def test_workers_are_counted_in_their_domain():
     found = live(
         worker("p0", "prefill", 1, zone="a", enforcement="required"),
         worker("d0", "decode", 2, zone="a"),
@@ -310,7 +310,7 @@ def test_workers_are_counted_where_they_are():
     assert plan.warnings == []
 
 
-def test_a_node_is_known_where_workers_publish_it():
+def test_nodes_come_from_a_published_domain():
     found = live(
         worker("p0", "prefill", 1, zone="a", enforcement="required", extra={"host": "n1"}),
         worker("d0", "decode", 2, zone="a", extra={"host": "n2"}),
