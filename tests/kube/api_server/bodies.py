@@ -26,10 +26,18 @@ async def body_of(request: web.Request, accepted: Sequence[str] = _READABLE) -> 
         return None
     try:
         if kind.endswith("yaml"):
-            return yaml.load(data, Loader=_Loader)
+            return _yaml(data)
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError) as problem:
         raise bad_request(f"error decoding the body: {problem}") from None
+
+
+def _yaml(data: bytes) -> Any:
+    """JSON is YAML, and much faster to decode as JSON."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return yaml.load(data, Loader=_Loader)
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
