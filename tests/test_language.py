@@ -60,7 +60,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
         "docs/decisions",
         "dynctl/adapters",
         "dynctl/cli",
-        "dynctl/serving",
         "dynctl/simulation",
     }
 )
