@@ -11,13 +11,12 @@ import zmq
 from dynctl.base.tasks import Supervisor, end_tasks
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
 from dynctl.simulation.engine.faults import FaultState
-from dynctl.simulation.engine.generation import OutputPlan, Vocabulary
 from dynctl.simulation.engine.handoff import HeldKvTable, KvPuller
 from dynctl.simulation.engine.kv_publisher import KvEventPublisher, bind_publishers
 from dynctl.simulation.engine.openai_request import Generate
+from dynctl.simulation.engine.output_plan import OutputPlan, Vocabulary
 from dynctl.simulation.engine.prefix_cache import CacheEvent, root_hash
-from dynctl.simulation.engine.scheduler import EngineRequest, RankScheduler
-from dynctl.simulation.engine.timing import StepTimer
+from dynctl.simulation.engine.scheduler import EngineRequest, RankScheduler, StepTimer
 from dynctl.tokenization import ModelTokenizer
 from router_core import ModelRuntimeConfig
 

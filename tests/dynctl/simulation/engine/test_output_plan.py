@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.simulation.engine.generation import OutputPlan, Vocabulary
+from dynctl.simulation.engine.output_plan import OutputPlan, Vocabulary
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 
 CAPTURED = Path(__file__).parents[3] / "captures" / "tiny-model"
