@@ -1,7 +1,7 @@
 """The global options: one table, accepted before and after the command's name, as in kubectl.
 
-``--view a.json route hi`` and ``route hi --view a.json`` mean the same. Where both say something,
-the one nearer to the end of the line wins; repeatable options add up.
+``--view a.json route hi`` and ``route hi --view a.json`` are equal. If an option is given twice,
+the last one wins; repeatable options add up.
 """
 
 import functools
@@ -16,8 +16,8 @@ import typer
 from dynctl.base.options import GlobalOptions, OutputFormat
 
 PANEL = "Global options"
-DYNAMO = "A live Dynamo"
-KUBERNETES = "Kubernetes"
+DYNAMO = "A live Dynamo (global options)"
+KUBERNETES = "Kubernetes (global options)"
 
 
 _ANNOTATIONS: dict[str, Any] = {
@@ -26,8 +26,8 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--frontend",
             metavar="URL",
-            help="Ask a running dynctl frontend or router (repeatable: replicas). Default: "
-            "$DYNCTL_FRONTEND, the context's, then http://127.0.0.1:8000.",
+            help="Frontend or router to query (repeatable: replicas). [default: $DYNCTL_FRONTEND, "
+            "the context's, then http://127.0.0.1:8000]",
             rich_help_panel=PANEL,
         ),
     ],
@@ -36,7 +36,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--view",
             metavar="FILE",
-            help="Work offline on a view saved with --save-view.",
+            help="Use a view saved with --save-view, offline.",
             rich_help_panel=PANEL,
         ),
     ],
@@ -44,7 +44,7 @@ _ANNOTATIONS: dict[str, Any] = {
         bool | None,
         typer.Option(
             "--demo",
-            help="Work on the embedded demo fleet; nothing needs to run.",
+            help="Use the embedded demo fleet.",
             rich_help_panel=PANEL,
         ),
     ],
@@ -54,7 +54,8 @@ _ANNOTATIONS: dict[str, Any] = {
             "--output",
             "-o",
             metavar="FORMAT",
-            help="table, wide, json, jsonl, yaml or name; checks also junit. [default: table]",
+            help="Output format: table, wide, json, jsonl, yaml, name; checks also junit. "
+            "[default: table]",
             rich_help_panel=PANEL,
         ),
     ],
@@ -65,7 +66,7 @@ _ANNOTATIONS: dict[str, Any] = {
             metavar="SECONDS",
             min=0.001,
             max=86400,
-            help="Give up after this long. [default: 10]",
+            help="Timeout of a request. [default: 10]",
             rich_help_panel=PANEL,
         ),
     ],
@@ -74,7 +75,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--token",
             metavar="TOKEN",
-            help="Bearer token; $DYNCTL_TOKEN keeps it out of the process list.",
+            help="Bearer token; prefer $DYNCTL_TOKEN, which the process list does not show.",
             rich_help_panel=PANEL,
         ),
     ],
@@ -83,7 +84,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--token-env",
             metavar="NAME",
-            help="The environment variable that holds the bearer token.",
+            help="Environment variable with the bearer token.",
             rich_help_panel=PANEL,
         ),
     ],
@@ -92,7 +93,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help="The file that holds the bearer token.",
+            help="File with the bearer token.",
             rich_help_panel=PANEL,
         ),
     ],
@@ -101,8 +102,8 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--context",
             metavar="NAME",
-            help="Look where this context says (dynctl context list). [default: $DYNCTL_CONTEXT, "
-            "then the current one]",
+            help="Saved endpoints to use (dynctl context list). [default: $DYNCTL_CONTEXT, then "
+            "the current one]",
             rich_help_panel=PANEL,
         ),
     ],
@@ -111,8 +112,8 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--discovery",
             metavar="BACKEND",
-            help="Look at a live Dynamo through its discovery backend: file, etcd or kubernetes. "
-            "Default: $DYN_DISCOVERY_BACKEND.",
+            help="Discovery backend of a live Dynamo: file, etcd or kubernetes. [default: "
+            "$DYN_DISCOVERY_BACKEND]",
             rich_help_panel=DYNAMO,
         ),
     ],
@@ -139,7 +140,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--etcd-endpoints",
             metavar="HOST:PORT,..",
-            help="Members of the etcd. [default: $ETCD_ENDPOINTS, then localhost:2379]",
+            help="Members of etcd. [default: $ETCD_ENDPOINTS, then localhost:2379]",
             rich_help_panel=DYNAMO,
         ),
     ],
@@ -148,7 +149,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--etcd-client",
             metavar="CLIENT",
-            help="etcd3 (gRPC) or gateway (its JSON API). [default: etcd3]",
+            help="Client for etcd: etcd3 (gRPC) or gateway (JSON). [default: etcd3]",
             rich_help_panel=DYNAMO,
         ),
     ],
@@ -157,7 +158,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--nats-server",
             metavar="URL,..",
-            help="Where events come over NATS. [default: $NATS_SERVER]",
+            help="NATS servers for events. [default: $NATS_SERVER]",
             rich_help_panel=DYNAMO,
         ),
     ],
@@ -167,7 +168,7 @@ _ANNOTATIONS: dict[str, Any] = {
             "--namespace",
             "-n",
             metavar="NAME",
-            help="Namespace of the cluster. [default: the context's]",
+            help="Kubernetes namespace. [default: the context's]",
             rich_help_panel=KUBERNETES,
         ),
     ],
@@ -189,7 +190,8 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--kubeconfig",
             metavar="FILE",
-            help="[default: $KUBECONFIG, ~/.kube/config, the pod's service account]",
+            help="Kubeconfig file. [default: $KUBECONFIG, ~/.kube/config, the pod's service "
+            "account]",
             rich_help_panel=KUBERNETES,
         ),
     ],
@@ -198,8 +200,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--reach",
             metavar="WAY",
-            help="How to ask frontends in pods: direct, port-forward, or auto: at their addresses "
-            "where those answer.",
+            help="Connection to frontends in pods: direct, port-forward or auto. [default: auto]",
             rich_help_panel=KUBERNETES,
         ),
     ],
@@ -210,32 +211,32 @@ _ANNOTATIONS: dict[str, Any] = {
             metavar="SECONDS",
             min=0,
             max=86400,
-            help="How long the workers' caches may take to be read. [default: 5]",
+            help="Time limit for reading the workers' caches. [default: 5]",
             rich_help_panel=DYNAMO,
         ),
     ],
     "no_color": Annotated[
         bool | None,
-        typer.Option("--no-color", help="Plain text on a terminal too.", rich_help_panel=PANEL),
+        typer.Option("--no-color", help="Use no colors or bold text.", rich_help_panel=PANEL),
     ],
     "debug": Annotated[
         bool | None,
-        typer.Option("--debug", help="Show the traceback behind an error.", rich_help_panel=PANEL),
+        typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=PANEL),
     ],
 }
 _PREFIX = "global_"
 
 
 def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the global options; it receives them as its first argument, ``options``.
+    """Give a command the global options as its first argument, ``options``.
 
-    A command that declares one of them itself (another default, another spelling) gets that
-    one's value too where it was given before the command's name only. A parameter of the type
-    typer.Context receives the parser's context.
+    A command may declare one of them itself with another default or spelling; it also gets the
+    value given before the command's name. A parameter of the type typer.Context receives the
+    parser's context.
     """
     declared = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     own = [parameter for parameter in declared if parameter.annotation is not typer.Context]
-    asking = [parameter.name for parameter in declared if parameter not in own]
+    contexts = [parameter.name for parameter in declared if parameter not in own]
     redeclared = [parameter.name for parameter in own if parameter.name in _ANNOTATIONS]
 
     @functools.wraps(function)
@@ -243,7 +244,7 @@ def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
         context: typer.Context = arguments.pop("context")
         merged = _merge(context, arguments)
         values = {key: value for key, value in merged.items() if key in _ANNOTATIONS}
-        arguments |= dict.fromkeys(asking, context)
+        arguments |= dict.fromkeys(contexts, context)
         for name in redeclared:
             if arguments[name] is None:
                 arguments[name] = values.get(name)
@@ -253,7 +254,7 @@ def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def group_callback(help: str) -> Callable[..., Any]:
-    """The callback of a group of commands: takes the global options, does nothing else."""
+    """The callback of a group of commands; it only takes the global options."""
 
     def callback(**arguments: Any) -> None:
         _merge(arguments.pop("context"), arguments)
@@ -263,7 +264,7 @@ def group_callback(help: str) -> Callable[..., Any]:
 
 
 def _merge(context: typer.Context, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Take the global options out of ``arguments`` and lay them over those given further left."""
+    """Move the global options from ``arguments`` over those given further left."""
     merged: dict[str, Any] = dict(context.obj) if isinstance(context.obj, dict) else {}
     for item in fields(GlobalOptions):
         value = arguments.pop(_PREFIX + item.name, None)
@@ -278,7 +279,7 @@ def _merge(context: typer.Context, arguments: dict[str, Any]) -> dict[str, Any]:
 def _with_signature(
     function: Callable[..., Any], own: list[inspect.Parameter]
 ) -> Callable[..., Any]:
-    """Typer reads a command's options from its signature: make one that has the global ones."""
+    """Give the function a signature with the global options, for Typer."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
     parameters += [parameter.replace(kind=keyword) for parameter in own]

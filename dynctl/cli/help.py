@@ -1,14 +1,17 @@
-"""Help pages: plain text, options in named groups, no library beyond Typer's own.
+"""Help pages in plain text with options in named groups, as kubectl prints them.
 
-Typer's rich help costs a second start-up (rich is three times as heavy as Typer) and draws boxes
-that do not survive 80 columns; this is what kubectl prints.
+Typer's rich help doubles the start-up time and draws boxes that do not fit 80 columns.
 """
 
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
 from dynctl.cli.quick_values import QuickValues
+
+#: On every page except the one of `dynctl`, which lists them.
+_GLOBAL = "Global options (--frontend, --discovery, --demo, -n, -o, ..): dynctl --help"
 
 
 class PlainCommand(QuickValues, TyperCommand):
@@ -35,9 +38,16 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
         argument = parameter.param_type_name == "argument"
         panel = getattr(parameter, "rich_help_panel", None)
         title = "Arguments" if argument else panel or "Options"
+        if argument and parameter.metavar:
+            record = (parameter.metavar, record[1])
         sections.setdefault(title, []).append(record)
-    order = ["Arguments", "Options", *(title for title in sections if title != "Global options")]
-    for title in dict.fromkeys([*order, "Global options"]):
+    shared = (PANEL, DYNAMO, KUBERNETES)
+    own = [title for title in sections if title not in ("Arguments", "Options", *shared)]
+    is_root = ctx.parent is None
+    for title in ("Arguments", "Options", *own, *(shared if is_root else ())):
         if title in sections:
             with formatter.section(title):
                 formatter.write_dl(sections[title])
+    if not is_root:
+        formatter.write_paragraph()
+        formatter.write_text(_GLOBAL)

@@ -1,9 +1,8 @@
-"""Values that are easily converted do not go through Typer's converters.
+"""Fast conversion of simple option values.
 
-Those of Typer 0.29 are built with pydantic for each option of the command line, given or not; that
-takes as long again as the rest of the start. What is not given, and what is plainly a text, a
-number, a path or one of some words, is converted here; everything else, errors above all, stays
-Typer's. Other versions of Typer say less of an option, and then nothing here applies.
+Typer 0.29 builds a pydantic converter for every option, given or not, which doubles the start-up
+time. Missing values, texts, numbers, paths and choices are converted here; everything else,
+including errors, is left to Typer. With other versions of Typer nothing here applies.
 """
 
 import re
@@ -16,7 +15,7 @@ _NUMBERS: Final = {int: re.compile(r"-?\d{1,15}"), float: re.compile(r"-?\d{1,15
 
 
 class QuickValues:
-    """A command or group whose options take the short way where there is one."""
+    """A command or group whose options are converted fast where possible."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, the help option among them."""
@@ -44,7 +43,7 @@ def _quicken(parameter: Any) -> None:
 def _quickly(parameter: Any, value: Any) -> Any:
     several = parameter.multiple or parameter.nargs != 1
     if value is None or value == ():
-        # That something is missing is Typer's to say.
+        # Typer reports missing values.
         nothing = () if several else None
         return _NOT_QUICK if parameter.required else nothing
     kind = parameter.type_descriptor.annotation

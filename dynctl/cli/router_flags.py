@@ -13,14 +13,14 @@ from router_core import PRESETS, SETTINGS, Setting
 PANEL = "Router settings"
 POLICY_PANEL = "KV-transfer policy (for workers that publish none)"
 BUSY_PANEL = "Busy thresholds"
-UNBUILT_PANEL = "Not built yet (read, validated and ignored)"
+UNBUILT_PANEL = "Not supported yet (validated and ignored)"
 _PREFIX = "router_flag_"
 
 
 def with_router_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the router's flags to a command; it gets the given ones as ``router_flags``.
+    """Add the router's flags to a command; it receives the given ones as ``router_flags``.
 
-    The mapping's keys are the flags as given, including ``--preset``.
+    The mapping's keys are the flags as spelled, including ``--preset``.
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())
     own = [parameter for parameter in own if parameter.name != "router_flags"]
@@ -47,7 +47,7 @@ def with_router_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def split_preset(flags: Mapping[str, str | bool]) -> tuple[dict[str, str | bool], str | None]:
-    """The given flags without ``--preset``, and the preset."""
+    """The settings among the given flags, and the preset."""
     rest = {flag: value for flag, value in flags.items() if flag != PRESET_FLAG}
     name = flags.get(PRESET_FLAG)
     return rest, None if name is None else str(name)
@@ -78,7 +78,7 @@ def _flags() -> Iterator[tuple[str, Any]]:
                     typer.Option(
                         MISMATCH_FLAG,
                         metavar="fail|fallback",
-                        help="The enforcement as named in the design proposal: fail is required.",
+                        help="Alias of --kv-transfer-enforcement: fail means required.",
                         rich_help_panel=POLICY_PANEL,
                     ),
                 ],

@@ -1,4 +1,4 @@
-"""`--fail-on`: how bad a finding must be for exit code 1, the same in every command that checks."""
+"""Options and durations that several commands share."""
 
 import re
 from typing import Annotated, TypeAlias
@@ -8,12 +8,41 @@ import typer
 from dynctl.base.errors import UsageProblem
 
 FailOn: TypeAlias = Annotated[
-    str, typer.Option(metavar="LEVEL", help="What makes the exit code 1: fail, or warn too.")
+    str, typer.Option(metavar="LEVEL", help="Level for exit code 1: fail, or warn as well.")
+]
+Suppress: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CODE[=SUBJECT]",
+        help="Suppress a check or a finding (repeatable): --suppress 'DYT0902=Pod my-*.prod'.",
+    ),
+]
+Model: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Only workers of this model.")
+]
+Selector: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--selector",
+        "-l",
+        metavar="KEY=VALUE,..",
+        help="Only workers that match: domain, name, role, model or status; != excludes.",
+    ),
+]
+NoHeaders: TypeAlias = Annotated[
+    bool, typer.Option("--no-headers", help="Print the rows without a heading.")
+]
+Limit: TypeAlias = Annotated[
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N lines.")
+]
+Duration: TypeAlias = Annotated[
+    float | None,
+    typer.Option("--duration", metavar="SECONDS", min=0, help="Stop after this time."),
 ]
 
 
 def expect_level(fail_on: str) -> None:
-    """Raises UsageProblem for what is no level."""
+    """Raise UsageProblem for an unknown level."""
     if fail_on not in ("fail", "warn"):
         raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
 
@@ -28,7 +57,7 @@ def seconds(text: str) -> float:
     value = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not 0 < value <= _LONGEST_S:
         raise typer.BadParameter(
-            f"{text!r} is no duration; expected a number above 0 with ms, s, m or h, at most "
+            f"{text!r} is not a duration; expected a number above 0 with ms, s, m or h, at most "
             "24h, for example 30s"
         )
     return value

@@ -1,4 +1,4 @@
-"""What all replicas hold, as one answer: for `thresholds get` and for a bundle."""
+"""The thresholds of all replicas in one document, for `thresholds get` and bundles."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def threshold_list(
     signals: bool,
     ask: bool = False,
 ) -> tuple[ThresholdList, bool]:
-    """What the replicas hold, and whether one of them is silent.
+    """The thresholds of the replicas, and whether any replica does not answer.
 
-    Raises the error of the first replica where none answers.
+    Raises the error of the first replica if none answers.
     """
     readings = read_all(replicas)
     models = models_of(readings)
@@ -41,8 +41,8 @@ def threshold_list(
                 rows.append(ReplicaThresholds(one.replica.name, name, problem=absent))
             elif held is not None:
                 differs = apart.get(one.replica.name, [])
-                told: dict[str, Any] = dict(held)
-                row = ReplicaThresholds(one.replica.name, name, **told, differs=differs)
+                values: dict[str, Any] = dict(held)
+                row = ReplicaThresholds(one.replica.name, name, **values, differs=differs)
                 rows.append(row)
     for one in readings:
         if one.error is not None:
@@ -55,7 +55,7 @@ def threshold_list(
 def _signals(
     readings: Sequence[Reading], models: Sequence[str], *, ask: bool
 ) -> tuple[list[SignalRow], list[str]]:
-    """How each rank stands on each replica that answers, and what could not be known."""
+    """The signals of each rank on each replica that answers, and notes on what is unknown."""
     found: list[SignalRow] = []
     notes: list[str] = []
     for reading in readings:
@@ -67,25 +67,25 @@ def _signals(
             for model in (one for one in models if one in reading.thresholds):
                 view = None
                 if probe is not None:
-                    asked = verdicts(replica, rows, model) if ask else {}
-                    view = DynamoVerdicts(probe.no_report_reason(), asked)
+                    tried = verdicts(replica, rows, model) if ask else {}
+                    view = DynamoVerdicts(probe.no_report_reason(), tried)
                 held = reading.thresholds[model]
                 found += signal_rows(replica.name, rows, model, held, view)
         except DynctlError as error:
-            notes.append(f"{replica.name}: its workers are not known: {error.message}")
+            notes.append(f"{replica.name}: workers unknown: {error.message}")
             continue
         if probe is not None and not rows:
-            notes.append(f"{replica.name} names no workers: it does not route by kv, or has none")
+            notes.append(f"{replica.name} lists no workers: not in kv mode, or it has none")
     if not ask and any(row.busy is None for row in found):
         notes.append(
-            "a Dynamo frontend does not tell whom it refuses: effects are worked out from what is "
-            "known of the load; --ask finds out by dry runs"
+            "a Dynamo frontend does not report which workers it refuses: effects are derived from "
+            "the known load; --ask finds out with dry runs"
         )
     return found, notes
 
 
 def models_of(readings: Sequence[Reading]) -> list[str]:
-    """The models that any replica serves; raises the first error where none answered."""
+    """The models that any replica serves; raises the first error if none answers."""
     errors = [one.error for one in readings if one.error is not None]
     if errors and len(errors) == len(readings):
         raise errors[0]

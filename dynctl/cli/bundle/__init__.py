@@ -1,4 +1,4 @@
-"""A bundle: what `dynctl` sees, in one file that may be sent to a stranger.
+"""The bundle for bug reports: reports and state in one file.
 
-Whatever goes in passes :mod:`dynctl.cli.bundle.redaction` first: no secret, no prompt.
+All contents pass :mod:`dynctl.cli.bundle.redaction`, which removes secrets and prompts.
 """

@@ -1,4 +1,4 @@
-"""One `.tar.gz`, for its owner's eyes, whose members stand in the order in which they are given."""
+"""The `.tar.gz` of a bundle, readable only by its owner."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _MODE: Final = 0o600
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Raises UsageProblem where nothing may or can be written there: before anything is asked."""
+    """Raise UsageProblem if the file cannot or must not be written."""
     if path.is_symlink() or path.exists():
         if path.is_dir():
             raise UsageProblem(f"{path}: is a directory; expected the name of a file to write")
         if not force:
             raise UsageProblem(
-                f"{path}: is there already", "name another file, or overwrite it: --force"
+                f"{path}: exists already", "choose another file, or overwrite it: --force"
             )
     if not path.absolute().parent.is_dir():
-        raise UsageProblem(f"{path}: there is no directory {path.absolute().parent}")
+        raise UsageProblem(f"{path}: directory {path.absolute().parent} does not exist")
 
 
 def pack(members: Sequence[tuple[str, bytes]], at: float) -> bytes:
-    """The archive's bytes: the same for the same members and second."""
+    """The archive's bytes, identical for the same members and second."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, data in members:
@@ -50,12 +50,12 @@ def pack(members: Sequence[tuple[str, bytes]], at: float) -> bytes:
 
 
 def write_new(path: Path, data: bytes, *, force: bool) -> None:
-    """Write a file that only its owner can read: whole or not at all.
+    """Write a file that only its owner can read, atomically.
 
-    Raises UsageProblem where one is there that may not be overwritten, or it cannot be written.
+    Raises UsageProblem if it exists and ``force`` is not set, or if it cannot be written.
     """
     check_target(path, force=force)
-    # A new file is created under its own name, which replaces nothing that came meanwhile.
+    # Without force the file is created under its own name, which never replaces another file.
     target = path.with_name(f".{path.name}.{secrets.token_hex(4)}") if force else path
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)

@@ -1,4 +1,4 @@
-"""The variables that change what `dynctl` and Dynamo do; only those on a list show their values."""
+"""The environment variables of a bundle; only listed ones show their values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from dynctl.settings.router_options import ROUTER_OPTIONS
 PREFIXES: Final = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "KUBE", "OTEL_")
 _ALONE: Final = frozenset({"COLUMNS", "LANG", "LC_ALL", "NO_COLOR", "TERM", "TZ", "HF_HUB_OFFLINE"})
 
-#: Variables whose values are addresses, names, paths, switches and numbers. A new one is masked
-#: until it is put here.
+#: Variables whose values are addresses, names, paths, switches and numbers. All others are masked.
 SHOWN: Final = frozenset(
     {
         *_ALONE,
@@ -59,9 +58,9 @@ SHOWN: Final = frozenset(
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Names in their order; values that may not be shown are masked, empty ones stay empty.
+    """Variables by name; values of unlisted ones are masked, empty ones stay empty.
 
-    What is shown still has to be redacted: an address may hold credentials.
+    Shown values still need redaction: an address may contain credentials.
     """
     return {
         name: value if name in SHOWN or not value else MASK

@@ -1,8 +1,7 @@
-"""Secrets and prompts out of whatever is to be sent away.
+"""Redaction of secrets and prompts.
 
-Three nets, each for what the others let through: the secrets that are known here are taken out of
-every text, whatever it is; texts that look like credentials are masked; and a value whose key says
-that it is a secret is masked, one whose key says that it is a prompt or its tokens is hashed.
+Three layers: known secrets are removed from every text; texts that look like credentials are
+masked; values under secret keys are masked, values under prompt and token keys are hashed.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from dynctl.settings.contexts.precedence import in_context
 from dynctl.settings.contexts.tokens import read_token
 
 MASK: Final = "***"
-#: Shorter secrets are masked as whole words only: "a" is in every text.
+#: Shorter secrets are masked as whole words only.
 _SHORTEST: Final = 4
-#: Secrets of this length and more are looked for in other spellings too.
+#: Secrets of at least this length are also searched in other encodings.
 _SPELLED: Final = 6
 
 _SECRET_KEY: Final = re.compile(
@@ -52,11 +51,11 @@ _ASSIGNED: Final = re.compile(
 
 
 class Redactor:
-    """``secrets``: values that must not come out, wherever they stand."""
+    """``secrets``: values to remove everywhere."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         known = {one for secret in secrets for one in _spellings(secret)}
-        # The longest first: one secret may be a part of another.
+        # The longest first, since a secret may be part of another.
         ordered = sorted(known, key=lambda one: (-len(one), one))
         whole = [re.escape(one) for one in ordered if len(one) >= _SHORTEST]
         words = [rf"(?<!\w){re.escape(one)}(?!\w)" for one in ordered if len(one) < _SHORTEST]
@@ -74,7 +73,7 @@ class Redactor:
         return _ASSIGNED.sub(rf"\1\2{MASK}", text)
 
     def plain(self, value: Any) -> Any:
-        """Plain data (what JSON holds) without secrets and prompts; shapes stay."""
+        """JSON data without secrets and prompts, in the same shape."""
         match value:
             case str():
                 return self.text(value)
@@ -88,20 +87,20 @@ class Redactor:
                 return value
 
     def holds_secret(self, data: bytes) -> bool:
-        """Whether a known secret stands in ``data``: nothing goes out unlooked at."""
+        """Whether ``data`` contains a known secret."""
         return any(one in data for one in self._bytes)
 
     def _valued(self, key: str, value: Any) -> Any:
         if _SECRET_KEY.search(key) and isinstance(value, (str, bytes, list, tuple, Mapping)):
             return MASK if value else value
-        # A count of tokens is a number, and stays.
+        # Numbers stay: they are token counts.
         if key.lower() in _PROMPT_KEYS and isinstance(value, (str, bytes, list, tuple, Mapping)):
             return hashed(value) if value else value
         return self.plain(value)
 
 
 def hashed(value: Any) -> dict[str, Any]:
-    """What stands for a prompt or for tokens: equal ones are still seen to be equal."""
+    """The replacement of a prompt or tokens; equal values stay recognisable."""
     return {
         "xxh3": xxh3_64_hexdigest(msgspec.json.encode(value)),
         "length": len(value),
@@ -109,7 +108,7 @@ def hashed(value: Any) -> dict[str, Any]:
 
 
 def _spellings(secret: str) -> set[str]:
-    """A secret as it may be written: plain, in a URL, in base64, in JSON."""
+    """A secret in its encodings: plain, URL, base64, JSON."""
     secret = secret.strip()
     if not secret:
         return set()
@@ -117,7 +116,7 @@ def _spellings(secret: str) -> set[str]:
         return {secret}
     encoded = base64.b64encode(secret.encode()).decode()
     escaped = msgspec.json.encode(secret).decode()[1:-1]
-    # The last characters of base64 depend on what follows, so the whole groups are looked for.
+    # The last characters of base64 depend on what follows, so the padding is also removed.
     return {secret, quote(secret, safe=""), encoded, encoded.rstrip("="), escaped}
 
 
@@ -125,25 +124,25 @@ _SECRET_NAME: Final = re.compile(
     r"(?i)password|passwd|secret|credential|apikey|(?:^|_)nkey|token(?:_|$)"
     r"|(?:^|_)(?:auth|creds)(?:_|$)|(?:^|_)(?:key|cookie)$"
 )
-#: What such a variable holds without being a secret.
+#: Values of such variables that are not secrets.
 _HARMLESS: Final = frozenset({"true", "false", "none", "null", "yes", "no", "on", "off", "auto"})
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s,]+", re.IGNORECASE)
 _LARGEST_BYTES: Final = 1 << 20
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-#: Of a user of a kubeconfig: what is no secret though it stands there.
+#: Keys of a kubeconfig user that are not secret.
 _HARMLESS_USER_KEYS: Final = frozenset({"apiVersion", "command", "interactiveMode", "name"})
 _SHORTEST_LEAF: Final = 8
 _SHORTEST_LINE: Final = 8
 
 
 def known_secrets(options: GlobalOptions, environ: Mapping[str, str]) -> set[str]:
-    """Every secret that the options, the environment and the kubeconfigs hold or name."""
+    """All secrets in the options, the environment and the kubeconfigs, and in files they name."""
     found: set[str] = set()
     try:
         options = in_context(options)
         found.add(read_token(options) or "")
     except UsageProblem:
-        # Broken or missing; the section that needs it says so.
+        # Broken or missing; the section that needs it reports it.
         pass
     for name in filter(None, (options.token_env, "DYNCTL_TOKEN")):
         found.add(environ.get(name, ""))
@@ -161,7 +160,7 @@ def known_secrets(options: GlobalOptions, environ: Mapping[str, str]) -> set[str
 
 
 def _harmless(value: str) -> bool:
-    """A switch or a number is no secret."""
+    """Whether a value is a switch or a number."""
     plain = value.strip().lower()
     return plain in _HARMLESS or (plain.replace(".", "", 1).isdigit() and len(plain) < 8)
 
@@ -171,7 +170,7 @@ def _is_path(value: str) -> bool:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines of a file that holds credentials, but for its headings."""
+    """The lines of a credentials file without its headings."""
     for line in text.splitlines():
         if len(line.strip()) >= _SHORTEST_LINE and "-----" not in line:
             yield line.strip()
@@ -182,10 +181,10 @@ def _in_urls(text: str) -> Iterator[str]:
     for url in _URL.findall(text):
         try:
             parts = urlsplit(url)
-            who = (parts.username or "", parts.password or "")
+            credentials = (parts.username or "", parts.password or "")
         except ValueError:
             continue
-        yield from (unquote(one) for one in who if one)
+        yield from (unquote(one) for one in credentials if one)
 
 
 def _of_kubeconfigs(options: GlobalOptions, environ: Mapping[str, str]) -> Iterator[str]:
@@ -230,7 +229,7 @@ def _yaml(text: str) -> Any:
 
 
 def _content(path: Path) -> str:
-    """The text of a file; empty where it cannot be read."""
+    """The text of a file; empty if it cannot be read."""
     try:
         with path.expanduser().open("rb") as file:
             return file.read(_LARGEST_BYTES).decode("utf-8", "replace").strip()

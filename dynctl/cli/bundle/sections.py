@@ -1,4 +1,4 @@
-"""What goes into a bundle, section by section; each asks and may fail for itself."""
+"""The sections of a bundle; an error of one section does not end the others."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from dynctl.sources.dynamo.planes import backend, namespace
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.kubernetes import cluster_ways, open_cluster
 
-#: Libraries whose versions explain what a client does on the wire.
+#: Libraries whose versions are recorded.
 _LIBRARIES: Final = tuple(
     "aiohttp etcd3 grpcio httpx jinja2 kubernetes msgspec nats-py protobuf pyzmq textual "
     "tokenizers typer uvloop websocket-client".split()
 )
 _NO_CLUSTER: Final = (
-    "no cluster was named: --kubernetes, --kubeconfig FILE, --kube-context NAME or -n NAMESPACE"
+    "no cluster specified: --kubernetes, --kubeconfig FILE, --kube-context NAME or -n NAMESPACE"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One member of a bundle. ``ask`` gives what it holds: plain data, a msgspec Struct, or the
-    bytes of a JSON document. It appends what could not be known to the list that it is given."""
+    """One member of a bundle. ``read`` returns its content: plain data, a msgspec Struct, or the
+    bytes of a JSON document, and appends notes on what is unknown to its argument."""
 
     file: str
     what: str
-    ask: Callable[[list[str]], Any]
+    read: Callable[[list[str]], Any]
 
 
 def sections(options: GlobalOptions, *, kubernetes: bool) -> list[Section]:
-    """All of them in the order of the archive. ``kubernetes``: look at a cluster though no option
-    names one."""
+    """All sections in the order of the archive. ``kubernetes``: read a cluster even if no option
+    specifies one."""
     return [
-        Section("versions.json", "versions of this client and of who answers it",
+        Section("versions.json", "versions of client, frontends and cluster",
                 lambda notes: _versions(options, kubernetes=kubernetes)),
-        Section("options.json", "where the source was named: flags, environment, context",
+        Section("options.json", "options and their sources: flags, environment, context",
                 lambda notes: _options(options)),
-        Section("environment.json", "variables; values that are not on a list are masked",
+        Section("environment.json", "environment variables; unlisted values are masked",
                 lambda notes: environment(os.environ)),
         Section("check.json", "the report of dynctl check", lambda notes: _check(options)),
         Section("topology-verify.json", "the report of dynctl topology verify",
@@ -61,13 +61,13 @@ def sections(options: GlobalOptions, *, kubernetes: bool) -> list[Section]:
         Section("config.json", "dynctl config show", lambda notes: _config(options)),
         Section("thresholds.json", "dynctl thresholds get --workers",
                 lambda notes: _thresholds(options, notes)),
-        Section("view.json", "the router's view, for --view: hashes, no prompts",
+        Section("view.json", "the router's state for --view: hashes, no prompts",
                 lambda notes: _view(options, notes)),
     ]  # fmt: skip
 
 
 def cluster_named(options: GlobalOptions) -> bool:
-    """Whether options or context name a Kubernetes cluster. Raises UsageProblem."""
+    """Whether options or context specify a Kubernetes cluster. Raises UsageProblem."""
     options = in_context(options)
     named = (options.kubeconfig, options.kube_context, options.namespace)
     return (
@@ -108,7 +108,7 @@ def _installed(name: str) -> str | None:
 
 @contextmanager
 def _named_frontends(options: GlobalOptions) -> Iterator[list[tuple[str, str]]]:
-    """(name, URL) of those that were named, of the cluster's, or of the default one."""
+    """(name, URL) of the specified frontends, the cluster's, or the default one."""
     options = in_context(options)
     urls = frontends(options)
     planes = backend(options)
@@ -124,7 +124,7 @@ def _named_frontends(options: GlobalOptions) -> Iterator[list[tuple[str, str]]]:
 
 
 def _peer(name: str, url: str, options: GlobalOptions) -> dict[str, Any]:
-    """Whose frontend answers there, and its version; ``error`` where that is not known."""
+    """The kind and version of a frontend; ``error`` if unknown."""
     from dynctl.sources import token
 
     timeout = options.timeout if name != DEFAULT_FRONTEND else GUESS_TIMEOUT
@@ -145,12 +145,12 @@ def _cluster_version(options: GlobalOptions) -> dict[str, Any]:
     try:
         cluster = open_cluster(options)
         try:
-            told = cluster.get("/version")
+            found = cluster.get("/version")
         finally:
             cluster.close()
     except (DynctlError, ClusterRefusal) as error:
         return {"version": None, "error": error.message}
-    return {"version": told.get("gitVersion"), "platform": told.get("platform")}
+    return {"version": found.get("gitVersion"), "platform": found.get("platform")}
 
 
 def _options(options: GlobalOptions) -> dict[str, Any]:

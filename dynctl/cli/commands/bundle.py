@@ -1,4 +1,4 @@
-"""`dynctl bundle`: what is seen, in one file that may be sent away."""
+"""`dynctl bundle`."""
 
 import hashlib
 import os
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dynctl.documents.bundle import BundleMember, LeftOut
 
 _REDACTED = (
-    "known secrets and what looks like credentials are replaced by ***; prompts and their tokens "
-    "are hashes; variables show their values only where they are on a list"
+    "known secrets and texts that look like credentials are replaced by ***; prompts and tokens "
+    "are replaced by hashes; only listed environment variables show their values"
 )
 
 
@@ -29,12 +29,12 @@ def bundle(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="The .tar.gz to write. [default: dynctl-bundle-TIME.tar.gz]",
+            help="File to write. [default: dynctl-bundle-TIME.tar.gz]",
             show_default=False,
         ),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="FILE", help="The same, as an option.")
+        Path | None, typer.Option("--to", metavar="FILE", help="Same as the argument FILE.")
     ] = None,
     output: Annotated[
         str | None,
@@ -42,23 +42,23 @@ def bundle(
             "--output",
             "-o",
             metavar="FILE|FORMAT",
-            help="The same; a word that is a format (json, yaml, ..) is how to answer.",
+            help="Same as the argument FILE, or an output format (json, yaml, ..).",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     kubernetes: Annotated[
         bool,
         typer.Option(
             "--kubernetes",
-            help="Run topology verify too, on the kubeconfig's cluster. [default: where a cluster "
-            "is named]",
+            help="Include topology verify of the kubeconfig's cluster. [default: if a cluster is "
+            "specified]",
         ),
     ] = False,
 ) -> int:
-    """Write what dynctl sees into one .tar.gz for a bug report: reports, view, config, versions.
+    """Write reports, view, settings and versions into one .tar.gz file for a bug report.
 
-    Secrets are masked, prompts and tokens hashed; manifest.json says what is in it and what could
-    not be had, and why. Each section may fail for itself. Only its owner can read the file.
+    Secrets are masked, prompts and tokens hashed. manifest.json lists the contents, and what is
+    missing and why. Only the owner can read the file.
     """
     from dynctl import version
     from dynctl.base.errors import ExitCode
@@ -85,9 +85,9 @@ def bundle(
 def _target(
     options: GlobalOptions, file: Path | None, to: Path | None, output: str | None, now: float
 ) -> tuple[Path, GlobalOptions]:
-    """Where to write, and the options with the format that the answer is wanted in.
+    """The file to write, and the options with the output format.
 
-    Raises UsageProblem where several files are named.
+    Raises UsageProblem if several files are specified.
     """
     from dynctl.base.errors import UsageProblem
 
@@ -98,11 +98,11 @@ def _target(
     elif output is not None:
         named["--output"] = Path(output)
     if options.output is OutputFormat.JUNIT:
-        raise UsageProblem("-o junit: a bundle holds no checks of its own", "-o json")
+        raise UsageProblem("-o junit: a bundle runs no checks of its own", "-o json")
     given = {flag: path for flag, path in named.items() if path is not None}
     if len(given) > 1:
-        told = ", ".join(f"{flag} {path}" for flag, path in given.items())
-        raise UsageProblem(f"{told}: {len(given)} files to write were named, expected one")
+        files = ", ".join(f"{flag} {path}" for flag, path in given.items())
+        raise UsageProblem(f"{files}: {len(given)} files specified, expected one")
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
     return next(iter(given.values()), Path(f"dynctl-bundle-{stamp}.tar.gz")), options
 
@@ -110,7 +110,7 @@ def _target(
 def _gathered(
     wanted: "list[Section]", redactor: "Redactor"
 ) -> "tuple[list[tuple[str, bytes]], list[BundleMember], list[LeftOut]]":
-    """The files that could be had, what they are, and those that could not."""
+    """The files, their descriptions, and the missing ones."""
     from dynctl.cli.bundle.archive import MAX_MEMBER, MAX_TOTAL
     from dynctl.documents.bundle import BundleMember, LeftOut
 
@@ -122,37 +122,37 @@ def _gathered(
         if sys.stderr.isatty():
             sys.stderr.write(f"{section.file}: {section.what}\n")
         notes: list[str] = []
-        data, why = _asked(section, redactor, notes)
+        data, why = _read(section, redactor, notes)
         if len(data) > min(MAX_MEMBER, left):
-            why = f"{len(data):,} bytes, and there is room for {min(MAX_MEMBER, left):,}"
+            why = f"{len(data):,} bytes, the limit is {min(MAX_MEMBER, left):,}"
         if why:
             left_out.append(LeftOut(section.file, section.what, redactor.text(why)))
             continue
         left -= len(data)
         packed.append((section.file, data))
         digest = hashlib.sha256(data).hexdigest()
-        told = [redactor.text(note) for note in notes]
-        members.append(BundleMember(section.file, section.what, len(data), digest, told))
+        notes = [redactor.text(note) for note in notes]
+        members.append(BundleMember(section.file, section.what, len(data), digest, notes))
     return packed, members, left_out
 
 
-def _asked(section: "Section", redactor: "Redactor", notes: list[str]) -> tuple[bytes, str]:
-    """A section's bytes, and why there are none: whatever happens to one, the others go on."""
+def _read(section: "Section", redactor: "Redactor", notes: list[str]) -> tuple[bytes, str]:
+    """A section's bytes, or why there are none; an error of one section does not end the others."""
     from dynctl.base.errors import exit_code_of
 
     try:
-        data = _encoded(section.ask(notes), redactor)
+        data = _encoded(section.read(notes), redactor)
     except Exception as error:
         if exit_code_of(error) is not None:
             return b"", str(error)
         return b"", f"dynctl failed unexpectedly: {type(error).__name__}: {error}"
     if redactor.holds_secret(data):
-        return b"", "a secret was still in it after redaction; this is a defect of dynctl"
+        return b"", "it still contained a secret after redaction; this is a defect in dynctl"
     return data, ""
 
 
 def _encoded(value: Any, redactor: "Redactor") -> bytes:
-    """Redacted JSON of a Struct, of plain data, or of JSON in bytes, which stays compact."""
+    """Redacted JSON of a Struct, plain data, or JSON bytes (which stay compact)."""
     import msgspec
 
     whole = isinstance(value, bytes)

@@ -1,28 +1,18 @@
-"""`dynctl check`: the general doctor."""
-
-from typing import Annotated
-
-import typer
+"""`dynctl check`."""
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import FailOn, expect_level
+from dynctl.cli.shared_options import FailOn, Suppress, expect_level
 
 
 def check(
     options: GlobalOptions,
     fail_on: FailOn = "fail",
-    suppress: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CODE[=SUBJECT]",
-            help="Leave a check out, or a finding (repeatable): --suppress DYR0212.",
-        ),
-    ] = None,
+    suppress: Suppress = None,
 ) -> int:
     """Check a live deployment: planes, workers, events, frontends, versions.
 
-    Name its discovery backend, every frontend, or both. Nothing is written there. Exit code 0
-    when nothing failed, 1 when a check did, 3 when discovery cannot be reached.
+    Specify its discovery backend, every frontend, or both. The checks only read. Exit code 0: no
+    check failed, 1: a check failed, 3: discovery is not reachable.
     """
     from dynctl.base.errors import ExitCode
     from dynctl.findings.catalogue import catalogue

@@ -1,4 +1,4 @@
-"""`dynctl completion bash|zsh|fish`: the script that completes command lines on TAB."""
+"""`dynctl completion bash|zsh|fish`."""
 
 from typing import Annotated
 
@@ -14,10 +14,10 @@ def completion(
     tree: typer.Context,
     shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
 ) -> int:
-    """Print a script that completes commands, options and names on TAB.
+    """Print the shell completion script for commands, options and names.
 
-    Its first lines say where to put it. Models, workers, domains and contexts are completed with
-    what is there at that moment, where it answers within a fifth of a second.
+    Its first lines describe the installation. Names of models, workers, domains and contexts are
+    read live if the source answers within 0.2 s.
     """
     from importlib import import_module
 

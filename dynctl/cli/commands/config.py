@@ -1,4 +1,4 @@
-"""`dynctl config show`: every router setting, its value and where that came from."""
+"""`dynctl config show`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) -> int:
     """Show every router setting: value, source, bounds, flag and environment variable.
 
-    Without a source it is what `serve frontend` would use here, with the same flags; with
-    --frontend (or --view) it is what that router uses.
+    With --frontend or --view: the settings of that router. Otherwise: the settings that
+    `serve frontend` would use with these flags and this environment.
     """
     from dynctl.base.errors import UsageProblem
     from dynctl.screens.render import emit, talk
@@ -26,8 +26,8 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
     if names_source(options):
         if router_flags:
             raise UsageProblem(
-                f"{next(iter(router_flags))} describes a frontend to be started; "
-                "leave it out to see what a running one uses"
+                f"{next(iter(router_flags))} is for a frontend to start; "
+                "remove it to see the settings of a running frontend"
             )
         source = connect(options)
         report = remote_report(source.title, source.config())
@@ -57,7 +57,7 @@ def _local(router_flags: Mapping[str, str | bool]) -> ConfigReport:
 
 
 def remote_report(title: str, document: ConfigDocument) -> ConfigReport:
-    """A router's own settings as the command shows them."""
+    """The settings of a router."""
     from dynctl.documents.config import ConfigReport
 
     sources = {row.name: row.source for row in document.settings}

@@ -6,15 +6,15 @@ import typer
 
 from dynctl.base.options import GlobalOptions
 
-#: Global options that say how to answer; they may stand beside what a context keeps.
+#: Global options about the output; allowed beside the options that a context keeps.
 _HOW = frozenset({"output", "no_color", "debug"})
-#: Global options that no context can keep, and what to do instead.
+#: Global options that a context cannot keep, with the reason.
 _NEVER = {
-    "token": "a context holds no secrets: name it with --token-env NAME or --token-file FILE",
-    "view": "a view is one moment, not a place to look; give it when it is needed",
-    "demo": "the demo fleet is always there",
-    "wait": "it is about one command",
-    "context": "a context names places, not another context",
+    "token": "a context contains no secrets; use --token-env NAME or --token-file FILE",
+    "view": "a view is a saved moment; specify it with each command",
+    "demo": "the demo fleet is always available",
+    "wait": "it is for single commands",
+    "context": "a context cannot refer to another context",
 }
 
 
@@ -30,20 +30,20 @@ def list_contexts(options: GlobalOptions) -> int:
     rows = [ContextRow(one, one == name, dict(found.contexts[one])) for one in found.contexts]
     emit(ContextList(str(found.path), name, sorted(rows, key=lambda row: row.name)), options)
     if name is not None and name not in found.contexts:
-        talk(f"warning: {chosen_by} is {name!r}, and there is no such context")
+        talk(f"warning: {chosen_by} is {name!r}, but this context does not exist")
     elif chosen_by == f"${VARIABLE}":
-        talk(f"note: {chosen_by} makes {name} the current one")
+        talk(f"note: {name} is current because of {chosen_by}")
     return 0
 
 
 def use_context(
     options: GlobalOptions,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A context.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="A context.", show_default=False)
     ] = None,
-    none: Annotated[bool, typer.Option("--none", help="Leave it: no context is current.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Make no context current.")] = False,
 ) -> int:
-    """Make a context the current one: commands look there from now on."""
+    """Make a context current: commands use its options."""
     from dataclasses import replace
 
     from dynctl.base.errors import UsageProblem
@@ -69,15 +69,13 @@ def use_context(
 
 def add_context(
     options: GlobalOptions,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the context of that name.")
-    ] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing context.")] = False,
 ) -> int:
-    """Keep the global options of this line (--frontend, --discovery, -n, ..) as a context.
+    """Save the global options of this command (--frontend, --discovery, -n, ..) as a context.
 
-    Only what the line says is kept, nothing of the environment, and never a token: that is named
-    with --token-env or --token-file.
+    Saves options of the command line only, not of the environment. Tokens are not saved: use
+    --token-env or --token-file.
     """
     from dataclasses import replace
 
@@ -103,7 +101,7 @@ def add_context(
     )
     if not values:
         raise UsageProblem(
-            f"context add {name}: nothing to keep, expected at least one option",
+            f"context add {name}: no option to save, expected at least one",
             f"for example: dynctl context add {name} --frontend http://HOST:8000",
         )
     existed = False
@@ -113,7 +111,7 @@ def add_context(
         existed = name in found.contexts
         if existed and not force:
             raise UsageProblem(
-                f"context add {name}: there is one of that name", "--force replaces it"
+                f"context add {name}: the context exists already", "replace it: --force"
             )
         return replace(found, contexts={**found.contexts, name: values})
 
@@ -127,13 +125,12 @@ def show_context(
     options: GlobalOptions,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="[default: the current one]", show_default=False),
+        typer.Argument(metavar="NAME", help="A context. [default: current]", show_default=False),
     ] = None,
 ) -> int:
-    """Show every option that says where to look: what holds here, and where that came from.
+    """Show the source options in effect, and where each comes from.
 
-    Flags and environment count, as they would for any command; with NAME it is what
-    --context NAME would mean.
+    Flags and environment count as for any command. NAME acts as --context NAME.
     """
     from dataclasses import replace
 
@@ -186,15 +183,15 @@ def remove_context(
 
 
 def _overruled(name: str | None) -> None:
-    """Say so where the environment chooses another context than the one just made current."""
+    """Note an environment variable that overrides the context just made current."""
     import os
 
     from dynctl.screens.render import talk
     from dynctl.settings.contexts.precedence import VARIABLE
 
-    told = os.environ.get(VARIABLE)
-    if told and told != name:
-        talk(f"note: ${VARIABLE}={told} counts more here")
+    other = os.environ.get(VARIABLE)
+    if other and other != name:
+        talk(f"note: ${VARIABLE}={other} overrides it in this shell")
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`dynctl demo`: a two-zone fleet of real processes, four requests, every decision explained."""
+"""`dynctl demo`."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -11,20 +11,19 @@ from dynctl.base.options import GlobalOptions
 def demo(
     options: GlobalOptions,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the fleet up until Ctrl-C, and say what to try.")
+        bool, typer.Option("--keep", help="Keep the fleet running until Ctrl-C.")
     ] = False,
     story: Annotated[
-        bool, typer.Option("--story/--no-story", help="Send the four requests and explain them.")
+        bool, typer.Option("--story/--no-story", help="Send four requests and explain them.")
     ] = True,
     port: Annotated[
         int,
-        typer.Option("--port", min=0, max=65535, help="The frontend's port; 0 picks a free one."),
+        typer.Option("--port", min=0, max=65535, help="Port of the frontend; 0: a free one."),
     ] = 0,
 ) -> int:
-    """Start six simulated engines in two zones and a frontend; route, explain, tear down.
+    """Start six simulated engines in two zones and a frontend; route, explain, stop.
 
-    Nothing needs to run and no port needs to be free: the processes pick theirs, and all of them
-    end with this command.
+    The processes choose free ports and stop with this command.
     """
     import time
 
@@ -56,7 +55,7 @@ def demo(
 
 
 def _until_interrupted(announce: Callable[[], None]) -> None:
-    """Wait for Ctrl-C, which from the announcement on is the normal end and no interruption."""
+    """Wait for Ctrl-C, which is the normal end after the announcement."""
     import signal
 
     ends = {signal.SIGINT, signal.SIGTERM}

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import Duration, Limit, NoHeaders
 
 
 def tail_events(
@@ -14,8 +15,7 @@ def tail_events(
         typer.Option(
             "--worker",
             metavar="ID",
-            help="Only this worker (repeatable): name, decimal or hex id, or the unique end of "
-            "name or hex id.",
+            help="Only this worker (repeatable): name or id, or the unique end of it.",
         ),
     ] = None,
     selector: Annotated[
@@ -24,8 +24,7 @@ def tail_events(
             "--selector",
             "-l",
             metavar="KEY=VALUE,..",
-            help="Only workers that match all: a topology domain, name, role or model; "
-            "!= excludes.",
+            help="Only workers that match: domain, name, role or model; != excludes.",
         ),
     ] = None,
     kind: Annotated[
@@ -33,25 +32,20 @@ def tail_events(
         typer.Option(
             "--kind",
             metavar="KIND",
-            help="Only lines of this kind (repeatable): stored, removed, cleared, gap, restart, ..",
+            help="Only this kind (repeatable): stored, removed, cleared, gap, restart, ..",
         ),
     ] = None,
     load: Annotated[
-        bool, typer.Option("--load", help="Show load reports and routers' bookings too.")
+        bool, typer.Option("--load", help="Also show load reports and routers' bookings.")
     ] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="End after N lines.")
-    ] = None,
-    duration: Annotated[
-        float | None,
-        typer.Option("--duration", metavar="SECONDS", min=0, help="End after this long."),
-    ] = None,
-    no_headers: Annotated[bool, typer.Option("--no-headers", help="No heading.")] = False,
+    limit: Limit = None,
+    duration: Duration = None,
+    no_headers: NoHeaders = False,
 ) -> int:
-    """Show KV events of a live Dynamo as they come: stored, removed, cleared blocks, and gaps.
+    """Show KV events of a live Dynamo: stored, removed and cleared blocks, and gaps.
 
-    Only listens: no worker is asked for anything. Needs a discovery backend (--discovery file or
-    etcd), or the variables of Dynamo that name one.
+    Only listens and sends nothing to workers. Needs a discovery backend: --discovery file or etcd,
+    or Dynamo's environment variables.
     """
     import asyncio
 

@@ -1,4 +1,4 @@
-"""`dynctl explain CODE`: a finding's page, offline."""
+"""`dynctl explain CODE`."""
 
 from typing import Annotated
 
@@ -11,13 +11,13 @@ def explain(
     options: GlobalOptions,
     code: Annotated[
         str | None,
-        typer.Argument(metavar="[CODE]", help="For example DYR0303.", show_default=False),
+        typer.Argument(metavar="CODE", help="For example DYR0303.", show_default=False),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", hidden=True, help="Every page, as docs/checks.md.")
+        bool, typer.Option("--markdown", hidden=True, help="Print all codes, as docs/checks.md.")
     ] = False,
 ) -> int:
-    """Explain a code that a check printed: why it happens and what to do; without one, list all."""
+    """Explain the code of a finding: cause and fix. Without a code, list all codes."""
     from dynctl.base.errors import UsageProblem
     from dynctl.findings.catalogue import catalogue, conditions
     from dynctl.findings.pages import code_list, page
@@ -36,6 +36,6 @@ def explain(
     if entry is None:
         near = codes.near(code) or conditions().near(code)
         hint = "\n".join(f"dynctl explain {one}  # {every[one].title}" for one in near)
-        raise UsageProblem(f"{code}: no such code", hint or "dynctl explain lists all")
+        raise UsageProblem(f"{code}: unknown code", hint or "list all codes: dynctl explain")
     emit(page(entry), options)
     return 0

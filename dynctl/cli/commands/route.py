@@ -1,4 +1,4 @@
-"""`dynctl route PROMPT`: where would this request go, and why. Nothing is booked or sent."""
+"""`dynctl route PROMPT`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,34 +18,34 @@ def route(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PROMPT]",
-            help="A user message, put through the model's chat template; - reads it from stdin.",
+            metavar="PROMPT",
+            help="User message for the model's chat template; - reads stdin.",
             show_default=False,
         ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show the whole decision, hop by hop.")
+        bool, typer.Option("--explain", help="Explain the decision, hop by hop.")
     ] = False,
     show_all: Annotated[
-        bool, typer.Option("--all", help="List every candidate and rejection (with --explain).")
+        bool, typer.Option("--all", help="List all candidates and rejections (with --explain).")
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="PROMPT is a plain completion: no chat template.")
+        bool, typer.Option("--raw", help="Use PROMPT as it is, without a chat template.")
     ] = False,
     messages: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Chat messages as JSON: a list, or {messages: ..}."),
+        typer.Option(metavar="FILE", help="Chat messages as JSON: a list or {messages: [..]}."),
     ] = None,
     tokens: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Token ids as a JSON list or separated by white space."),
+        typer.Option(metavar="FILE", help="Token ids: a JSON list, or separated by white space."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Needed where several models are served.")
+        str | None, typer.Option(metavar="NAME", help="Model; required if there are several.")
     ] = None,
     model_path: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Tokenizer directory, for --view files from elsewhere."),
+        typer.Option(metavar="DIR", help="Tokenizer directory, for a --view from another machine."),
     ] = None,
     require_taint: Annotated[
         list[str] | None,
@@ -53,7 +53,7 @@ def route(
     ] = None,
     prefer_taint: Annotated[
         list[str] | None,
-        typer.Option(metavar="TAINT=W", help="Prefer a taint with weight W (repeatable)."),
+        typer.Option(metavar="TAINT=W", help="Prefer this taint with weight W (repeatable)."),
     ] = None,
     pin_prefill: Annotated[
         str | None, typer.Option(metavar="WORKER", help="Force the prefill worker.")
@@ -66,21 +66,21 @@ def route(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="What if: a setting, load.WORKER.prefill_tokens=+500 or "
-            "load.WORKER.decode_blocks=+10 (repeatable).",
+            help="Change a setting or a load, for example load.WORKER.prefill_tokens=+500 "
+            "(repeatable).",
         ),
     ] = None,
     save_view: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Save the router's state and answer from it; --view FILE repeats the answer.",
+            help="Save the router's state; --view FILE repeats the answer.",
         ),
     ] = None,
 ) -> int:
     """Show which workers would serve a prompt, without sending it.
 
-    Exit code 0: there are workers for it; 1: refused, and the screen says why.
+    Exit code 0: workers were chosen, 1: the request would be refused.
     """
     from dynctl.screens.render import emit
     from dynctl.screens.route import ExplainScreen
@@ -106,13 +106,13 @@ def route(
 
 
 def _saved(source: Any, path: Path) -> Any:
-    """Write the source's view and answer from what was written, so that --view repeats it."""
+    """Save the source's view and return it as the source, so that --view repeats the answer."""
     from dynctl.screens.render import talk
     from dynctl.sources.view import open_view_bytes
 
     data = source.save()
     path.write_bytes(data)
-    talk(f"saved {path} ({len(data):,} bytes; no prompt or tokens in it): --view {path} reads it")
+    talk(f"saved {path} ({len(data):,} bytes, without prompts and tokens); --view {path} reads it")
     return open_view_bytes(data, f"--save-view {path}", f"view {path.name}")
 
 
@@ -132,11 +132,11 @@ def _prompt(
         )
     if tokens is not None:
         if raw:
-            raise UsageProblem("--raw goes with PROMPT; --tokens is raw already")
+            raise UsageProblem("--raw is for PROMPT; --tokens needs no chat template")
         return {"token_ids": _token_ids(_read(tokens, "--tokens"), tokens)}
     if messages is not None:
         if raw:
-            raise UsageProblem("--raw goes with PROMPT, not with --messages")
+            raise UsageProblem("--raw is for PROMPT, not for --messages")
         return {"messages": _messages(_read(messages, "--messages"), messages)}
     text = _read("-", "PROMPT") if prompt == "-" else prompt
     if raw:
@@ -156,7 +156,7 @@ def _read(name: str, option: str) -> str:
         except OSError as error:
             raise UsageProblem(f"{option} {name}: {error.strerror}") from None
     if len(data) > MAX_INPUT_BYTES:
-        raise UsageProblem(f"{option} {name}: over the limit of {MAX_INPUT_BYTES:,} bytes")
+        raise UsageProblem(f"{option} {name}: larger than {MAX_INPUT_BYTES:,} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -190,14 +190,14 @@ def _messages(text: str, name: str) -> Sequence[Any]:
     found = document.get("messages") if isinstance(document, dict) else document
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise UsageProblem(
-            f"--messages {name}: expected a list of messages or an object with one",
+            f"--messages {name}: expected a list of messages, or an object with such a list",
             'for example: [{"role": "user", "content": "hello"}]',
         )
     return found
 
 
 def _weighted(text: str) -> tuple[str, float]:
-    # Taints hold "=" themselves: the weight is behind the last one.
+    # Taints contain "=" themselves: the weight follows the last one.
     taint, separator, raw = text.rpartition("=")
     try:
         weight = float(raw)

@@ -1,4 +1,4 @@
-"""`dynctl serve frontend` and `serve router`: parse, build the configuration, run."""
+"""`dynctl serve frontend` and `serve router`."""
 
 import os
 from collections.abc import Mapping
@@ -18,9 +18,8 @@ _LOGS = "Logs and decisions"
 _UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 
 WORKER_HELP = (
-    "An engine: URL[,name=][,role=aggregated|prefill|decode][,DOMAIN=VALUE..]"
-    "[,kv-events=tcp://H:P][,replay=tcp://H:P][,block-size=16][,dp=N][,total-blocks=N] "
-    "(repeatable)."
+    "An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, kv-events=, replay=, "
+    "block-size=, dp=, total-blocks=, separated by commas."
 )
 
 Host = Annotated[
@@ -30,7 +29,7 @@ Host = Annotated[
         "--host",
         metavar="HOST",
         envvar="DYN_HTTP_HOST",
-        help="Address to listen on; other than loopback is reachable by others.",
+        help="Listen address; 0.0.0.0 accepts connections from other hosts.",
         rich_help_panel=_LISTEN,
     ),
 ]
@@ -43,7 +42,7 @@ Port = Annotated[
         envvar="DYN_HTTP_PORT",
         min=0,
         max=65535,
-        help="0 picks a free one.",
+        help="Listen port; 0: a free one.",
         rich_help_panel=_LISTEN,
     ),
 ]
@@ -53,7 +52,7 @@ ApiToken = Annotated[
         "--api-token",
         metavar="TOKEN",
         envvar="DYNCTL_API_TOKEN",
-        help="Bearer token wanted for writes and for routing details.",
+        help="Bearer token required for changes and routing details.",
         rich_help_panel=_LISTEN,
     ),
 ]
@@ -65,7 +64,7 @@ SystemPort = Annotated[
         envvar="DYN_SYSTEM_PORT",
         min=-1,
         max=65535,
-        help="Health and metrics on a port of their own; -1 is none.",
+        help="Separate port for health and metrics; -1: none.",
         rich_help_panel=_LISTEN,
     ),
 ]
@@ -73,7 +72,7 @@ Announce = Annotated[
     bool,
     typer.Option(
         "--announce",
-        help="Print one JSON line with the address to stdout when ready.",
+        help="Print the address as one JSON line when ready.",
         rich_help_panel=_LISTEN,
     ),
 ]
@@ -84,7 +83,7 @@ Drain = Annotated[
         metavar="SECONDS",
         min=0,
         max=86400,
-        help="What running requests get after SIGTERM.",
+        help="Time for running requests to finish after SIGTERM.",
         rich_help_panel=_LISTEN,
     ),
 ]
@@ -97,7 +96,7 @@ WorkersFile = Annotated[
     typer.Option(
         "--workers-file",
         metavar="FILE",
-        help="The same as YAML; read again when it changes.",
+        help="The workers as YAML; reloaded when it changes.",
         rich_help_panel=_WORKERS,
     ),
 ]
@@ -106,7 +105,7 @@ ModelPath = Annotated[
     typer.Option(
         "--model-path",
         metavar="DIR",
-        help="Tokenizer and chat template (tokenizer.json, ..); without it the engines' /tokenize.",
+        help="Directory of tokenizer and chat template; without it the engines tokenize.",
         rich_help_panel=_WORKERS,
     ),
 ]
@@ -115,7 +114,7 @@ ModelName = Annotated[
     typer.Option(
         "--model-name",
         metavar="NAME",
-        help="Model of workers that do not say theirs.",
+        help="Model of workers that do not report it.",
         rich_help_panel=_WORKERS,
     ),
 ]
@@ -127,7 +126,7 @@ BlockSize = Annotated[
         envvar="DYN_KV_CACHE_BLOCK_SIZE",
         min=1,
         max=4096,
-        help="Block size of workers that do not say theirs.",
+        help="Block size of workers that do not report it.",
         rich_help_panel=_WORKERS,
     ),
 ]
@@ -137,7 +136,7 @@ LogDecisions = Annotated[
         "--log-decisions",
         metavar="off|winner|all",
         envvar="DYNCTL_LOG_DECISIONS",
-        help="Log the winner of each hop, or every candidate's formula.",
+        help="Log the winner of each hop, or all candidates with their costs.",
         rich_help_panel=_LOGS,
     ),
 ]
@@ -147,7 +146,7 @@ LogFormat = Annotated[
         "--log-format",
         metavar="text|json",
         envvar="DYNCTL_LOG_FORMAT",
-        help="How log lines are written.",
+        help="Format of log lines.",
         rich_help_panel=_LOGS,
     ),
 ]
@@ -157,7 +156,7 @@ LogLevel = Annotated[
         "--log-level",
         metavar="debug|info|warning|error",
         envvar="DYN_LOG",
-        help="Least severe line that is written.",
+        help="Lowest severity to log.",
         rich_help_panel=_LOGS,
     ),
 ]
@@ -166,7 +165,7 @@ DecisionMemory = Annotated[
     typer.Option(
         "--decision-memory",
         metavar="SIZE",
-        help="Memory for past decisions (`dynctl why ID`), for example 64MiB.",
+        help="Memory for past decisions (dynctl why ID).",
         rich_help_panel=_LOGS,
     ),
 ]
@@ -192,7 +191,7 @@ def frontend(
     system_port: SystemPort = None,
     announce: Announce = False,
 ) -> int:
-    """Run the OpenAI frontend with the router inside, before plain engines.
+    """Run the OpenAI frontend with the router inside, in front of engines.
 
     For example: dynctl serve frontend --worker http://127.0.0.1:8001,zone=zone-a --model-path DIR
     """
@@ -266,7 +265,7 @@ def router(
 
 
 def _config(options: GlobalOptions, router_flags: Mapping[str, str | bool], **given: Any) -> Any:
-    """The FrontendConfig that the options describe; warnings about settings go to stderr."""
+    """The FrontendConfig of the options; warnings about settings go to stderr."""
     from dynctl.screens.render import talk
     from dynctl.serving.config import FrontendConfig, Limits
     from dynctl.settings.router_settings import resolve
@@ -302,8 +301,8 @@ def _no_source(options: GlobalOptions) -> None:
     ):
         if given:
             raise UsageProblem(
-                f"{flag} says where to ask, and serve asks nobody",
-                "name engines with --worker; `dynctl demo` runs a whole fleet",
+                f"{flag} specifies a source, but serve has no source",
+                "specify engines with --worker; `dynctl demo` runs a whole fleet",
             )
 
 

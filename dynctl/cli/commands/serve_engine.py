@@ -1,4 +1,4 @@
-"""`dynctl serve engine`: the simulated engine's own option table, as options of this command."""
+"""`dynctl serve engine`: the options come from the simulated engine's option table."""
 
 import inspect
 import logging
@@ -10,7 +10,7 @@ import typer
 from dynctl.base.options import GlobalOptions
 from dynctl.simulation.engine.config import OPTIONS, Option, build_config
 
-_FAULTS = "Failures shown on purpose"
+_FAULTS = "Simulated failures"
 
 
 def _key(option: Option) -> str:
@@ -39,7 +39,7 @@ def _annotation(option: Option) -> Any:
 
 
 def _with_engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give ``function`` one keyword argument an option of the engine, None where not given."""
+    """Give ``function`` one keyword argument per option of the engine, None if not given."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter("options", keyword, annotation=GlobalOptions),
@@ -56,7 +56,7 @@ def _with_engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def engine(options: GlobalOptions, **given: Any) -> int:
     """Run a simulated OpenAI engine: real tokens, cache and KV events, no GPU.
 
-    DYN_TOPOLOGY_* and DYN_KV_TRANSFER_* are read from the environment, as a worker reads them.
+    Reads DYN_TOPOLOGY_* and DYN_KV_TRANSFER_* from the environment, as a worker does.
     """
     import os
     import time
@@ -68,7 +68,7 @@ def engine(options: GlobalOptions, **given: Any) -> int:
     from dynctl.simulation.engine.process import run_engine
 
     if options.frontend or options.view is not None or options.demo:
-        raise UsageProblem("serve engine asks nobody; leave --frontend, --view and --demo out")
+        raise UsageProblem("serve engine has no source; remove --frontend, --view and --demo")
     values = {
         option.flag.removeprefix("--"): given[_key(option)]
         for option in OPTIONS
@@ -83,7 +83,7 @@ def engine(options: GlobalOptions, **given: Any) -> int:
             log=lambda level, line: talk(f"{logging.getLevelName(level)} {line}"),
         )
     except TopologyEnvironmentError as error:
-        # A worker that must not start without its topology: the contract's exit code is 1.
+        # A worker does not start without its topology; its exit code is 1.
         talk(f"error: {error}")
         return 1
     if topology is not None:

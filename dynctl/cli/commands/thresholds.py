@@ -1,4 +1,4 @@
-"""`dynctl thresholds get` and `thresholds set`."""
+"""`dynctl thresholds get`, `set` and `watch`."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions, OutputFormat
-from dynctl.cli.shared_options import seconds
+from dynctl.cli.shared_options import Duration, Limit, seconds
 
 if TYPE_CHECKING:
     from dynctl.documents.thresholds import RankEffect, ReplicaChange
@@ -18,27 +18,26 @@ _Values = Mapping[str, float | int | None]
 def get_thresholds(
     options: GlobalOptions,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Only this model.", show_default=False)
+        str | None, typer.Argument(metavar="MODEL", help="Only this model.", show_default=False)
     ] = None,
     workers: Annotated[
         bool,
         typer.Option(
             "--workers",
-            help="Show how each rank stands too: signal, limit, latch, age, effect (also -o wide).",
+            help="Also show each rank: signal, limit, latch, age, effect (also -o wide).",
         ),
     ] = False,
     ask: Annotated[
         bool,
         typer.Option(
             "--ask",
-            help="Ask Dynamo frontends by a dry run a worker whether they refuse it now; they tell "
-            "it in no other way.",
+            help="Find out with one dry run per worker which workers a Dynamo frontend refuses.",
         ),
     ] = False,
 ) -> int:
-    """Show the busy thresholds in force, a row a replica: each frontend holds its own.
+    """Show the current busy thresholds, one row per replica and model.
 
-    Exit code 1 where replicas disagree, 3 where one does not answer.
+    Exit code 1: replicas have different thresholds, 3: a replica does not answer.
     """
     from dynctl.base.errors import ExitCode
     from dynctl.cli.threshold_list import threshold_list
@@ -61,7 +60,7 @@ def set_thresholds(
     options: GlobalOptions,
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="May be left out where one model is served."),
+        typer.Argument(metavar="MODEL", help="Model; required if there are several."),
     ] = None,
     decode_blocks: Annotated[
         str | None,
@@ -91,12 +90,12 @@ def set_thresholds(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say which ranks would change; set nothing.")
+        bool, typer.Option("--dry-run", help="Show which ranks would change; set nothing.")
     ] = False,
     partial: Annotated[
         bool,
         typer.Option(
-            "--partial", help="Keep what could be set where a replica fails, instead of none."
+            "--partial", help="If a replica fails, keep the thresholds of the other replicas."
         ),
     ] = False,
     wait: Annotated[
@@ -105,16 +104,16 @@ def set_thresholds(
             "--wait",
             parser=seconds,
             metavar="DURATION",
-            help="Until every replica acts on it and does not only store it, at most this long: "
-            "30s. Dynamo frontends are asked by dry runs.",
+            help="Wait until the thresholds are in effect on every replica, at most this long: "
+            "30s.",
         ),
     ] = None,
 ) -> int:
-    """Set busy thresholds on every replica; what is left out stays, `none` switches one off.
+    """Set busy thresholds on every replica. `none` disables one; the others keep their values.
 
-    Shows before and after, and which ranks become busy or calm. Each replica is read back; where
-    one fails the others are set back. Exit code 1 where replicas differ then, 4 where --wait runs
-    out.
+    Shows the values before and after, and which ranks become busy or calm. Each replica is read
+    back; if one fails, the others get their old values back. Exit code 1: replicas have different
+    thresholds, 4: --wait timed out.
     """
     from dynctl.base.errors import ExitCode, TimedOut, UsageProblem, exit_code_of
     from dynctl.cli.threshold_list import models_of
@@ -147,12 +146,12 @@ def set_thresholds(
         if len(groups) > 1:
             raise UsageProblem(
                 f"{chosen} is served by {len(groups)} deployments: {', '.join(groups)}",
-                "name one: --dyn-namespace NAME",
+                "choose one: --dyn-namespace NAME",
             )
         if unreached and not partial and not dry_run:
             raise UsageProblem(
-                f"not every replica can be set: {'; '.join(unreached)}",
-                "set those that can be: --partial",
+                f"some replicas cannot be set: {'; '.join(unreached)}",
+                "set the others: --partial",
             )
         readings = next(iter(groups.values()))
         replicas = [one.replica for one in readings]
@@ -207,18 +206,19 @@ def set_thresholds(
         talk("\n  ".join([f"error: {error.message}", *error.hint.splitlines()]))
         return ExitCode.NO if not agree else exit_code_of(error) or ExitCode.NO
     if not agree:
-        talk("the replicas do not agree: dynctl thresholds get")
+        talk("the replicas have different thresholds: dynctl thresholds get")
         return ExitCode.NO
     if waited is not None and not waited.acts:
         raise TimedOut(
-            f"the thresholds are stored and do not act everywhere after {waited.seconds:.1f} s",
+            f"the thresholds are stored, but after {waited.seconds:.1f} s not in effect on every "
+            "replica",
             "\n".join(waited.pending),
         )
     return ExitCode.YES
 
 
 def _values(given: Mapping[str, tuple[str, str | None]]) -> dict[str, float | int | None]:
-    """The thresholds that were given, checked. Raises UsageProblem."""
+    """The given thresholds, validated. Raises UsageProblem."""
     from dynctl.base.errors import UsageProblem
     from router_core import SETTINGS, ConfigError
 
@@ -233,7 +233,7 @@ def _values(given: Mapping[str, tuple[str, str | None]]) -> dict[str, float | in
     if not values:
         flags = ", ".join(flag for flag, _ in given.values())
         raise UsageProblem(
-            f"no threshold was given; expected at least one of {flags}",
+            f"no threshold specified; expected at least one of {flags}",
             "for example: dynctl thresholds set --active-decode-blocks 0.85 --dry-run",
         )
     return values
@@ -242,8 +242,8 @@ def _values(given: Mapping[str, tuple[str, str | None]]) -> dict[str, float | in
 def _effects(
     readings: "Sequence[Reading]", model: str, values: _Values, *, must: bool
 ) -> "tuple[list[RankEffect], list[str]]":
-    """What becomes of each rank by the load that each replica counts. ``must``: raises the error
-    where no replica's workers are known, since nothing else was asked."""
+    """The effect on each rank by the load that each replica counts. ``must``: raise the error if
+    no replica's workers are known."""
     from dynctl.base.errors import DynctlError
     from dynctl.documents.thresholds import rank_effects
     from dynctl.screens.numbers import plural
@@ -260,13 +260,13 @@ def _effects(
             rows = [row for row in one.replica.workers() if row.model == model]
         except DynctlError as error:
             errors.append(error)
-            notes.append(f"{name}: its workers are not known: {error.message}")
+            notes.append(f"{name}: workers unknown: {error.message}")
             continue
         if one.replica.probe is not None:
             silent = sum(rank.load_age_s is None for row in rows for rank in row.ranks)
             if silent:
                 why = one.replica.probe.no_report_reason()
-                notes.append(f"{name}: what {plural(silent, 'rank')} reported is not known: {why}")
+                notes.append(f"{name}: reports of {plural(silent, 'rank')} unknown: {why}")
         after = judged_rows(rows, model, present, values)
         before = judged_rows(rows, model, present, {}) if one.replica.probe is not None else rows
         effects += rank_effects(before, after, name)
@@ -283,7 +283,7 @@ def _tried(readings: "Sequence[Reading]", model: str, values: _Values) -> "list[
     for one in readings:
         present = one.thresholds.get(model)
         if present is None:
-            why = "it serves no such model" if one.error is None else one.error.message
+            why = "it does not serve the model" if one.error is None else one.error.message
             found.append(ReplicaChange(one.replica.name, "failed", problem=why))
             continue
         problem = ""
@@ -311,20 +311,15 @@ def watch_thresholds(
     options: GlobalOptions,
     rate: Annotated[
         float,
-        typer.Option("--rate", metavar="SECONDS", min=0.1, max=3600, help="How often to look."),
+        typer.Option("--rate", metavar="SECONDS", min=0.1, max=3600, help="Refresh interval."),
     ] = 1.0,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="End after N lines.")
-    ] = None,
-    duration: Annotated[
-        float | None,
-        typer.Option("--duration", metavar="SECONDS", min=0, help="End after this long."),
-    ] = None,
+    limit: Limit = None,
+    duration: Duration = None,
 ) -> int:
-    """Show what changes: a threshold, a rank that turns busy or calm, replicas that disagree.
+    """Show changes: thresholds, ranks that turn busy or calm, replicas that differ.
 
-    Looks at every replica and sets nothing. A Dynamo frontend does not say who is busy: that is
-    judged from the load that it counts and the reports that are heard.
+    Reads every replica and sets nothing. A Dynamo frontend does not report busy ranks: they are
+    derived from the load that it counts and from workers' load reports.
     """
     import asyncio
     from contextlib import ExitStack
@@ -338,7 +333,7 @@ def watch_thresholds(
 
     if options.demo or options.view is not None:
         flag = "--demo" if options.demo else "--view"
-        raise UsageProblem(f"{flag}: a saved moment never changes; name frontends to watch")
+        raise UsageProblem(f"{flag}: a saved view never changes; specify --frontend or --discovery")
 
     async def watch() -> None:
         stream = ThresholdStream(options, limit=limit)

@@ -10,36 +10,34 @@ from dynctl.base.options import GlobalOptions, OutputFormat
 def top(
     options: GlobalOptions,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one frame and end (also -o json or yaml).")
+        bool, typer.Option("--once", help="Print one frame and exit (also with -o json or yaml).")
     ] = False,
     rate: Annotated[
         float,
         typer.Option(
-            "--rate", metavar="SECONDS", min=0.2, max=3600, help="How often to look; r changes it."
+            "--rate", metavar="SECONDS", min=0.2, max=3600, help="Refresh interval; key r."
         ),
     ] = 1.0,
     domain: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Group domains by this (zone, rack, ..); g changes it. [default: the KV-transfer "
-            "domain]",
+            help="Group by this domain (zone, rack, ..); key g. [default: the KV-transfer domain]",
         ),
     ] = None,
     readonly: Annotated[
-        bool, typer.Option("--readonly", help="Nothing on the service can be changed from here.")
+        bool, typer.Option("--readonly", help="Do not allow changes of thresholds.")
     ] = False,
     frontend_log: Annotated[
         str | None,
         typer.Option(
             "--frontend-log",
             metavar="FILE|-",
-            help="Read a live Dynamo's decisions from its frontend's log (`Selected worker` "
-            "lines); - is standard input.",
+            help="Read a live Dynamo's decisions from its frontend's log; - is standard input.",
         ),
     ] = None,
 ) -> int:
-    """Watch a fleet: domains, workers, decisions, alerts. ? in it lists the keys."""
+    """Watch a fleet: domains, workers, decisions, alerts. Key ? lists the keys."""
     from dynctl.base.errors import ExitCode
     from dynctl.sources import connect_live
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import Model, NoHeaders, Selector
 
 
 def show_topology(
@@ -13,29 +14,18 @@ def show_topology(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Group by this domain (zone, rack, ..). [default: the KV-transfer domain, then "
+            help="Domain to group by (zone, rack, ..). [default: the KV-transfer domain, then "
             "zone, then the first]",
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only workers of this model.")
-    ] = None,
-    selector: Annotated[
-        str | None,
-        typer.Option(
-            "--selector",
-            "-l",
-            metavar="KEY=VALUE,..",
-            help="Count only workers that match all: a topology domain, name, role, model or "
-            "status; != excludes.",
-        ),
-    ] = None,
+    model: Model = None,
+    selector: Selector = None,
     sort_by: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Sort by a column, for example ratio.")
     ] = None,
-    no_headers: Annotated[bool, typer.Option("--no-headers", help="Rows only.")] = False,
+    no_headers: NoHeaders = False,
 ) -> int:
-    """Show every domain's workers, load, KV-transfer policy, and whether it strands prefill."""
+    """Show the domains: workers, load, KV-transfer policy, stranded prefill workers."""
     from msgspec.structs import replace
 
     from dynctl.planning.domain_capacity import topology_show

@@ -1,4 +1,4 @@
-"""`dynctl topology lint`: what is wrong with manifests, before they reach a cluster."""
+"""`dynctl topology lint`."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import FailOn, expect_level
+from dynctl.cli.shared_options import FailOn, Suppress, expect_level
 
 
 def lint_topology(
@@ -17,38 +17,33 @@ def lint_topology(
             "--file",
             "-f",
             metavar="FILE",
-            help="Manifests, YAML or JSON; - is stdin (repeatable).",
+            help="Manifest in YAML or JSON; - reads stdin (repeatable).",
         ),
     ] = None,
-    more: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="More files.")] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Manifests.")] = None,
     fail_on: FailOn = "fail",
-    suppress: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CODE[=SUBJECT]",
-            help="Leave a check out, or a finding (repeatable): --suppress DYT0111.",
-        ),
-    ] = None,
+    suppress: Suppress = None,
     against: Annotated[
         str | None,
         typer.Option(
             metavar="KUBE_CONTEXT",
-            help="Check against this cluster too: node labels, Grove topology, what a running "
-            "graph cannot change; . is the current context.",
+            help="Also compare with this cluster: node labels, Grove topology, running graphs; "
+            ". is the current context.",
         ),
     ] = None,
 ) -> int:
-    """Check graph manifests: what Kubernetes would refuse, and what nobody checks.
+    """Check graph manifests for errors that Kubernetes refuses and for errors that it accepts.
 
-    Reads DynamoGraphDeployments (v1alpha1, v1beta1) and Grove topologies. No cluster is asked but
-    the one named with --against.
+    Reads DynamoGraphDeployments (v1alpha1, v1beta1) and Grove topologies. Reads a cluster only
+    with --against.
     """
     from dynctl.base.errors import UsageProblem
 
     files = [*(file or ()), *(more or ())]
     if not files:
         raise UsageProblem(
-            "no file to check", "for example: dynctl topology lint -f deploy.yaml -f topology.yaml"
+            "no manifest specified",
+            "for example: dynctl topology lint -f deploy.yaml -f topology.yaml",
         )
     expect_level(fail_on)
     return lint_files(options, files, fail_on, suppress, against)
@@ -61,7 +56,7 @@ def lint_files(
     suppress: Sequence[str] | None,
     against: str | None = None,
 ) -> int:
-    """Check some manifests, print the report and return the exit code."""
+    """Check manifests, print the report and return the exit code."""
     from dynctl.base.errors import ExitCode
     from dynctl.findings.catalogue import catalogue
     from dynctl.findings.suppression import Suppressions

@@ -6,6 +6,7 @@ import typer
 
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import NoHeaders
 
 
 def plan_topology(
@@ -14,7 +15,7 @@ def plan_topology(
         list[str] | None,
         typer.Option(
             metavar="VALUE:prefill=N,decode=N",
-            help="Workers in one value of the domain (repeatable).",
+            help="Number of workers in one domain value (repeatable).",
         ),
     ] = None,
     file: Annotated[
@@ -23,15 +24,14 @@ def plan_topology(
             "--file",
             "-f",
             metavar="FILE",
-            help="Count the replicas of the DynamoGraphDeployments in a manifest (repeatable; - is "
-            "stdin).",
+            help="Count the replicas in a manifest; - reads stdin (repeatable).",
         ),
     ] = None,
     domain: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Group by this domain (zone, rack, ..). [default: the KV-transfer domain, then "
+            help="Domain to group by (zone, rack, ..). [default: the KV-transfer domain, then "
             "zone]",
         ),
     ] = None,
@@ -39,27 +39,26 @@ def plan_topology(
         str | None,
         typer.Option(
             metavar="VALUE,..",
-            help="All values of the domain: where unpinned workers may land, and what --target is "
-            "split over.",
+            help="All values of the domain, for unpinned workers and for --target.",
         ),
     ] = None,
     ratio: Annotated[
         str | None,
-        typer.Option(metavar="P:D", help="Target: D decode workers for every P prefill workers."),
+        typer.Option(metavar="P:D", help="Target ratio of prefill to decode workers."),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
             metavar="prefill=N,decode=N",
-            help="A whole fleet to split evenly over the values; sets the ratio, too.",
+            help="Target fleet, split evenly over the values; also sets the ratio.",
         ),
     ] = None,
     enforcement: Annotated[
         str | None,
         typer.Option(
             metavar="MODE",
-            help="Judge as if this were in force: required, preferred, fallback or none. "
-            "[default: what is in force, else required]",
+            help="Plan for this policy: required, preferred, fallback or none. [default: the "
+            "current one, else required]",
         ),
     ] = None,
     model: Annotated[
@@ -70,17 +69,16 @@ def plan_topology(
         typer.Option(
             "--dgd",
             metavar="NAME",
-            help="Count the pods of this DynamoGraphDeployment in a cluster (repeatable); with "
-            "-n NAMESPACE or -A alone, of all there.",
+            help="Count the pods of this DynamoGraphDeployment (repeatable). [default: all in the "
+            "namespace, with -n or -A]",
         ),
     ] = None,
-    no_headers: Annotated[bool, typer.Option("--no-headers", help="Rows only.")] = False,
+    no_headers: NoHeaders = False,
 ) -> int:
-    """Plan capacity by domain: ratio, headroom, losses, what to add and how.
+    """Plan capacity by domain: ratio, headroom, losses, workers to add.
 
-    Counts come from a live deployment, from a cluster (-n, -A, --dgd), from manifests (-f) or from
-    --capacity. Exit code 1: under the enforcement that is asked for, prefill workers have no
-    decode worker to hand over to.
+    Counts come from a live deployment, a cluster (-n, -A, --dgd), manifests (-f) or --capacity.
+    Exit code 1: under this policy, some prefill workers have no decode worker.
     """
     from dynctl.planning.capacity import ENFORCEMENTS, Ratio
     from dynctl.planning.plan import topology_plan
@@ -104,11 +102,10 @@ def plan_topology(
         planned=whole is not None,
     )
     if whole is not None and len({cell.pool for cell in fleet.cells}) > 1:
-        raise UsageProblem("--target: there are several pools of workers; plan one at a time")
+        raise UsageProblem("--target: there are several pools of workers; plan them one at a time")
     if whole is not None and not any(cell.value is not None for cell in fleet.cells):
         raise UsageProblem(
-            f"--target {target}: no value of {fleet.domain} is known to split it over; "
-            "name them with --over"
+            f"--target {target}: the values of {fleet.domain} are unknown; specify them with --over"
         )
     result = topology_plan(
         fleet,
@@ -134,7 +131,7 @@ def _fleet(
     *,
     planned: bool,
 ) -> Any:
-    """The fleet of the one source that was named; ``planned``: nothing need be there yet."""
+    """The fleet of the specified source. ``planned``: workers need not exist yet."""
     from dynctl.planning.planned_fleet import (
         fleet_of_flags,
         fleet_of_manifests,
@@ -150,10 +147,10 @@ def _fleet(
     if bool(capacity) + bool(files) + bool(live or cluster) > 1 or (live and cluster):
         raise UsageProblem(
             "--capacity, --file, a deployment (--demo, --view, --frontend, --discovery) and a "
-            "cluster (-n, -A, --dgd, --kube-context) are different sources; name one"
+            "cluster (-n, -A, --dgd, --kube-context) are different sources; specify only one"
         )
     if model is not None and (capacity or files or cluster):
-        raise UsageProblem(f"--model {model}: pods, manifests and --capacity tell no model")
+        raise UsageProblem(f"--model {model}: pods, manifests and --capacity have no model")
     if capacity or (over and planned and not files and not live):
         given = {one.partition(":")[0].strip() for one in capacity}
         return fleet_of_flags([*capacity, *(f"{v}:" for v in over if v not in given)], domain)
@@ -169,7 +166,7 @@ def _fleet(
 
         return fleet_of_cluster(joined_cluster(options, graphs), domain)
     if over:
-        raise UsageProblem("--over: a deployment tells where its workers are; leave it out")
+        raise UsageProblem("--over: a live deployment reports its values; remove --over")
     from dynctl.planning.domain_capacity import topology_show
     from dynctl.sources import connect
 

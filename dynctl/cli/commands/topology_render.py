@@ -1,4 +1,4 @@
-"""`dynctl topology render`: manifests for clusters that have no operator to write them."""
+"""`dynctl topology render`: manifests for clusters without the Dynamo operator."""
 
 from typing import Annotated
 
@@ -19,42 +19,41 @@ def render_topology(
         list[str] | None,
         typer.Option(
             metavar="[DOMAIN=]KEY",
-            help="pod: the label that holds a domain's value (repeatable: more domains). Known "
-            "for zone, region and host.",
+            help="pod: the label of a domain (repeatable). [default for zone, region and host]",
         ),
     ] = None,
     enforcement: Annotated[
         str, typer.Option(metavar="WORD", help="pod: required or preferred.")
     ] = "required",
     weight: Annotated[
-        float | None, typer.Option(metavar="0..1", help="pod: how much preferred prefers.")
+        float | None, typer.Option(metavar="0..1", help="pod: weight of the preference, 0 to 1.")
     ] = None,
     container: Annotated[
-        str, typer.Option(metavar="NAME", help="pod: the container of the engine.")
+        str, typer.Option(metavar="NAME", help="pod: container of the engine.")
     ] = "main",
     mount_path: Annotated[
-        str, typer.Option(metavar="DIR", help="pod: where the files are mounted.")
+        str, typer.Option(metavar="DIR", help="pod: mount path of the topology files.")
     ] = "/etc/dynamo/topology",
     init_wait: Annotated[
         bool,
-        typer.Option("--init-wait", help="pod: hold the worker back until its domain has a value."),
+        typer.Option("--init-wait", help="pod: start the worker once its domain has a value."),
     ] = False,
     image: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="pod: an image with dynctl, for --init-wait."),
+        typer.Option(metavar="IMAGE", help="pod: image with dynctl, for --init-wait."),
     ] = None,
     init_timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="pod: how long --init-wait waits.")
+        str, typer.Option(metavar="DURATION", help="pod: timeout of --init-wait.")
     ] = "30s",
     level: Annotated[
         list[str] | None,
         typer.Option(
             metavar="DOMAIN=KEY",
-            help="cluster-topology: a level and its node label (repeatable, broad to narrow).",
+            help="cluster-topology: level and its node label (repeatable, broad to narrow).",
         ),
     ] = None,
     name: Annotated[
-        str, typer.Option(metavar="NAME", help="cluster-topology: its name.")
+        str, typer.Option(metavar="NAME", help="cluster-topology: name of the object.")
     ] = "cluster-topology",
     kind: Annotated[
         str,
@@ -65,9 +64,9 @@ def render_topology(
         ),
     ] = "ClusterTopologyBinding",
 ) -> int:
-    """Print what a worker pod needs for its topology, or a Grove topology, as YAML (-o json).
+    """Print a topology patch for worker pods, or a Grove topology, as YAML (or -o json).
 
-    `pod` is a patch for a Deployment or StatefulSet: save it, then
+    `pod` is a patch for a Deployment or StatefulSet: save it, then run
     kubectl patch deployment NAME --patch-file FILE.
     """
     from dynctl.base.errors import UsageProblem
@@ -89,16 +88,16 @@ def render_topology(
         result = cluster_topology(kind, name, level or ())
         pair = misordered([one["domain"] for one in result["spec"]["levels"]])
         if pair is not None:
-            talk(f"warning: levels go from broad to narrow; {pair[0]} stands behind {pair[1]}")
+            talk(f"warning: levels must go from broad to narrow; {pair[0]} is after {pair[1]}")
     elif what == "pod":
         if level:
             raise UsageProblem(
-                "--level is for cluster-topology; a pod takes --label-key",
+                "--level is for cluster-topology; use --label-key for a pod",
                 "dynctl topology render cluster-topology --level DOMAIN=KEY",
             )
         if init_wait and not image:
             raise UsageProblem(
-                "--init-wait needs --image, an image that has dynctl installed",
+                "--init-wait needs --image, an image with dynctl",
                 "for example: --init-wait --image registry.example/dynctl:0.1.0",
             )
         seconds(init_timeout)
@@ -114,11 +113,11 @@ def render_topology(
         result = pod_patch(pod)
         keys = needs_copying(pod)
         talk(
-            f"note: the pod itself must carry {', '.join(pod.labels.values())}: "
+            f"note: the pod must have the label {', '.join(pod.labels.values())}: "
             + (
-                f"no Kubernetes copies {', '.join(keys)} from the node, set it in the pod template"
+                f"Kubernetes does not copy {', '.join(keys)} from the node; set it in the template"
                 if keys
-                else "Kubernetes 1.35 copies it from the node, older ones need it in the template"
+                else "Kubernetes 1.35 copies it from the node; before, set it in the template"
             )
         )
     else:

@@ -1,4 +1,4 @@
-"""`dynctl topology verify`: the pipeline from node label to router, link by link."""
+"""`dynctl topology verify`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import FailOn, expect_level, seconds
+from dynctl.cli.shared_options import FailOn, Suppress, expect_level, seconds
 
 
 def verify_topology(
@@ -16,7 +16,7 @@ def verify_topology(
         typer.Option(
             "--dgd",
             metavar="NAME",
-            help="Only this DynamoGraphDeployment (repeatable). [default: all of the namespace]",
+            help="Only this DynamoGraphDeployment (repeatable). [default: all in the namespace]",
         ),
     ] = None,
     exec_: Annotated[
@@ -24,14 +24,15 @@ def verify_topology(
         typer.Option(
             "--exec",
             metavar="all|sample|none",
-            help="Read topology files in pods (exec of cat): of all workers, of one a component "
-            "and domain value and every odd one, or of none.",
+            help="Read topology files in pods with exec cat: of all workers, a sample, or none.",
         ),
     ] = "sample",
     logs: Annotated[
         str,
         typer.Option(
-            "--logs", metavar="all|sample|none", help="Read the start of workers' logs, likewise."
+            "--logs",
+            metavar="all|sample|none",
+            help="Read the start of worker logs: of all workers, a sample, or none.",
         ),
     ] = "sample",
     probe: Annotated[
@@ -41,14 +42,14 @@ def verify_topology(
             metavar="N",
             min=0,
             max=1000,
-            help="Send N live chats of one token to each model of each frontend and see where "
-            "they go. [default: none]",
+            help="Send N chats of one token to each model of each frontend and check their route. "
+            "[default: none]",
         ),
     ] = 0,
     path: Annotated[
         Path | None,
         typer.Option(
-            "--path", metavar="DIR", help="Judge the topology mount of one worker, from inside."
+            "--path", metavar="DIR", help="Check only this topology mount, inside a worker's pod."
         ),
     ] = None,
     domain: Annotated[
@@ -56,8 +57,7 @@ def verify_topology(
         typer.Option(
             "--domain",
             metavar="NAME",
-            help="With --path: the domain that must have a value. "
-            "[default: $DYN_KV_TRANSFER_DOMAIN]",
+            help="With --path: the domain to check. [default: $DYN_KV_TRANSFER_DOMAIN]",
         ),
     ] = None,
     file: Annotated[
@@ -67,32 +67,26 @@ def verify_topology(
         ),
     ] = None,
     fail_on: FailOn = "fail",
-    suppress: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CODE[=SUBJECT]",
-            help="Leave a check out, or a finding: --suppress 'DYT0902=Pod my-*.prod'.",
-        ),
-    ] = None,
+    suppress: Suppress = None,
     wait: Annotated[
         float | None,
         typer.Option(
             "--wait",
             parser=seconds,
             metavar="DURATION",
-            help="Look again until nothing fails, this long: 5m.",
+            help="Repeat the checks until none fails, at most this long: 5m.",
         ),
     ] = None,
     list_checks: Annotated[
-        bool, typer.Option("--list-checks", help="List every check and stop.")
+        bool, typer.Option("--list-checks", help="List all checks and exit.")
     ] = False,
 ) -> int:
-    """Prove that node topology reaches the router: every link, every worker, the first break.
+    """Verify that node topology reaches the router: every link of every worker.
 
-    Looks at the cluster of the kubeconfig; with --discovery etcd or file at what is registered
-    there; with --path at one worker's mount. Changes nothing: it sends GETs, access reviews, exec
-    of cat and port-forwards. Exit code 0 when nothing failed, 1 when a check did, 3 when the
-    cluster cannot be read or has no such graph.
+    Reads the cluster of the kubeconfig; with --discovery etcd or file, the registrations there;
+    with --path, the mount of one worker. Changes nothing: it sends GETs, access reviews, exec cat
+    and port-forwards. Exit code 0: no check failed, 1: a check failed, 3: the cluster cannot be
+    read or does not have the graph.
     """
     from dynctl.base.errors import ExitCode
     from dynctl.cli.commands.topology_lint import lint_files
@@ -132,7 +126,7 @@ def _check_alone(
     probe: int,
     wait: float | None,
 ) -> None:
-    """Raise UsageProblem for what --file leaves unread."""
+    """Raise UsageProblem for options that have no effect with --file."""
     from dynctl.base.errors import UsageProblem
 
     beside = {
@@ -147,6 +141,6 @@ def _check_alone(
     wrong = [flag for flag, value in beside.items() if value]
     if wrong:
         raise UsageProblem(
-            f"--file checks manifests and no cluster; leave out {', '.join(wrong)}",
+            f"--file checks manifests, not a cluster; remove {', '.join(wrong)}",
             "with a cluster: dynctl topology lint -f FILE --against KUBE_CONTEXT",
         )

@@ -1,4 +1,4 @@
-"""`dynctl topology wait`: what an init container runs before the worker starts."""
+"""`dynctl topology wait`: for init containers of workers."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def wait_for_topology(
         typer.Option(
             "--domain",
             metavar="NAME",
-            help="The domain that must have a value. [default: $DYN_KV_TRANSFER_DOMAIN]",
+            help="Domain to wait for. [default: $DYN_KV_TRANSFER_DOMAIN]",
         ),
     ] = None,
     timeout: Annotated[
@@ -41,8 +41,8 @@ def wait_for_topology(
 ) -> int:
     """Wait until the topology file of a domain has content, and print its value.
 
-    Looks at the directory as a worker does, once a second, and says on stderr what it waits for.
-    Exits 1 when the time is up: as an init container, Kubernetes then starts it again.
+    Reads the directory once per second, as a worker does. Exit code 1: timed out; Kubernetes then
+    restarts an init container.
     """
     import time
 
@@ -60,12 +60,12 @@ def wait_for_topology(
     name = (domain or os.environ.get("DYN_KV_TRANSFER_DOMAIN", "")).strip()
     if not name:
         raise UsageProblem(
-            "no domain to wait for; expected --domain or $DYN_KV_TRANSFER_DOMAIN",
+            "no domain specified; expected --domain or $DYN_KV_TRANSFER_DOMAIN",
             "for example: dynctl topology wait --domain zone",
         )
     if not names_a_file(name):
         raise UsageProblem(
-            f"--domain {name!r}: expected the plain name of a file in the topology directory",
+            f"--domain {name!r}: expected the name of a file in the topology directory",
             "for example: dynctl topology wait --domain zone",
         )
     mount = path or Path(

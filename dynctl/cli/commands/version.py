@@ -1,4 +1,4 @@
-"""`dynctl version`: this client, and the servers that it would talk to."""
+"""`dynctl version`: this client and the frontends."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from dynctl.base.options import GlobalOptions
 def version(
     options: GlobalOptions,
     client: Annotated[
-        bool, typer.Option("--client", help="Only this program; ask nobody else.")
+        bool, typer.Option("--client", help="Print the version of this client only.")
     ] = False,
 ) -> int:
     """Print the versions of dynctl and of the frontends that answer."""

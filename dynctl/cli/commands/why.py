@@ -1,4 +1,4 @@
-"""`dynctl why ID`: a past decision, on the same screen as a dry run."""
+"""`dynctl why ID`: a past decision on the explain screen."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,15 +16,15 @@ def why(
         str,
         typer.Argument(
             metavar="ID",
-            help="A decision's id (the x-dynctl-decision header), or a JSON file: a saved "
-            "RouteResult, or a response or refusal that carries one or its id.",
+            help="Decision id (x-dynctl-decision header), or a JSON file with a RouteResult or an "
+            "id.",
         ),
     ],
     show_all: Annotated[
-        bool, typer.Option("--all", help="List every candidate and rejection.")
+        bool, typer.Option("--all", help="List all candidates and rejections.")
     ] = False,
 ) -> int:
-    """Explain a decision that a frontend made. Exit code 1 where it was a refusal."""
+    """Explain a past decision of a frontend. Exit code 1: the decision was a refusal."""
     from dynctl.base.errors import ExitCode
     from dynctl.screens.render import emit
     from dynctl.screens.route import ExplainScreen
@@ -37,7 +37,7 @@ def why(
 
 
 def _from_file(path: Path) -> tuple[Any, str]:
-    """A RouteResult that the file holds, else the id that it names."""
+    """The RouteResult in a file, else the decision id in it."""
     import msgspec
 
     from dynctl.base.decode_errors import WireError
@@ -46,7 +46,7 @@ def _from_file(path: Path) -> tuple[Any, str]:
     from dynctl.documents.route_result import RouteResult
 
     if path.stat().st_size > MAX_FILE_BYTES:
-        raise UsageProblem(f"{path}: over the limit of {MAX_FILE_BYTES:,} bytes")
+        raise UsageProblem(f"{path}: larger than {MAX_FILE_BYTES:,} bytes")
     try:
         document = msgspec.json.decode(path.read_bytes())
     except msgspec.DecodeError as error:
@@ -65,7 +65,7 @@ def _from_file(path: Path) -> tuple[Any, str]:
             if isinstance(value, str) and value:
                 return None, value
     raise UsageProblem(
-        f"{path}: neither a RouteResult nor the id of a decision is in it",
+        f"{path}: contains neither a RouteResult nor a decision id",
         "expected one of: a document of kind RouteResult, x-dynctl-decision, decision_id",
     )
 

@@ -5,33 +5,23 @@ from typing import Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import Model, NoHeaders, Selector
 
 
 def list_workers(
     options: GlobalOptions,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only workers of this model.")
-    ] = None,
+    model: Model = None,
     role: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="Only prefill, decode or aggregated ones.")
+        str | None, typer.Option(metavar="ROLE", help="Only prefill, decode or aggregated.")
     ] = None,
-    selector: Annotated[
-        str | None,
-        typer.Option(
-            "--selector",
-            "-l",
-            metavar="KEY=VALUE,..",
-            help="Only workers that match all: a topology domain, name, role, model or status; "
-            "!= excludes.",
-        ),
-    ] = None,
+    selector: Selector = None,
     sort_by: Annotated[
         str | None,
         typer.Option(metavar="COLUMN", help="Sort by a column, for example cached_blocks."),
     ] = None,
-    no_headers: Annotated[bool, typer.Option("--no-headers", help="Rows only.")] = False,
+    no_headers: NoHeaders = False,
 ) -> int:
-    """List the workers: role, topology, state, load, cached blocks, freshness."""
+    """List the workers: role, topology, state, load, cached blocks, age of the data."""
     from dynctl.base.errors import UsageProblem
     from dynctl.documents.workers import WorkerList
     from dynctl.screens.columns import sort_rows
@@ -70,11 +60,11 @@ def show_worker(
     worker: Annotated[
         str,
         typer.Argument(
-            metavar="ID", help="Name, decimal or hex id, or the unique end of name or hex id."
+            metavar="ID", help="Name, decimal or hex id, or the unique end of a name or hex id."
         ),
     ],
 ) -> int:
-    """Show one worker: card, KV-transfer policy, taints, load and freshness of each rank."""
+    """Show one worker: card, KV-transfer policy, taints, load and data age of each rank."""
     from dynctl.base.naming import resolve_worker
     from dynctl.documents.workers import WorkerDetail
     from dynctl.screens.render import doubted, emit

@@ -1,6 +1,6 @@
-"""Completion on TAB in bash, zsh and fish.
+"""Shell completion in bash, zsh and fish.
 
-``tree`` reads the commands as they are, ``meanings`` says what each value can be, ``bash``, ``zsh``
-and ``fish`` write a script of both, ``live`` answers for what only a running fleet or a file knows.
-What a script can know it knows by itself: no Python starts for it.
+``tree`` reads the commands, ``values`` defines the possible values of options, ``bash``, ``zsh``
+and ``fish`` write the scripts, ``live`` lists names from a running fleet or a file. The scripts
+contain everything else, so that no Python starts for it.
 """

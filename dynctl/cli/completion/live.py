@@ -1,10 +1,10 @@
-"""`dynctl __complete KIND PREFIX [WORD ..]`: names of what runs now, at once or not at all.
+"""`dynctl __complete KIND PREFIX [WORD ..]`: live names, within 180 ms or not at all.
 
-A person waits with a finger on TAB: the process ends itself 180 ms after it was started, and then
-has printed nothing. So imports are few, and late. WORDs are the line so far as it was typed; its
-``--frontend`` or ``--context`` says whom to ask. Only a frontend of ours is asked, for its workers.
+The process ends itself 180 ms after its start, so imports are few and late. WORDs are the line as
+typed; its ``--frontend`` or ``--context`` specifies the source. Only dynctl frontends are queried,
+for their workers.
 
-A name becomes part of a command line. One that a shell would read as more than a word is left out.
+Names become part of a command line, so a name that a shell would not read as one word is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT_S: Final = 0.18
 _MOST: Final = 1000
 _LARGEST_BYTES: Final = 4 << 20
 _LONGEST: Final = 256
-#: No blank, nothing that quotes, expands or separates in any of the three shells.
+#: Characters without a meaning in any of the three shells.
 _PLAIN: Final = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:@%+=,-"
 )
@@ -35,22 +35,22 @@ Row = Mapping[str, Any]
 
 
 def answer(arguments: Sequence[str]) -> NoReturn:
-    """Print the names, one a line, and end the process: 0, whatever could not be asked."""
+    """Print the names, one per line, and end the process with 0, also after errors."""
     watch()
     try:
         kind, prefix, *line = [*arguments, "", ""][: max(2, len(arguments))]
         text = "".join(f"{name}\n" for name in names(kind, prefix, line))
         os.write(sys.stdout.fileno(), text.encode())
-    except (Exception, KeyboardInterrupt):  # noqa: S110  nothing to say here, and nobody to tell
+    except (Exception, KeyboardInterrupt):  # noqa: S110  the shell shows no errors
         pass
-    # Nothing is left to be closed, and the interpreter takes its time for that.
+    # Skip the interpreter's slow shutdown.
     os._exit(0)
 
 
 def watch() -> None:
-    """End this process once it is :data:`LIMIT_S` old, whatever it waits for.
+    """End this process at an age of :data:`LIMIT_S`.
 
-    The kernel does it: Python runs no handler while it waits in a library.
+    The kernel ends it, since Python runs no handler while it waits in a library.
     """
     import signal
 
@@ -60,7 +60,7 @@ def watch() -> None:
 
 
 def age_s() -> float:
-    """Seconds since this process was started, to a hundredth; less where the kernel tells none."""
+    """Seconds since the start of this process, to 0.01 s; its CPU time if unknown."""
     used = time.process_time()
     try:
         with open("/proc/self/stat", "rb") as file:
@@ -73,7 +73,7 @@ def age_s() -> float:
 
 
 def names(kind: str, prefix: str, line: Sequence[str] = ()) -> list[str]:
-    """What may stand for ``prefix``, sorted; raises whatever goes wrong on the way."""
+    """The names that begin with ``prefix``, sorted; raises any error."""
     if kind == "context":
         return _fitting(_contexts(), prefix)
     options = _options(line)
@@ -96,13 +96,13 @@ def _fitting(found: Iterable[str], prefix: str) -> list[str]:
 
 
 def _is_word(name: str) -> bool:
-    # A ! calls for the history, except before =, as in `zone!=zone-a`.
+    # A ! starts history expansion, except before =, as in `zone!=zone-a`.
     plain = _PLAIN.issuperset(name.replace("!=", "="))
     return 0 < len(name) <= _LONGEST and name[0] not in "-=!" and plain
 
 
 def _contexts() -> Iterable[str]:
-    """The names in the file as it is; whether all in it is right does not matter here."""
+    """The context names in the file, which is not validated here."""
     import tomllib
 
     from dynctl.settings.contexts.path import LARGEST_BYTES, TABLE, config_file
@@ -161,7 +161,7 @@ _KINDS: Final[Mapping[str, Callable[[Sequence[Row], str], Iterable[str]]]] = {
 
 
 def _workers(options: GlobalOptions) -> list[Row]:
-    """The workers of the frontend that the options name, else of the one that they mean."""
+    """The workers of the specified frontend, else of the default one."""
     from dynctl.settings.contexts.precedence import in_context
     from dynctl.sources import DEFAULT_FRONTEND, frontends, token
     from dynctl.sources.dynamo.planes import backend
@@ -170,7 +170,7 @@ def _workers(options: GlobalOptions) -> list[Row]:
     named = frontends(options)
     if options.demo or options.view or (not named and backend(options) is not None):
         return []
-    document = _asked((named or (DEFAULT_FRONTEND,))[0], token(options))
+    document = _fetch((named or (DEFAULT_FRONTEND,))[0], token(options))
     if isinstance(document, dict):
         document = document.get("workers", document.get("items"))
     return [
@@ -180,8 +180,8 @@ def _workers(options: GlobalOptions) -> list[Row]:
     ]
 
 
-def _asked(url: str, token: str | None) -> Any:
-    """What ``GET /v1/workers`` answers; no proxy, no redirect, no second try."""
+def _fetch(url: str, token: str | None) -> Any:
+    """The response of ``GET /v1/workers``, without proxy, redirects and retries."""
     import json
     from http.client import HTTPConnection, HTTPSConnection
     from urllib.parse import urlsplit
@@ -206,8 +206,7 @@ def _asked(url: str, token: str | None) -> Any:
 
 
 def _options(line: Sequence[str]) -> GlobalOptions | None:
-    """The options of the line that say where to look; None where the shell has yet to work out
-    what one of them is."""
+    """The source options of the line; None if one needs an expansion by the shell."""
     from dynctl.base.options import GlobalOptions
     from dynctl.settings.contexts.keys import KEYS, option_value
 
@@ -236,7 +235,7 @@ def _options(line: Sequence[str]) -> GlobalOptions | None:
 
 
 def _unquoted(word: str) -> str | None:
-    """A word as the shell will read it; None where that takes the shell."""
+    """A word without its quotes; None if only the shell can expand it."""
     if not word.strip("\"'") or set(word) & set("$`*?[]{}"):
         return None
     if not set(word) & set("\"'\\"):

@@ -1,4 +1,4 @@
-"""The commands as a completion script sees them, read from the parser itself."""
+"""The tree of commands and options for completion scripts, read from the parser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dynctl.cli.completion.values import Kind, Meaning, meaning
 
-#: A longer description is cut: it stands beside the word on one line.
+#: Longer descriptions are cut, since word and description share a line.
 _LONGEST: Final = 72
 #: ``dynctl serve --worker URL`` means ``dynctl serve frontend --worker URL``.
 _IMPLIED: Final[Mapping[str, str]] = {"serve": "frontend"}
@@ -39,18 +39,18 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """All commands, groups before what is in them. ``common``: the options that each one has."""
+    """All commands, each group before its commands. ``common``: the options of every command."""
 
     commands: tuple[Command, ...]
     common: tuple[Flag, ...]
 
     def own(self, command: Command) -> tuple[Flag, ...]:
-        """The options of a command that not every command has."""
+        """The options of a command without the common ones."""
         return tuple(flag for flag in command.flags if flag not in self.common)
 
     def meanings(self) -> Iterator[tuple[str, str, Meaning]]:
-        """(path, flag, meaning) of every option with a value; an empty path: wherever no path
-        says otherwise."""
+        """(path, flag, meaning) of every option with a value; an empty path applies to all other
+        paths."""
         by_name: dict[str, dict[str, Meaning | None]] = {}
         for command in self.commands:
             for flag in command.flags:
@@ -60,7 +60,7 @@ class Tree:
             values = list(found.values())
             usual = max(values, key=values.count)
             for path, value in found.items():
-                # No option is a switch here and takes a value there: a test holds that.
+                # An option is a switch or takes a value in all commands; a test verifies that.
                 if value is not None and value != usual:
                     yield path, name, value
             if usual is not None:
@@ -68,7 +68,7 @@ class Tree:
 
 
 def read_tree(root: Any) -> Tree:
-    """The tree of a click group, Typer's own copy of click or not; hidden things are left out."""
+    """The tree of a click group, without hidden commands and options."""
     commands = tuple(_commands(root, ""))
     first, *rest = (set(command.flags) for command in commands)
     shared = first.intersection(*rest)
@@ -114,7 +114,7 @@ def _flag(path: str, option: Any) -> Flag:
 
 
 def brief(text: str | None) -> str:
-    """The first sentence of a help text, without its full stop and without defaults."""
+    """The first sentence of a help text, without full stop and defaults."""
     line = " ".join((text or "").partition(" [")[0].split())
     sentence = line.partition(". ")[0].partition("; ")[0].removesuffix(".")
     if len(sentence) <= _LONGEST:
@@ -128,17 +128,17 @@ def quoted(text: str) -> str:
 
 
 def flags_of(tree: Tree, command: Command | None) -> Iterator[Flag]:
-    """The options that every command has (None), or those that a command has besides."""
+    """The common options (None), or the own options of a command."""
     yield from tree.common if command is None else tree.own(command)
 
 
 def meaning_arms(tree: Tree) -> Iterator[tuple[list[tuple[str, str]], str]]:
-    """``([(path, flag), ..], meaning)``: those with a path first, then those without (a path of
-    ``*``), so that the first that fits is the right one."""
+    """``([(path, flag), ..], meaning)``: with a path first, then without (path ``*``), so that the
+    first match is the right one."""
     found: dict[str, list[tuple[str, str]]] = {}
     for path, name, value in tree.meanings():
         found.setdefault(value.text, []).append((path or "*", name))
-    # Most options take anything: they are looked at last.
+    # Most options accept any text; they come last.
     ordered = sorted(found.items(), key=lambda item: item[0] == Kind.FREE)
     for everywhere in (False, True):
         for text, places in ordered:

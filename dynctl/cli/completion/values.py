@@ -1,4 +1,4 @@
-"""What can stand where a command line takes a value: known words, paths, or what runs now."""
+"""The possible values of options and arguments: words, paths, or live names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Kind(StrEnum):
-    """``LIVE`` is asked of `dynctl __complete`; ``FREE`` is anything, and nothing is offered."""
+    """``LIVE``: names from `dynctl __complete`; ``FREE``: any text, without proposals."""
 
     WORDS = "words"
     FILE = "file"
@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """``words`` of WORDS; ``live``, the kind of thing, of LIVE in `completion.live`."""
+    """``words``: of WORDS; ``live``: the kind of name for LIVE, see `completion.live`."""
 
     kind: Kind
     words: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Meaning:
 
     @property
     def text(self) -> str:
-        """As the scripts carry it: ``words:a b``, ``live:model``, ``file``."""
+        """The form in the scripts: ``words:a b``, ``live:model``, ``file``."""
         rest = self.live if self.kind is Kind.LIVE else " ".join(self.words)
         return f"{self.kind}:{rest}" if rest else str(self.kind)
 
@@ -59,13 +59,13 @@ _LIVE_AT: Final[Mapping[tuple[str, str], str]] = {
     ("context show", "NAME"): "context",
     ("context remove", "NAME"): "context",
 }
-#: These name something new: what runs now says nothing about it.
+#: These take new names, so live names do not help.
 _NEW: Final = frozenset({("serve engine", "--model"), ("topology render", "--domain")})
 _LITERAL: Final = re.compile(r"[a-z][a-z0-9.-]*")
 
 
 def meaning(path: str, names: Iterable[str], metavar: str | None) -> Meaning:
-    """What the value of an option (``names`` its flags) or of an argument (no names) can be."""
+    """The possible values of an option (``names``: its flags) or of an argument (no names)."""
     shown = (metavar or "").strip("[]")
     for name in tuple(names) or (shown,):
         live = _LIVE_AT.get((path, name)) or _LIVE.get(name)
@@ -85,7 +85,7 @@ def meaning(path: str, names: Iterable[str], metavar: str | None) -> Meaning:
 
 @cache
 def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
-    """(path or nothing, flag or metavar) -> the words that it takes, from who defines them."""
+    """(path or nothing, flag or metavar) -> the words that it accepts."""
     from dynctl.base.options import OutputFormat
     from dynctl.documents.events import TailKind
     from dynctl.findings.catalogue import catalogue, conditions
