@@ -11,21 +11,21 @@ function __dynctl_commands
     switch "$argv[1]"
         case ''
             printf '%s\n' \
-                'demo'\t'Start a two-zone fleet, route four requests, explain each' \
+                'demo'\t'Start a two-zone fleet and explain four requests' \
                 'serve'\t'Run a frontend, a router or a simulated engine' \
                 'route'\t'Show which workers would serve a prompt, and why' \
-                'workers'\t'The workers that a router knows' \
-                'topology'\t'Topology domains: capacity and KV-transfer policy' \
+                'workers'\t'Workers of a router: list, one worker' \
+                'topology'\t'Topology domains: capacity, policy, verify, plan, lint' \
                 'top'\t'Watch domains, workers, decisions and alerts' \
-                'events'\t'What workers tell of their caches' \
-                'thresholds'\t'Busy thresholds, live on the frontend' \
-                'config'\t'The router\'s settings and their sources' \
-                'context'\t'Named bundles of endpoints, so that nobody types them twice' \
-                'check'\t'Check a live deployment' \
-                'explain'\t'Explain a code that a check printed' \
-                'why'\t'Explain a decision that a frontend made' \
-                'bundle'\t'Write what is seen into one file for a bug report' \
-                'completion'\t'Print what completes command lines on TAB' \
+                'events'\t'KV events of the workers, live' \
+                'thresholds'\t'Busy thresholds, live on the frontends' \
+                'config'\t'Router settings and their sources' \
+                'context'\t'Saved endpoints' \
+                'check'\t'Check a live deployment: what is wrong, how to fix it' \
+                'explain'\t'Explain the code of a finding' \
+                'why'\t'Explain a past decision of a frontend' \
+                'bundle'\t'Write a bundle file for a bug report' \
+                'completion'\t'Print the shell completion script' \
                 'version'\t'Print the versions of dynctl and of the frontends'
         case 'serve'
             printf '%s\n' \
@@ -34,33 +34,33 @@ function __dynctl_commands
                 'engine'\t'Run a simulated OpenAI engine'
         case 'workers'
             printf '%s\n' \
-                'list'\t'List the workers: role, topology, load, freshness' \
+                'list'\t'List the workers: role, topology, load, caches' \
                 'show'\t'Show one worker: card, policy, taints, load'
         case 'topology'
             printf '%s\n' \
                 'show'\t'Show domains: capacity, load, policy, stranded' \
-                'verify'\t'Prove that topology reaches routing' \
+                'verify'\t'Verify topology from node to router' \
                 'plan'\t'Plan domains: ratio, losses, what to add' \
                 'lint'\t'Check graph manifests, offline' \
-                'render'\t'Print what worker pods need' \
+                'render'\t'Print topology patches for pods' \
                 'wait'\t'Wait for a domain\'s topology file'
         case 'events'
             printf '%s\n' \
-                'tail'\t'Show KV events as they come'
+                'tail'\t'Show KV events live, with gaps marked'
         case 'thresholds'
             printf '%s\n' \
-                'get'\t'Show the busy thresholds in force' \
+                'get'\t'Show the current busy thresholds' \
                 'set'\t'Set busy thresholds' \
-                'watch'\t'Show what changes of them'
+                'watch'\t'Show changes of thresholds and ranks'
         case 'config'
             printf '%s\n' \
-                'show'\t'Show every router setting and where it came from'
+                'show'\t'Show every router setting and its source'
         case 'context'
             printf '%s\n' \
                 'list'\t'List the contexts' \
-                'use'\t'Make a context the current one' \
-                'add'\t'Keep this line\'s options as a context' \
-                'show'\t'Show what holds here and where it came from' \
+                'use'\t'Make a context current' \
+                'add'\t'Save the options of this command as a context' \
+                'show'\t'Show the options in effect and their sources' \
                 'remove'\t'Remove a context'
     end
 end
@@ -68,70 +68,70 @@ end
 # Prints the options of the command $argv[1].
 function __dynctl_flags
     printf '%s\n' \
-        '--frontend'\t'Ask a running dynctl frontend or router (repeatable: replicas)' \
-        '--view'\t'Work offline on a view saved with --save-view' \
-        '--demo'\t'Work on the embedded demo fleet' \
+        '--frontend'\t'Frontend or router to query (repeatable: replicas)' \
+        '--view'\t'Use a view saved with --save-view, offline' \
+        '--demo'\t'Use the embedded demo fleet' \
         '--token'\t'Bearer token' \
-        '--token-env'\t'The environment variable that holds the bearer token' \
-        '--token-file'\t'The file that holds the bearer token' \
-        '--context'\t'Look where this context says (dynctl context list)' \
-        '--discovery'\t'Look at a live Dynamo through its discovery backend: file, etcd or ..' \
+        '--token-env'\t'Environment variable with the bearer token' \
+        '--token-file'\t'File with the bearer token' \
+        '--context'\t'Saved endpoints to use (dynctl context list)' \
+        '--discovery'\t'Discovery backend of a live Dynamo: file, etcd or kubernetes' \
         '--dyn-namespace'\t'Dynamo namespace, * for all' \
         '--file-kv'\t'Directory of the file backend' \
-        '--etcd-endpoints'\t'Members of the etcd' \
-        '--etcd-client'\t'etcd3 (gRPC) or gateway (its JSON API)' \
-        '--nats-server'\t'Where events come over NATS' \
-        '--namespace'\t'Namespace of the cluster' \
-        '-n'\t'Namespace of the cluster' \
+        '--etcd-endpoints'\t'Members of etcd' \
+        '--etcd-client'\t'Client for etcd: etcd3 (gRPC) or gateway (JSON)' \
+        '--nats-server'\t'NATS servers for events' \
+        '--namespace'\t'Kubernetes namespace' \
+        '-n'\t'Kubernetes namespace' \
         '--all-namespaces'\t'All namespaces' \
         '-A'\t'All namespaces' \
         '--kube-context'\t'Context of the kubeconfig' \
-        '--kubeconfig'\t'[default: $KUBECONFIG, ~/.kube/config, the pod\'s service account]' \
-        '--reach'\t'How to ask frontends in pods: direct, port-forward, or auto: at their ..' \
-        '--no-color'\t'Plain text on a terminal too' \
-        '--debug'\t'Show the traceback behind an error' \
+        '--kubeconfig'\t'Kubeconfig file' \
+        '--reach'\t'Connection to frontends in pods: direct, port-forward or auto' \
+        '--no-color'\t'Use no colors or bold text' \
+        '--debug'\t'Show the traceback of an error' \
         '--help'\t'Show the help page' \
         '-h'\t'Show the help page'
     switch "$argv[1]"
         case ''
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'demo'
             printf '%s\n' \
-                '--keep'\t'Leave the fleet up until Ctrl-C, and say what to try' \
-                '--story'\t'Send the four requests and explain them' \
-                '--no-story'\t'Send the four requests and explain them' \
-                '--port'\t'The frontend\'s port' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--keep'\t'Keep the fleet running until Ctrl-C' \
+                '--story'\t'Send four requests and explain them' \
+                '--no-story'\t'Send four requests and explain them' \
+                '--port'\t'Port of the frontend' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'serve'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read' \
-                '--http-host'\t'Address to listen on' \
-                '--host'\t'Address to listen on' \
-                '--http-port'\t'0 picks a free one' \
-                '--port'\t'0 picks a free one' \
-                '--worker'\t'An engine: ..' \
-                '--workers-file'\t'The same as YAML' \
-                '--model-path'\t'Tokenizer and chat template (tokenizer.json, ..)' \
-                '--model-name'\t'Model of workers that do not say theirs' \
-                '--kv-cache-block-size'\t'Block size of workers that do not say theirs' \
-                '--api-token'\t'Bearer token wanted for writes and for routing details' \
-                '--log-decisions'\t'Log the winner of each hop, or every candidate\'s formula' \
-                '--log-format'\t'How log lines are written' \
-                '--log-level'\t'Least severe line that is written' \
-                '--decision-memory'\t'Memory for past decisions (`dynctl why ID`), for example 64MiB' \
-                '--drain-timeout'\t'What running requests get after SIGTERM' \
-                '--system-port'\t'Health and metrics on a port of their own' \
-                '--announce'\t'Print one JSON line with the address to stdout when ready' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches' \
+                '--http-host'\t'Listen address' \
+                '--host'\t'Listen address' \
+                '--http-port'\t'Listen port' \
+                '--port'\t'Listen port' \
+                '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
+                '--workers-file'\t'The workers as YAML' \
+                '--model-path'\t'Directory of tokenizer and chat template' \
+                '--model-name'\t'Model of workers that do not report it' \
+                '--kv-cache-block-size'\t'Block size of workers that do not report it' \
+                '--api-token'\t'Bearer token required for changes and routing details' \
+                '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
+                '--log-format'\t'Format of log lines' \
+                '--log-level'\t'Lowest severity to log' \
+                '--decision-memory'\t'Memory for past decisions (dynctl why ID)' \
+                '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
+                '--system-port'\t'Separate port for health and metrics' \
+                '--announce'\t'Print the address as one JSON line when ready' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
@@ -152,7 +152,7 @@ function __dynctl_flags
                 '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
                 '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
                 '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
-                '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
+                '--router-kv-transfer-mismatch-policy'\t'Alias of --kv-transfer-enforcement: fail means required' \
                 '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
                 '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
                 '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
@@ -187,23 +187,23 @@ function __dynctl_flags
                 '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)'
         case 'serve frontend'
             printf '%s\n' \
-                '--http-host'\t'Address to listen on' \
-                '--host'\t'Address to listen on' \
-                '--http-port'\t'0 picks a free one' \
-                '--port'\t'0 picks a free one' \
-                '--worker'\t'An engine: ..' \
-                '--workers-file'\t'The same as YAML' \
-                '--model-path'\t'Tokenizer and chat template (tokenizer.json, ..)' \
-                '--model-name'\t'Model of workers that do not say theirs' \
-                '--kv-cache-block-size'\t'Block size of workers that do not say theirs' \
-                '--api-token'\t'Bearer token wanted for writes and for routing details' \
-                '--log-decisions'\t'Log the winner of each hop, or every candidate\'s formula' \
-                '--log-format'\t'How log lines are written' \
-                '--log-level'\t'Least severe line that is written' \
-                '--decision-memory'\t'Memory for past decisions (`dynctl why ID`), for example 64MiB' \
-                '--drain-timeout'\t'What running requests get after SIGTERM' \
-                '--system-port'\t'Health and metrics on a port of their own' \
-                '--announce'\t'Print one JSON line with the address to stdout when ready' \
+                '--http-host'\t'Listen address' \
+                '--host'\t'Listen address' \
+                '--http-port'\t'Listen port' \
+                '--port'\t'Listen port' \
+                '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
+                '--workers-file'\t'The workers as YAML' \
+                '--model-path'\t'Directory of tokenizer and chat template' \
+                '--model-name'\t'Model of workers that do not report it' \
+                '--kv-cache-block-size'\t'Block size of workers that do not report it' \
+                '--api-token'\t'Bearer token required for changes and routing details' \
+                '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
+                '--log-format'\t'Format of log lines' \
+                '--log-level'\t'Lowest severity to log' \
+                '--decision-memory'\t'Memory for past decisions (dynctl why ID)' \
+                '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
+                '--system-port'\t'Separate port for health and metrics' \
+                '--announce'\t'Print the address as one JSON line when ready' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
@@ -224,7 +224,7 @@ function __dynctl_flags
                 '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
                 '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
                 '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
-                '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
+                '--router-kv-transfer-mismatch-policy'\t'Alias of --kv-transfer-enforcement: fail means required' \
                 '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
                 '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
                 '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
@@ -257,29 +257,29 @@ function __dynctl_flags
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
                 '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'serve router'
             printf '%s\n' \
-                '--http-host'\t'Address to listen on' \
-                '--host'\t'Address to listen on' \
-                '--http-port'\t'0 picks a free one' \
-                '--port'\t'0 picks a free one' \
-                '--worker'\t'An engine: ..' \
-                '--workers-file'\t'The same as YAML' \
-                '--model-path'\t'Tokenizer and chat template (tokenizer.json, ..)' \
-                '--model-name'\t'Model of workers that do not say theirs' \
-                '--kv-cache-block-size'\t'Block size of workers that do not say theirs' \
-                '--api-token'\t'Bearer token wanted for writes and for routing details' \
-                '--log-decisions'\t'Log the winner of each hop, or every candidate\'s formula' \
-                '--log-format'\t'How log lines are written' \
-                '--log-level'\t'Least severe line that is written' \
-                '--decision-memory'\t'Memory for past decisions (`dynctl why ID`), for example 64MiB' \
-                '--drain-timeout'\t'What running requests get after SIGTERM' \
-                '--system-port'\t'Health and metrics on a port of their own' \
-                '--announce'\t'Print one JSON line with the address to stdout when ready' \
+                '--http-host'\t'Listen address' \
+                '--host'\t'Listen address' \
+                '--http-port'\t'Listen port' \
+                '--port'\t'Listen port' \
+                '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
+                '--workers-file'\t'The workers as YAML' \
+                '--model-path'\t'Directory of tokenizer and chat template' \
+                '--model-name'\t'Model of workers that do not report it' \
+                '--kv-cache-block-size'\t'Block size of workers that do not report it' \
+                '--api-token'\t'Bearer token required for changes and routing details' \
+                '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
+                '--log-format'\t'Format of log lines' \
+                '--log-level'\t'Lowest severity to log' \
+                '--decision-memory'\t'Memory for past decisions (dynctl why ID)' \
+                '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
+                '--system-port'\t'Separate port for health and metrics' \
+                '--announce'\t'Print the address as one JSON line when ready' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
@@ -300,7 +300,7 @@ function __dynctl_flags
                 '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
                 '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
                 '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
-                '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
+                '--router-kv-transfer-mismatch-policy'\t'Alias of --kv-transfer-enforcement: fail means required' \
                 '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
                 '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
                 '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
@@ -333,10 +333,10 @@ function __dynctl_flags
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
                 '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'serve engine'
             printf '%s\n' \
                 '--name'\t'Name shown in logs and in /engine/info' \
@@ -377,187 +377,187 @@ function __dynctl_flags
                 '--fault-stop-publishing'\t'Number and keep KV event batches for replay, but do not send them' \
                 '--no-fault-stop-publishing'\t'Number and keep KV event batches for replay, but do not send them' \
                 '--fault-drop-events'\t'Leave the next N KV event batches unsent' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'route'
             printf '%s\n' \
-                '--explain'\t'Show the whole decision, hop by hop' \
-                '--all'\t'List every candidate and rejection (with --explain)' \
-                '--raw'\t'PROMPT is a plain completion: no chat template' \
-                '--messages'\t'Chat messages as JSON: a list, or {messages: ..}' \
-                '--tokens'\t'Token ids as a JSON list or separated by white space' \
-                '--model'\t'Needed where several models are served' \
-                '--model-path'\t'Tokenizer directory, for --view files from elsewhere' \
+                '--explain'\t'Explain the decision, hop by hop' \
+                '--all'\t'List all candidates and rejections (with --explain)' \
+                '--raw'\t'Use PROMPT as it is, without a chat template' \
+                '--messages'\t'Chat messages as JSON: a list or {messages:' \
+                '--tokens'\t'Token ids: a JSON list, or separated by white space' \
+                '--model'\t'Model' \
+                '--model-path'\t'Tokenizer directory, for a --view from another machine' \
                 '--require-taint'\t'Only workers with this taint (repeatable)' \
-                '--prefer-taint'\t'Prefer a taint with weight W (repeatable)' \
+                '--prefer-taint'\t'Prefer this taint with weight W (repeatable)' \
                 '--pin-prefill'\t'Force the prefill worker' \
                 '--pin-decode'\t'Force the decode worker' \
-                '--set'\t'What if: a setting, load.WORKER.prefill_tokens=+500 or ..' \
-                '--save-view'\t'Save the router\'s state and answer from it' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--set'\t'Change a setting or a load, for example ..' \
+                '--save-view'\t'Save the router\'s state' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'workers'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'workers list'
             printf '%s\n' \
                 '--model'\t'Only workers of this model' \
-                '--role'\t'Only prefill, decode or aggregated ones' \
-                '--selector'\t'Only workers that match all: a topology domain, name, role, model or ..' \
-                '-l'\t'Only workers that match all: a topology domain, name, role, model or ..' \
+                '--role'\t'Only prefill, decode or aggregated' \
+                '--selector'\t'Only workers that match: domain, name, role, model or status' \
+                '-l'\t'Only workers that match: domain, name, role, model or status' \
                 '--sort-by'\t'Sort by a column, for example cached_blocks' \
-                '--no-headers'\t'Rows only' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--no-headers'\t'Print the rows without a heading' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'workers show'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology show'
             printf '%s\n' \
-                '--domain'\t'Group by this domain (zone, rack, ..)' \
+                '--domain'\t'Domain to group by (zone, rack, ..)' \
                 '--model'\t'Only workers of this model' \
-                '--selector'\t'Count only workers that match all: a topology domain, name, role, ..' \
-                '-l'\t'Count only workers that match all: a topology domain, name, role, ..' \
+                '--selector'\t'Only workers that match: domain, name, role, model or status' \
+                '-l'\t'Only workers that match: domain, name, role, model or status' \
                 '--sort-by'\t'Sort by a column, for example ratio' \
-                '--no-headers'\t'Rows only' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--no-headers'\t'Print the rows without a heading' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology verify'
             printf '%s\n' \
                 '--dgd'\t'Only this DynamoGraphDeployment (repeatable)' \
-                '--exec'\t'Read topology files in pods (exec of cat): of all workers, of one a ..' \
-                '--logs'\t'Read the start of workers\' logs, likewise' \
-                '--probe'\t'Send N live chats of one token to each model of each frontend and see ..' \
-                '--path'\t'Judge the topology mount of one worker, from inside' \
-                '--domain'\t'With --path: the domain that must have a value' \
+                '--exec'\t'Read topology files in pods with exec cat: of all workers, a sample, ..' \
+                '--logs'\t'Read the start of worker logs: of all workers, a sample, or none' \
+                '--probe'\t'Send N chats of one token to each model of each frontend and check ..' \
+                '--path'\t'Check only this topology mount, inside a worker\'s pod' \
+                '--domain'\t'With --path: the domain to check' \
                 '--file'\t'Check manifests instead, as topology lint does' \
                 '-f'\t'Check manifests instead, as topology lint does' \
-                '--fail-on'\t'What makes the exit code 1: fail, or warn too' \
-                '--suppress'\t'Leave a check out, or a finding: --suppress \'DYT0902=Pod my-*.prod\'' \
-                '--wait'\t'Look again until nothing fails, this long: 5m' \
-                '--list-checks'\t'List every check and stop' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long'
+                '--fail-on'\t'Level for exit code 1: fail, or warn as well' \
+                '--suppress'\t'Suppress a check or a finding (repeatable): --suppress \'DYT0902=Pod ..' \
+                '--wait'\t'Repeat the checks until none fails, at most this long: 5m' \
+                '--list-checks'\t'List all checks and exit' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request'
         case 'topology plan'
             printf '%s\n' \
-                '--capacity'\t'Workers in one value of the domain (repeatable)' \
-                '--file'\t'Count the replicas of the DynamoGraphDeployments in a manifest ..' \
-                '-f'\t'Count the replicas of the DynamoGraphDeployments in a manifest ..' \
-                '--domain'\t'Group by this domain (zone, rack, ..)' \
-                '--over'\t'All values of the domain: where unpinned workers may land, and what ..' \
-                '--ratio'\t'Target: D decode workers for every P prefill workers' \
-                '--target'\t'A whole fleet to split evenly over the values' \
-                '--enforcement'\t'Judge as if this were in force: required, preferred, fallback or none' \
+                '--capacity'\t'Number of workers in one domain value (repeatable)' \
+                '--file'\t'Count the replicas in a manifest' \
+                '-f'\t'Count the replicas in a manifest' \
+                '--domain'\t'Domain to group by (zone, rack, ..)' \
+                '--over'\t'All values of the domain, for unpinned workers and for --target' \
+                '--ratio'\t'Target ratio of prefill to decode workers' \
+                '--target'\t'Target fleet, split evenly over the values' \
+                '--enforcement'\t'Plan for this policy: required, preferred, fallback or none' \
                 '--model'\t'Only workers of this model (live)' \
-                '--dgd'\t'Count the pods of this DynamoGraphDeployment in a cluster (repeatable)' \
-                '--no-headers'\t'Rows only' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--dgd'\t'Count the pods of this DynamoGraphDeployment (repeatable)' \
+                '--no-headers'\t'Print the rows without a heading' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology lint'
             printf '%s\n' \
-                '--file'\t'Manifests, YAML or JSON' \
-                '-f'\t'Manifests, YAML or JSON' \
-                '--fail-on'\t'What makes the exit code 1: fail, or warn too' \
-                '--suppress'\t'Leave a check out, or a finding (repeatable): --suppress DYT0111' \
-                '--against'\t'Check against this cluster too: node labels, Grove topology, what a ..' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--file'\t'Manifest in YAML or JSON' \
+                '-f'\t'Manifest in YAML or JSON' \
+                '--fail-on'\t'Level for exit code 1: fail, or warn as well' \
+                '--suppress'\t'Suppress a check or a finding (repeatable): --suppress \'DYT0902=Pod ..' \
+                '--against'\t'Also compare with this cluster: node labels, Grove topology, running ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology render'
             printf '%s\n' \
                 '--domain'\t'pod: the KV-transfer domain' \
-                '--label-key'\t'pod: the label that holds a domain\'s value (repeatable: more domains)' \
+                '--label-key'\t'pod: the label of a domain (repeatable)' \
                 '--enforcement'\t'pod: required or preferred' \
-                '--weight'\t'pod: how much preferred prefers' \
-                '--container'\t'pod: the container of the engine' \
-                '--mount-path'\t'pod: where the files are mounted' \
-                '--init-wait'\t'pod: hold the worker back until its domain has a value' \
-                '--image'\t'pod: an image with dynctl, for --init-wait' \
-                '--init-timeout'\t'pod: how long --init-wait waits' \
-                '--level'\t'cluster-topology: a level and its node label (repeatable, broad to ..' \
-                '--name'\t'cluster-topology: its name' \
+                '--weight'\t'pod: weight of the preference, 0 to 1' \
+                '--container'\t'pod: container of the engine' \
+                '--mount-path'\t'pod: mount path of the topology files' \
+                '--init-wait'\t'pod: start the worker once its domain has a value' \
+                '--image'\t'pod: image with dynctl, for --init-wait' \
+                '--init-timeout'\t'pod: timeout of --init-wait' \
+                '--level'\t'cluster-topology: level and its node label (repeatable, broad to narrow)' \
+                '--name'\t'cluster-topology: name of the object' \
                 '--kind'\t'cluster-topology: ClusterTopologyBinding, or ClusterTopology for ..' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology wait'
             printf '%s\n' \
                 '--path'\t'Directory of topology files' \
-                '--domain'\t'The domain that must have a value' \
+                '--domain'\t'Domain to wait for' \
                 '--timeout'\t'Give up after this long: 30s, 2m' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'top'
             printf '%s\n' \
-                '--once'\t'Print one frame and end (also -o json or yaml)' \
-                '--rate'\t'How often to look' \
-                '--domain'\t'Group domains by this (zone, rack, ..)' \
-                '--readonly'\t'Nothing on the service can be changed from here' \
-                '--frontend-log'\t'Read a live Dynamo\'s decisions from its frontend\'s log (`Selected ..' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--once'\t'Print one frame and exit (also with -o json or yaml)' \
+                '--rate'\t'Refresh interval' \
+                '--domain'\t'Group by this domain (zone, rack, ..)' \
+                '--readonly'\t'Do not allow changes of thresholds' \
+                '--frontend-log'\t'Read a live Dynamo\'s decisions from its frontend\'s log' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'events'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'events tail'
             printf '%s\n' \
-                '--worker'\t'Only this worker (repeatable): name, decimal or hex id, or the unique ..' \
-                '--selector'\t'Only workers that match all: a topology domain, name, role or model' \
-                '-l'\t'Only workers that match all: a topology domain, name, role or model' \
-                '--kind'\t'Only lines of this kind (repeatable): stored, removed, cleared, gap, ..' \
-                '--load'\t'Show load reports and routers\' bookings too' \
-                '--limit'\t'End after N lines' \
-                '--duration'\t'End after this long' \
-                '--no-headers'\t'No heading' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--worker'\t'Only this worker (repeatable): name or id, or the unique end of it' \
+                '--selector'\t'Only workers that match: domain, name, role or model' \
+                '-l'\t'Only workers that match: domain, name, role or model' \
+                '--kind'\t'Only this kind (repeatable): stored, removed, cleared, gap, restart, .' \
+                '--load'\t'Also show load reports and routers\' bookings' \
+                '--limit'\t'Stop after N lines' \
+                '--duration'\t'Stop after this time' \
+                '--no-headers'\t'Print the rows without a heading' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'thresholds'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'thresholds get'
             printf '%s\n' \
-                '--workers'\t'Show how each rank stands too: signal, limit, latch, age, effect ..' \
-                '--ask'\t'Ask Dynamo frontends by a dry run a worker whether they refuse it now' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--workers'\t'Also show each rank: signal, limit, latch, age, effect (also -o wide)' \
+                '--ask'\t'Find out with one dry run per worker which workers a Dynamo frontend ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'thresholds set'
             printf '%s\n' \
                 '--active-decode-blocks'\t'Busy above this fraction of a rank\'s KV blocks' \
@@ -566,27 +566,27 @@ function __dynctl_flags
                 '--active-prefill-tokens-threshold'\t'Busy above this many active prefill tokens' \
                 '--active-prefill-tokens-frac'\t'Busy above this multiple of max_num_batched_tokens' \
                 '--active-prefill-tokens-threshold-frac'\t'Busy above this multiple of max_num_batched_tokens' \
-                '--dry-run'\t'Only say which ranks would change' \
-                '--partial'\t'Keep what could be set where a replica fails, instead of none' \
-                '--wait'\t'Until every replica acts on it and does not only store it, at most ..' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long'
+                '--dry-run'\t'Show which ranks would change' \
+                '--partial'\t'If a replica fails, keep the thresholds of the other replicas' \
+                '--wait'\t'Wait until the thresholds are in effect on every replica, at most ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request'
         case 'thresholds watch'
             printf '%s\n' \
-                '--rate'\t'How often to look' \
-                '--limit'\t'End after N lines' \
-                '--duration'\t'End after this long' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--rate'\t'Refresh interval' \
+                '--limit'\t'Stop after N lines' \
+                '--duration'\t'Stop after this time' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'config'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'config show'
             printf '%s\n' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
@@ -609,7 +609,7 @@ function __dynctl_flags
                 '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
                 '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
                 '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
-                '--router-kv-transfer-mismatch-policy'\t'The same in the design proposal\'s words: fail is required' \
+                '--router-kv-transfer-mismatch-policy'\t'Alias of --kv-transfer-enforcement: fail means required' \
                 '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
                 '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
                 '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
@@ -642,91 +642,91 @@ function __dynctl_flags
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
                 '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'context'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'context list'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'context use'
             printf '%s\n' \
-                '--none'\t'Leave it: no context is current' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--none'\t'Make no context current' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'context add'
             printf '%s\n' \
-                '--force'\t'Replace the context of that name' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--force'\t'Replace an existing context' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'context show'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'context remove'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'check'
             printf '%s\n' \
-                '--fail-on'\t'What makes the exit code 1: fail, or warn too' \
-                '--suppress'\t'Leave a check out, or a finding (repeatable): --suppress DYR0212' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--fail-on'\t'Level for exit code 1: fail, or warn as well' \
+                '--suppress'\t'Suppress a check or a finding (repeatable): --suppress \'DYT0902=Pod ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'explain'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'why'
             printf '%s\n' \
-                '--all'\t'List every candidate and rejection' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--all'\t'List all candidates and rejections' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'bundle'
             printf '%s\n' \
-                '--to'\t'The same, as an option' \
-                '--output'\t'The same' \
-                '-o'\t'The same' \
-                '--force'\t'Overwrite a file that is there' \
-                '--kubernetes'\t'Run topology verify too, on the kubeconfig\'s cluster' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--to'\t'Same as the argument FILE' \
+                '--output'\t'Same as the argument FILE, or an output format (json, yaml, ..)' \
+                '-o'\t'Same as the argument FILE, or an output format (json, yaml, ..)' \
+                '--force'\t'Overwrite an existing file' \
+                '--kubernetes'\t'Include topology verify of the kubeconfig\'s cluster' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'completion'
             printf '%s\n' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'version'
             printf '%s\n' \
-                '--client'\t'Only this program' \
-                '--output'\t'table, wide, json, jsonl, yaml or name' \
-                '-o'\t'table, wide, json, jsonl, yaml or name' \
-                '--timeout'\t'Give up after this long' \
-                '--wait'\t'How long the workers\' caches may take to be read'
+                '--client'\t'Print the version of this client only' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
     end
 end
 

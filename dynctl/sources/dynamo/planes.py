@@ -6,21 +6,18 @@ Dynamo's default. Adapters are imported when they are needed.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dynctl.adapters.ports import Discovery, DiscoveryChange, Interrupted
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 
 if TYPE_CHECKING:
-    from dynctl.adapters.ports import Discovery, EventPlane, RequestPlane
+    from dynctl.adapters.ports import Discovery, DiscoveryChange, EventPlane, RequestPlane
     from dynctl.wire.dynamo.discovery import EventChannel
 
 DISCOVERY_VARIABLE: Final = "DYN_DISCOVERY_BACKEND"
@@ -199,6 +196,11 @@ _RETRY_S: Final = 1.0
 
 async def watch_discovery(discovery: Discovery, take: Callable[[DiscoveryChange], None]) -> None:
     """Pass every change to ``take`` until cancelled, also while the plane is not reachable."""
+    import asyncio  # here, since shell completion imports this module and has 0.2 s
+    from contextlib import aclosing
+
+    from dynctl.adapters.ports import Interrupted
+
     while True:
         try:
             async with aclosing(discovery.watch()) as changes:

@@ -64,7 +64,7 @@ def test_a_bundle_of_the_demo_fleet(dynctl, tmp_path):
     left_out = {one["file"]: one["why"] for one in ran.json["left_out"]}
     assert set(left_out) == {"check.json", "topology-verify.json"}
     assert "needs a running deployment" in left_out["check.json"]
-    assert "no cluster was named" in left_out["topology-verify.json"]
+    assert "no cluster specified" in left_out["topology-verify.json"]
     assert list(documents) == [one for one in MEMBERS if one not in left_out]
     manifest = documents["manifest.json"]
     assert [one["file"] for one in manifest["members"]] == list(documents)[1:]
@@ -81,7 +81,7 @@ def test_what_is_there_is_not_overwritten(dynctl, tmp_path):
     path.write_text("mine")
     ran = dynctl("bundle", path, "--demo")
     assert (ran.code, ran.out, path.read_text()) == (2, "", "mine")
-    assert "is there already" in ran.err
+    assert "exists already" in ran.err
     assert dynctl("bundle", path, "--demo", "--force").code == 0
     assert "manifest.json" in read(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -103,9 +103,9 @@ def test_the_file_may_be_named_in_three_ways(dynctl, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (["a.tgz", "-o", "b.tgz"], "2 files to write were named"),
+        (["a.tgz", "-o", "b.tgz"], "2 files specified"),
         (["."], "is a directory"),
-        (["no/such/place.tgz"], "there is no directory"),
+        (["no/such/place.tgz"], "does not exist"),
         (["a.tgz", "-o", "junit"], "-o junit"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_section_that_is_too_large_is_left_out(dynctl, tmp_path, monkeypatch):
     monkeypatch.setattr(archive, "MAX_MEMBER", 4000)
     ran = dynctl("bundle", tmp_path / "b.tgz", "--demo", "-o", "json")
     left_out = {one["file"]: one["why"] for one in ran.json["left_out"]}
-    assert "there is room for 4,000" in left_out["view.json"]
+    assert "the limit is 4,000" in left_out["view.json"]
     assert "topology.json" in read(tmp_path / "b.tgz")
 
 

@@ -188,5 +188,5 @@ def test_all_codes_are_listed(dynctl: Run):
 def test_an_unknown_code_exits_2_and_names_those_near(dynctl: Run):
     ran = dynctl("explain", "DYR309")
     assert ran.code == 2
-    assert "DYR309: no such code" in ran.err
+    assert "DYR309: unknown code" in ran.err
     assert "dynctl explain DYR0309" in ran.err

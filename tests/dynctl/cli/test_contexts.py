@@ -89,7 +89,7 @@ def test_add_replaces_only_when_told(dynctl):
     dynctl("context", "add", "x", "--timeout", "1", "-n", "team")
     ran = dynctl("context", "add", "x", "--timeout", "2")
     assert (ran.code, ran.out) == (2, "")
-    assert "there is one of that name" in ran.err
+    assert "the context exists already" in ran.err
     assert "--force" in ran.err
     assert dynctl("context", "add", "x", "--timeout", "2", "--force").out.startswith("replaced")
     rows = dynctl("context", "list", "-o", "json").json["contexts"]
@@ -99,7 +99,7 @@ def test_add_replaces_only_when_told(dynctl):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ([], "nothing to keep, expected at least one option"),
+        ([], "no option to save, expected at least one"),
         (["--token", "hunter2"], "--token: cannot be kept in a context"),
         (["--demo"], "--demo: cannot be kept"),
         (["--view", "v.json"], "--view: cannot be kept"),
@@ -132,8 +132,8 @@ def test_list_marks_the_current_one(dynctl, monkeypatch):
     monkeypatch.setenv("DYNCTL_CONTEXT", "a")
     ran = dynctl("context", "list")
     assert "*  a" in ran.out
-    assert ran.err == "note: $DYNCTL_CONTEXT makes a the current one\n"
-    assert "$DYNCTL_CONTEXT=a counts more here" in dynctl("context", "use", "b").err
+    assert ran.err == "note: a is current because of $DYNCTL_CONTEXT\n"
+    assert "$DYNCTL_CONTEXT=a overrides it in this shell" in dynctl("context", "use", "b").err
 
 
 def test_show_tells_where_each_value_comes_from(dynctl, monkeypatch):

@@ -61,7 +61,7 @@ def test_workers_without_kv_events_are_said_to_be_routed_by_load(dynctl, tmp_pat
     out = dynctl("workers", "list", "--view", path).out
     assert "no KV events, routed by load only: plain" in out
     assert (
-        "no KV events: routed by load only"
+        "load only, no KV events"
         in dynctl("workers", "show", "plain", "--view", path).out
     )
 
@@ -134,7 +134,7 @@ def test_one_busy_rank_does_not_take_its_worker_out(dynctl, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "no threshold was given"),
+        ([], "no threshold specified"),
         (["--active-decode-blocks", "1.5"], "--active-decode-blocks: expected at most 1, got 1.5"),
         (["--active-decode-blocks", "x"], "--active-decode-blocks: expected a number, got 'x'"),
         (["--active-prefill-tokens", "1.5"], "expected a whole number, got '1.5'"),
@@ -202,7 +202,7 @@ def test_why_reads_a_saved_result_wherever_it_stands_in_a_file(dynctl, tmp_path)
     ("content", "expected"),
     [
         ("{", "not JSON"),
-        ("{}", "neither a RouteResult nor the id of a decision"),
+        ("{}", "neither a RouteResult nor a decision id"),
         ('{"kind": "RouteResult", "schema": 1}', "RouteResult"),
         ('{"kind": "RouteResult", "schema": 99}', "RouteResult"),
     ],

@@ -78,7 +78,7 @@ def test_serve_alone_means_the_frontend(dynctl, started):
         (["--log-format", "xml"], "--log-format xml: expected one of text, json"),
         (["--http-port", "70000"], "--http-port"),
         (["--http-port", "http"], "'http'"),
-        (["--frontend", "http://127.0.0.1:1"], "--frontend says where to ask"),
+        (["--frontend", "http://127.0.0.1:1"], "--frontend specifies a source"),
     ],
 )
 def test_wrong_options_start_nothing(dynctl, started, arguments, expected):
@@ -110,7 +110,7 @@ def test_help_of_serve_frontend_has_every_current_flag_and_hides_the_old(dynctl)
         assert option.flags[0] in out
         assert option.env[0] in out
     assert "--kv-overlap-score-weight" not in out
-    for panel in ("Listening:", "Workers and models:", "Busy thresholds:", "Not built yet"):
+    for panel in ("Listening:", "Workers and models:", "Busy thresholds:", "Not supported yet"):
         assert panel in out
 
 
@@ -148,7 +148,7 @@ def test_engine_reads_its_topology_from_the_environment(
         (["--role", "encode"], "--role is 'encode'; expected aggregated or prefill or decode"),
         (["--fault-refuse", "200"], "--fault-refuse is 200"),
         (["--block-size", "0"], "--block-size is 0; expected 1..4096"),
-        (["--view", "x"], "serve engine asks nobody"),
+        (["--view", "x"], "serve engine has no source"),
     ],
 )
 def test_wrong_engine_options(dynctl, started, arguments, expected):

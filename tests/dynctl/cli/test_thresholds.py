@@ -299,7 +299,7 @@ def test_a_frontend_that_would_really_run_a_dry_run_gets_none(dynctl):
         server.held[DECODE] = 0.5
         ran = dynctl("thresholds", "get", *named(server), "--ask")
         assert (ran.code, server.chats) == (0, [])
-        assert "names no workers: it does not route by kv" in " ".join(ran.out.split())
+        assert "lists no workers: not in kv mode" in " ".join(ran.out.split())
 
 
 def report_once_set(dynamo, threshold: float, blocks: int) -> None:
@@ -520,7 +520,7 @@ def test_a_saved_moment_is_not_watched(dynctl):
     ("line", "expected"),
     [
         (["watch", "-o", "json"], "expected table, wide or jsonl"),
-        (["set", "--active-prefill-tokens", "5", "--wait", "soon"], "is no duration"),
+        (["set", "--active-prefill-tokens", "5", "--wait", "soon"], "is not a duration"),
     ],
 )
 def test_what_cannot_be_used_is_a_usage_problem(dynctl, two, line, expected):

@@ -75,12 +75,12 @@ def test_unpinned_workers_may_be_said_to_land_in_given_zones(dynctl):
     [
         (["--ratio", "half", *GUIDE], "--ratio half: expected PREFILL:DECODE"),
         (["--enforcement", "strict", *GUIDE], "--enforcement strict: expected required, preferred"),
-        (["--file-kv", "somewhere", *GUIDE], "are different sources; name one"),
-        (["--demo", *GUIDE], "are different sources; name one"),
-        (["--model", "m", *GUIDE], "--model m: pods, manifests and --capacity tell no model"),
-        (["--demo", "--over", "a"], "--over: a deployment tells where its workers are"),
+        (["--file-kv", "somewhere", *GUIDE], "are different sources; specify only one"),
+        (["--demo", *GUIDE], "are different sources; specify only one"),
+        (["--model", "m", *GUIDE], "--model m: pods, manifests and --capacity have no model"),
+        (["--demo", "--over", "a"], "--over: a live deployment reports its values"),
         (["--demo", "--domain", "city"], "--domain city: no worker publishes it"),
-        (["--target", "prefill=1", "-f", FIXTURES / "unpinned.yaml"], "name them with --over"),
+        (["--target", "prefill=1", "-f", FIXTURES / "unpinned.yaml"], "specify them with --over"),
         (["--target", "many", *GUIDE], "--target many: 'many'; expected prefill=N or decode=N"),
         (
             ["--target", "prefill=1", "-f", FIXTURES / "alpha.yaml", "-f", FIXTURES / "zones.yaml"],
