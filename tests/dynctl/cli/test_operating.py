@@ -60,10 +60,7 @@ def test_workers_without_kv_events_are_said_to_be_routed_by_load(dynctl, tmp_pat
     path.write_bytes(view([worker("plain", "aggregated", 1, kv_events=False)]).save())
     out = dynctl("workers", "list", "--view", path).out
     assert "no KV events, routed by load only: plain" in out
-    assert (
-        "load only, no KV events"
-        in dynctl("workers", "show", "plain", "--view", path).out
-    )
+    assert "load only, no KV events" in dynctl("workers", "show", "plain", "--view", path).out
 
 
 def test_workers_show_by_any_name(dynctl, view_file):
