@@ -142,8 +142,8 @@ def _running(
     body: Json, machines: Sequence[Json], grove: bool, discovery: str, start: float
 ) -> list[Json]:
     levels = LEVELS if grove else ()
-    told = objects.policy_of(body)
-    sources = objects.label_sources(told, levels)
+    result = objects.policy_of(body)
+    sources = objects.label_sources(result, levels)
     by_zone: dict[str, list[Json]] = {}
     for machine in machines:
         by_zone.setdefault(machine["metadata"]["labels"][objects.ZONE], []).append(machine)
@@ -271,14 +271,14 @@ def card_config(metadata: Mapping[str, Any]) -> Json:
 def logs(found: Iterable[Mapping[str, Any]], *, now: float = NOW) -> dict[tuple[str, str], str]:
     """Pod -> the beginning of its log, of all worker pods: as they registered, else as they are."""
     items = list(found)
-    told = {
+    result = {
         objects.key_of(one): card_config(one)
         for one in items
         if one["kind"] == "DynamoWorkerMetadata"
     }
     return {
         objects.key_of(one): start_log(
-            told.get(objects.key_of(one)) or card_config(registration(one)), now - _AGE_S + 5
+            result.get(objects.key_of(one)) or card_config(registration(one)), now - _AGE_S + 5
         )
         for one in items
         if one["kind"] == "Pod" and is_worker(one) and one["status"].get("podIP")

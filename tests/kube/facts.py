@@ -89,7 +89,7 @@ def facts_of(
         for body in by_kind.get("Deployment", ())
         if body["metadata"].get("labels", {}).get("app.kubernetes.io/name") == OPERATOR_APP
     )
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "version": "v1.32.0",
         "namespaces": () if namespace is None else (namespace,),
         "served": _served(by_kind),
@@ -129,8 +129,10 @@ def facts_of(
         "files": _files(deployment.files(found) if files is None else files),
         "logs": _logs(deployment.logs(found) if logs is None else logs),
     }
-    told |= dict(unread or {}) | cluster
-    return VerifyFacts(ClusterFacts(TITLE, now, **told), registry=registry, routers=tuple(routers))
+    result |= dict(unread or {}) | cluster
+    return VerifyFacts(
+        ClusterFacts(TITLE, now, **result), registry=registry, routers=tuple(routers)
+    )
 
 
 def registry_of(objects: Iterable[Body], title: str = "etcd 127.0.0.1:2379") -> Registry:
@@ -198,13 +200,13 @@ def _accounts(
 
 def _files(files: Files) -> dict[PodKey, Mapping[str, TopologyFile] | Unread]:
     found: dict[PodKey, Mapping[str, TopologyFile] | Unread] = {}
-    for key, told in files.items():
-        if isinstance(told, Unread):
-            found[key] = told
+    for key, result in files.items():
+        if isinstance(result, Unread):
+            found[key] = result
             continue
         found[key] = {
             domain: one if isinstance(one, TopologyFile) else TopologyFile(one)
-            for domain, one in told.items()
+            for domain, one in result.items()
         }
     return found
 

@@ -182,7 +182,7 @@ def test_pods_go_where_they_fit(spec: Json, fitting: list[str]):
     assert there == fitting
 
 
-def test_a_pod_that_fits_nowhere_waits_and_says_so(sim: Simulation):
+def test_a_pod_without_a_node_waits_with_a_condition(sim: Simulation):
     for name in ("gpu-a-0", "gpu-a-1"):
         sim.edit("Node", name, {"spec": {"unschedulable": True}}, "")
     sim.recreate(ONE)
@@ -224,7 +224,7 @@ def test_it_does_not_see_that_a_node_is_relabelled(sim: Simulation):
 
 
 @pytest.mark.parametrize(
-    ("generation", "told"),
+    ("generation", "result"),
     [
         (
             "1.2",
@@ -238,14 +238,14 @@ def test_it_does_not_see_that_a_node_is_relabelled(sim: Simulation):
         ),
     ],
 )
-def test_a_late_node_label_is_seen_after_a_restart_of_the_operator(generation: Any, told: str):
+def test_a_late_node_label_is_seen_after_a_restart_of_the_operator(generation: Any, result: str):
     def prepare(sim: Simulation) -> None:
         sim.labels.generation = generation
         unlabel(sim)
 
     zones = ["us-east-1a"]
     with living(zones=zones, prefill=1, decode=1, pinned=False, prepare=prepare, age=0) as sim:
-        assert told in events(sim)
+        assert result in events(sim)
         label_nodes(sim, "us-east-1a")
         sim.advance(3600)
         assert label(sim, "my-llm-decode-0") is None
@@ -350,16 +350,16 @@ def test_a_worker_reads_its_topology_only_at_its_start(sim: Simulation):
 # -- discovery -------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_may_not_register_runs_on_and_says_why(sim: Simulation):
+def test_a_worker_without_permission_runs_on_and_logs_it(sim: Simulation):
     sim.store.delete("rolebinding", "my-llm-k8s-service-discovery-rolebinding", "prod")
     sim.recreate(ONE)
     sim.settle()
     assert "running" in main_status(sim)["state"]
     assert not main_status(sim)["ready"]
     assert ONE not in {one["metadata"]["name"] for one in sim.store.list("dwm")}
-    told = read_start_log(sim.logs()["prod", ONE].splitlines()).not_persisted
-    assert "Failed to persist metadata to CR, rolling back local state" in told
-    assert "is forbidden" in told
+    result = read_start_log(sim.logs()["prod", ONE].splitlines()).not_persisted
+    assert "Failed to persist metadata to CR, rolling back local state" in result
+    assert "is forbidden" in result
 
 
 def test_what_workers_publish_can_be_changed(sim: Simulation):
@@ -395,7 +395,7 @@ def test_slices_follow_readiness_and_uids(sim: Simulation):
 # -- frontends -------------------------------------------------------------------------------------
 
 
-def test_a_frontend_tells_its_workers_and_serves_within_the_domain(sim: Simulation):
+def test_a_frontend_lists_its_workers_and_serves_within_the_domain(sim: Simulation):
     host, port = sim.server.forwards["prod", "my-llm-frontend-0", 8000]
     url = f"http://{host}:{port}"
     ids = {name: instance_id(name) for name in sim.pods() if "frontend" not in name}

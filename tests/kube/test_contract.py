@@ -107,7 +107,7 @@ def test_revisions_grow_with_every_write_of_whatever_object(place: Place):
     assert int(listed) >= written[-1]
 
 
-def test_a_generated_name_starts_with_what_was_asked_for(place: Place):
+def test_a_generated_name_starts_with_its_prefix(place: Place):
     body = {"metadata": {"generateName": "worker-"}}
     made = [place.core.create_namespaced_config_map(place.namespace, body) for _ in range(2)]
     names = {item.metadata.name for item in made}
@@ -257,7 +257,7 @@ def test_a_patch_of_an_unknown_content_type_is_unsupported(place: Place):
         place.patch("a", {"data": {}}, "application/json")
 
 
-def test_server_side_apply_creates_then_removes_what_is_no_longer_applied(place: Place):
+def test_server_side_apply_creates_then_removes_fields(place: Place):
     kind = {"apiVersion": "v1", "kind": "ConfigMap"}
     apply, query = "application/apply-patch+yaml", {"field_manager": "witness", "force": True}
     first = kind | {"metadata": {"name": "a", "labels": {"x": "1"}}, "data": {"k": "1", "l": "2"}}
@@ -350,7 +350,7 @@ def test_pages_show_one_revision_whatever_is_written_between_them(place: Place):
     assert first.metadata.resource_version == third.metadata.resource_version
 
 
-def test_a_first_page_says_how_many_remain(place: Place):
+def test_a_first_page_has_the_number_of_remaining_items(place: Place):
     for number in range(3):
         place.write(f"a{number}")
     everything = place.core.list_namespaced_config_map(place.namespace)
@@ -383,7 +383,7 @@ def watched(place: Place, revision: str, count: int, **query: Any) -> list[tuple
     return found
 
 
-def test_a_watch_tells_what_happened_since_its_revision(place: Place):
+def test_a_watch_has_the_events_since_its_revision(place: Place):
     place.write("before")
     revision = place.core.list_namespaced_config_map(place.namespace).metadata.resource_version
     place.write("a")
@@ -419,7 +419,7 @@ def test_a_watch_ends_when_its_time_is_up(place: Place):
 # -- access ----------------------------------------------------------------------------------------
 
 
-def test_an_administrator_is_told_what_it_may_do(place: Place):
+def test_an_administrator_gets_its_permissions(place: Place):
     attributes = client.V1ResourceAttributes(
         namespace=place.namespace, verb="create", resource="pods", subresource="exec"
     )

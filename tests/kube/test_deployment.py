@@ -82,7 +82,7 @@ def test_facts_of_json_are_those_that_are_gathered(grove: bool, tmp_path: Path):
             gathered = gather(cluster, wanted).cluster
         finally:
             cluster.close()
-        told = facts_of(
+        result = facts_of(
             sim.objects(),
             files=sim.files(),
             logs=sim.logs(),
@@ -90,14 +90,14 @@ def test_facts_of_json_are_those_that_are_gathered(grove: bool, tmp_path: Path):
             namespace="prod",
         ).cluster
     assert gathered is not None
-    assert told is not None
+    assert result is not None
     # What is served is known to a server only, and so is who may read it.
     served = {"title", "served", "version", "graphs", "topologies", "access", "operator_accounts"}
-    for one in dataclasses.fields(told):
+    for one in dataclasses.fields(result):
         if one.name not in served:
-            assert getattr(told, one.name) == getattr(gathered, one.name), one.name
-    accounts = (*gathered.operator_accounts, *told.operator_accounts)
-    allowed = [one.allowed for one in accounts] + [gathered.access, told.access]
+            assert getattr(result, one.name) == getattr(gathered, one.name), one.name
+    accounts = (*gathered.operator_accounts, *result.operator_accounts)
+    allowed = [one.allowed for one in accounts] + [gathered.access, result.access]
     assert all(isinstance(one, dict) and set(one.values()) == {True} for one in allowed)
 
 

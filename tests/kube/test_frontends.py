@@ -13,7 +13,7 @@ from dynctl.wire.dynamo.frontend_metrics import read_frontend_metrics
 from tests.kube.actors.frontend_view import JSON, Known, View
 
 CAPTURES = Path(__file__).parents[1] / "captures"
-#: What no client of ours asks, or is told in a shape of its own: health lists what is registered.
+#: Requests that our clients do not make, or with another format: health lists registrations.
 ELSEWHERE = ("/health", "/openapi.json", "/docs")
 
 
@@ -55,16 +55,16 @@ def test_thresholds_and_paths_are_answered_as_captured() -> None:
     for one in asked:
         if one.path in ELSEWHERE or not one.path:
             continue
-        told = view.answer(one.method, one.path, one.body.encode(), one.kind)
+        result = view.answer(one.method, one.path, one.body.encode(), one.kind)
         judged += 1
-        assert told.status == one.status, one
+        assert result.status == one.status, one
         if one.path == "/metrics" or not one.answer:
             continue
-        if told.kind != JSON or one.status == 422:
-            # What was wrong with the body is told in words of another parser.
-            assert told.body[:40] == one.answer[:40], one
+        if result.kind != JSON or one.status == 422:
+            # The message about an invalid body comes from another parser.
+            assert result.body[:40] == one.answer[:40], one
         else:
-            assert shape(json.loads(told.body)) == shape(json.loads(one.answer)), one
+            assert shape(json.loads(result.body)) == shape(json.loads(one.answer)), one
     assert judged > 20
 
 
@@ -76,17 +76,17 @@ def shape(document: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["aggregated", "prefill only", "unknown model"])
-def test_readiness_is_told_as_captured(name: str) -> None:
+def test_readiness_is_as_captured(name: str) -> None:
     wanted = json.loads((CAPTURES / "http-frontend-ready.json").read_text())[name]
     view, model = aggregated(), "tiny"
     if name == "prefill only":
         view.workers = (Known(1, "prefill", frozenset(), "", required=False),)
     elif name == "unknown model":
         model = "nope"
-    told = view.answer("GET", f"/v1/models/{model}/ready")
+    result = view.answer("GET", f"/v1/models/{model}/ready")
 
-    assert told.status == wanted["status"]
-    assert json.loads(told.body) == wanted["body"]
+    assert result.status == wanted["status"]
+    assert json.loads(result.body) == wanted["body"]
 
 
 def test_metrics_are_read_as_those_of_a_real_one() -> None:

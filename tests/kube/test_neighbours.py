@@ -149,7 +149,7 @@ def test_check_names_frontends_by_their_pods(cluster: Simulation, dynctl: Run) -
     assert "127.0.0.1" not in str([part["checks"] for part in ran.json["sections"]][3])
 
 
-def test_check_says_why_it_knows_no_frontend(
+def test_check_reports_why_it_found_no_frontend(
     dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with living() as sim:
@@ -197,15 +197,15 @@ def test_thresholds_are_read_and_set_through_the_cluster(cluster: Simulation, dy
     assert dry.code == 0
     assert not [line for line in view.asked if line.startswith("POST")]
     done = dynctl("thresholds", "set", *KUBERNETES, "--active-decode-blocks", "0.85")
-    told = dynctl("thresholds", "get", *KUBERNETES, "-o", "json")
-    assert done.code == told.code == 0
+    result = dynctl("thresholds", "get", *KUBERNETES, "-o", "json")
+    assert done.code == result.code == 0
     assert view.thresholds["active_decode_blocks_threshold"] == 0.85
-    assert "0.85" in told.out
+    assert "0.85" in result.out
     view.thresholds["active_decode_blocks_threshold"] = None
 
 
 @pytest.mark.parametrize("words", [("topology", "show"), ("workers", "list")])
-def test_nobody_registered_in_this_namespace(
+def test_no_worker_registered_in_this_namespace(
     cluster: Simulation, dynctl: Run, words: tuple[str, ...]
 ) -> None:
     ran = dynctl(*words, *KUBERNETES, "-n", "default")
@@ -288,9 +288,9 @@ def test_workers_must_be_pinned_to_values_that_nodes_have(
 
     assert ran.code == 1
     assert ran.reported == {"DYT0215"}
-    told = [one["value"] for one in ran.checks["DYT0215"]["findings"]]
-    assert len(told) == 2
-    assert all("nodes have: us-east-1a, us-east-1b" in one for one in told)
+    result = [one["value"] for one in ran.checks["DYT0215"]["findings"]]
+    assert len(result) == 2
+    assert all("nodes have: us-east-1a, us-east-1b" in one for one in result)
 
 
 def test_a_graph_without_a_namespace_is_that_of_the_context(

@@ -50,7 +50,7 @@ def asked(server: ApiServer, tmp_path: Path, wanted: VerifyOptions) -> Counter[s
     return Counter(re.sub(r"/pods/[^/]+/", "/pods/NAME/", one.path) for one in server.requests)
 
 
-def test_lists_are_read_in_pages_and_no_pod_is_asked(large: ApiServer, tmp_path: Path) -> None:
+def test_lists_are_read_in_pages_and_no_pod_is_read(large: ApiServer, tmp_path: Path) -> None:
     calls = asked(large, tmp_path, VerifyOptions(exec="none", logs="none"))
     forwards = calls.pop("/api/v1/namespaces/prod/pods/NAME/portforward", 0)
 

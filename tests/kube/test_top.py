@@ -38,4 +38,4 @@ def test_a_cluster_is_followed_and_a_worker_opened(
         assert (chain.first_break, chain.label.state) == ("pod label", CellState.DIFFERS)
         assert chain.codes[0] == "DYT0404"
         stranger = read(WorkerRow("nobody", 1, "m", "decode"))
-        assert stranger.node.why == "the cluster has no pod of that name"
+        assert stranger.node.why == "the cluster has no pod with this name"

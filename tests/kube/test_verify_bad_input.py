@@ -117,7 +117,7 @@ def test_an_unknown_context_of_the_kubeconfig(kubeconfig: Path, dynctl: Run) -> 
     )
 
 
-def test_a_context_that_only_the_kubeconfig_has_says_so(kubeconfig: Path, dynctl: Run) -> None:
+def test_a_context_of_the_kubeconfig_is_suggested(kubeconfig: Path, dynctl: Run) -> None:
     ran = dynctl(*VERIFY, "--context", "test")
 
     assert ran.code == 2
@@ -126,7 +126,7 @@ def test_a_context_that_only_the_kubeconfig_has_says_so(kubeconfig: Path, dynctl
     assert "did you mean --kube-context test?" in hint
 
 
-def test_a_context_that_nobody_has_does_not(kubeconfig: Path, dynctl: Run) -> None:
+def test_an_unknown_context_is_an_error(kubeconfig: Path, dynctl: Run) -> None:
     ran = dynctl(*VERIFY, "--context", "nope")
 
     assert ran.code == 2
@@ -205,7 +205,7 @@ def test_a_server_that_cannot_be_reached(
     assert ran.error[1]
 
 
-def test_a_server_that_says_nothing(plain: Simulation, dynctl: Run) -> None:
+def test_a_server_without_a_response(plain: Simulation, dynctl: Run) -> None:
     plain.server.faults.hang("/version", 30)
     ran = dynctl(*VERIFY, "--timeout", "0.5")
 
@@ -292,7 +292,7 @@ def test_definitions_and_no_graph_anywhere(plain: Simulation, dynctl: Run) -> No
         ),
     ],
 )
-def test_what_is_not_here_is_said_to_be_elsewhere(
+def test_missing_graphs_are_looked_up_in_other_namespaces(
     kubeconfig: Path, dynctl: Run, words: tuple[str, ...], error: str, hint: str
 ) -> None:
     ran = dynctl(*VERIFY, *words)
@@ -303,15 +303,15 @@ def test_what_is_not_here_is_said_to_be_elsewhere(
 
 
 def test_a_namespace_that_does_not_exist(secure: Simulation, dynctl: Run, tmp_path: Path) -> None:
-    """Who may look at namespaces is told that it is not there; a viewer may not."""
+    """With permission to read namespaces the message is exact; a viewer has none."""
     administrator = secure.server.kubeconfig(tmp_path / "admin")
     viewer = secure.server.kubeconfig(tmp_path / "viewer", token=VIEWER_TOKEN)
-    told = dynctl(*VERIFY, "-n", "nope", "--kubeconfig", administrator)
+    result = dynctl(*VERIFY, "-n", "nope", "--kubeconfig", administrator)
     untold = dynctl(*VERIFY, "-n", "nope", "--kubeconfig", viewer)
 
     graphs = "graphs are in namespace prod: -n prod, or -A for all"
-    assert told.code == untold.code == 3
-    assert told.error[1] == f"the namespace does not exist; {graphs}"
+    assert result.code == untold.code == 3
+    assert result.error[1] == f"the namespace does not exist; {graphs}"
     assert untold.error[1] == graphs
 
 

@@ -81,8 +81,8 @@ def test_json_holds_every_check_and_a_row_a_worker(healthy: Simulation, dynctl: 
     assert report["sources"][0].endswith(", prod: prod/my-llm")
     assert report["sources"][1:] == ["frontend Pod my-llm-frontend-0.prod"]
     states = Counter(check["state"] for check in ran.checks.values())
-    told = report["summary"]
-    assert states == {"pass": told["passed"], "skip": told["skipped"]}
+    result = report["summary"]
+    assert states == {"pass": result["passed"], "skip": result["skipped"]}
     assert len(report["chain"]) == WORKERS
     for row in report["chain"]:
         zone = row["node"]["value"]
@@ -110,7 +110,7 @@ def test_json_of_a_break_holds_what_was_read(broken: Simulation, dynctl: Run) ->
     assert (row["label"]["state"], row["card"]["state"]) == ("differs", "differs")
 
 
-def test_yaml_says_what_json_says(broken: Simulation, dynctl: Run) -> None:
+def test_yaml_and_json_are_equal(broken: Simulation, dynctl: Run) -> None:
     as_json = dynctl(*VERIFY, "-o", "json").json
     as_yaml = yaml.safe_load(dynctl(*VERIFY, "-o", "yaml").out)
 
@@ -177,17 +177,17 @@ def test_a_healthy_cluster_reads_as_one(healthy: Simulation, dynctl: Run) -> Non
     assert "WARN" not in ran.out
     assert "12 workers  ok    ok     ok    ok    ok     ok\n" in ran.out
     assert " 0 warnings, 0 failed, " in ran.out
-    assert "never checked: the KV transfer itself (NIXL, RDMA)" in ran.out
+    assert "not covered by any check: the KV transfer itself (NIXL, RDMA)" in ran.out
 
 
-def test_a_broken_cluster_says_where_and_what_to_do(broken: Simulation, dynctl: Run) -> None:
+def test_a_broken_cluster_shows_the_place_and_the_fix(broken: Simulation, dynctl: Run) -> None:
     lines = dynctl(*VERIFY).out.splitlines()
 
     place = lines.index("FAIL DYT0404 pod label matches the node label")
-    told = " ".join(line.strip() for line in lines[place : place + 6])
-    assert f"Pod {STALE}.prod: {ZONE} is us-east-1z, its node gpu-a-0 has us-east-1a" in told
-    assert f"fix       kubectl delete pod {STALE} -n prod" in told
-    assert "more      dynctl explain DYT0404" in told
+    result = " ".join(line.strip() for line in lines[place : place + 6])
+    assert f"Pod {STALE}.prod: {ZONE} is us-east-1z, its node gpu-a-0 has us-east-1a" in result
+    assert f"fix       kubectl delete pod {STALE} -n prod" in result
+    assert "more      dynctl explain DYT0404" in result
     assert [line for line in lines if line.startswith("..decode-a-0 ")]
 
 
@@ -215,9 +215,7 @@ def test_suppressed_findings_do_not_fail(broken: Simulation, dynctl: Run) -> Non
     assert dynctl(*VERIFY, *other).code == 1
 
 
-def test_warnings_fail_where_that_is_asked_for(
-    whole: Simulation, dynctl: Run, tmp_path: Path
-) -> None:
+def test_warnings_fail_with_fail_on_warn(whole: Simulation, dynctl: Run, tmp_path: Path) -> None:
     whole.server.add_user("half", "half")
     kubeconfig = whole.server.kubeconfig(tmp_path / "half", token="half", namespace="prod")
     with allowed(whole, "half", "pods", "list"):
@@ -270,7 +268,7 @@ def test_rights_to_the_pods_of_a_namespace_are_enough_for_an_answer(
 
 
 @pytest.mark.parametrize(("how", "many"), [("all", WORKERS), ("sample", 4), ("none", 0)])
-def test_pods_are_read_closely_as_often_as_is_said(
+def test_files_and_logs_are_read_as_specified(
     healthy: Simulation, dynctl: Run, how: str, many: int
 ) -> None:
     assert dynctl(*VERIFY, "--exec", how, "--logs", how).code == 0

@@ -209,7 +209,7 @@ def test_a_directory_that_cannot_be_read(dynctl: Run, tmp_path: Path) -> None:
     assert ran.error[0].startswith(f"--path {loop}: not readable: ")
 
 
-def test_no_cluster_is_asked_for_a_mount(
+def test_a_mount_needs_no_cluster(
     dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "gone"))

@@ -81,7 +81,7 @@ def test_all_namespaces_and_subjects_name_theirs(several: Simulation, dynctl: Ru
     assert len(ran.json["chain"]) == 12 + 6 + 6
 
 
-def test_the_table_tells_pods_of_one_name_apart(several: Simulation, dynctl: Run) -> None:
+def test_the_table_distinguishes_pods_with_one_name(several: Simulation, dynctl: Run) -> None:
     narrow, wide = dynctl(*VERIFY, "-A").out, dynctl(*VERIFY, "-A", width=200).out
 
     [row] = [one for one in narrow.splitlines() if "DYT0404 +1" in one]
@@ -119,14 +119,14 @@ def test_graphs_are_chosen_by_name(
     assert asked[0]["labelSelector"].endswith(f" in ({','.join(names)})")
 
 
-def test_an_enforcement_is_said_of_its_own_graph(several: Simulation, dynctl: Run) -> None:
-    told = dynctl(*VERIFY, "-o", "json").checks
+def test_an_enforcement_applies_to_its_own_graph(several: Simulation, dynctl: Run) -> None:
+    checks = dynctl(*VERIFY, "-o", "json").checks
 
-    assert told["DYT0102"]["message"] == (
+    assert checks["DYT0102"]["message"] == (
         "my-llm.prod: zone, required; soft.prod: zone, preferred 0.5"
     )
-    assert told["DYT0901"]["message"].startswith("us-east-1a 2 prefill 4 decode")
-    assert told["DYT0906"]["message"].startswith("us-east-1a 1 prefill 2 decode")
+    assert checks["DYT0901"]["message"].startswith("us-east-1a 2 prefill 4 decode")
+    assert checks["DYT0906"]["message"].startswith("us-east-1a 1 prefill 2 decode")
 
 
 # -- graphs that are not whole ---------------------------------------------------------------------
@@ -137,7 +137,7 @@ def without_policy(graph: Json) -> Json:
     return graph
 
 
-def test_a_graph_without_a_policy_is_told_what_that_costs(
+def test_a_graph_without_a_policy_shows_its_zones(
     dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with living(change=without_policy) as sim:
@@ -269,8 +269,8 @@ def requests_of(sim: Simulation, dynctl: Run) -> list[tuple[str, dict[str, str]]
     """Of one run that passes, without an order."""
     sim.server.requests.clear()
     assert dynctl(*VERIFY, "-o", "json").code == 0
-    told = [(one.path, dict(one.query)) for one in sim.server.requests]
-    return sorted(told, key=str)
+    result = [(one.path, dict(one.query)) for one in sim.server.requests]
+    return sorted(result, key=str)
 
 
 def unrelated(number: int) -> dict[str, Any]:
@@ -304,10 +304,10 @@ def test_what_a_card_holds_moves_no_cursor_and_breaks_no_table(
         screens = [dynctl(*VERIFY, width=width).out for width in (80, 200)]
 
     assert ran.code == 1
-    told = ran.values("DYT0704")
-    assert [*told] == ["Pod my-llm-decode-a-0.prod", "Pod my-llm-decode-a-1.prod"]
-    assert "taints: expected a list of strings, got" in told["Pod my-llm-decode-a-0.prod"]
-    assert "topology_domains: expected a mapping" in told["Pod my-llm-decode-a-1.prod"]
+    result = ran.values("DYT0704")
+    assert [*result] == ["Pod my-llm-decode-a-0.prod", "Pod my-llm-decode-a-1.prod"]
+    assert "taints: expected a list of strings, got" in result["Pod my-llm-decode-a-0.prod"]
+    assert "topology_domains: expected a mapping" in result["Pod my-llm-decode-a-1.prod"]
     assert "Pod my-llm-decode-a-2.prod" in ran.values("DYT0802")
     for screen, width in zip(screens, (80, 200), strict=True):
         assert screen.replace("\n", "").isprintable()

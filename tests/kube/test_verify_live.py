@@ -195,7 +195,7 @@ def probed(dynctl: Run, number: int = 2) -> Ran:
     return dynctl(*VERIFY, "--probe", number, "-o", "json")
 
 
-def test_nobody_is_sent_a_chat_who_did_not_ask(view: View, dynctl: Run) -> None:
+def test_no_requests_are_sent_without_probe(view: View, dynctl: Run) -> None:
     ran = dynctl(*VERIFY, "-o", "json")
 
     assert (ran.code, ran.err) == (0, "")
@@ -204,7 +204,7 @@ def test_nobody_is_sent_a_chat_who_did_not_ask(view: View, dynctl: Run) -> None:
     assert not [line for line in view.asked if line.startswith("POST")]
 
 
-def test_a_probe_says_what_it_sends_and_sends_that(view: View, dynctl: Run) -> None:
+def test_a_probe_announces_and_sends_its_requests(view: View, dynctl: Run) -> None:
     ran = probed(dynctl)
 
     assert ran.code == 0
@@ -258,16 +258,16 @@ def test_requests_that_fail_are_found(view: View, dynctl: Run) -> None:
         (429, {"message": "slow down"}, "HTTP 429 slow down"),
     ],
 )
-def test_what_an_answer_does_not_tell_is_not_known(
+def test_incomplete_responses_are_unread(
     view: View, dynctl: Run, status: int, body: Any, says: str
 ) -> None:
     view.chat = lambda: (status, body)
     ran = probed(dynctl)
 
     assert ran.code == 0
-    told = ran.checks["DYT0905"]
-    assert (told["state"], told["unread"]) == ("skip", True)
-    assert told["message"] == f"Pod my-llm-frontend-0.prod: {says}"
+    result = ran.checks["DYT0905"]
+    assert (result["state"], result["unread"]) == ("skip", True)
+    assert result["message"] == f"Pod my-llm-frontend-0.prod: {says}"
 
 
 def test_preferred_may_cross(dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_a_frontend_that_does_not_answer_is_not_known(view: View, dynctl: Run) -
     ran = dynctl(*VERIFY, "--frontend", url, "-o", "json")
 
     assert ran.code == 0
-    told = ran.checks["DYT0904"]
-    assert (told["state"], told["unread"]) == ("skip", True)
-    assert told["message"].startswith(f"{url} does not answer")
+    result = ran.checks["DYT0904"]
+    assert (result["state"], result["unread"]) == ("skip", True)
+    assert result["message"].startswith(f"{url} does not answer")
     assert {row["router"]["state"] for row in ran.json["chain"]} == {"unknown"}

@@ -89,7 +89,7 @@ def test_the_policy_cannot_change(live: Any, file: Any, expected: str):
         ),
     ],
 )
-def test_what_means_the_same_is_no_change(live: Any, file: Any):
+def test_equal_meanings_are_not_a_change(live: Any, file: Any):
     assert changes(graph(live), graph(file)) == []
 
 

@@ -28,7 +28,7 @@ def _wrong(report: Report) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("stem", FILES)
-def test_what_a_file_says_is_found_and_nothing_else(stem: str):
+def test_exactly_the_codes_of_the_file_are_found(stem: str):
     lines = (MANIFESTS / f"{stem}.yaml").read_text().splitlines()
     [expected] = [line for line in lines[:3] if line.startswith("# finds:")]
     report = _lint(stem)
@@ -198,10 +198,10 @@ def test_exit_codes(dynctl):
 
 def test_json_names_codes_and_subjects(dynctl):
     ran = dynctl("topology", "lint", "-f", MANIFESTS / "DYT0110.yaml", "-o", "json")
-    told = [c for s in ran.json["sections"] for c in s["checks"] if c["state"] == "fail"]
-    assert [check["code"] for check in told] == ["DYT0110"]
-    assert told[0]["findings"][0]["subject"] == "DynamoGraphDeployment bad"
-    assert told[0]["findings"][0]["value"].startswith("component frontend: ")
+    result = [c for s in ran.json["sections"] for c in s["checks"] if c["state"] == "fail"]
+    assert [check["code"] for check in result] == ["DYT0110"]
+    assert result[0]["findings"][0]["subject"] == "DynamoGraphDeployment bad"
+    assert result[0]["findings"][0]["value"].startswith("component frontend: ")
     names = dynctl("topology", "lint", "-f", MANIFESTS / "DYT0902.yaml", "-o", "name").out
     assert names.split() == ["DYT0902", "DYT0908"]
 

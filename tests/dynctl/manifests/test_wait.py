@@ -70,7 +70,7 @@ def test_the_last_wait_is_cut_to_the_time_left(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "..data", "a/b", "a\0b"])
-def test_what_cannot_be_a_visible_file_is_no_domain(name: str):
+def test_a_domain_must_be_a_visible_file(name: str):
     assert not names_a_file(name)
 
 

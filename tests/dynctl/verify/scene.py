@@ -110,8 +110,8 @@ class Scene:
 
     def env(self, name: str, /, **values: str | None) -> None:
         """Set variables of main; None removes one."""
-        told = {**self.container(name).env, **values}
-        self.main(name, env={key: value for key, value in told.items() if value is not None})
+        result = {**self.container(name).env, **values}
+        self.main(name, env={key: value for key, value in result.items() if value is not None})
 
     def label(self, name: str, key: str, value: str | None) -> None:
         self.pod(name, labels=_with(self.pods[name].labels, key, value))
@@ -135,8 +135,8 @@ class Scene:
 
     def card(self, name: str, /, **changes: Any) -> None:
         """Change fields of the card's runtime_config; None removes one."""
-        told = {**config(self.metadata[name]), **changes}
-        kept = {key: value for key, value in told.items() if value is not None}
+        result = {**config(self.metadata[name]), **changes}
+        kept = {key: value for key, value in result.items() if value is not None}
         item = self.metadata[name]
         cards = {
             key: {**one, "card_json": {**one["card_json"], "runtime_config": kept}}
@@ -181,7 +181,7 @@ class Scene:
     # -- judging it ----------------------------------------------------------------------------
 
     def verify_facts(self) -> VerifyFacts:
-        told = {
+        result = {
             "pods": tuple(self.pods.values()),
             "nodes": tuple(self.nodes.values()),
             "metadata": tuple(self.metadata.values()),
@@ -193,7 +193,7 @@ class Scene:
             **self.changes,
         }
         return VerifyFacts(
-            cluster=replace(self.facts, **told),
+            cluster=replace(self.facts, **result),
             registry=self.registry,
             routers=tuple(self.routers),
             probe=self.probe,
@@ -234,17 +234,17 @@ def values(result: CheckResult) -> list[str]:
     return [one.value for one in result.findings]
 
 
-def _log(told: dict[str, Any]) -> StartLog:
+def _log(result: dict[str, Any]) -> StartLog:
     return StartLog(
-        dict(told["topology_domains"]),
-        told["kv_transfer_domain"],
-        told["kv_transfer_enforcement"],
-        told.get("kv_transfer_preferred_weight"),
+        dict(result["topology_domains"]),
+        result["kv_transfer_domain"],
+        result["kv_transfer_enforcement"],
+        result.get("kv_transfer_preferred_weight"),
     )
 
 
-def _with(told: Any, key: str, value: str | None) -> dict[str, str]:
-    found = {**told}
+def _with(result: Any, key: str, value: str | None) -> dict[str, str]:
+    found = {**result}
     found.pop(key, None)
     return found if value is None else {**found, key: value}
 

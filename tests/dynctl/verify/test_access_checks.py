@@ -30,22 +30,22 @@ def results(cluster: Cluster | None = None, **changes: Any) -> dict[str, CheckRe
     return judged(ACCESS_CHECKS, (cluster or Cluster()).joined(**changes))
 
 
-def test_a_healthy_cluster_passes_and_says_what_it_is():
-    told = results()
-    assert {one.state for one in told.values()} == {State.PASS}
-    assert list(told) == sorted(told)
-    assert told["DYT0001"].message == "Kubernetes v1.33.1"
-    assert told["DYT0003"].message == "v1alpha1, v1beta1"
-    assert told["DYT0004"].message == "4 of 4 permissions"
+def test_a_healthy_cluster_passes_with_its_versions():
+    checks = results()
+    assert {one.state for one in checks.values()} == {State.PASS}
+    assert list(checks) == sorted(checks)
+    assert checks["DYT0001"].message == "Kubernetes v1.33.1"
+    assert checks["DYT0003"].message == "v1alpha1, v1beta1"
+    assert checks["DYT0004"].message == "4 of 4 permissions"
 
 
-def test_a_version_that_is_not_told_is_no_fault():
+def test_an_unknown_version_is_not_a_fault():
     assert "version unknown" in results(version="")["DYT0001"].message
 
 
 def test_without_a_cluster_nothing_is_judged():
-    told = judged(ACCESS_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in told.values()} == {(True, False)}
+    checks = judged(ACCESS_CHECKS, join(VerifyFacts()))
+    assert {skipped(one) for one in checks.values()} == {(True, False)}
 
 
 def served(**versions: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -58,22 +58,22 @@ def served(**versions: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     ("versions", "says"), [((), "is not served"), (("v2",), "is served only as v2")]
 )
 def test_graphs_must_be_served_in_a_version_that_can_be_read(versions: Any, says: str):
-    told = results(served=served(dynamographdeployments=versions))
-    assert wrong(told) == {"DYT0002": [GRAPHS]}
-    assert told["DYT0002"].findings[0].value == says
+    checks = results(served=served(dynamographdeployments=versions))
+    assert wrong(checks) == {"DYT0002": [GRAPHS]}
+    assert checks["DYT0002"].findings[0].value == says
 
 
 def test_metadata_must_be_served_where_workers_register_there():
-    told = results(served=served(dynamoworkermetadatas=()))
-    assert list(wrong(told)) == ["DYT0005"]
-    assert told["DYT0005"].findings[0].value.endswith("register in it: 12")
-    told = results(Cluster(discovery="etcd"), served=served(dynamoworkermetadatas=()))
-    assert skipped(told["DYT0005"]) == (True, False)
+    checks = results(served=served(dynamoworkermetadatas=()))
+    assert list(wrong(checks)) == ["DYT0005"]
+    assert checks["DYT0005"].findings[0].value.endswith("register in it: 12")
+    checks = results(Cluster(discovery="etcd"), served=served(dynamoworkermetadatas=()))
+    assert skipped(checks["DYT0005"]) == (True, False)
 
 
-def test_what_is_served_may_not_be_told():
-    told = results(served=REFUSED)
-    assert skipped(told["DYT0002"]) == skipped(told["DYT0005"]) == (True, True)
+def test_unreadable_served_resources_skip_the_checks():
+    checks = results(served=REFUSED)
+    assert skipped(checks["DYT0002"]) == skipped(checks["DYT0005"]) == (True, True)
 
 
 OLD = GraphSchema("v1alpha1", frozenset())
@@ -83,9 +83,9 @@ KNOWN = GraphSchema("v1beta1", frozenset(FIELDS))
 def test_a_definition_without_the_policy_fails_even_where_no_graph_has_one():
     cluster = Cluster()
     del cluster.graph["spec"]["experimental"]
-    told = results(cluster, schemas=(OLD,))
-    assert wrong(told) == {"DYT0003": [GRAPHS]}
-    assert told["DYT0003"].findings[0].value.startswith("v1alpha1: no property spec.experimental")
+    checks = results(cluster, schemas=(OLD,))
+    assert wrong(checks) == {"DYT0003": [GRAPHS]}
+    assert checks["DYT0003"].findings[0].value.startswith("v1alpha1: no property spec.experimental")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_definition_without_the_policy_fails_even_where_no_graph_has_one():
         ),
     ],
 )
-def test_what_a_definition_knows_in_part_is_said(schemas: Any, says: str):
+def test_versions_without_the_policy_are_named(schemas: Any, says: str):
     result = results(schemas=schemas)["DYT0003"]
     assert (result.state, result.message) == (State.PASS, says)
 
@@ -111,15 +111,15 @@ def test_what_a_definition_knows_in_part_is_said(schemas: Any, says: str):
         ((GraphSchema("v1alpha1", frozenset(), open=True),), False),
     ],
 )
-def test_a_definition_that_tells_nothing_is_never_a_pass(schemas: Any, unread: bool):
+def test_an_open_definition_never_passes(schemas: Any, unread: bool):
     assert skipped(results(schemas=schemas)["DYT0003"]) == (True, unread)
 
 
 def test_each_denied_verb_is_a_warning_with_the_rule_that_allows_it():
-    told = results(access={**dict.fromkeys(ACCESS, True), ACCESS[0]: False, ACCESS[2]: False})
-    assert wrong(told) == {"DYT0004": ["Resource nodes", "Resource pods/exec"]}
-    nodes, exec_ = told["DYT0004"].findings
-    assert told["DYT0004"].state is State.WARN
+    checks = results(access={**dict.fromkeys(ACCESS, True), ACCESS[0]: False, ACCESS[2]: False})
+    assert wrong(checks) == {"DYT0004": ["Resource nodes", "Resource pods/exec"]}
+    nodes, exec_ = checks["DYT0004"].findings
+    assert checks["DYT0004"].state is State.WARN
     assert nodes.value.startswith("list is denied: node labels are not compared")
     assert nodes.fix.endswith('{apiGroups: [""], resources: ["nodes"], verbs: ["list"]}')
     assert exec_.value.startswith("create is denied in prod: topology files")
@@ -128,23 +128,23 @@ def test_each_denied_verb_is_a_warning_with_the_rule_that_allows_it():
 
 def test_a_verb_that_is_denied_in_many_namespaces_is_one_finding():
     asked = [AccessQuestion("list", "pods", "", f"team-{place}") for place in range(50)]
-    told = results(access=dict.fromkeys(asked, False))
-    [finding] = told["DYT0004"].findings
+    checks = results(access=dict.fromkeys(asked, False))
+    [finding] = checks["DYT0004"].findings
     assert "denied in team-0, team-1, team-10 and 47 more" in finding.value
 
 
 def test_an_access_review_that_is_refused_is_not_a_permission():
-    told = results(access={ACCESS[0]: Unread("no access reviews"), ACCESS[1]: True})["DYT0004"]
-    assert skipped(told) == (True, True)
-    assert told.message == "list nodes: no access reviews"
+    checks = results(access={ACCESS[0]: Unread("no access reviews"), ACCESS[1]: True})["DYT0004"]
+    assert skipped(checks) == (True, True)
+    assert checks.message == "list nodes: no access reviews"
     both = results(access={ACCESS[0]: Unread("no access reviews"), ACCESS[1]: False})["DYT0004"]
     assert both.message == "unavailable: list nodes: no access reviews"
     assert skipped(results(access={})["DYT0004"]) == (True, False)
 
 
 def test_every_lost_check_is_a_code(every_question: tuple[AccessQuestion, ...]):
-    told = results(access=dict.fromkeys(every_question, False))
-    for one in told["DYT0004"].findings:
+    checks = results(access=dict.fromkeys(every_question, False))
+    for one in checks["DYT0004"].findings:
         assert "what needs it is skipped" not in one.value, one.subject
 
 

@@ -59,29 +59,29 @@ def prefill(zone: str) -> list[str]:
 
 
 def test_a_healthy_deployment_passes():
-    told = results(Scene())
-    assert {told[code].state for code in (*REQUIRED, "DYT0904")} == {State.PASS}
-    assert {skipped(told[code]) for code in (*PREFERRED, "DYT0905")} == {UNASKED}
-    assert told["DYT0901"].message == COUNTED
-    assert told["DYT0904"].message == "12 of 12 workers"
-    told = results(Scene(enforcement="preferred"))
-    assert {told[code].state for code in (*PREFERRED, "DYT0904")} == {State.PASS}
-    assert {skipped(told[code]) for code in REQUIRED} == {UNASKED}
+    checks = results(Scene())
+    assert {checks[code].state for code in (*REQUIRED, "DYT0904")} == {State.PASS}
+    assert {skipped(checks[code]) for code in (*PREFERRED, "DYT0905")} == {UNASKED}
+    assert checks["DYT0901"].message == COUNTED
+    assert checks["DYT0904"].message == "12 of 12 workers"
+    checks = results(Scene(enforcement="preferred"))
+    assert {checks[code].state for code in (*PREFERRED, "DYT0904")} == {State.PASS}
+    assert {skipped(checks[code]) for code in REQUIRED} == {UNASKED}
 
 
 def test_without_anything_nothing_is_judged():
-    told = judged(CAPACITY_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in told.values()} == {UNASKED}
+    checks = judged(CAPACITY_CHECKS, join(VerifyFacts()))
+    assert {skipped(one) for one in checks.values()} == {UNASKED}
 
 
 def test_what_workers_registered_could_not_be_read():
     scene = Scene()
     scene.changes["metadata"] = REFUSED
-    told = results(scene)
-    assert {skipped(told[code]) for code in (*REQUIRED, "DYT0904")} == {UNREAD}
+    checks = results(scene)
+    assert {skipped(checks[code]) for code in (*REQUIRED, "DYT0904")} == {UNREAD}
     scene.changes = {"pods": REFUSED}
-    told = results(scene)
-    assert {skipped(told[code]) for code in (*REQUIRED, *PREFERRED, "DYT0904")} == {UNREAD}
+    checks = results(scene)
+    assert {skipped(checks[code]) for code in (*REQUIRED, *PREFERRED, "DYT0904")} == {UNREAD}
 
 
 # -- capacity by domain ----------------------------------------------------------------------------
@@ -90,18 +90,18 @@ def test_what_workers_registered_could_not_be_read():
 def test_a_domain_without_ready_decode_strands_its_prefill():
     scene = Scene()
     not_ready(scene, *decode("b"))
-    told = results(scene)
-    assert wrong(told) == {"DYT0901": [GRAPH]}
-    assert values(told["DYT0901"]) == [f"zone {B} has 2 prefill and no decode workers ready"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0901": [GRAPH]}
+    assert values(checks["DYT0901"]) == [f"zone {B} has 2 prefill and no decode workers ready"]
 
 
-def test_a_ready_pod_that_is_no_ready_endpoint_serves_nobody():
+def test_a_ready_pod_without_a_ready_endpoint_does_not_serve():
     scene = Scene()
     scene.endpoints = [
         replace(one, ready=False) if one.pod in decode("b") else one for one in scene.endpoints
     ]
-    told = results(scene)
-    assert wrong(told) == {"DYT0901": [GRAPH]}
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0901": [GRAPH]}
     # Elsewhere it registers by itself, whatever slices say.
     scene = Scene(discovery="etcd")
     scene.registry = Registry("etcd", Scene().registered())
@@ -118,57 +118,57 @@ def test_preferred_crosses_where_required_strands():
 def test_a_domain_hangs_on_one_decode_worker():
     scene = Scene(decode=2)
     not_ready(scene, "my-llm-decode-b-0")
-    told = results(scene)
-    assert wrong(told) == {"DYT0902": [GRAPH], "DYT0908": [GRAPH]}
-    assert values(told["DYT0902"]) == [f"zone {B} has one decode worker ready"]
-    assert values(told["DYT0908"]) == [f"{B} has 1:0.5, {A} has 1:1"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0902": [GRAPH], "DYT0908": [GRAPH]}
+    assert values(checks["DYT0902"]) == [f"zone {B} has one decode worker ready"]
+    assert values(checks["DYT0908"]) == [f"{B} has 1:0.5, {A} has 1:1"]
 
 
 def test_decode_without_prefill_is_idle():
     scene = Scene()
     not_ready(scene, *prefill("b"))
-    told = results(scene)
-    assert wrong(told) == {"DYT0907": [GRAPH]}
-    assert values(told["DYT0907"]) == [f"zone {B} has 4 decode and no prefill workers ready"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0907": [GRAPH]}
+    assert values(checks["DYT0907"]) == [f"zone {B} has 4 decode and no prefill workers ready"]
 
 
 def test_where_no_prefill_is_ready_nothing_is_stranded_and_nothing_passes():
     scene = Scene()
     not_ready(scene, *prefill("a"), *prefill("b"))
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0901"].message == "my-llm.prod: no ready prefill worker with a zone"
-    assert {skipped(told[c]) for c in ("DYT0901", "DYT0902", "DYT0907", "DYT0908")} == {UNASKED}
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0901"].message == "my-llm.prod: no ready prefill worker with a zone"
+    assert {skipped(checks[c]) for c in ("DYT0901", "DYT0902", "DYT0907", "DYT0908")} == {UNASKED}
 
 
 def test_where_no_worker_is_registered_nothing_can_be_counted():
     scene = Scene()
     scene.metadata = {}
-    told = results(scene)
-    assert {skipped(told[code]) for code in REQUIRED} == {UNASKED}
-    assert told["DYT0901"].message == "my-llm.prod: no worker is ready and registered (DYT0704)"
+    checks = results(scene)
+    assert {skipped(checks[code]) for code in REQUIRED} == {UNASKED}
+    assert checks["DYT0901"].message == "my-llm.prod: no worker is ready and registered (DYT0704)"
 
 
 def test_an_aggregated_graph_is_not_judged():
     scene = Scene(prefill=0)
-    told = results(scene)
-    assert {skipped(told[code]) for code in REQUIRED} == {UNASKED}
-    assert told["DYT0901"].message == "my-llm.prod: not disaggregated (DYT0109, DYT0115)"
+    checks = results(scene)
+    assert {skipped(checks[code]) for code in REQUIRED} == {UNASKED}
+    assert checks["DYT0901"].message == "my-llm.prod: not disaggregated (DYT0109, DYT0115)"
 
 
-def test_metadata_of_a_pod_that_is_gone_is_no_capacity():
+def test_metadata_of_a_deleted_pod_is_not_capacity():
     scene = Scene()
     for name in decode("b"):
         scene.metadata[name] = replace(scene.metadata[name], owner_uid="gone")
     assert wrong(results(scene))["DYT0901"] == [GRAPH]
 
 
-def test_the_taint_says_where_a_decode_worker_is():
+def test_a_decode_worker_counts_in_the_domain_of_its_taint():
     scene = Scene()
     for name in decode("b"):
         scene.card(name, taints=[f"dynamo.topology/zone={A}"])
-    told = results(scene)
-    assert values(told["DYT0901"]) == [f"zone {B} has 2 prefill and no decode workers ready"]
+    checks = results(scene)
+    assert values(checks["DYT0901"]) == [f"zone {B} has 2 prefill and no decode workers ready"]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ def test_the_taint_says_where_a_decode_worker_is():
 def test_a_decode_worker_without_the_taint_is_never_chosen(card: dict[str, Any], why: str):
     scene = Scene()
     scene.card(DECODE, **card)
-    told = results(scene)
-    assert wrong(told)["DYT0903"] == [subject(DECODE)]
-    assert values(told["DYT0903"]) == [f"taint dynamo.topology/zone is missing, {why}"]
+    checks = results(scene)
+    assert wrong(checks)["DYT0903"] == [subject(DECODE)]
+    assert values(checks["DYT0903"]) == [f"taint dynamo.topology/zone is missing, {why}"]
     scene = Scene(enforcement="preferred")
     scene.card(DECODE, **card)
     assert wrong(results(scene)) == {"DYT0909": [subject(DECODE)]}
@@ -202,8 +202,8 @@ def test_two_models_of_a_graph_are_pools_of_their_own():
         [(key, card)] = item.data["model_cards"].items()
         renamed = {key: {**card, "card_json": {**card["card_json"], "display_name": "other"}}}
         scene.metadata[name] = replace(item, data={**item.data, "model_cards": renamed})
-    told = results(scene)
-    assert values(told["DYT0901"]) == [
+    checks = results(scene)
+    assert values(checks["DYT0901"]) == [
         f"zone {B} has 2 prefill and no decode workers ready for {MODEL}",
         f"zone {A} has 2 prefill and no decode workers ready for other",
     ]
@@ -211,16 +211,16 @@ def test_two_models_of_a_graph_are_pools_of_their_own():
 
 def test_registered_workers_count_without_kubernetes():
     scene = Scene()
-    told = judged(CAPACITY_CHECKS, registered(scene))
-    assert {told[code].state for code in (*REQUIRED, "DYT0904")} == {State.PASS}
-    assert told["DYT0901"].message == COUNTED
+    checks = judged(CAPACITY_CHECKS, registered(scene))
+    assert {checks[code].state for code in (*REQUIRED, "DYT0904")} == {State.PASS}
+    assert checks["DYT0901"].message == COUNTED
     for name in decode("b"):
         scene.gone(name)
     assert wrong(judged(CAPACITY_CHECKS, registered(scene))) == {"DYT0901": [f"Model {MODEL}"]}
     for name in scene.metadata:
         scene.card(name, kv_transfer_domain=None, kv_transfer_enforcement=None)
-    told = judged(CAPACITY_CHECKS, registered(scene))
-    assert {skipped(told[code]) for code in REQUIRED} == {UNASKED}
+    checks = judged(CAPACITY_CHECKS, registered(scene))
+    assert {skipped(checks[code]) for code in REQUIRED} == {UNASKED}
 
 
 # -- routers ---------------------------------------------------------------------------------------
@@ -229,9 +229,9 @@ def test_registered_workers_count_without_kubernetes():
 def test_a_worker_that_the_router_misses_is_found():
     scene = Scene()
     scene.unknown(DECODE)
-    told = results(scene)
-    assert wrong(told) == {"DYT0904": [subject(DECODE)]}
-    assert values(told["DYT0904"]) == [
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0904": [subject(DECODE)]}
+    assert values(checks["DYT0904"]) == [
         f"worker {instance_id(DECODE):x} is unknown to {subject(FRONTEND)}"
     ]
 
@@ -240,47 +240,47 @@ def test_a_worker_that_the_router_misses_is_found_even_without_its_taint():
     scene = Scene()
     scene.card(DECODE, taints=[])
     scene.unknown(DECODE)
-    told = wrong(results(scene))
-    assert told["DYT0903"] == told["DYT0904"] == [subject(DECODE)]
+    checks = wrong(results(scene))
+    assert checks["DYT0903"] == checks["DYT0904"] == [subject(DECODE)]
 
 
-def test_what_no_router_could_know_is_told_elsewhere():
+def test_undiscoverable_workers_are_left_to_earlier_codes():
     scene = Scene()
     scene.endpoints = [one for one in scene.endpoints if one.pod != DECODE]
     not_ready(scene, PREFILL)
     scene.unknown(DECODE)
     scene.unknown(PREFILL)
-    told = results(scene)
-    assert "DYT0904" not in wrong(told)
-    assert told["DYT0904"].message == "10 of 12 workers; the others: see DYT0702"
+    checks = results(scene)
+    assert "DYT0904" not in wrong(checks)
+    assert checks["DYT0904"].message == "10 of 12 workers; the others: see DYT0702"
 
 
-def test_routers_that_were_not_asked_are_no_pass():
+def test_without_routers_the_check_never_passes():
     scene = Scene()
     scene.routers = []
-    told = results(scene)
-    assert skipped(told["DYT0904"]) == UNASKED
-    assert told["DYT0904"].message == NO_ROUTER
+    checks = results(scene)
+    assert skipped(checks["DYT0904"]) == UNASKED
+    assert checks["DYT0904"].message == NO_ROUTER
     question = AccessQuestion("create", "pods/portforward", "", "prod")
     scene.changes["access"] = {question: False}
     assert skipped(results(scene)["DYT0904"]) == UNREAD
 
 
-def test_a_router_that_does_not_tell_is_unread_and_others_count():
+def test_an_unreadable_router_is_unread_and_others_count():
     scene = Scene()
     scene.routers.append(RouterView("Pod my-llm-frontend-1.prod", "prod/my-llm", REFUSED))
     assert skipped(results(scene)["DYT0904"]) == UNREAD
     scene.unknown(DECODE)
-    told = results(scene)
-    assert wrong(told) == {"DYT0904": [subject(DECODE)]}
-    assert told["DYT0904"].message == "unavailable: forbidden"
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0904": [subject(DECODE)]}
+    assert checks["DYT0904"].message == "unavailable: forbidden"
 
 
-def test_a_router_of_another_graph_says_nothing_of_this_one():
+def test_a_router_of_another_graph_does_not_count():
     scene = Scene()
     scene.routers = [replace(scene.routers[0], graph="prod/other", workers=frozenset())]
-    told = results(scene)
-    assert told["DYT0904"].message == "0 of 12 workers: no router of prod/my-llm was queried"
+    checks = results(scene)
+    assert checks["DYT0904"].message == "0 of 12 workers: no router of prod/my-llm was queried"
 
 
 def test_a_router_that_was_named_by_url_is_of_the_only_graph():
@@ -308,17 +308,17 @@ def probed(scene: Scene, *answers: tuple[int, str, str | None, str | None]) -> C
 
 
 def test_requests_within_their_domain_pass():
-    told = probed(
+    result = probed(
         Scene(), (200, "", PREFILL, DECODE), (200, "", "my-llm-prefill-b-0", decode("b")[0])
     )
-    assert (told.state, told.message) == (State.PASS, "2 requests")
+    assert (result.state, result.message) == (State.PASS, "2 requests")
 
 
 def test_requests_that_fail_or_cross_are_counted():
     failed = (500, "Failed to generate\ncompletions", None, None)
-    told = probed(Scene(), failed, failed, (200, "", PREFILL, decode("b")[1]))
-    assert [one.subject for one in told.findings] == [subject(FRONTEND)] * 2
-    assert values(told) == [
+    result = probed(Scene(), failed, failed, (200, "", PREFILL, decode("b")[1]))
+    assert [one.subject for one in result.findings] == [subject(FRONTEND)] * 2
+    assert values(result) == [
         "2 of 3 requests: HTTP 500 Failed to generate completions",
         f"1 of 3 requests: prefill by {PREFILL} in {A}, decode by my-llm-decode-b-1 in {B}",
     ]
@@ -330,10 +330,10 @@ def test_a_decode_worker_without_a_taint_is_across():
     assert values(probed(scene, (200, "", PREFILL, DECODE)))[0].endswith("in no zone")
 
 
-def test_preferred_may_cross_and_need_not_tell():
+def test_preferred_requests_may_cross():
     scene = Scene(enforcement="preferred")
-    told = probed(scene, (200, "", PREFILL, decode("b")[1]), (200, "", None, None))
-    assert told.state is State.PASS
+    result = probed(scene, (200, "", PREFILL, decode("b")[1]), (200, "", None, None))
+    assert result.state is State.PASS
 
 
 @pytest.mark.parametrize(
@@ -345,13 +345,13 @@ def test_preferred_may_cross_and_need_not_tell():
         ((0, "connection refused", None, None), "connection refused"),
     ],
 )  # fmt: skip
-def test_what_a_request_does_not_tell_is_no_pass(answer: Any, why: str):
-    told = probed(Scene(), answer)
-    assert skipped(told) == UNREAD
-    assert told.message == f"{subject(FRONTEND)}: {why}"
+def test_incomplete_responses_never_pass(answer: Any, why: str):
+    result = probed(Scene(), answer)
+    assert skipped(result) == UNREAD
+    assert result.message == f"{subject(FRONTEND)}: {why}"
 
 
-def test_no_request_at_all_is_no_pass():
+def test_without_requests_the_probe_never_passes():
     assert skipped(probed(Scene())) == UNREAD
 
 

@@ -44,14 +44,14 @@ def registered(scene: Scene) -> JoinedFacts:
 
 @pytest.mark.parametrize("wanted", [{}, {"grove": True}, {"enforcement": "preferred"}])
 def test_a_healthy_deployment_passes(wanted: dict[str, Any]):
-    told = results(Scene(**wanted))
-    assert {one.state for one in told.values()} == {State.PASS}
-    assert {one.message for one in told.values()} == {"12 of 12 workers"}
+    checks = results(Scene(**wanted))
+    assert {one.state for one in checks.values()} == {State.PASS}
+    assert {one.message for one in checks.values()} == {"12 of 12 workers"}
 
 
 def test_without_anything_nothing_is_judged():
-    told = judged(CARD_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in told.values()} == {UNASKED}
+    checks = judged(CARD_CHECKS, join(VerifyFacts()))
+    assert {skipped(one) for one in checks.values()} == {UNASKED}
 
 
 def test_what_workers_registered_could_not_be_read():
@@ -59,9 +59,9 @@ def test_what_workers_registered_could_not_be_read():
     scene.changes["metadata"] = REFUSED
     assert {skipped(one) for one in results(scene).values()} == {UNREAD}
     scene = Scene(discovery="etcd")
-    told = results(scene)
-    assert {skipped(one) for one in told.values()} == {UNASKED}
-    assert told["DYT0801"].message == "0 of 12 workers: registered in etcd (use --discovery etcd)"
+    checks = results(scene)
+    assert {skipped(one) for one in checks.values()} == {UNASKED}
+    assert checks["DYT0801"].message == "0 of 12 workers: registered in etcd (use --discovery etcd)"
     scene.registry = Registry("etcd", REFUSED)
     assert {skipped(one) for one in results(scene).values()} == {UNREAD}
 
@@ -72,9 +72,9 @@ def test_what_workers_registered_could_not_be_read():
 def test_a_card_without_topology_is_found_once():
     scene = Scene()
     scene.card(DECODE, **BARE)
-    told = results(scene)
-    assert wrong(told) == {"DYT0801": [subject(DECODE)]}
-    assert values(told["DYT0801"]) == [f"its model card has no zone, the file has {A}"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0801": [subject(DECODE)]}
+    assert values(checks["DYT0801"]) == [f"its model card has no zone, the file has {A}"]
 
 
 def test_a_card_is_compared_with_the_label_where_files_were_not_read():
@@ -82,9 +82,9 @@ def test_a_card_is_compared_with_the_label_where_files_were_not_read():
     scene.files = {}
     scene.card(DECODE, **BARE)
     scene.card(PREFILL, topology_domains={"zone": B}, taints=[f"dynamo.topology/zone={B}"])
-    told = results(scene)
-    assert values(told["DYT0801"]) == [f"its model card has no zone, the pod label has {A}"]
-    assert values(told["DYT0802"]) == [f"zone is {B}, the pod label has {A}"]
+    checks = results(scene)
+    assert values(checks["DYT0801"]) == [f"its model card has no zone, the pod label has {A}"]
+    assert values(checks["DYT0802"]) == [f"zone is {B}, the pod label has {A}"]
 
 
 def test_a_level_that_is_missing_is_found():
@@ -100,23 +100,23 @@ def test_a_level_that_is_missing_is_found():
         ({"DYN_TOPOLOGY_MOUNT_PATH": "/elsewhere"}, "DYT0501"),
     ],
 )
-def test_what_its_variables_explain_is_told_there(env: dict[str, Any], code: str):
+def test_differences_from_wrong_variables_are_left_to_dyt0501(env: dict[str, Any], code: str):
     scene = Scene()
     scene.env(DECODE, **env)
     scene.card(DECODE, **BARE)
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0801"].message == f"11 of 12 workers; the others: see {code}"
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0801"].message == f"11 of 12 workers; the others: see {code}"
 
 
-def test_what_its_volume_explains_is_told_there():
+def test_differences_from_a_wrong_volume_are_left_to_dyt0502():
     scene = Scene()
     scene.pod(DECODE, volumes=())
     scene.files[SPACE, DECODE] = REFUSED
     scene.card(DECODE, **BARE)
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0801"].message == "11 of 12 workers; the others: see DYT0502"
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0801"].message == "11 of 12 workers; the others: see DYT0502"
 
 
 def test_a_pod_without_its_label_has_an_empty_card_rightly():
@@ -130,13 +130,13 @@ def test_a_pod_without_its_label_has_an_empty_card_rightly():
 def test_a_card_of_before_is_found_by_value():
     scene = Scene()
     scene.card(DECODE, topology_domains={"zone": B}, taints=[f"dynamo.topology/zone={B}"])
-    told = results(scene)
-    assert wrong(told) == {"DYT0802": [subject(DECODE)]}
-    assert values(told["DYT0802"]) == [f"zone is {B}, the file has {A}"]
-    assert told["DYT0802"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0802": [subject(DECODE)]}
+    assert values(checks["DYT0802"]) == [f"zone is {B}, the file has {A}"]
+    assert checks["DYT0802"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
 
 
-def test_a_card_that_follows_a_wrong_file_is_no_fault_of_its_own():
+def test_a_card_that_matches_a_wrong_file_is_not_a_second_fault():
     scene = Scene()
     scene.file(DECODE, B)
     scene.card(DECODE, topology_domains={"zone": B}, taints=[f"dynamo.topology/zone={B}"])
@@ -147,20 +147,20 @@ def test_cards_that_a_pod_which_is_gone_wrote_are_not_judged():
     scene = Scene()
     scene.metadata[DECODE] = replace(scene.metadata[DECODE], owner_uid="gone")
     scene.card(DECODE, topology_domains={"zone": B})
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0802"].message == "11 of 12 workers; the others: see DYT0705"
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0802"].message == "11 of 12 workers; the others: see DYT0705"
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_a_worker_that_registered_nothing_is_told_elsewhere(ready: bool):
+def test_an_unregistered_worker_is_left_to_earlier_codes(ready: bool):
     scene = Scene()
     scene.gone(DECODE)
     scene.pod(DECODE, ready=ready)
-    told = results(scene)
-    assert wrong(told) == {}
+    checks = results(scene)
+    assert wrong(checks) == {}
     code = "DYT0704" if ready else "DYT0702"
-    assert told["DYT0801"].message == f"11 of 12 workers; the others: see {code}"
+    assert checks["DYT0801"].message == f"11 of 12 workers; the others: see {code}"
 
 
 def test_further_ranks_have_no_cards():
@@ -188,9 +188,9 @@ def test_further_ranks_have_no_cards():
 def test_a_card_has_the_policy_of_the_graph(field: str, value: Any, says: str):
     scene = Scene()
     scene.card(DECODE, **{field: value})
-    told = results(scene)
-    assert wrong(told) == {"DYT0803": [subject(DECODE)]}
-    assert values(told["DYT0803"]) == [f"{field} {says}"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0803": [subject(DECODE)]}
+    assert values(checks["DYT0803"]) == [f"{field} {says}"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_weight_is_a_float32(weight: Any, right: bool):
     assert wrong(results(scene)) == ({} if right else {"DYT0803": [subject(DECODE)]})
 
 
-def test_a_card_that_says_what_its_variables_say_is_told_there():
+def test_a_card_that_matches_wrong_variables_is_left_to_dyt0501():
     scene = Scene(enforcement="preferred")
     scene.env(DECODE, DYN_KV_TRANSFER_PREFERRED_WEIGHT="0.5")
     scene.card(DECODE, kv_transfer_preferred_weight=0.5)
@@ -218,17 +218,17 @@ def test_a_card_that_says_what_its_variables_say_is_told_there():
 def test_every_domain_has_its_taint(taints: Any):
     scene = Scene()
     scene.card(DECODE, taints=taints)
-    told = results(scene)
-    assert wrong(told) == {"DYT0804": [subject(DECODE)]}
-    assert values(told["DYT0804"]) == [f"no taint dynamo.topology/zone={A}"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0804": [subject(DECODE)]}
+    assert values(checks["DYT0804"]) == [f"no taint dynamo.topology/zone={A}"]
 
 
 def test_the_taints_of_other_levels_count_as_well():
     scene = Scene(grove=True)
     scene.card(DECODE, taints=[f"dynamo.topology/zone={A}"])
-    told = results(scene)
-    assert wrong(told) == {"DYT0804": [subject(DECODE)]}
-    assert values(told["DYT0804"])[0].startswith("no taint dynamo.topology/rack=")
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0804": [subject(DECODE)]}
+    assert values(checks["DYT0804"])[0].startswith("no taint dynamo.topology/rack=")
 
 
 def test_without_topology_there_is_nothing_to_taint():
@@ -253,15 +253,15 @@ def test_workers_of_a_graph_without_a_policy_must_agree():
     without_policy(scene)
     assert wrong(results(scene)) == {}
     scene.card(DECODE, kv_transfer_enforcement="preferred", kv_transfer_preferred_weight=0.5)
-    told = results(scene)
-    assert wrong(told) == {"DYT0805": [GRAPH]}
-    [says] = values(told["DYT0805"])
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0805": [GRAPH]}
+    [says] = values(checks["DYT0805"])
     assert says.startswith("workers of Qwen/Qwen3-0.6B publish zone required: ")
     assert says.endswith(f" and 8 more; zone preferred 0.5: {DECODE}")
-    assert {skipped(told[code]) for code in OF_GRAPHS} == {UNASKED}
+    assert {skipped(checks[code]) for code in OF_GRAPHS} == {UNASKED}
 
 
-def test_a_worker_that_differs_from_its_graph_is_told_once():
+def test_a_worker_that_differs_from_its_graph_is_one_finding():
     scene = Scene()
     scene.card(DECODE, kv_transfer_enforcement="preferred", kv_transfer_preferred_weight=0.5)
     scene.card(PREFILL, **BARE)
@@ -271,46 +271,46 @@ def test_a_worker_that_differs_from_its_graph_is_told_once():
 # -- without Kubernetes ----------------------------------------------------------------------------
 
 
-def test_registered_workers_are_judged_as_far_as_they_tell():
-    told = judged(CARD_CHECKS, registered(Scene()))
-    assert told["DYT0801"].message == "12 of 12 workers"
-    assert {told[code].state for code in ("DYT0801", "DYT0804", "DYT0805")} == {State.PASS}
-    assert {skipped(told[code]) for code in OF_GRAPHS} == {UNASKED}
+def test_registered_workers_are_checked_without_a_cluster():
+    checks = judged(CARD_CHECKS, registered(Scene()))
+    assert checks["DYT0801"].message == "12 of 12 workers"
+    assert {checks[code].state for code in ("DYT0801", "DYT0804", "DYT0805")} == {State.PASS}
+    assert {skipped(checks[code]) for code in OF_GRAPHS} == {UNASKED}
 
 
 def test_a_worker_without_topology_among_others_is_found():
     scene = Scene()
     scene.card(DECODE, **BARE)
-    told = judged(CARD_CHECKS, registered(scene))
-    assert [one.value for one in told["DYT0801"].findings] == [
+    checks = judged(CARD_CHECKS, registered(scene))
+    assert [one.value for one in checks["DYT0801"].findings] == [
         "publishes no topology, 11 of 12 workers of Qwen/Qwen3-0.6B do"
     ]
-    assert set(wrong(told)) == {"DYT0801"}
+    assert set(wrong(checks)) == {"DYT0801"}
 
 
-def test_nobody_with_topology_is_no_fault():
+def test_workers_without_any_topology_are_not_a_fault():
     scene = Scene()
     for name in scene.metadata:
         scene.card(name, **BARE)
-    told = judged(CARD_CHECKS, registered(scene))
-    assert wrong(told) == {}
-    assert skipped(told["DYT0801"]) == UNASKED
+    checks = judged(CARD_CHECKS, registered(scene))
+    assert wrong(checks) == {}
+    assert skipped(checks["DYT0801"]) == UNASKED
 
 
 def test_registered_workers_that_disagree_are_found():
     scene = Scene()
     scene.card(DECODE, taints=[])
     scene.card(PREFILL, kv_transfer_enforcement="preferred", kv_transfer_preferred_weight=0.5)
-    told = judged(CARD_CHECKS, registered(scene))
-    assert set(wrong(told)) == {"DYT0804", "DYT0805"}
-    assert wrong(told)["DYT0805"] == ["Model Qwen/Qwen3-0.6B"]
+    checks = judged(CARD_CHECKS, registered(scene))
+    assert set(wrong(checks)) == {"DYT0804", "DYT0805"}
+    assert wrong(checks)["DYT0805"] == ["Model Qwen/Qwen3-0.6B"]
 
 
-def test_a_registry_that_tells_nothing_is_no_pass():
+def test_an_unreadable_registry_never_passes():
     refused = join(VerifyFacts(registry=Registry("etcd", REFUSED)))
-    told = judged(CARD_CHECKS, refused)
-    assert {skipped(told[code]) for code in ("DYT0801", "DYT0804", "DYT0805")} == {UNREAD}
+    checks = judged(CARD_CHECKS, refused)
+    assert {skipped(checks[code]) for code in ("DYT0801", "DYT0804", "DYT0805")} == {UNREAD}
     scene = Scene()
     scene.metadata = {}
-    told = judged(CARD_CHECKS, registered(scene))
-    assert {skipped(one) for one in told.values()} == {UNASKED}
+    checks = judged(CARD_CHECKS, registered(scene))
+    assert {skipped(one) for one in checks.values()} == {UNASKED}

@@ -52,17 +52,17 @@ def report(**subjects: str) -> Report:
     """Failed checks by their codes, each with findings about subjects, separated by ``|``."""
     checks = [
         CheckResult(
-            code, "", "", State.FAIL, findings=[Finding(s, "", "", "") for s in told.split("|")]
+            code, "", "", State.FAIL, findings=[Finding(s, "", "", "") for s in result.split("|")]
         )
-        for code, told in subjects.items()
+        for code, result in subjects.items()
     ]
     sections = [Section("all", checks)]
     return Report([], sections, summarize(sections))
 
 
 def row(letters: str, **subjects: str) -> CustodyRow:
-    [told] = custody_rows(joined(worker(letters)), report(**subjects))
-    return told
+    [result] = custody_rows(joined(worker(letters)), report(**subjects))
+    return result
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def row(letters: str, **subjects: str) -> CustodyRow:
     ],
 )
 def test_states_and_the_first_break(letters: str, states: str, first: str | None):
-    told = row(letters)
-    assert "".join(MARKS[cell.state] for cell in told.cells.values()) == states
-    assert told.first_break == first
+    result = row(letters)
+    assert "".join(MARKS[cell.state] for cell in result.cells.values()) == states
+    assert result.first_break == first
     values = [link.value for link in links(letters)]
-    assert [cell.value for cell in told.cells.values()] == values
+    assert [cell.value for cell in result.cells.values()] == values
 
 
 def test_every_break_of_a_chain_is_one_of_its_row():
@@ -117,7 +117,7 @@ def test_the_links_are_called_as_in_the_chain():
     assert list(row("aaaaaa").cells) == list(LINKS)
 
 
-def test_an_unknown_link_says_why():
+def test_an_unknown_link_has_its_reason():
     assert row("a?aaaa").label.why == "not asked"
     assert row("a?aaaa").node.why == ""
 
@@ -156,16 +156,16 @@ def test_codes_of_a_worker(letters: str, subjects: dict[str, str], codes: list[s
     assert row(letters, **subjects).codes == codes
 
 
-def test_an_empty_value_of_the_node_is_told_of_its_workers():
+def test_an_empty_node_label_is_in_the_rows_of_its_workers():
     chain = DomainChain(
         "zone", {**dict.fromkeys(LINKS, Link()), LINKS[0]: Link(""), LINKS[1]: Link("")}
     )
     whole = joined(replace(worker(), chains={"zone": chain}))
-    [told] = custody_rows(whole, report(DYT0207="Node gpu-1"))
-    assert (told.first_break, told.codes) == ("file", ["DYT0207"])
+    [result] = custody_rows(whole, report(DYT0207="Node gpu-1"))
+    assert (result.first_break, result.codes) == ("file", ["DYT0207"])
 
 
-def test_a_worker_without_a_policy_is_told_of_where_something_was_found():
+def test_a_worker_without_a_policy_has_a_row_if_it_has_a_finding():
     ungoverned = replace(worker(), policy=None, chains={})
     other = replace(worker(name="decode-1"), policy=None, chains={})
     rows = custody_rows(joined(ungoverned, other), report(DYT0805="Pod decode-1.prod"))
@@ -176,26 +176,26 @@ def test_a_worker_without_a_policy_is_told_of_where_something_was_found():
 
 
 def test_a_domain_whose_label_is_not_known_is_unknown_throughout():
-    [told] = custody_rows(joined(replace(worker(), chains={})), report())
-    assert {cell.state for cell in told.cells.values()} == {CellState.UNKNOWN}
-    assert told.first_break is None
-    assert told.domain == "zone"
+    [result] = custody_rows(joined(replace(worker(), chains={})), report())
+    assert {cell.state for cell in result.cells.values()} == {CellState.UNKNOWN}
+    assert result.first_break is None
+    assert result.domain == "zone"
 
 
 def test_a_registered_worker_without_a_pod_has_a_row():
     loose = replace(worker("???aa-"), pod=None, graph="")
     whole = replace(joined(), loose=(loose,))
-    [told] = custody_rows(whole, report(DYT0904="Worker ?"))
-    assert (told.worker, told.namespace, told.graph) == ("?", "", "")
-    assert (told.first_break, told.codes) == ("router", ["DYT0904"])
+    [result] = custody_rows(whole, report(DYT0904="Worker ?"))
+    assert (result.worker, result.namespace, result.graph) == ("?", "", "")
+    assert (result.first_break, result.codes) == ("router", ["DYT0904"])
 
 
 def test_the_report_is_a_contract():
     rows = custody_rows(joined(worker("ab----")), report(DYT0404="Pod decode-0.prod"))
     plain = msgspec.to_builtins(VerifyReport([], [], summarize([]), chain=rows))
     assert (plain["kind"], plain["schema"]) == ("VerifyReport", 1)
-    [told] = plain["chain"]
-    assert told == {
+    [result] = plain["chain"]
+    assert result == {
         "worker": "decode-0",
         "namespace": "prod",
         "graph": "prod/llm",

@@ -109,7 +109,7 @@ def test_a_grove_topology_that_is_not_there_is_found() -> None:
     assert result(judged(cluster, graph), "DYT0201").state is State.FAIL
 
 
-def test_a_domain_that_is_no_level_of_the_cluster_s_topology_is_found() -> None:
+def test_a_domain_outside_the_levels_of_the_clusters_topology_is_found() -> None:
     cluster = Cluster(grove=True)
     graph = file_of(cluster)
     graph["spec"]["experimental"]["kvTransferPolicy"]["domain"] = "row"

@@ -52,15 +52,15 @@ def written(scene: Scene, pod: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("wanted", [{}, {"grove": True}, {"enforcement": "preferred"}])
 def test_a_healthy_deployment_passes(wanted: dict[str, Any]):
-    told = results(Scene(**wanted))
-    assert {one.state for one in told.values()} == {State.PASS}
-    assert list(told) == sorted(told)
-    assert told["DYT0503"].message == "12 of 12 pods"
+    checks = results(Scene(**wanted))
+    assert {one.state for one in checks.values()} == {State.PASS}
+    assert list(checks) == sorted(checks)
+    assert checks["DYT0503"].message == "12 of 12 pods"
 
 
 def test_without_a_cluster_or_a_mount_nothing_is_judged():
-    told = judged(FILE_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in told.values()} == {UNASKED}
+    checks = judged(FILE_CHECKS, join(VerifyFacts()))
+    assert {skipped(one) for one in checks.values()} == {UNASKED}
 
 
 # -- variables -------------------------------------------------------------------------------------
@@ -80,9 +80,9 @@ def test_without_a_cluster_or_a_mount_nothing_is_judged():
 def test_variables_must_be_the_policys(name: str, value: str | None, says: str):
     scene = Scene()
     scene.env(DECODE, **{name: value})
-    told = results(scene)
-    assert wrong(told) == {"DYT0501": [subject(DECODE)]}
-    assert values(told["DYT0501"]) == [f"{name} {says}"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0501": [subject(DECODE)]}
+    assert values(checks["DYT0501"]) == [f"{name} {says}"]
 
 
 def test_a_variable_that_comes_from_elsewhere_is_not_the_operators():
@@ -107,18 +107,18 @@ def test_a_weight_is_a_float32(weight: str, right: bool):
 def test_a_pod_without_a_container_main_is_left_to_the_graphs_check():
     scene = Scene()
     scene.main(DECODE, name="engine")
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0501"].message == "11 of 12 pods; the others: see DYT0119"
-    assert told["DYT0503"].message == "11 of 12 pods; the others: see DYT0119"
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0501"].message == "11 of 12 pods; the others: see DYT0119"
+    assert checks["DYT0503"].message == "11 of 12 pods; the others: see DYT0119"
 
 
-def test_a_pod_that_was_never_written_to_is_told_by_its_annotation():
+def test_pods_without_operator_settings_are_left_to_dyt0402():
     scene = Scene()
     scene.never_written(DECODE)
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0502"].message == "11 of 12 pods; the others: see DYT0402"
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0502"].message == "11 of 12 pods; the others: see DYT0402"
 
 
 # -- volume and mount ------------------------------------------------------------------------------
@@ -138,9 +138,9 @@ def test_the_volume_must_show_the_policys_labels(changes: dict[str, Any], says: 
     scene = Scene()
     volume(scene, DECODE, **changes)
     scene.file(DECODE, None)
-    told = results(scene)
-    assert wrong(told) == {"DYT0502": [subject(DECODE)]}
-    assert values(told["DYT0502"]) == [says]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0502": [subject(DECODE)]}
+    assert values(checks["DYT0502"]) == [says]
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_the_volume_must_show_the_policys_labels(changes: dict[str, Any], says: 
 def test_the_volume_must_be_mounted_read_only(mounts: tuple[Mount, ...], says: str):
     scene = Scene()
     scene.main(DECODE, mounts=mounts)
-    told = results(scene)
-    assert wrong(told) == {"DYT0502": [subject(DECODE)]}
-    assert values(told["DYT0502"]) == [says]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0502": [subject(DECODE)]}
+    assert values(checks["DYT0502"]) == [says]
 
 
 def test_a_mount_that_is_writable_hides_no_second_fault():
@@ -182,9 +182,9 @@ def test_a_mount_that_is_writable_hides_no_second_fault():
 def test_a_file_must_hold_a_value(content: str | None, invalid: str, says: str):
     scene = Scene()
     scene.file(DECODE, content, invalid=invalid)
-    told = results(scene)
-    assert wrong(told) == {"DYT0503": [subject(DECODE)]}
-    assert values(told["DYT0503"]) == [f"{says}, the pod label is {A}"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0503": [subject(DECODE)]}
+    assert values(checks["DYT0503"]) == [f"{says}, the pod label is {A}"]
 
 
 def test_the_file_of_a_label_that_is_missing_is_empty_rightly():
@@ -197,9 +197,9 @@ def test_the_file_of_a_label_that_is_missing_is_empty_rightly():
 def test_a_file_that_is_not_as_the_label_is_found():
     scene = Scene()
     scene.file(DECODE, B)
-    told = results(scene)
-    assert wrong(told) == {"DYT0504": [subject(DECODE)]}
-    assert values(told["DYT0504"]) == [f"file zone has {B}, the pod label {A}"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0504": [subject(DECODE)]}
+    assert values(checks["DYT0504"]) == [f"file zone has {B}, the pod label {A}"]
 
 
 @pytest.mark.parametrize("content", [B, "", "\n"])
@@ -212,18 +212,18 @@ def test_the_kubelet_has_a_minute_and_a_half(content: str, seconds: float, late:
     assert wrong(results(scene)) == {code: [subject(DECODE)]}
 
 
-def test_a_label_is_no_older_than_its_pod():
+def test_a_label_is_not_older_than_its_pod():
     scene = Scene()
     scene.file(DECODE, B)
     scene.pod(DECODE, label_writes=(), created=NOW - 20)
-    told = results(scene)
-    assert wrong(told) == {"DYT0507": [subject(DECODE)]}
-    assert values(told["DYT0507"]) == [f"file zone has {B}, the pod label is {A} since 20 s"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0507": [subject(DECODE)]}
+    assert values(checks["DYT0507"]) == [f"file zone has {B}, the pod label is {A} since 20 s"]
     scene.pod(DECODE, created=None)
     assert wrong(results(scene)) == {"DYT0504": [subject(DECODE)]}
 
 
-def test_a_strange_file_is_no_matter_of_time():
+def test_an_invalid_file_is_a_finding_at_once():
     scene = Scene()
     scene.file(DECODE, "", invalid="is not UTF-8")
     written(scene, DECODE, 1)
@@ -236,7 +236,7 @@ def test_every_level_has_a_file():
     assert values(results(scene)["DYT0503"])[0].startswith("file rack is empty, the pod label is ")
 
 
-def test_files_that_were_not_read_are_counted_and_those_refused_told():
+def test_unread_files_are_counted_and_refused_ones_reported():
     scene = Scene()
     del scene.files[SPACE, DECODE]
     assert results(scene)["DYT0503"].message == (
@@ -245,9 +245,9 @@ def test_files_that_were_not_read_are_counted_and_those_refused_told():
     scene.files[SPACE, DECODE] = REFUSED
     assert {skipped(results(scene)[code]) for code in READING} == {UNREAD}
     scene.file(PREFILL, B)
-    told = results(scene)
-    assert wrong(told) == {"DYT0504": [subject(PREFILL)]}
-    assert told["DYT0504"].message == "unavailable: files: forbidden"
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0504": [subject(PREFILL)]}
+    assert checks["DYT0504"].message == "unavailable: files: forbidden"
     scene.files = {}
     assert {skipped(results(scene)[code]) for code in READING} == {UNASKED}
 
@@ -255,15 +255,15 @@ def test_files_that_were_not_read_are_counted_and_those_refused_told():
 def test_a_worker_that_does_not_run_has_no_files():
     scene = Scene()
     scene.not_started(DECODE)
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0503"].message == "11 of 12 pods; the others: see DYT0410"
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0503"].message == "11 of 12 pods; the others: see DYT0410"
 
 
 # -- what should not be there ----------------------------------------------------------------------
 
 
-def test_domains_that_the_policy_has_not_are_told():
+def test_domains_outside_the_policy_are_found():
     scene = Scene()
     items = (
         DownwardItem("zone", f"metadata.labels['{ZONE}']"),
@@ -272,16 +272,16 @@ def test_domains_that_the_policy_has_not_are_told():
     )
     volume(scene, DECODE, items=items)
     scene.card(PREFILL, topology_domains={"zone": A, "host": "h1"})
-    told = results(scene)
-    assert wrong(told) == {"DYT0505": [subject(DECODE), subject(PREFILL)]}
-    assert values(told["DYT0505"]) == ["rack in addition to zone", "host in addition to zone"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0505": [subject(DECODE), subject(PREFILL)]}
+    assert values(checks["DYT0505"]) == ["rack in addition to zone", "host in addition to zone"]
 
 
-def test_levels_of_a_grove_topology_are_no_strays():
+def test_levels_of_a_grove_topology_are_domains_of_the_policy():
     assert wrong(results(Scene(grove=True))) == {}
 
 
-def test_what_the_operator_writes_itself_is_told_by_the_rule_of_lint():
+def test_manifest_settings_that_the_operator_owns_are_found_by_lint():
     scene = Scene()
     [graph] = scene.facts.graphs  # type: ignore[misc]
     spec = graph.body["spec"]
@@ -295,8 +295,8 @@ def test_what_the_operator_writes_itself_is_told_by_the_rule_of_lint():
         parts.append({**one, "podTemplate": {**pod, "spec": inner}})
     body = {**graph.body, "spec": {**spec, "components": parts}}
     scene.changes["graphs"] = (replace(graph, body=body),)
-    told = results(scene)
-    assert wrong(told) == {"DYT0506": [GRAPH]}
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0506": [GRAPH]}
     scene.changes["graphs"] = REFUSED
     assert skipped(results(scene)["DYT0506"]) == UNREAD
 
@@ -314,11 +314,11 @@ def of(**contents: str | None) -> dict[str, TopologyFile]:
 
 
 def test_a_mount_with_its_domain_passes():
-    told = mounted("zone", of(zone=A))
-    assert told["DYT0503"].state is told["DYT0505"].state is State.PASS
-    assert told["DYT0503"].message == f"zone={A}"
-    assert told["DYT0505"].message == "zone"
-    others = {code for code, one in told.items() if skipped(one) == UNASKED}
+    checks = mounted("zone", of(zone=A))
+    assert checks["DYT0503"].state is checks["DYT0505"].state is State.PASS
+    assert checks["DYT0503"].message == f"zone={A}"
+    assert checks["DYT0505"].message == "zone"
+    others = {code for code, one in checks.items() if skipped(one) == UNASKED}
     assert others == {"DYT0501", "DYT0502", "DYT0504", "DYT0506", "DYT0507"}
 
 
@@ -335,42 +335,42 @@ def test_a_mount_with_its_domain_passes():
     ],
 )
 def test_a_mount_without_a_value_fails(domain: str, files: Any, says: str):
-    told = mounted(domain, files)
-    assert values(told["DYT0503"]) == [says]
-    assert told["DYT0503"].findings[0].subject == "Mount /etc/dynamo/topology"
+    checks = mounted(domain, files)
+    assert values(checks["DYT0503"]) == [says]
+    assert checks["DYT0503"].findings[0].subject == "Mount /etc/dynamo/topology"
 
 
 def test_any_value_will_do_where_no_domain_was_named():
-    told = mounted("", of(zone=A, rack=""))
-    assert told["DYT0503"].state is State.PASS
-    assert skipped(told["DYT0505"]) == UNASKED
+    checks = mounted("", of(zone=A, rack=""))
+    assert checks["DYT0503"].state is State.PASS
+    assert skipped(checks["DYT0505"]) == UNASKED
 
 
-def test_a_mount_with_more_domains_is_told():
-    told = mounted("zone", {**of(zone=A, rack="r1", host=""), "x": TopologyFile("", "is odd")})
-    assert wrong(told) == {"DYT0505": ["Mount /etc/dynamo/topology"]}
-    assert values(told["DYT0505"]) == ["rack, x in addition to zone"]
+def test_other_domains_in_a_mount_are_found():
+    checks = mounted("zone", {**of(zone=A, rack="r1", host=""), "x": TopologyFile("", "is odd")})
+    assert wrong(checks) == {"DYT0505": ["Mount /etc/dynamo/topology"]}
+    assert values(checks["DYT0505"]) == ["rack, x in addition to zone"]
 
 
 def test_a_directory_that_is_not_there_is_a_fault_and_has_no_strays():
     mount = MountFacts("/mnt/t", "zone", {}, absent="there is no such directory")
-    told = judged(FILE_CHECKS, join(VerifyFacts(mount=mount)))
-    assert wrong(told) == {"DYT0503": ["Mount /mnt/t"]}
-    assert values(told["DYT0503"]) == ["there is no such directory"]
-    assert skipped(told["DYT0505"]) == UNASKED
+    checks = judged(FILE_CHECKS, join(VerifyFacts(mount=mount)))
+    assert wrong(checks) == {"DYT0503": ["Mount /mnt/t"]}
+    assert values(checks["DYT0503"]) == ["there is no such directory"]
+    assert skipped(checks["DYT0505"]) == UNASKED
 
 
 def test_a_mount_that_cannot_be_read_is_unread():
-    told = mounted("zone", Unread("/etc/dynamo/topology: Permission denied"))
-    assert skipped(told["DYT0503"]) == skipped(told["DYT0505"]) == UNREAD
+    checks = mounted("zone", Unread("/etc/dynamo/topology: Permission denied"))
+    assert skipped(checks["DYT0503"]) == skipped(checks["DYT0505"]) == UNREAD
 
 
 def test_a_mount_beside_a_cluster_is_judged_with_it():
     scene = Scene()
     scene.mount = MountFacts("/mnt/t", "zone", of(zone="", rack="r1"))
     scene.file(DECODE, "")
-    told = results(scene)
-    assert wrong(told) == {
+    checks = results(scene)
+    assert wrong(checks) == {
         "DYT0503": ["Mount /mnt/t", subject(DECODE)],
         "DYT0505": ["Mount /mnt/t"],
     }

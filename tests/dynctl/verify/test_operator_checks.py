@@ -31,8 +31,8 @@ OLD_GROVE = AccessQuestion("get", "clustertopologies", "grove.io")
 
 
 def operator(name: str = "op", namespace: str = "system", **changes: Any) -> Workload:
-    told: dict[str, Any] = {"replicas": 1, "ready": 1, "images": ("x/kubernetes-operator:1.6.1",)}
-    return Workload(namespace, name, name, **{**told, **changes})
+    result: dict[str, Any] = {"replicas": 1, "ready": 1, "images": ("x/kubernetes-operator:1.6.1",)}
+    return Workload(namespace, name, name, **{**result, **changes})
 
 
 def results(cluster: Cluster | None = None, **changes: Any) -> dict[str, CheckResult]:
@@ -45,44 +45,45 @@ def found(cluster: Cluster | None = None, **changes: Any) -> dict[str, list[str]
 
 @pytest.mark.parametrize("grove", [False, True])
 def test_a_healthy_operator(grove: bool):
-    told = results(Cluster(grove=grove))
-    assert {one.state for one in told.values()} == {State.PASS}
-    assert list(told) == sorted(told)
-    assert told["DYT0301"].message == f"1.6 ({DEPLOYMENT})"
-    assert told["DYT0304"].message == "kubernetes-operator:1.6.1"
+    checks = results(Cluster(grove=grove))
+    assert {one.state for one in checks.values()} == {State.PASS}
+    assert list(checks) == sorted(checks)
+    assert checks["DYT0301"].message == f"1.6 ({DEPLOYMENT})"
+    assert checks["DYT0304"].message == "kubernetes-operator:1.6.1"
 
 
-def test_what_cannot_be_read_is_skipped_and_said():
-    told = results(operators=REFUSED)
-    assert {skipped(one) for one in told.values()} == {(True, True)}
-    told = judged(OPERATOR_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in told.values()} == {(True, False)}
+def test_unreadable_lists_skip_the_checks_with_the_reason():
+    checks = results(operators=REFUSED)
+    assert {skipped(one) for one in checks.values()} == {(True, True)}
+    checks = judged(OPERATOR_CHECKS, join(VerifyFacts()))
+    assert {skipped(one) for one in checks.values()} == {(True, False)}
 
 
 def test_without_a_policy_its_version_and_rights_do_not_matter():
     cluster = Cluster()
     del cluster.graph["spec"]["experimental"]
-    told = results(cluster, operators=(operator(images=("operator:1.1.0",)),))
-    assert wrong(told) == {}
-    assert skipped(told["DYT0303"]) == skipped(told["DYT0304"]) == (True, False)
+    checks = results(cluster, operators=(operator(images=("operator:1.1.0",)),))
+    assert wrong(checks) == {}
+    assert skipped(checks["DYT0303"]) == skipped(checks["DYT0304"]) == (True, False)
 
 
 # -- there -----------------------------------------------------------------------------------------
 
 
-def test_no_operator_is_said_once():
-    told = results(operators=())
-    assert wrong(told) == {"DYT0301": ["Deployment dynamo-operator"]}
-    assert told["DYT0301"].state is State.WARN
-    assert {skipped(told[code]) for code in told if code != "DYT0301"} == {(True, False)}
+def test_a_missing_operator_is_one_finding():
+    checks = results(operators=())
+    assert wrong(checks) == {"DYT0301": ["Deployment dynamo-operator"]}
+    assert checks["DYT0301"].state is State.WARN
+    assert {skipped(checks[code]) for code in checks if code != "DYT0301"} == {(True, False)}
 
 
 def test_an_operator_that_watches_another_namespace_is_none():
     elsewhere = operator(args=("--restrictedNamespace=staging",))
-    told = results(operators=(elsewhere,))
-    assert wrong(told) == {"DYT0301": ["Deployment dynamo-operator"]}
+    checks = results(operators=(elsewhere,))
+    assert wrong(checks) == {"DYT0301": ["Deployment dynamo-operator"]}
     assert (
-        "watches prod (the cluster has: Deployment op.system)" in told["DYT0301"].findings[0].value
+        "watches prod (the cluster has: Deployment op.system)"
+        in checks["DYT0301"].findings[0].value
     )
 
 
@@ -95,8 +96,8 @@ def test_an_operator_that_watches_another_namespace_is_none():
     ],
 )
 def test_an_operator_must_be_ready(changes: dict[str, Any], says: str):
-    told = results(operators=(operator(**changes),))
-    assert [one.value for one in told["DYT0301"].findings] == ([says] if says else [])
+    checks = results(operators=(operator(**changes),))
+    assert [one.value for one in checks["DYT0301"].findings] == ([says] if says else [])
 
 
 # -- new enough ------------------------------------------------------------------------------------
@@ -122,15 +123,15 @@ def test_versions_by_the_tag_of_the_image(images: tuple[str, ...], expected: Any
 
 
 def test_an_operator_older_than_the_policy():
-    told = results(operators=(operator(images=("x/operator:1.1.9",)),))
-    assert wrong(told) == {"DYT0304": ["Deployment op.system"]}
-    assert told["DYT0304"].state is State.FAIL
-    assert told["DYT0304"].findings[0].value == "x/operator:1.1.9 is older than 1.2"
+    checks = results(operators=(operator(images=("x/operator:1.1.9",)),))
+    assert wrong(checks) == {"DYT0304": ["Deployment op.system"]}
+    assert checks["DYT0304"].state is State.FAIL
+    assert checks["DYT0304"].findings[0].value == "x/operator:1.1.9 is older than 1.2"
 
 
-def test_an_image_without_a_version_tells_nothing():
-    told = results(operators=(operator(images=("x/operator:main",)),))["DYT0304"]
-    assert (skipped(told), told.message) == ((True, False), "x/operator:main: version unknown")
+def test_an_image_without_a_version_is_not_checked():
+    checks = results(operators=(operator(images=("x/operator:main",)),))["DYT0304"]
+    assert (skipped(checks), checks.message) == ((True, False), "x/operator:main: version unknown")
 
 
 # -- one -------------------------------------------------------------------------------------------
@@ -173,16 +174,16 @@ CONFIGURED = operator("configured", args=("--config=/etc/operator.yaml",))
     ],
 )
 def test_operators_in_charge_of_one_namespace(operators: Any, expected: list[str]):
-    told = results(operators=operators)
-    assert wrong(told).get("DYT0302", []) == expected
-    assert skipped(told["DYT0302"]) == (False, False)
+    checks = results(operators=operators)
+    assert wrong(checks).get("DYT0302", []) == expected
+    assert skipped(checks["DYT0302"]) == (False, False)
 
 
 def test_an_operator_whose_configuration_is_not_read():
-    told = results(operators=(WIDE, CONFIGURED))["DYT0302"]
-    assert skipped(told) == (True, False)
+    checks = results(operators=(WIDE, CONFIGURED))["DYT0302"]
+    assert skipped(checks) == (True, False)
     assert (
-        told.message
+        checks.message
         == "Deployment configured.system: its namespaces are in an unread configuration file"
     )
     assert results(operators=(CONFIGURED,))["DYT0302"].state is State.PASS
@@ -193,24 +194,24 @@ def test_an_operator_whose_configuration_is_not_read():
 
 
 def may(**allowed: Any) -> dict[str, Any]:
-    """The operator's account, with what is told laid over what it needs."""
+    """The operator's account: all needed permissions, with changes."""
     answers = {NODES: True, PODS: True, GROVE: True, **allowed.pop("answers", {})}
     return {"operator_accounts": (Account(OPERATOR, answers),), **allowed}
 
 
 def test_nodes_that_it_may_not_read():
-    told = results(**may(answers={NODES: False}))
-    assert wrong(told) == {"DYT0303": [ACCOUNT]}
-    assert told["DYT0303"].state is State.FAIL
-    [finding] = told["DYT0303"].findings
+    checks = results(**may(answers={NODES: False}))
+    assert wrong(checks) == {"DYT0303": [ACCOUNT]}
+    assert checks["DYT0303"].state is State.FAIL
+    [finding] = checks["DYT0303"].findings
     assert finding.value.startswith("cannot get nodes: it cannot read node labels")
     assert '{apiGroups: [""], resources: ["nodes"], verbs: ["get"]}' in finding.fix
 
 
 def test_pods_that_it_may_not_patch():
     assert found(**may(answers={PODS: False})) == {"DYT0303": [ACCOUNT]}
-    told = results(**may(answers={PODS: False, PODS_IN: False}))["DYT0303"]
-    assert [one.value for one in told.findings] == [
+    checks = results(**may(answers={PODS: False, PODS_IN: False}))["DYT0303"]
+    assert [one.value for one in checks.findings] == [
         "cannot patch pods in prod: it cannot write the copied label"
     ]
 
@@ -219,11 +220,11 @@ def test_rights_in_the_namespace_are_enough_for_pods():
     assert found(**may(answers={PODS: False, PODS_IN: True})) == {}
 
 
-def test_an_operator_of_one_namespace_was_not_asked_about_it():
+def test_an_operator_of_one_namespace_needs_no_cluster_wide_pods():
     name = accounts.OPERATOR_NAME
     restricted = operator(name, accounts.OPERATOR_NAMESPACE, args=("--restrictedNamespace=prod",))
-    told = results(**may(answers={PODS: False}, operators=(restricted,)))["DYT0303"]
-    assert skipped(told) == (True, True)
+    checks = results(**may(answers={PODS: False}, operators=(restricted,)))["DYT0303"]
+    assert skipped(checks) == (True, True)
     # Nodes belong to no namespace, so there the answer counts.
     both = results(**may(answers={PODS: False, NODES: False}, operators=(restricted,)))["DYT0303"]
     assert [one.value.partition(":")[0] for one in both.findings] == ["cannot get nodes"]
@@ -235,18 +236,18 @@ def test_grove_topologies_matter_where_a_policy_names_one():
     grove = Cluster(grove=True)
     assert found(grove, **may(answers={GROVE: False})) == {"DYT0303": [ACCOUNT]}
     assert found(grove, **may(answers={GROVE: False, OLD_GROVE: True})) == {}
-    told = results(grove, **may(answers={GROVE: False, OLD_GROVE: False}))["DYT0303"]
-    assert len(told.findings) == 1
+    checks = results(grove, **may(answers={GROVE: False, OLD_GROVE: False}))["DYT0303"]
+    assert len(checks.findings) == 1
 
 
-def test_answers_that_were_refused_are_no_permission():
-    told = results(operator_accounts=(Account(OPERATOR, REFUSED),))["DYT0303"]
-    assert (skipped(told), told.message) == ((True, True), f"{ACCOUNT}: forbidden")
+def test_refused_reviews_are_not_permissions():
+    checks = results(operator_accounts=(Account(OPERATOR, REFUSED),))["DYT0303"]
+    assert (skipped(checks), checks.message) == ((True, True), f"{ACCOUNT}: forbidden")
     assert skipped(results(operator_accounts=())["DYT0303"]) == (True, False)
 
 
 def test_accounts_of_operators_that_watch_other_namespaces_do_not_matter():
     other = Account("system:serviceaccount:system:there", {NODES: False})
     mine = Account("system:serviceaccount:system:wide", {NODES: True})
-    told = results(operators=(WIDE, ELSEWHERE), operator_accounts=(mine, other))
-    assert wrong(told) == {}
+    checks = results(operators=(WIDE, ELSEWHERE), operator_accounts=(mine, other))
+    assert wrong(checks) == {}

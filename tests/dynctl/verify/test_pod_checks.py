@@ -61,42 +61,42 @@ def event(scene: Scene, pod: str = DECODE, **changes: Any) -> None:
         "remain unavailable"
     )
     uid = scene.pods[pod].uid
-    told = PodEvent(SPACE, pod, uid, LABEL_MISSING_REASON, message, 2, NOW - 600)
-    scene.events.append(replace(told, **changes))
+    result = PodEvent(SPACE, pod, uid, LABEL_MISSING_REASON, message, 2, NOW - 600)
+    scene.events.append(replace(result, **changes))
 
 
 def test_a_healthy_deployment_passes():
-    told = results(Scene())
-    assert list(told) == sorted(told)
-    assert {one.state for code, one in told.items() if code != "DYT0407"} == {State.PASS}
-    assert told["DYT0401"].message == "12 of 12"
-    assert told["DYT0403"].message == "12 of 12 pods"
+    checks = results(Scene())
+    assert list(checks) == sorted(checks)
+    assert {one.state for code, one in checks.items() if code != "DYT0407"} == {State.PASS}
+    assert checks["DYT0401"].message == "12 of 12"
+    assert checks["DYT0403"].message == "12 of 12 pods"
 
 
 def test_a_healthy_grove_deployment_passes():
-    told = results(Scene(grove=True))
-    assert {one.state for code, one in told.items() if code != "DYT0407"} == {State.PASS}
+    checks = results(Scene(grove=True))
+    assert {one.state for code, one in checks.items() if code != "DYT0407"} == {State.PASS}
 
 
 def test_without_a_cluster_nothing_is_judged():
-    told = judged(POD_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in told.values()} == {UNASKED}
+    checks = judged(POD_CHECKS, join(VerifyFacts()))
+    assert {skipped(one) for one in checks.values()} == {UNASKED}
 
 
 def test_pods_that_could_not_be_read_are_never_a_pass():
     scene = Scene()
     scene.changes["pods"] = REFUSED
-    told = results(scene)
-    assert {skipped(one) for code, one in told.items() if code != "DYT0406"} == {UNREAD}
+    checks = results(scene)
+    assert {skipped(one) for code, one in checks.items() if code != "DYT0406"} == {UNREAD}
 
 
-def test_graphs_that_could_not_be_read_are_told_by_their_pods():
+def test_unreadable_graphs_are_checked_by_their_pods():
     scene = Scene()
     scene.changes["graphs"] = REFUSED
-    told = results(scene)
-    assert told["DYT0403"].state is State.PASS
-    assert skipped(told["DYT0406"]) == UNREAD
-    assert skipped(told["DYT0409"]) == UNASKED
+    checks = results(scene)
+    assert checks["DYT0403"].state is State.PASS
+    assert skipped(checks["DYT0406"]) == UNREAD
+    assert skipped(checks["DYT0409"]) == UNASKED
 
 
 def test_neither_graphs_nor_a_policy_in_pods_is_unread():
@@ -108,8 +108,8 @@ def test_neither_graphs_nor_a_policy_in_pods_is_unread():
 def test_a_graph_without_a_policy_is_not_judged():
     scene = Scene()
     edited_graph(scene, experimental={})
-    told = results(scene)
-    assert skipped(told["DYT0401"]) == skipped(told["DYT0403"]) == UNASKED
+    checks = results(scene)
+    assert skipped(checks["DYT0401"]) == skipped(checks["DYT0403"]) == UNASKED
 
 
 # -- are they there --------------------------------------------------------------------------------
@@ -118,10 +118,10 @@ def test_a_graph_without_a_policy_is_not_judged():
 def test_a_graph_without_pods_is_found_once():
     scene = Scene()
     scene.pods = {}
-    told = results(scene)
-    assert wrong(told) == {"DYT0401": [GRAPH]}
-    assert values(told["DYT0401"]) == ["no worker pod, expected 12"]
-    assert skipped(told["DYT0403"]) == skipped(told["DYT0409"]) == UNASKED
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0401": [GRAPH]}
+    assert values(checks["DYT0401"]) == ["no worker pod, expected 12"]
+    assert skipped(checks["DYT0403"]) == skipped(checks["DYT0409"]) == UNASKED
 
 
 def test_a_graph_that_is_scaled_to_nothing_is_right():
@@ -135,9 +135,9 @@ def test_pods_that_ended_or_are_being_deleted_do_not_count():
     scene = Scene()
     scene.pod(DECODE, phase="Failed", ready=False)
     scene.pod(PREFILL, deleting=True)
-    told = results(scene)
-    assert wrong(told) == {"DYT0409": [GRAPH, GRAPH]}
-    assert values(told["DYT0409"]) == ["prefill-a has 1 of 2 pods", "decode-a has 3 of 4 pods"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0409": [GRAPH, GRAPH]}
+    assert values(checks["DYT0409"]) == ["prefill-a has 1 of 2 pods", "decode-a has 3 of 4 pods"]
 
 
 def test_replicas_over_several_nodes_need_as_many_pods():
@@ -147,9 +147,9 @@ def test_replicas_over_several_nodes_need_as_many_pods():
         for one in components(scene)
     ]
     edited_graph(scene, components=several)
-    told = results(scene)
-    assert values(told["DYT0401"]) == []
-    assert values(told["DYT0409"]) == ["decode-a has 4 of 8 pods"]
+    checks = results(scene)
+    assert values(checks["DYT0401"]) == []
+    assert values(checks["DYT0409"]) == ["decode-a has 4 of 8 pods"]
 
 
 def test_a_pending_pod_is_there_and_does_not_run():
@@ -158,10 +158,10 @@ def test_a_pending_pod_is_there_and_does_not_run():
     scene.pod(DECODE, phase="Pending", node="", scheduled=None)
     scene.main(DECODE, waiting="")
     scene.label(DECODE, ZONE, None)
-    told = results(scene)
-    assert wrong(told) == {"DYT0410": [subject(DECODE)]}
-    assert values(told["DYT0410"]) == ["Pending for 60 min: not scheduled"]
-    assert told["DYT0403"].message == "11 of 12 pods; the others: see DYT0410"
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0410": [subject(DECODE)]}
+    assert values(checks["DYT0410"]) == ["Pending for 60 min: not scheduled"]
+    assert checks["DYT0403"].message == "11 of 12 pods; the others: see DYT0410"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_pending_pod_is_there_and_does_not_run():
         ),
     ],
 )
-def test_an_engine_that_does_not_run_says_why(main: dict[str, Any], says: str):
+def test_an_engine_that_does_not_run_is_found_with_its_reason(main: dict[str, Any], says: str):
     scene = Scene()
     scene.main(DECODE, running_since=None, **main)
     assert values(results(scene)["DYT0410"]) == [says]
@@ -197,27 +197,27 @@ def test_an_engine_that_does_not_run_says_why(main: dict[str, Any], says: str):
 def test_an_annotation_must_name_the_policys_source(key: str, value: str | None, says: str):
     scene = Scene()
     scene.annotate(DECODE, key, value)
-    told = results(scene)
-    assert wrong(told) == {"DYT0402": [subject(DECODE)]}
-    assert values(told["DYT0402"]) == [says]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0402": [subject(DECODE)]}
+    assert values(checks["DYT0402"]) == [says]
 
 
-def test_a_label_that_no_annotation_asks_for_is_no_second_fault():
+def test_a_missing_annotation_is_the_only_finding():
     scene = Scene()
     scene.annotate(DECODE, LABEL_KEY_ANNOTATION, None)
     scene.label(DECODE, ZONE, None)
-    told = results(scene)
-    assert wrong(told) == {"DYT0402": [subject(DECODE)]}
-    assert told["DYT0403"].message == "11 of 12 pods; the others: see DYT0402"
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0402": [subject(DECODE)]}
+    assert checks["DYT0403"].message == "11 of 12 pods; the others: see DYT0402"
 
 
-def test_a_pod_that_was_never_written_to_is_told_once():
+def test_a_pod_without_operator_settings_is_one_finding():
     scene = Scene()
     scene.never_written(DECODE)
     scene.label(DECODE, ZONE, None)
-    told = results(scene)
-    assert wrong(told) == {"DYT0402": [subject(DECODE)]}
-    assert values(told["DYT0402"]) == [
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0402": [subject(DECODE)]}
+    assert values(checks["DYT0402"]) == [
         "the pod has no part of the policy: no annotation, no variables, no volume"
     ]
 
@@ -225,24 +225,24 @@ def test_a_pod_that_was_never_written_to_is_told_once():
 def test_a_label_that_was_not_copied_is_found_with_what_the_node_says():
     scene = Scene()
     scene.label(DECODE, ZONE, None)
-    told = results(scene)
-    assert wrong(told) == {"DYT0403": [subject(DECODE)]}
-    assert values(told["DYT0403"]) == [
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0403": [subject(DECODE)]}
+    assert values(checks["DYT0403"]) == [
         f"label {ZONE} is missing, scheduled 60 min ago on {NODE} ({A})"
     ]
-    assert told["DYT0403"].findings[0].fix == (
+    assert checks["DYT0403"].findings[0].fix == (
         "check that the operator runs and has its permissions (DYT03), then "
         f"kubectl delete pod {DECODE} -n {SPACE}"
     )
 
 
-def test_the_operators_event_explains_the_missing_label_and_is_not_told_again():
+def test_the_operators_event_is_part_of_the_finding():
     scene = Scene()
     scene.label(DECODE, ZONE, None)
     event(scene)
-    told = results(scene)
-    assert wrong(told) == {"DYT0403": [subject(DECODE)]}
-    [finding] = told["DYT0403"].findings
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0403": [subject(DECODE)]}
+    [finding] = checks["DYT0403"].findings
     assert "event: Node" in finding.value
     assert finding.fix == f"kubectl delete pod {DECODE} -n {SPACE}"
 
@@ -264,38 +264,38 @@ def test_without_a_time_of_scheduling_the_pods_own_counts():
     assert wrong(results(scene)) == {"DYT0403": [subject(DECODE)]}
 
 
-def test_a_node_without_the_label_is_somebody_elses_finding():
+def test_a_node_without_the_label_is_left_to_dyt0205():
     scene = Scene()
     scene.node(NODE, ZONE, None)
     for pod in [one.name for one in scene.pods.values() if one.node == NODE]:
         scene.label(pod, ZONE, None)
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0403"].message == "9 of 12 pods; the others: see DYT0205"
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0403"].message == "9 of 12 pods; the others: see DYT0205"
 
 
 def test_a_missing_label_is_found_even_where_nodes_could_not_be_read():
     scene = Scene()
     scene.changes["nodes"] = REFUSED
     scene.label(DECODE, ZONE, None)
-    told = results(scene)
-    assert wrong(told) == {"DYT0403": [subject(DECODE)]}
-    assert skipped(told["DYT0404"]) == UNREAD
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0403": [subject(DECODE)]}
+    assert skipped(checks["DYT0404"]) == UNREAD
 
 
 def test_every_level_of_a_grove_topology_is_copied():
     scene = Scene(grove=True)
     scene.label(DECODE, f"{DOMAIN_LABEL_PREFIX}rack", None)
-    told = results(scene)
-    assert wrong(told) == {"DYT0403": [subject(DECODE)]}
-    assert f"label {DOMAIN_LABEL_PREFIX}rack is missing" in values(told["DYT0403"])[0]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0403": [subject(DECODE)]}
+    assert f"label {DOMAIN_LABEL_PREFIX}rack is missing" in values(checks["DYT0403"])[0]
 
 
 def test_levels_that_could_not_be_read_leave_labels_unjudged():
     scene = Scene(grove=True)
     scene.changes["topologies"] = REFUSED
-    told = results(scene)
-    assert {skipped(told[code]) for code in ("DYT0403", "DYT0404", "DYT0405")} == {UNREAD}
+    checks = results(scene)
+    assert {skipped(checks[code]) for code in ("DYT0403", "DYT0404", "DYT0405")} == {UNREAD}
     scene.changes["topologies"] = ()
     assert skipped(results(scene)["DYT0403"]) == UNASKED
 
@@ -303,11 +303,11 @@ def test_levels_that_could_not_be_read_leave_labels_unjudged():
 def test_a_label_that_is_not_its_nodes_is_found_by_value():
     scene = Scene()
     scene.node(NODE, ZONE, B)
-    told = results(scene)
+    checks = results(scene)
     pods = [name for name, one in scene.pods.items() if one.node == NODE and "front" not in name]
-    assert wrong(told) == {"DYT0404": sorted(map(subject, pods))}
-    assert values(told["DYT0404"])[0] == f"{ZONE} is {A}, its node {NODE} has {B}"
-    assert told["DYT0404"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
+    assert wrong(checks) == {"DYT0404": sorted(map(subject, pods))}
+    assert values(checks["DYT0404"])[0] == f"{ZONE} is {A}, its node {NODE} has {B}"
+    assert checks["DYT0404"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
 
 
 def test_a_label_of_the_template_is_cured_in_the_template():
@@ -321,9 +321,9 @@ def test_a_label_of_the_template_is_cured_in_the_template():
     ]
     edited_graph(scene, components=edited)
     scene.label(DECODE, ZONE, B)
-    told = results(scene)
-    assert wrong(told) == {"DYT0404": [subject(DECODE)], "DYT0406": [GRAPH]}
-    assert told["DYT0404"].findings[0].fix == "remove the label from the pod template (DYT0406)"
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0404": [subject(DECODE)], "DYT0406": [GRAPH]}
+    assert checks["DYT0404"].findings[0].fix == "remove the label from the pod template (DYT0406)"
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -332,9 +332,9 @@ def test_a_label_of_the_template_is_cured_in_the_template():
 def test_an_event_about_a_label_that_is_there_now_is_a_warning():
     scene = Scene()
     event(scene)
-    told = results(scene)
-    assert wrong(told) == {"DYT0405": [subject(DECODE)]}
-    assert values(told["DYT0405"])[0].startswith(
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0405": [subject(DECODE)]}
+    assert values(checks["DYT0405"])[0].startswith(
         "event TopologyLabelMissing: 2 times, last 10 min ago; the label is present now: "
     )
 
@@ -359,9 +359,9 @@ def test_events_that_could_not_be_read_are_skipped_and_do_not_hinder_others():
     scene = Scene()
     scene.changes["events"] = REFUSED
     scene.label(DECODE, ZONE, None)
-    told = results(scene)
-    assert skipped(told["DYT0405"]) == UNREAD
-    assert wrong(told) == {"DYT0403": [subject(DECODE)]}
+    checks = results(scene)
+    assert skipped(checks["DYT0405"]) == UNREAD
+    assert wrong(checks) == {"DYT0403": [subject(DECODE)]}
 
 
 # -- replicas and generations ----------------------------------------------------------------------
@@ -379,9 +379,9 @@ def test_ranks_of_one_replica_belong_in_one_domain():
     of_replica(scene, "my-llm-decode-a-1", 1)
     assert results(scene)["DYT0407"].state is State.PASS
     of_replica(scene, "my-llm-decode-b-0", 2)
-    told = results(scene)
-    assert wrong(told) == {"DYT0407": [subject(DECODE)]}
-    assert values(told["DYT0407"]) == [f"the ranks of my-llm-decode-a-0 are in {A}, {B}"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0407": [subject(DECODE)]}
+    assert values(checks["DYT0407"]) == [f"the ranks of my-llm-decode-a-0 are in {A}, {B}"]
 
 
 def test_a_stale_label_does_not_spread_a_replica():
@@ -392,16 +392,16 @@ def test_a_stale_label_does_not_spread_a_replica():
     assert wrong(results(scene)) == {"DYT0404": [subject(DECODE)]}
 
 
-def test_two_generations_are_told():
+def test_two_generations_are_found():
     scene = Scene()
     scene.label(DECODE, WORKER_HASH_LABEL, "0ldf00d")
-    told = results(scene)
-    assert wrong(told) == {"DYT0408": [GRAPH]}
-    assert values(told["DYT0408"])[0].startswith("2 generations of workers: ")
-    assert values(told["DYT0408"])[0].endswith(" 11 pods, 0ldf00d 1 pod")
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0408": [GRAPH]}
+    assert values(checks["DYT0408"])[0].startswith("2 generations of workers: ")
+    assert values(checks["DYT0408"])[0].endswith(" 11 pods, 0ldf00d 1 pod")
 
 
-def test_without_generations_there_is_nothing_to_tell():
+def test_without_generations_the_check_is_skipped():
     scene = Scene()
     for name in list(scene.pods):
         scene.label(name, WORKER_HASH_LABEL, None)

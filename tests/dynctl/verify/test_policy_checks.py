@@ -46,12 +46,12 @@ def apply(cluster: Cluster, **changes: Any) -> None:
 def test_a_healthy_graph_passes(version: str, grove: bool):
     cluster = Cluster(version=version, grove=grove)
     apply(cluster)
-    told = results(cluster)
-    assert {one.code for one in told.values() if one.state is not State.PASS} == set()
-    assert told["DYT0101"].message == "my-llm.prod"
-    assert told["DYT0102"].message == "my-llm.prod: zone, required"
-    assert told["DYT0109"].message == "4 prefill, 8 decode"
-    assert told["DYT0113"].message == "successful"
+    checks = results(cluster)
+    assert {one.code for one in checks.values() if one.state is not State.PASS} == set()
+    assert checks["DYT0101"].message == "my-llm.prod"
+    assert checks["DYT0102"].message == "my-llm.prod: zone, required"
+    assert checks["DYT0109"].message == "4 prefill, 8 decode"
+    assert checks["DYT0113"].message == "successful"
 
 
 def test_every_rule_of_lint_is_judged_on_live_graphs():
@@ -60,28 +60,28 @@ def test_every_rule_of_lint_is_judged_on_live_graphs():
     assert codes == sorted(set(codes))
 
 
-def test_what_cannot_be_read_is_skipped_and_said():
+def test_unreadable_lists_skip_the_checks_with_the_reason():
     assert {skipped(one) for one in results(Cluster(), graphs=REFUSED).values()} == {(True, True)}
-    told = judged(POLICY_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in told.values()} == {(True, False)}
+    checks = judged(POLICY_CHECKS, join(VerifyFacts()))
+    assert {skipped(one) for one in checks.values()} == {(True, False)}
 
 
 # -- the graph -------------------------------------------------------------------------------------
 
 
 def test_a_name_that_is_not_there():
-    told = found(Cluster(), wanted=("my-llm", "my-lm"))
-    assert told == {"DYT0101": ["DynamoGraphDeployment my-lm"]}
+    result = found(Cluster(), wanted=("my-llm", "my-lm"))
+    assert result == {"DYT0101": ["DynamoGraphDeployment my-lm"]}
     assert says(Cluster(), "DYT0101", wanted=("my-llm", "my-lm")) == "does not exist in prod"
 
 
 def test_pods_without_their_graph():
-    told = results(Cluster(), graphs=())
-    assert wrong(told) == {"DYT0101": [GRAPH]}
-    [finding] = told["DYT0101"].findings
+    checks = results(Cluster(), graphs=())
+    assert wrong(checks) == {"DYT0101": [GRAPH]}
+    [finding] = checks["DYT0101"].findings
     assert finding.value == "does not exist, but has 13 pods"
     assert "kubectl delete pods -n prod -l nvidia.com/dynamo-graph-" in finding.fix
-    assert told["DYT0102"].message == "no DynamoGraphDeployment"
+    assert checks["DYT0102"].message == "no DynamoGraphDeployment"
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,13 @@ def test_pods_without_their_graph():
 def test_what_the_operator_reports(status: dict[str, Any], text: str):
     cluster = Cluster()
     cluster.graph["status"] = status
-    told = results(cluster)
-    assert wrong(told) == ({"DYT0113": [GRAPH]} if text else {})
+    checks = results(cluster)
+    assert wrong(checks) == ({"DYT0113": [GRAPH]} if text else {})
     if text:
-        assert told["DYT0113"].findings[0].value.startswith(text)
-        assert told["DYT0113"].findings[0].fix.startswith("kubectl describe dynamographdeployment")
+        assert checks["DYT0113"].findings[0].value.startswith(text)
+        assert (
+            checks["DYT0113"].findings[0].fix.startswith("kubectl describe dynamographdeployment")
+        )
 
 
 # -- the policy ------------------------------------------------------------------------------------
@@ -136,9 +138,9 @@ def test_what_the_operator_reports(status: dict[str, Any], text: str):
 def test_a_live_policy_would_be_refused_today(policy: dict[str, Any], code: str):
     cluster = Cluster()
     cluster.graph["spec"]["experimental"]["kvTransferPolicy"] = policy
-    told = results(cluster)
-    assert wrong(told) == {code: [GRAPH]}
-    [finding] = told[code].findings
+    checks = results(cluster)
+    assert wrong(checks) == {code: [GRAPH]}
+    [finding] = checks[code].findings
     assert " would refuse it: spec.experimental.kvTransferPolicy" in finding.value
     assert finding.fix.endswith(AGAIN)
 
@@ -155,7 +157,7 @@ def test_a_live_policy_would_be_refused_today(policy: dict[str, Any], code: str)
         ({"labelKey": "k", "domain": "zone", "fallback": True}, "DYT0114"),
     ],
 )
-def test_what_nobody_refuses(policy: dict[str, Any], code: str):
+def test_graphs_that_kubernetes_accepts_are_still_found(policy: dict[str, Any], code: str):
     cluster = Cluster()
     cluster.graph["spec"]["experimental"]["kvTransferPolicy"] = policy
     assert found(cluster) == {code: [GRAPH]}
@@ -164,27 +166,29 @@ def test_what_nobody_refuses(policy: dict[str, Any], code: str):
 def test_a_graph_without_a_policy_is_blind_to_topology():
     cluster = Cluster()
     del cluster.graph["spec"]["experimental"]
-    told = results(cluster)
-    assert wrong(told) == {"DYT0102": [GRAPH]}
-    assert told["DYT0102"].state is State.WARN
-    [finding] = told["DYT0102"].findings
+    checks = results(cluster)
+    assert wrong(checks) == {"DYT0102": [GRAPH]}
+    assert checks["DYT0102"].state is State.WARN
+    [finding] = checks["DYT0102"].findings
     assert "delete it first" in finding.fix
     assert finding.value == (
         "no spec.experimental.kvTransferPolicy; its workers run in us-east-1a (4 decode, "
         "2 prefill), us-east-1b (4 decode, 2 prefill): KV cache can cross zones"
     )
-    assert skipped(told["DYT0105"]) == (True, False)
+    assert skipped(checks["DYT0105"]) == (True, False)
 
 
 def test_a_policy_that_was_applied_and_dropped_is_its_own_fault():
     cluster = Cluster()
     apply(cluster)
     del cluster.graph["spec"]["experimental"]
-    told = results(cluster)
-    assert wrong(told) == {"DYT0120": [GRAPH]}
-    assert told["DYT0120"].state is State.FAIL
-    assert "kubectl delete dynamographdeployment my-llm -n prod" in told["DYT0120"].findings[0].fix
-    assert told["DYT0102"].state is State.SKIP
+    checks = results(cluster)
+    assert wrong(checks) == {"DYT0120": [GRAPH]}
+    assert checks["DYT0120"].state is State.FAIL
+    assert (
+        "kubectl delete dynamographdeployment my-llm -n prod" in checks["DYT0120"].findings[0].fix
+    )
+    assert checks["DYT0102"].state is State.SKIP
 
 
 def test_another_graph_that_never_had_a_policy_is_still_seen():
@@ -220,9 +224,9 @@ def test_a_draft_that_the_api_server_dropped_is_read_from_what_was_applied():
     draft = {"level": "zone", "mismatchPolicy": "fail"}
     del cluster.graph["spec"]["experimental"]
     apply(cluster, components=[{**parts[0], "kvCacheTransferTopology": draft}, *parts[1:]])
-    told = results(cluster)
-    assert wrong(told) == {"DYT0103": [GRAPH]}
-    [finding] = told["DYT0103"].findings
+    checks = results(cluster)
+    assert wrong(checks) == {"DYT0103": [GRAPH]}
+    [finding] = checks["DYT0103"].findings
     assert finding.value.startswith("last applied spec.components[0]: kvCacheTransferTopology is")
     assert finding.fix == (
         "write spec.experimental.kvTransferPolicy: {labelKey: topology.kubernetes.io/zone, "
@@ -230,7 +234,7 @@ def test_a_draft_that_the_api_server_dropped_is_read_from_what_was_applied():
     )
 
 
-def test_a_draft_that_is_live_is_told_once():
+def test_a_live_draft_is_one_finding():
     cluster = Cluster()
     main = cluster.component("decode-a")["podTemplate"]["spec"]["containers"][0]
     main["env"] = [{"name": "DYN_TOPOLOGY_DOMAIN", "value": "zone"}]
@@ -249,14 +253,14 @@ def test_labels_of_drafts_on_pods_are_one_finding():
     cluster = Cluster()
     for pod in cluster.all("Pod"):
         pod["metadata"]["labels"]["grove.io/topology.zone"] = "us-east-1a"
-    told = results(cluster)
-    assert wrong(told) == {"DYT0103": ["Pod my-llm-decode-a-0.prod"]}
+    checks = results(cluster)
+    assert wrong(checks) == {"DYT0103": ["Pod my-llm-decode-a-0.prod"]}
     assert says(cluster, "DYT0103").startswith(
         "metadata.labels, in this and 12 more pods: the label grove.io/topology.zone is a draft "
     )
 
 
-def test_the_mount_of_a_draft_is_told_where_it_comes_from():
+def test_the_mount_of_a_draft_is_found_at_its_source():
     mount = {"name": "topology", "mountPath": "/etc/podinfo/topology"}
     cluster = Cluster()
     pod = cluster.one("Pod", "my-llm-decode-a-0")
@@ -275,17 +279,19 @@ def test_the_volume_of_a_draft():
     assert found(cluster) == {"DYT0103": ["Pod my-llm-prefill-a-1.prod"]}
 
 
-@pytest.mark.parametrize("told", ["", "{", "[]", "1", "null", '{"kind": "Pod"}', "[" * 100_000])
-def test_an_odd_annotation_tells_nothing(told: str):
+@pytest.mark.parametrize(
+    "annotation", ["", "{", "[]", "1", "null", '{"kind": "Pod"}', "[" * 100_000]
+)
+def test_an_invalid_last_applied_annotation_is_ignored(annotation: str):
     cluster = Cluster()
-    cluster.graph["metadata"]["annotations"] = {LAST_APPLIED: told}
+    cluster.graph["metadata"]["annotations"] = {LAST_APPLIED: annotation}
     [graph] = lint_facts(cluster.joined()).graphs
     assert last_applied(graph) is None
     assert found(cluster) == {}
 
 
 @pytest.mark.parametrize("odd", [None, 1, "text", [], {}, {"kvTransferPolicy": 1}])
-def test_odd_shapes_of_what_was_applied_are_no_accident(odd: Any):
+def test_invalid_applied_policies_do_not_crash(odd: Any):
     cluster = Cluster()
     apply(cluster, experimental=odd, components=odd, topologyConstraint=odd)
     assert found(cluster) == {}
@@ -316,24 +322,24 @@ def follow(cluster: Cluster) -> None:
             pod["spec"]["containers"][0].pop("args")
 
 
-def test_cards_tell_roles_that_the_manifest_does_not():
+def test_roles_come_from_cards_if_the_manifest_has_none():
     cluster = Cluster()
     one_typed_worker(cluster)
     follow(cluster)
-    told = results(cluster)
-    assert wrong(told) == {}
-    assert told["DYT0109"].message == "4 prefill, 8 decode"
+    checks = results(cluster)
+    assert wrong(checks) == {}
+    assert checks["DYT0109"].message == "4 prefill, 8 decode"
     # Without cards nobody knows any role, so it looks like a graph that is not disaggregated.
     assert list(found(cluster, metadata=())) == ["DYT0115"]
 
 
-def test_roles_that_are_told_in_part_are_asked_for():
+def test_partly_specified_roles_are_found():
     cluster = Cluster()
     one_typed_worker(cluster)
     follow(cluster)
-    told = cluster.facts().metadata
-    assert isinstance(told, tuple)
-    some = tuple(one for one in told if "-prefill-a-" not in one.name)
+    result = cluster.facts().metadata
+    assert isinstance(result, tuple)
+    some = tuple(one for one in result if "-prefill-a-" not in one.name)
     results_ = results(cluster, metadata=some)
     assert wrong(results_) == {"DYT0111": [GRAPH]}
     assert results_["DYT0111"].findings[0].value == (

@@ -189,7 +189,7 @@ MOVED = {"DYT0908"}
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_single_fault_is_said_once(fault: Fault, codes: set[str]):
+def test_a_single_fault_has_one_code(fault: Fault, codes: set[str]):
     scene = Scene()
     fault(scene)
     assert set(scene.found()) == codes

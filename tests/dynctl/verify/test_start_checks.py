@@ -42,11 +42,11 @@ def gave_up(scene: Scene, pod: str, *, running: bool = False) -> None:
 
 
 def test_a_healthy_deployment_passes():
-    told = results(Scene())
-    assert {one.state for one in told.values()} == {State.PASS}
-    assert told["DYT0602"].message == "12 of 12 logs"
-    told = judged(START_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in told.values()} == {UNASKED}
+    checks = results(Scene())
+    assert {one.state for one in checks.values()} == {State.PASS}
+    assert checks["DYT0602"].message == "12 of 12 logs"
+    checks = judged(START_CHECKS, join(VerifyFacts()))
+    assert {skipped(one) for one in checks.values()} == {UNASKED}
 
 
 # -- did it wait in vain ---------------------------------------------------------------------------
@@ -56,21 +56,23 @@ def test_a_healthy_deployment_passes():
 def test_a_worker_that_gave_up_is_found(running: bool, now: str):
     scene = Scene()
     gave_up(scene, DECODE, running=running)
-    told = results(scene)
-    assert wrong(told) == {"DYT0601": [subject(DECODE)]}
-    assert values(told["DYT0601"]) == [f"{now}; its log has: {LINE}"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0601": [subject(DECODE)]}
+    assert values(checks["DYT0601"]) == [f"{now}; its log has: {LINE}"]
 
 
 @pytest.mark.parametrize(("label", "file", "code"), [(None, "", "DYT0403"), (A, "", "DYT0503")])
-def test_why_it_gave_up_is_said_where_it_breaks(label: str | None, file: str, code: str):
+def test_the_reason_of_a_timeout_is_reported_at_the_first_broken_link(
+    label: str | None, file: str, code: str
+):
     scene = Scene()
     gave_up(scene, DECODE, running=True)
     scene.label(DECODE, ZONE, label)
     scene.files[SPACE, DECODE] = {}
     scene.file(DECODE, file)
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0601"].message == f"11 of 12 pods; the others: see {code}"
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0601"].message == f"11 of 12 pods; the others: see {code}"
 
 
 def test_variables_that_lead_it_astray_explain_its_wait():
@@ -84,9 +86,9 @@ def test_a_lost_race_that_was_made_good_is_a_warning():
     scene = Scene()
     scene.main(DECODE, restarts=1, last_end=Termination(1, "Error", NOW - 3500))
     scene.log(DECODE, timed_out=LINE)
-    told = results(scene)
-    assert wrong(told) == {"DYT0603": [subject(DECODE)]}
-    assert values(told["DYT0603"]) == [
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0603": [subject(DECODE)]}
+    assert values(checks["DYT0603"]) == [
         "waited in vain for its topology 58 min ago and restarted; restarts: 1"
     ]
 
@@ -103,9 +105,9 @@ def test_another_crash_is_not_about_topology():
     scene = Scene()
     scene.not_started(DECODE)
     scene.main(DECODE, last_end=Termination(1, "Error", NOW - 60))
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0601"].state is State.PASS
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0601"].state is State.PASS
 
 
 def test_a_log_that_could_not_be_read_of_a_worker_that_may_have_given_up():
@@ -122,15 +124,15 @@ def test_a_log_that_could_not_be_read_of_a_worker_that_may_have_given_up():
 def test_without_logs_only_restarts_leave_a_doubt():
     scene = Scene()
     scene.logs = {}
-    told = results(scene)
-    assert told["DYT0601"].state is told["DYT0603"].state is State.PASS
-    assert skipped(told["DYT0602"]) == skipped(told["DYT0604"]) == UNASKED
+    checks = results(scene)
+    assert checks["DYT0601"].state is checks["DYT0603"].state is State.PASS
+    assert skipped(checks["DYT0602"]) == skipped(checks["DYT0604"]) == UNASKED
     scene.main(DECODE, last_end=Termination(1))
-    told = results(scene)
-    assert told["DYT0603"].message == "11 of 12 pods; the others: not read (use --logs all)"
+    checks = results(scene)
+    assert checks["DYT0603"].message == "11 of 12 pods; the others: not read (use --logs all)"
     scene.logs = dict.fromkeys([(SPACE, name) for name in scene.pods], REFUSED)
-    told = results(scene)
-    assert skipped(told["DYT0602"]) == skipped(told["DYT0604"]) == UNREAD
+    checks = results(scene)
+    assert skipped(checks["DYT0602"]) == skipped(checks["DYT0604"]) == UNREAD
 
 
 # -- what it said it read --------------------------------------------------------------------------
@@ -150,9 +152,9 @@ def test_without_logs_only_restarts_leave_a_doubt():
 def test_what_it_started_with_must_be_what_is_there(changes: dict[str, Any], says: str):
     scene = Scene()
     scene.log(DECODE, **changes)
-    told = results(scene)
-    assert wrong(told) == {"DYT0602": [subject(DECODE)]}
-    assert values(told["DYT0602"]) == [f"at start {says}"]
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0602": [subject(DECODE)]}
+    assert values(checks["DYT0602"]) == [f"at start {says}"]
 
 
 def test_without_files_the_label_is_compared():
@@ -170,7 +172,9 @@ def test_without_files_the_label_is_compared():
         ({"kv_transfer_preferred_weight": 0.5}, {"weight": 0.5}),
     ],
 )
-def test_what_the_card_says_as_well_is_judged_there(card: dict[str, Any], log: dict[str, Any]):
+def test_differences_that_the_card_repeats_are_left_to_dyt0802(
+    card: dict[str, Any], log: dict[str, Any]
+):
     scene = Scene()
     scene.card(DECODE, **card)
     scene.log(DECODE, **log)
@@ -197,9 +201,9 @@ def test_a_weight_is_a_float32():
 def test_a_log_without_the_line_is_a_warning():
     scene = Scene()
     scene.logs[SPACE, DECODE] = StartLog()
-    told = results(scene)
-    assert wrong(told) == {"DYT0604": [subject(DECODE)]}
-    assert told["DYT0602"].message == "11 of 12 logs; the others: see DYT0604"
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0604": [subject(DECODE)]}
+    assert checks["DYT0602"].message == "11 of 12 logs; the others: see DYT0604"
 
 
 def test_a_worker_without_any_topology_does_not_log_it_either():
@@ -216,6 +220,6 @@ def test_further_ranks_and_pods_that_do_not_run_have_nothing_to_say():
         scene.label(PREFILL, f"leaderworkerset.sigs.k8s.io/{key}", value)
     scene.logs[SPACE, PREFILL] = StartLog()
     scene.not_started(DECODE)
-    told = results(scene)
-    assert wrong(told) == {}
-    assert told["DYT0604"].message == "10 of 11 logs; the others: see DYT0410"
+    checks = results(scene)
+    assert wrong(checks) == {}
+    assert checks["DYT0604"].message == "10 of 11 logs; the others: see DYT0410"

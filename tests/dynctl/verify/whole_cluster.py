@@ -78,9 +78,9 @@ class Cluster:
         return found
 
     def facts(self, **changes: Any) -> ClusterFacts:
-        """What was gathered, with some fields as told."""
+        """The gathered facts, with some fields changed."""
         topologies = [*self.all("ClusterTopologyBinding"), *self.all("ClusterTopology")]
-        told = ClusterFacts(
+        result = ClusterFacts(
             "prod-east (https://10.0.0.1:6443)",
             deployment.NOW,
             "v1.33.1",
@@ -103,7 +103,7 @@ class Cluster:
                 for one in self.all("PodCliqueSet")
             ),
         )
-        return replace(told, **changes)
+        return replace(result, **changes)
 
     def joined(self, **changes: Any) -> JoinedFacts:
         return join(VerifyFacts(cluster=self.facts(**changes)))

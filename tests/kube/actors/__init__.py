@@ -1,6 +1,6 @@
 """What makes a simulated cluster live: operator, scheduler, kubelet, workers, each a small loop.
 
-Every actor talks to the API server over HTTP alone and can be told to misbehave.
+Every actor talks to the API server over HTTP alone and can be configured to misbehave.
 """
 
 from tests.kube.actors.simulation import Simulation, living, simulation

@@ -119,8 +119,8 @@ class View:
         }
         ready = any(one["ready"] for one in spaces.values())
         why = {} if ready else {"reason": "no namespace has all required worker types live"}
-        told = {"model": model, "ready": ready, **why, "namespaces": spaces}
-        return _json(200 if ready else 503, told)
+        result = {"model": model, "ready": ready, **why, "namespaces": spaces}
+        return _json(200 if ready else 503, result)
 
     def _space(self, namespace: str) -> Json:
         roles = [one.role for one in self.workers if one.namespace == namespace]
@@ -198,33 +198,33 @@ class View:
         if kind != JSON:
             return Answer(415, "Expected request with `Content-Type: application/json`", TEXT)
         try:
-            told = json.loads(body)
+            result = json.loads(body)
         except ValueError as error:
             return Answer(400, f"Failed to parse the request body as JSON: {error}", TEXT)
-        problem = _problem(told)
+        problem = _problem(result)
         if problem:
             unread = "Failed to deserialize the JSON body into the target type"
             return _json(422, {"error": f"{unread}: {problem}"})
-        given = {name: told[name] for name in _THRESHOLDS if told.get(name) is not None}
+        given = {name: result[name] for name in _THRESHOLDS if result.get(name) is not None}
         for name, value in given.items():
             says = _out_of_range(name, value)
             if says:
                 return _json(400, {"error": f"{name} must be {says}, got {value}"})
-        if told["model"] != self.model or not self.workers:
+        if result["model"] != self.model or not self.workers:
             if given:
-                says = f"Model '{told['model']}' not found. Thresholds can only be set for"
+                says = f"Model '{result['model']}' not found. Thresholds can only be set for"
                 return _json(404, {"error": f"{says} discovered models."})
-            return _json(200, {"model": told["model"], **dict.fromkeys(_THRESHOLDS)})
+            return _json(200, {"model": result["model"], **dict.fromkeys(_THRESHOLDS)})
         self.thresholds |= given
         return _json(200, {"model": self.model, **self.thresholds})
 
 
-def _problem(told: Any) -> str:
+def _problem(result: Any) -> str:
     """What Dynamo's own types refuse; its words for it are another parser's."""
-    if not isinstance(told, dict) or "model" not in told:
+    if not isinstance(result, dict) or "model" not in result:
         return "missing field `model`"
     name = "active_prefill_tokens_threshold"
-    value = told.get(name)
+    value = result.get(name)
     if value is not None and (not isinstance(value, int) or value < 0):
         return f"{name}: invalid value: {value}, expected u64"
     return ""

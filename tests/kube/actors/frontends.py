@@ -92,14 +92,14 @@ class Frontends:
             for end in one.get("endpoints", ())
             if end["conditions"].get("ready")
         }
-        told = self._hands.list("DynamoWorkerMetadata") if pods else []
+        result = self._hands.list("DynamoWorkerMetadata") if pods else []
         did = self._drop({key_of(pod) for pod in pods})
         for pod in pods:
             key = key_of(pod)
             space = f"{key[0]}-{pod['metadata']['labels'][GRAPH_LABEL]}"
             known = tuple(
                 worker
-                for body in told
+                for body in result
                 if _endpoint_of(body) in ready
                 and body["metadata"]["name"] not in self.misses.get(key[1], ())
                 for worker in _known(body, space)

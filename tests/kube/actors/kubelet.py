@@ -49,7 +49,7 @@ class Sandbox:
     process: Process | None = None
     before: Process | None = None
     restarts: int = 0
-    told: Json | None = None
+    reported: Json | None = None
 
     @property
     def main(self) -> str:
@@ -184,9 +184,9 @@ class Kubelet:
             if process is not None and not (previous and one.process is None):
                 self._server.logs[(*key, previous)] = process.log
         status = self._status(one)
-        if status == one.told:
+        if status == one.reported:
             return False
-        one.told = status
+        one.reported = status
         self._hands.merge("Pod", *key_of(one.pod), {"status": status}, subresource="status")
         return True
 

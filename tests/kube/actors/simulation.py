@@ -154,9 +154,9 @@ class Simulation:
 
     def kubectl_apply(self, body: Mapping[str, Any]) -> None:
         """As :meth:`apply`, and it is written down what was applied, as kubectl does it."""
-        told = json.dumps(body, separators=(",", ":")) + "\n"
+        result = json.dumps(body, separators=(",", ":")) + "\n"
         metadata = dict(body["metadata"])
-        metadata["annotations"] = {**metadata.get("annotations", {}), LAST_APPLIED: told}
+        metadata["annotations"] = {**metadata.get("annotations", {}), LAST_APPLIED: result}
         self.apply({**body, "metadata": metadata})
 
     def regraph(

@@ -39,7 +39,7 @@ class Workers:
             process = one.process
             if process is None or process.registered or process.state is not State.SERVING:
                 continue
-            if one.told is None or "podIP" not in one.told:
+            if one.reported is None or "podIP" not in one.reported:
                 continue
             self._register(one, process)
             did = True

@@ -73,13 +73,13 @@ def conforming(resource: Resource, version: str, body: Json, writer: Writer) -> 
 
 def object_to(unknown: list[str], resource: Resource, version: str, writer: Writer) -> None:
     """Say that these fields are not in the schema, as strictly as the writer asked."""
-    told = [f'unknown field "{path}"' for path in unknown]
-    if not told or writer.strictness == "Ignore":
+    result = [f'unknown field "{path}"' for path in unknown]
+    if not result or writer.strictness == "Ignore":
         return
     if writer.strictness == "Warn":
-        writer.warnings.extend(told)
+        writer.warnings.extend(result)
         return
-    problem = f"strict decoding error: {', '.join(told)}"
+    problem = f"strict decoding error: {', '.join(result)}"
     if writer.patching:
         raise invalid("", "", [Cause("patch", "FieldValueInvalid", problem)])
     raise bad_request(

@@ -56,7 +56,7 @@ class Handlers:
     async def respond(
         self, request: web.Request, user: User, began: Callable[[int], None]
     ) -> web.StreamResponse:
-        """``began`` is told the status of an answer whose headers are sent from in here."""
+        """``began`` gets the status of a response whose headers this handler sends."""
         path = request.path
         if path in ("/healthz", "/livez", "/readyz"):
             return web.Response(text="ok")
@@ -285,8 +285,10 @@ class Handlers:
         with store.storage.lock:
             pod = copied(store.read(resource, "v1", target.place))
             if pod["spec"].get("nodeName"):
-                told = f'pod {target.name} is already assigned to node "{pod["spec"]["nodeName"]}"'
-                raise conflict(resource, target.name, told)
+                result = (
+                    f'pod {target.name} is already assigned to node "{pod["spec"]["nodeName"]}"'
+                )
+                raise conflict(resource, target.name, result)
             pod["spec"]["nodeName"] = node
             conditions = pod.setdefault("status", {}).setdefault("conditions", [])
             conditions[:] = [c for c in conditions if c.get("type") != "PodScheduled"]

@@ -32,7 +32,7 @@ MERGE_KEYS: Mapping[str, str] = {
 
 
 def merge_key(field: str, items: list[Any]) -> str | None:
-    """What the items of the list ``field`` of a built-in object are told apart by."""
+    """The key of the items of the list ``field`` of a built-in object."""
     if not all(isinstance(item, dict) for item in items):
         return None
     if field == "ports":  # of a container; of a Service

@@ -279,8 +279,8 @@ class ApiServer:
         except Exception as fault:
             # Of ours, or a body of a shape that only the real server's types would refuse.
             _LOG.exception("%s %s", request.method, request.path)
-            told = f"Internal error occurred: {type(fault).__name__}: {fault}"
-            response = refusal(StatusError(500, "InternalError", told, {}))
+            result = f"Internal error occurred: {type(fault).__name__}: {fault}"
+            response = refusal(StatusError(500, "InternalError", result, {}))
         if not response.prepared:
             response.headers["Date"] = email.utils.formatdate(self._clock(), usegmt=True)
         record(response.status)

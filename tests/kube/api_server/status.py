@@ -109,14 +109,14 @@ def apply_conflict(others: Sequence[tuple[str, str, str]]) -> StatusError:
         for manager, version, field in others
     ]
     noun = "conflict" if len(causes) == 1 else "conflicts"
-    told = "\n".join(f"- {cause['message']}: {cause['field']}" for cause in causes)
+    result = "\n".join(f"- {cause['message']}: {cause['field']}" for cause in causes)
     if len(causes) == 1:
-        told = f"{causes[0]['message']}: {causes[0]['field']}"
+        result = f"{causes[0]['message']}: {causes[0]['field']}"
     separator = ": " if len(causes) == 1 else ":\n"
     return StatusError(
         409,
         "Conflict",
-        f"Apply failed with {len(causes)} {noun}{separator}{told}",
+        f"Apply failed with {len(causes)} {noun}{separator}{result}",
         {"causes": causes},
     )
 
@@ -124,14 +124,14 @@ def apply_conflict(others: Sequence[tuple[str, str, str]]) -> StatusError:
 def invalid(kind: str, name: str, causes: Sequence[Cause], group: str = "") -> StatusError:
     """422. ``causes`` must not be empty."""
     sentences = [cause.sentence for cause in causes]
-    told = sentences[0] if len(sentences) == 1 else f"[{', '.join(sentences)}]"
+    result = sentences[0] if len(sentences) == 1 else f"[{', '.join(sentences)}]"
     qualified = f"{kind}.{group}" if group else kind
     details: Json = {"name": name, "group": group, "kind": kind}
     details = {key: value for key, value in details.items() if value}
     details["causes"] = [
         {"reason": cause.reason, "message": cause.message, "field": cause.field} for cause in causes
     ]
-    return StatusError(422, "Invalid", f'{qualified} "{name}" is invalid: {told}', details)
+    return StatusError(422, "Invalid", f'{qualified} "{name}" is invalid: {result}', details)
 
 
 def bad_request(message: str) -> StatusError:

@@ -163,9 +163,9 @@ async def serve_forward(
             reader, writers[2 * at] = await asyncio.open_connection(*target)
             pumps.append(asyncio.create_task(_pump(reader, socket, 2 * at)))
         except OSError as problem:
-            told = f"error forwarding port {port} to pod: {problem}"
+            result = f"error forwarding port {port} to pod: {problem}"
             with contextlib.suppress(ConnectionError):  # who asked may be gone
-                await socket.send_bytes(bytes([2 * at + 1]) + told.encode())
+                await socket.send_bytes(bytes([2 * at + 1]) + result.encode())
     try:
         async for message in socket:
             if message.type is WSMsgType.BINARY and message.data:

@@ -116,14 +116,14 @@ def _pod_status(body: Json, now: float) -> str:
     status = body.get("status", {})
     if "deletionTimestamp" in body["metadata"]:
         return "Terminating"
-    told: str = status.get("reason") or status.get("phase") or "Unknown"
+    result: str = status.get("reason") or status.get("phase") or "Unknown"
     for container in status.get("containerStatuses") or []:
         state = container.get("state", {})
         for phase in ("waiting", "terminated"):
             reason = state.get(phase, {}).get("reason")
             if reason:
-                told = reason
-    return told
+                result = reason
+    return result
 
 
 def _pod_restarts(body: Json, now: float) -> str:
@@ -140,8 +140,8 @@ def _pod_restarts(body: Json, now: float) -> str:
 def _node_status(body: Json, now: float) -> str:
     conditions = body.get("status", {}).get("conditions") or []
     ready = next((c["status"] for c in conditions if c.get("type") == "Ready"), None)
-    told = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
-    return f"{told},SchedulingDisabled" if body.get("spec", {}).get("unschedulable") else told
+    result = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
+    return f"{result},SchedulingDisabled" if body.get("spec", {}).get("unschedulable") else result
 
 
 def _node_roles(body: Json, now: float) -> str:

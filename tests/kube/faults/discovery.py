@@ -78,7 +78,7 @@ DISCOVERY_FAULTS = (
         then_settle(lambda sim: spoil_pod(sim, DECODE, _in_etcd)),
     ),
     Fault(
-        "backend-not-told",
+        "backend-not-set",
         "DYT0708",
         then_settle(lambda sim: spoil_pod(sim, DECODE, _no_backend)),
     ),

@@ -49,8 +49,10 @@ def _each(names: str, **changes: Any) -> Parts:
 
 def _replicas(**wanted: int) -> Parts:
     """By name, with ``_`` for ``-``; a component without replicas stays in the graph."""
-    told = {name.replace("_", "-"): number for name, number in wanted.items()}
-    return lambda found: [replace(one, replicas=told.get(one.name, one.replicas)) for one in found]
+    result = {name.replace("_", "-"): number for name, number in wanted.items()}
+    return lambda found: [
+        replace(one, replicas=result.get(one.name, one.replicas)) for one in found
+    ]
 
 
 def _then(change: Parts) -> Callable[[Simulation], object]:

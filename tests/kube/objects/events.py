@@ -57,13 +57,13 @@ def label_missing(
 ) -> Json:
     """TopologyLabelMissing; ``target`` is the pod's label where it is not called as the node's."""
     node = pod["spec"].get("nodeName", "")
-    told = (
+    result = (
         "topology metadata"
         if generation == "1.2"
         else f'topology metadata for "{target or node_key}"'
     )
     message = (
         f'Node "{node}" does not have required topology label "{node_key}"; '
-        f"{told} will remain unavailable"
+        f"{result} will remain unavailable"
     )
     return event(pod, LABEL_MISSING_REASON, message, at=at)

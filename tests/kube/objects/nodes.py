@@ -23,9 +23,9 @@ def node(
     created: float | None = None,
 ) -> Json:
     """A node. ``taints``: keys of NoSchedule taints. ``zone``: value of the zone label."""
-    told = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **(labels or {})}
+    result = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **(labels or {})}
     if zone is not None:
-        told[ZONE] = zone
+        result[ZONE] = zone
     spec: Json = {"providerID": f"example://{name}"}
     if cordoned:
         spec["unschedulable"] = True
@@ -34,7 +34,7 @@ def node(
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": metadata("Node", "", name, labels=told, created=created),
+        "metadata": metadata("Node", "", name, labels=result, created=created),
         "spec": spec,
         "status": {
             "allocatable": {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8", "pods": "110"},

@@ -161,10 +161,10 @@ def _container(graph: Mapping[str, Any], component: Component, discovery: str) -
         ("POD_UID", "metadata.uid"),
     ):
         env.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
-    told = {entry["name"] for entry in env}
+    result = {entry["name"] for entry in env}
     env = [entry for entry in env if entry["name"] not in component.env]
     env += [{"name": key, "value": value} for key, value in component.env.items()]
-    assert told <= {entry["name"] for entry in env}
+    assert result <= {entry["name"] for entry in env}
     return {
         "name": component.container,
         "image": component.image,

@@ -87,7 +87,7 @@ def test_the_words_of_a_refusal(alice: Api):
     assert denied(alice, "/metrics") == 'forbidden: User "alice" cannot get path "/metrics"'
 
 
-def test_who_nobody_knows_is_unauthorized_and_who_says_nothing_is_anonymous(guarded: ApiServer):
+def test_unknown_users_are_unauthorized_and_missing_ones_anonymous(guarded: ApiServer):
     with Api(guarded.url, "wrong", guarded.ca) as stranger, pytest.raises(ApiError) as refused:
         stranger.get("/api/v1/nodes")
     assert refused.value.body == {
@@ -103,7 +103,7 @@ def test_who_nobody_knows_is_unauthorized_and_who_says_nothing_is_anonymous(guar
         assert 'User "system:anonymous" cannot list resource' in denied(nobody, "/api/v1/nodes")
 
 
-def test_discovery_is_for_everybody_who_is_known(alice: Api):
+def test_discovery_is_for_all_known_users(alice: Api):
     assert alice.get("/version")["gitVersion"].startswith("v1.")
     assert {group["name"] for group in alice.get("/apis")["groups"]} >= {"apps", RBAC}
 
@@ -151,8 +151,8 @@ def test_groups_and_service_accounts_are_subjects(guarded: ApiServer):
     guarded.store.create(binding("worker", "ClusterRole", "nodes", WORKER))
     with Api(guarded.url, "worker-token", guarded.ca) as worker:
         assert len(worker.list("/api/v1/nodes")) == 1
-        told = denied(worker, "/api/v1/pods")
-    assert 'User "system:serviceaccount:dyn:worker" cannot list' in told
+        result = denied(worker, "/api/v1/pods")
+    assert 'User "system:serviceaccount:dyn:worker" cannot list' in result
     group = {"kind": "Group", "name": "system:serviceaccounts:dyn"}
     guarded.store.create(role("pods", ("list", "", "pods")))
     guarded.store.create(binding("pods", "ClusterRole", "pods", group))
@@ -176,8 +176,8 @@ def test_exec_needs_get_and_create(guarded: ApiServer, tmp_path: Path):
     kubectl = Kubectl(kubectl_program(), path)
     guarded.store.create(role("pods", ("get", "", "pods,pods/exec"), namespace="dyn"))
     guarded.store.create(binding("pods", "Role", "pods", ALICE, "dyn"))
-    told = kubectl.refused("exec", "web", "--", "cat", "/x")
-    assert 'cannot create resource "pods/exec"' in told
+    result = kubectl.refused("exec", "web", "--", "cat", "/x")
+    assert 'cannot create resource "pods/exec"' in result
     guarded.store.create(role("exec", ("create", "", "pods/exec"), namespace="dyn"))
     guarded.store.create(binding("exec", "Role", "exec", ALICE, "dyn"))
     assert "No such file" in kubectl.refused("exec", "web", "--", "cat", "/x")
@@ -209,7 +209,7 @@ def test_a_self_review_of_the_official_client_agrees_with_the_answer(
         assert not may(asked("dyn", "create", "pods/exec"))
 
 
-def test_reviews_of_others_are_for_who_may_create_them(guarded: ApiServer, alice: Api):
+def test_reviews_of_other_users_need_a_permission(guarded: ApiServer, alice: Api):
     guarded.store.create(role("nodes", ("get", "", "nodes")))
     guarded.store.create(binding("worker", "ClusterRole", "nodes", WORKER))
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"

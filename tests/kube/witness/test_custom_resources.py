@@ -33,7 +33,7 @@ def complaint(api: Api, policy: Json) -> str:
     return rest
 
 
-def test_an_undefined_resource_is_served_by_nobody(api: Api):
+def test_an_undefined_resource_is_not_served(api: Api):
     with pytest.raises(ApiError) as refused:
         api.get(BETA)
     assert (refused.value.status, refused.value.body) == (404, {"message": "404 page not found"})
@@ -106,7 +106,7 @@ def test_a_definition_older_than_the_operator_drops_the_policy_without_a_word(
 
 
 @pytest.mark.parametrize(
-    ("policy", "told"),
+    ("policy", "result"),
     [
         ({"labelKey": ZONE}, f"{AT}.domain: Required value"),
         (
@@ -182,8 +182,8 @@ def test_a_definition_older_than_the_operator_drops_the_policy_without_a_word(
         ),
     ],
 )
-def test_what_the_api_server_itself_refuses_in_a_policy(graphs: Api, policy: Json, told: str):
-    assert complaint(graphs, policy) == told
+def test_what_the_api_server_itself_refuses_in_a_policy(graphs: Api, policy: Json, result: str):
+    assert complaint(graphs, policy) == result
 
 
 def test_a_grove_definition_wants_levels_in_order_of_its_schema(graphs: Api):

@@ -24,9 +24,7 @@ def test_it_lists_nodes_with_a_label_as_a_column(api_server: ApiServer, kubectl:
     assert lines[1].split()[1:3] == ["Ready", "<none>"]
 
 
-def test_its_table_of_pods_tells_readiness_restarts_and_age(
-    api_server: ApiServer, kubectl: Kubectl
-):
+def test_its_table_of_pods_has_readiness_restarts_and_age(api_server: ApiServer, kubectl: Kubectl):
     body = running(pod("web", node="n1"), restarts=3)
     body["metadata"]["creationTimestamp"] = time.strftime(
         "%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 7200 - 5)
@@ -58,7 +56,7 @@ def test_it_selects_by_labels_fields_and_jsonpath(api_server: ApiServer, kubectl
     assert "field label not supported: spec.color" in problem
 
 
-def test_it_applies_with_its_own_validation_on_and_says_what_it_did(kubectl: Kubectl):
+def test_it_applies_with_its_own_validation_on_and_prints_the_result(kubectl: Kubectl):
     body = pod("web", app="web")
     assert kubectl("apply", "-f", "-", stdin=yaml.safe_dump(body)) == "pod/web created\n"
     assert kubectl("apply", "-f", "-", stdin=yaml.safe_dump(body)) == "pod/web unchanged\n"
@@ -94,9 +92,9 @@ def test_it_shows_the_printer_columns_of_a_custom_resource(api_server: ApiServer
 def test_it_waits_for_a_definition_to_be_established(kubectl: Kubectl):
     definition = yaml.safe_dump(crds.pod_clique_set_crd())
     kubectl("create", "-f", "-", stdin=definition)
-    told = kubectl("wait", "--for=condition=established", "crd/podcliquesets.grove.io")
+    result = kubectl("wait", "--for=condition=established", "crd/podcliquesets.grove.io")
     assert (
-        told
+        result
         == "customresourcedefinition.apiextensions.k8s.io/podcliquesets.grove.io condition met\n"
     )
     assert kubectl.run("get", "pcs").stderr == "No resources found in default namespace.\n"

@@ -111,13 +111,13 @@ async def test_both_protocols_end_with_a_status_on_the_third_channel(
 
 def test_where_nothing_runs_nothing_is_executed(api_server: ApiServer, kubectl: Kubectl):
     api_server.store.create(pod("pending"))
-    told = kubectl.refused("exec", "pending", "--", "cat", "/x")
-    assert "pod pending does not have a host assigned" in told
+    result = kubectl.refused("exec", "pending", "--", "cat", "/x")
+    assert "pod pending does not have a host assigned" in result
     done = running(pod("done", node="n1"))
     done["status"]["phase"] = "Failed"
     api_server.store.create(done)
-    told = kubectl.refused("exec", "done", "--", "cat", "/x")
-    assert "cannot exec into a container in a completed pod; current phase is Failed" in told
+    result = kubectl.refused("exec", "done", "--", "cat", "/x")
+    assert "cannot exec into a container in a completed pod; current phase is Failed" in result
     crashed = running(pod("crashed", node="n1"))
     crashed["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
     api_server.store.create(crashed)
@@ -142,8 +142,8 @@ def test_of_several_containers_one_must_be_named(api_server: ApiServer, official
 
 
 def test_logs_of_now_and_before_by_their_end_and_by_size(worker: ApiServer, kubectl: Kubectl):
-    told = kubectl.refused("logs", "web", "--previous")
-    assert 'previous terminated container "main" in pod "web" not found' in told
+    result = kubectl.refused("logs", "web", "--previous")
+    assert 'previous terminated container "main" in pod "web" not found' in result
     worker.logs["default", "web", "main", False] = "one\ntwo\nthree\n"
     worker.logs["default", "web", "main", True] = "Exiting.\n"
     assert kubectl("logs", "web") == "one\ntwo\nthree\n"
@@ -201,7 +201,7 @@ def test_the_official_client_talks_through_a_forwarded_port(
     finish(forward)
 
 
-def test_a_port_where_nobody_listens_says_so_on_its_error_channel(
+def test_a_closed_port_is_an_error_on_its_error_channel(
     worker: ApiServer, official: client.ApiClient
 ):
     forward = portforward(

@@ -89,9 +89,7 @@ def test_a_forgotten_revision_is_an_error_event_and_the_end(api_server: ApiServe
     assert running.named() == ("ADDED", "c")
 
 
-def test_bookmarks_come_to_who_allows_them_before_the_time_is_up(
-    api_server: ApiServer, watching: Any
-):
+def test_bookmarks_come_before_the_timeout_if_allowed(api_server: ApiServer, watching: Any):
     api_server.store.create(config_map("a"))
     revision = api_server.store.revision
     one = watching(resourceVersion=revision, allowWatchBookmarks="true", timeoutSeconds=1)
@@ -112,7 +110,7 @@ def test_bookmarks_come_to_who_allows_them_before_the_time_is_up(
     assert other.rest() == []
 
 
-def test_a_list_as_a_watch_says_where_it_ends(api_server: ApiServer, watching: Any):
+def test_a_list_as_a_watch_marks_its_end(api_server: ApiServer, watching: Any):
     for name in ("a", "b"):
         api_server.store.create(config_map(name))
     one = watching(
@@ -218,9 +216,7 @@ def test_an_expired_continue_token_on_demand(api_server: ApiServer, api: Api):
         (503, "ServiceUnavailable"),
     ],
 )
-def test_a_refusal_on_demand_as_often_as_asked_for(
-    api_server: ApiServer, api: Api, status: int, reason: str
-):
+def test_a_refusal_on_demand_has_a_count(api_server: ApiServer, api: Api, status: int, reason: str):
     api_server.faults.answer("/api/v1/nodes", status, times=2, message="not now", retry_after=7)
     for _ in range(2):
         response = api.http.get("/api/v1/nodes")

@@ -79,7 +79,7 @@ def test_field_selectors_of_pods(api_server: ApiServer, api: Api, selector: str,
 
 
 @pytest.mark.parametrize(
-    ("path", "selector", "told"),
+    ("path", "selector", "result"),
     [
         (PODS, "spec.x=1", "field label not supported: spec.x"),
         (
@@ -89,10 +89,12 @@ def test_field_selectors_of_pods(api_server: ApiServer, api: Api, selector: str,
         ),
     ],
 )
-def test_field_selectors_of_other_fields_are_refused(api: Api, path: str, selector: str, told: str):
+def test_field_selectors_of_other_fields_are_refused(
+    api: Api, path: str, selector: str, result: str
+):
     with pytest.raises(ApiError) as refused:
         api.list(path, fieldSelector=selector)
-    assert (refused.value.status, refused.value.body["message"]) == (400, told)
+    assert (refused.value.status, refused.value.body["message"]) == (400, result)
 
 
 def test_events_are_found_by_what_they_are_about(api_server: ApiServer, api: Api):
@@ -194,7 +196,7 @@ def test_paths_and_methods_that_are_not_there(api: Api, method: str, path: str, 
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "result"),
     [
         ({"metadata": {"name": "a", "namespace": "other"}}, "namespace of the provided object"),
         ({"kind": "Pod", "metadata": {"name": "a"}}, "cannot be handled as a ConfigMap"),
@@ -202,13 +204,13 @@ def test_paths_and_methods_that_are_not_there(api: Api, method: str, path: str, 
         ([1], "is not a JSON object"),
     ],
 )
-def test_a_body_that_contradicts_its_url_is_refused(api: Api, body: Any, told: str):
-    with pytest.raises(ApiError, match=told) as refused:
+def test_a_body_that_contradicts_its_url_is_refused(api: Api, body: Any, result: str):
+    with pytest.raises(ApiError, match=result) as refused:
         api.create(MAPS, body)
     assert refused.value.status == 400
 
 
-def test_a_body_that_is_no_json_is_refused_without_a_traceback(api: Api):
+def test_a_body_that_is_not_json_is_refused_without_a_traceback(api: Api):
     for data in (b"{", b"\xff", b"", b"null"):
         headers = {"Content-Type": "application/json"}
         assert api.http.post(MAPS, content=data, headers=headers).status_code == 400
@@ -344,8 +346,8 @@ def test_every_request_is_remembered_as_it_was_answered(api_server: ApiServer, a
     api.list("/api/v1/nodes", limit=500, labelSelector="a=b")
     api.create(MAPS, config_map("a"))
     api.http.get(f"{MAPS}/none")
-    told = [(r.method, r.path, dict(r.query), r.status) for r in api_server.requests]
-    assert told == [
+    result = [(r.method, r.path, dict(r.query), r.status) for r in api_server.requests]
+    assert result == [
         ("GET", "/api/v1/nodes", {"limit": "500", "labelSelector": "a=b"}, 200),
         ("POST", MAPS, {}, 201),
         ("GET", f"{MAPS}/none", {}, 404),
