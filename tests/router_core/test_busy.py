@@ -200,6 +200,7 @@ def test_signals_of_a_rank_have_value_limit_and_origin() -> None:
         (None, 1.0, False, True),
     ]
     assert [one.value for one in made.busy.reasons(2)] == [51]
+    assert {one.limit for one in made.busy.signals(3)[:3]} == {None}
 
 
 def test_signals_are_never_summed() -> None:

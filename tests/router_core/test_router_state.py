@@ -224,6 +224,58 @@ def test_presets_and_bounds() -> None:
                 preset(name).with_values(bad)
 
 
+def test_prefill_and_aggregated_workers_without_decode_serve_in_one_hop() -> None:
+    made = router(worker(1, role="prefill"), worker(2))
+    assert made.stages(MODEL) == ("aggregated",)
+    assert made.plan(request(16)).final.worker == made.registry.get(2)
+    apply_all(made, c.WorkerUpserted(worker(3, role="decode")))
+    assert made.stages(MODEL) == ("prefill", "decode")
+
+
+def test_allowed_workers_and_pins_of_an_aggregated_request() -> None:
+    made = router(worker(1), worker(2), worker(3))
+    plan = made.plan(request(16, allowed_worker_ids=frozenset({2, 3})), detail=True)
+    assert {one.name for one in plan.final.workers} == {"w2", "w3"}
+    (step,) = (one for one in plan.final.funnel if one.filter == "allowed")
+    assert [one.reason.message for one in step.rejected] == ["is not in the allowed set"]
+    both = request(16, allowed_worker_ids=frozenset({2, 3}), pin_prefill=Pin(3))
+    assert {one.name for one in made.plan(both).final.workers} == {"w3"}
+    outside = request(16, allowed_worker_ids=frozenset({2}), pin_decode=Pin(3))
+    assert made.plan(outside).final.outcome == "pinned_ineligible"
+
+
+def test_a_new_rank_of_an_unavailable_worker_is_unavailable() -> None:
+    made = router(worker(1), worker(2))
+    apply_all(made, c.WorkerAvailability(1, "no response"))
+    apply_all(made, c.WorkerUpserted(worker(1, data_parallel_size=2)))
+    assert {one.name for one in made.plan(request(16)).final.workers} == {"w2"}
+    apply_all(made, c.WorkerLost(1), c.WorkerUpserted(worker(1)))
+    assert {one.name for one in made.plan(request(16)).final.workers} == {"w1", "w2"}
+
+
+@pytest.mark.parametrize(("temperature", "plans"), [(0.0, 2), (1.0, 3), (0.0001, 2)])
+def test_the_plan_of_each_prefill_worker_that_could_win(temperature: float, plans: int) -> None:
+    made = router(
+        worker(1, "pA", "prefill", zone="a", policy="required"),
+        worker(2, "pB", "prefill", zone="b", policy="required"),
+        worker(3, "pC", "prefill", zone="b", policy="required"),
+        worker(4, "dA", "decode", zone="a"),
+        worker(5, "dB", "decode", zone="b"),
+        router_temperature=temperature,
+    )
+    apply_all(made, active(3, "x", stage="prefill", prefill_tokens=64))
+    wanted = request(40)
+    found = list(made.decode_by_prefill(wanted, made.plan(wanted)))
+    pairs = [
+        (one.prefill.worker.name, one.final.worker.name)
+        for one in found
+        if one.prefill is not None and one.prefill.worker is not None and one.final.worker
+    ]
+    assert pairs == [("pA", "dA"), ("pB", "dB"), ("pC", "dB")][:plans]
+    apply_all(made, c.WorkerLost(4), c.WorkerLost(5))
+    assert list(made.decode_by_prefill(wanted, made.plan(wanted))) == []
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [

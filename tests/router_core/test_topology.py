@@ -8,12 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_core.changes import LoadReported, ThresholdsSet, WorkerAvailability, WorkerLost
+from router_core.changes import (
+    LoadReported,
+    ThresholdsSet,
+    WorkerAvailability,
+    WorkerLost,
+    WorkerUpserted,
+)
 from router_core.decision import AllWorkersBusy, NoEligibleWorker
 from router_core.errors import ConstraintError, PolicyUnderivable, WorkerError
 from router_core.selection import Pin
 from router_core.taints import canonical_taint, constraints, topology_of
-from router_core.topology import RouterPolicy, implied_constraints, policy_conflict
+from router_core.topology import UNCONSTRAINED, RouterPolicy, implied_constraints, policy_conflict
 from router_core.workers import ModelRuntimeConfig, Role, Worker
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
 
@@ -242,6 +248,60 @@ def test_row_4_prefill_prefers_domains_with_decode(enforcement: str) -> None:
     assert off.plan(request(40)).prefill.worker.name == "pA"
 
 
+@pytest.mark.parametrize("policy", [None, RouterPolicy("zone", "fallback")])
+def test_a_prefill_worker_without_the_domain_is_unconstrained(policy: RouterPolicy | None) -> None:
+    assert implied_constraints(worker(1, role="prefill"), [], policy) == UNCONSTRAINED
+    preferred = RouterPolicy("zone", "preferred", 0.5)
+    assert implied_constraints(worker(1, role="prefill"), [], preferred) == UNCONSTRAINED
+    with pytest.raises(PolicyUnderivable, match="publishes no topology domain 'zone'"):
+        implied_constraints(worker(1, role="prefill"), [], RouterPolicy("zone", "required"))
+
+
+def test_a_preferred_router_policy_prefers_the_workers_domain() -> None:
+    prefill = worker(1, role="prefill", zone="a")
+    implied = implied_constraints(prefill, [], RouterPolicy("zone", "preferred", 0.5))
+    (item,) = implied.constraints
+    assert (item.taint, item.kind, item.weight, item.origin) == (
+        ZONE_A,
+        "preferred",
+        0.5,
+        "router policy",
+    )
+    assert not implied.relaxable
+
+
+def test_fallback_does_not_cross_to_avoid_busy_workers() -> None:
+    fleet = policy_fleet(
+        "fallback", *two_zones(decode_in_a=True), active_prefill_tokens_threshold=10
+    )
+    apply_all(fleet, LoadReported(2, 0, active_prefill_tokens=11))
+    plan = fleet.plan(request(40))
+    assert (plan.ok, plan.relaxed, plan.final.outcome) == (False, False, "all_busy")
+
+
+def test_fallback_without_any_decode_worker_is_refused_before_dispatch() -> None:
+    fleet = policy_fleet("fallback", *two_zones(decode_in_a=True))
+    for worker_id in (2, 3):
+        apply_all(fleet, WorkerAvailability(worker_id, "connection refused"))
+    plan = fleet.plan(request(40))
+    assert plan.prefill.winner is None
+    assert plan.decode is None
+
+
+def test_a_required_router_policy_admits_prefill_workers_with_a_policy_of_their_own() -> None:
+    own = worker(
+        5,
+        "pR",
+        "prefill",
+        topology_domains={"rack": "r1"},
+        kv_transfer_domain="rack",
+        kv_transfer_enforcement="required",
+    )
+    decode = worker(6, "dR", "decode", topology_domains={"rack": "r1"})
+    plan = policy_fleet("required", own, decode).plan(request(40))
+    assert plan.final.worker.name == "dR"
+
+
 def test_a_workers_own_policy_wins_and_the_conflict_is_named() -> None:
     own = worker(1, "pA", "prefill", zone="a", policy="preferred", weight=0.3)
     policy = RouterPolicy("zone", "required")
@@ -319,6 +379,28 @@ def test_guard_reports_all_busy_when_only_busy_decode_workers_are_left() -> None
 def test_guard_does_not_call_a_pin_across_domains_busy() -> None:
     plan = guarded().plan(request(40, pin_prefill=Pin(1), pin_decode=Pin(4)))
     assert plan.prefill.outcome == "pinned_ineligible"
+
+
+def test_guard_excludes_prefill_workers_whose_policy_cannot_be_applied() -> None:
+    broken = unchecked(1, kv_transfer_domain="zone", kv_transfer_enforcement="required")
+    fleet = router(broken, worker(2, "pF", "prefill"), worker(3, "dA", "decode"))
+    apply_all(fleet, stored(1, 2))
+    plan = fleet.plan(request(40), detail=True)
+    assert plan.ok
+    assert plan.prefill is not None
+    assert names(plan.prefill) == {"pF"}
+    (step,) = (one for one in plan.prefill.funnel if one.filter == "decode_capacity")
+    assert [one.reason.code for one in step.rejected] == ["policy_underivable"]
+    unguarded = router(broken, worker(3, "dA", "decode"), decode_capacity_guard=False)
+    assert unguarded.plan(request(40)).final.outcome == "policy_underivable"
+
+
+def test_guard_follows_changed_policies() -> None:
+    fleet = guarded()
+    apply_all(fleet, WorkerLost(3))
+    assert names(fleet.plan(request(40)).prefill) == {"pB"}
+    apply_all(fleet, WorkerUpserted(worker(1, "pA", "prefill", zone="a")))
+    assert names(fleet.plan(request(40)).prefill) == {"pA", "pB"}
 
 
 def test_guard_does_not_apply_to_preferred() -> None:
