@@ -71,12 +71,18 @@ class ThresholdEvent(msgspec.Struct, frozen=True):
 
 
 class ModelThresholds(msgspec.Struct, frozen=True):
-    """Busy thresholds of one model; None is off."""
+    """Busy thresholds of one model, a row of ``/busy_threshold``; None is off."""
 
     model: str
-    active_decode_blocks_threshold: float | None = None
+    active_decode_blocks_threshold: float | int | None = None
     active_prefill_tokens_threshold: int | None = None
-    active_prefill_tokens_threshold_frac: float | None = None
+    active_prefill_tokens_threshold_frac: float | int | None = None
+
+
+class BusyThresholdList(msgspec.Struct, frozen=True):
+    """The answer of ``GET /busy_threshold``."""
+
+    thresholds: list[ModelThresholds]
 
 
 class ReplicaThresholds(msgspec.Struct, frozen=True):

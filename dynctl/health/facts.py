@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from dynctl.documents.models import ModelReadiness
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import Deployment
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
@@ -87,16 +88,6 @@ class PlaneFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelReady:
-    """Whether a frontend can serve a model. ``workers``: namespace -> worker type -> count."""
-
-    ready: bool
-    reason: str = ""
-    workers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class FrontendFacts:
     """One frontend. Where ``kind`` is Unread, all else is unknown.
 
@@ -110,7 +101,7 @@ class FrontendFacts:
     mode: str | None = None
     models: tuple[str, ...] | Unread = ()
     metrics: FrontendMetrics | Unread = Unread("not read")
-    ready: Mapping[str, ModelReady | Unread] = field(default_factory=dict)
+    ready: Mapping[str, ModelReadiness | Unread] = field(default_factory=dict)
     thresholds: Mapping[str, Thresholds] | Unread = Unread("not read")
 
     @property

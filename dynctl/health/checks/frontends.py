@@ -151,7 +151,7 @@ def _uses_all(facts: CheckFacts) -> Outcome:
             if isinstance(state, Unread):
                 unread.append(f"{model} on {one.url}: {state.why}")
             elif state is not None:
-                uses = state.workers.get(namespace, {}).get(role, 0)
+                uses = state.workers(namespace, role)
                 if uses != total:
                     findings.append(
                         found(one.url, model=model, role=role, uses=uses, registered=total)

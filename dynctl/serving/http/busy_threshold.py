@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
 from dynctl.serving.http.json_responses import json_response
 from dynctl.serving.service import RoutingService
 from router_core import THRESHOLD_SETTINGS, ThresholdsSet
@@ -52,7 +53,9 @@ class BusyThresholds:
 
     async def get(self, request: web.Request) -> web.Response:
         """One row for each model that is served."""
-        return json_response({"thresholds": [self._row(model) for model in self._service.models()]})
+        return json_response(
+            BusyThresholdList([self._row(model) for model in self._service.models()])
+        )
 
     async def post(self, request: web.Request) -> web.Response:
         """Set, unset or read the thresholds of one model; responds with its row."""
@@ -73,8 +76,14 @@ class BusyThresholds:
             answer.headers[IGNORED_HEADER] = ", ".join(ignored)
         return answer
 
-    def _row(self, model: str) -> dict[str, Any]:
-        return {"model": model, **self._service.router.busy.thresholds(model).to_dict()}
+    def _row(self, model: str) -> ModelThresholds:
+        held = self._service.router.busy.thresholds(model)
+        return ModelThresholds(
+            model,
+            held.active_decode_blocks_threshold,
+            held.active_prefill_tokens_threshold,
+            held.active_prefill_tokens_threshold_frac,
+        )
 
     def _not_found_message(self, model: str, *, writes: bool) -> str:
         if writes:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from dynctl import version
 from dynctl.documents.fleet_load import FleetLoad, Transfer, WorkerLoad
+from dynctl.documents.models import (
+    EngineHealth,
+    Health,
+    ModelList,
+    ModelReadiness,
+    ModelRow,
+    NamespaceReadiness,
+    Readiness,
+    WorkerTypeReadiness,
+)
 from dynctl.documents.workers import NONE_WAITING, WorkerRow, rank_rows, worker_row
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.worker_spec import WorkerSpecError, worker_spec
@@ -65,10 +75,12 @@ class ControlApi:
     async def models(self, _http: web.Request) -> web.Response:
         models = sorted(self._service.models())
         rows = [self._model_row(name) for name in models]
-        for adapter, base in sorted(self._service.adapters.items()):
-            if base in models:
-                rows.append({**self._model_row(adapter), "parent": base})
-        return json_response({"object": "list", "data": rows})
+        rows += [
+            self._model_row(adapter, parent=base)
+            for adapter, base in sorted(self._service.adapters.items())
+            if base in models
+        ]
+        return json_response(ModelList(data=rows))
 
     async def model(self, http: web.Request) -> web.Response:
         return json_response(self._model_row(self._known_model(http)))
@@ -76,7 +88,7 @@ class ControlApi:
     async def model_ready(self, http: web.Request) -> web.Response:
         return json_response(self.readiness(self._known_model(http)))
 
-    def readiness(self, name: str) -> dict[str, Any]:
+    def readiness(self, name: str) -> ModelReadiness:
         """Readiness in Dynamo's format: the present roles, and those missing to serve a request."""
         registry = self._service.router.registry
         model = self._service.base_model(name) or name
@@ -93,26 +105,22 @@ class ControlApi:
         if not able and not both:
             missing = [role for role in ("prefill", "decode") if not counts.get(role)]
         needs = {"prefill": [["decode"]], "decode": [] if able else [["prefill"]]}
-        types = {
-            role: {"workers": count, "needs": needs.get(role, [])}
-            for role, count in sorted(counts.items())
-        }
         ready = not missing
-        row: dict[str, Any] = {
-            "model": name,
-            "ready": ready,
-            "namespaces": {
-                "default": {
-                    "ready": ready,
-                    "worker_types": types,
-                    "present": sorted(counts),
-                    "missing_worker_types": missing,
-                }
+        namespace = NamespaceReadiness(
+            ready=ready,
+            worker_types={
+                role: WorkerTypeReadiness(count, needs.get(role, []))
+                for role, count in sorted(counts.items())
             },
-        }
-        if not ready:
-            row["reason"] = f"missing worker types: {', '.join(missing)}"
-        return row
+            present=sorted(counts),
+            missing_worker_types=missing,
+        )
+        return ModelReadiness(
+            name,
+            ready,
+            {"default": namespace},
+            UNSET if ready else f"missing worker types: {', '.join(missing)}",
+        )
 
     def _known_model(self, http: web.Request) -> str:
         name = http.match_info["model"]
@@ -121,15 +129,14 @@ class ControlApi:
             raise not_found(f"model {name[:200]!r} is not served by this frontend; models: {known}")
         return name
 
-    def _model_row(self, name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "dynctl",
-            "context_window": self._service.context_length(self._service.base_model(name) or name)
-            or 0,
-        }
+    def _model_row(self, name: str, parent: str | UnsetType = UNSET) -> ModelRow:
+        base = self._service.base_model(name) or name
+        return ModelRow(
+            name,
+            created=int(time.time()),
+            context_window=self._service.context_length(base) or 0,
+            parent=parent,
+        )
 
     # -- health ----------------------------------------------------------------------------
 
@@ -138,26 +145,18 @@ class ControlApi:
 
     async def health(self, _http: web.Request) -> web.Response:
         """200 while the process serves; the fleet's state is in the body."""
-        instances = [
-            {"name": m.spec.name, "endpoint": m.spec.url, "problem": m.problem} for m in self._fleet
-        ]
+        instances = [EngineHealth(m.spec.name, m.spec.url, m.problem) for m in self._fleet]
         healthy = not self._inference.draining
-        return json_response(
-            {
-                "status": "healthy" if healthy else "draining",
-                "instances": instances,
-                "conditions": list(self._service.conditions),
-            },
-            200 if healthy else 503,
-        )
+        status = "healthy" if healthy else "draining"
+        body = Health(status, instances, list(self._service.conditions))
+        return json_response(body, 200 if healthy else 503)
 
     async def ready(self, _http: web.Request) -> web.Response:
         """200 when at least one model can be served now."""
         rows = [self.readiness(name) for name in sorted(self._service.models())]
-        ready = any(row["ready"] for row in rows) and not self._inference.draining
-        body: dict[str, Any] = {"ready": ready, "models": rows}
-        if not rows:
-            body["reason"] = "no worker is registered; set --worker URL, or POST /v1/workers"
+        ready = any(row.ready for row in rows) and not self._inference.draining
+        reason = "no worker is registered; set --worker URL, or POST /v1/workers"
+        body = Readiness(ready, rows, UNSET if rows else reason)
         return json_response(body, 200 if ready else 503)
 
     # -- workers ---------------------------------------------------------------------------

@@ -23,12 +23,12 @@ from dynctl.adapters.ports import (
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.models import ModelReadiness
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import ObservedWorker
 from dynctl.health.facts import (
     CheckFacts,
     FrontendFacts,
-    ModelReady,
     PlaneFacts,
     RankFacts,
     Unread,
@@ -40,7 +40,7 @@ from dynctl.sources import (
     frontends,
     token,
 )
-from dynctl.sources.dynamo.frontend import DynamoFrontend, ModelReadiness
+from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.observer import Observer
 from dynctl.sources.dynamo.planes import Planes, backend, namespace, open_planes
 from dynctl.sources.frontend.client import FrontendClient
@@ -336,24 +336,13 @@ def _frontend_facts(url: str, options: GlobalOptions, models: tuple[str, ...]) -
     )
 
 
-def _model_ready(frontend: DynamoFrontend, model: str) -> ModelReady | Unread:
+def _model_ready(frontend: DynamoFrontend, model: str) -> ModelReadiness | Unread:
     try:
-        readiness = frontend.ready(model)
+        return frontend.ready(model)
     except UsageProblem as error:
-        return ModelReady(False, f"the model is unknown there; {error.hint}")
+        return ModelReadiness(model, False, reason=f"the model is unknown there; {error.hint}")
     except DynctlError as error:
         return Unread(error.message, error.hint)
-    return _model_facts(readiness)
-
-
-def _model_facts(readiness: ModelReadiness) -> ModelReady:
-    missing = {kind for space in readiness.namespaces.values() for kind in space.missing}
-    return ModelReady(
-        readiness.ready,
-        readiness.reason,
-        {name: dict(space.workers) for name, space in readiness.namespaces.items()},
-        tuple(sorted(missing)),
-    )
 
 
 def _dynctl_facts(url: str, options: GlobalOptions) -> FrontendFacts:

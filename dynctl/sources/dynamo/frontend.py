@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, NoReturn, TypeVar
 from urllib.parse import quote
 
@@ -12,6 +12,8 @@ import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.documents.models import ModelList, ModelReadiness
+from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
 from dynctl.sources.http import HttpFrontend, json_object
 from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.wire.dynamo.discovery import INSTANCES, Instance, Malformed, parse_entry
@@ -40,28 +42,6 @@ class FrontendHealth:
     endpoints: tuple[str, ...] = ()
     instances: tuple[Instance, ...] = ()
     malformed: tuple[Malformed, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NamespaceReadiness:
-    """Workers of one namespace by type; ``needs`` as in a card: alternatives of worker types."""
-
-    ready: bool
-    workers: Mapping[str, int] = field(default_factory=dict)
-    needs: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelReadiness:
-    """Whether a model can be served, and which worker types are missing. Workers that the frontend
-    rejected (their router config differs from the first one's) are not counted."""
-
-    model: str
-    ready: bool
-    reason: str = ""
-    namespaces: Mapping[str, NamespaceReadiness] = field(default_factory=dict)
 
 
 class DynamoFrontend(HttpFrontend):
@@ -127,7 +107,7 @@ class DynamoFrontend(HttpFrontend):
         )
 
     def models(self) -> list[str]:
-        return [row.id for row in self._decode(self._send("GET", "/v1/models"), _ModelsJson).data]
+        return [row.id for row in self._decode(self._send("GET", "/v1/models"), ModelList).data]
 
     def ready(self, model: str) -> ModelReadiness:
         """Whether ``model`` can be served; raises UsageProblem for a model that is not there."""
@@ -138,21 +118,7 @@ class DynamoFrontend(HttpFrontend):
             if _message(response).startswith("Route not found"):
                 self._unexpected(path, "it does not report readiness; Dynamo 1.6 does")
             self._no_model(model, self.models())
-        read = self._decode(response, _ReadyJson)
-        namespaces = {
-            name: NamespaceReadiness(
-                ready=space.ready,
-                workers={kind: row.workers for kind, row in space.worker_types.items()},
-                needs={
-                    kind: tuple(tuple(group) for group in row.needs)
-                    for kind, row in space.worker_types.items()
-                },
-                missing=tuple(space.missing_worker_types),
-                reason=space.reason or "",
-            )
-            for name, space in read.namespaces.items()
-        }
-        return ModelReadiness(read.model, read.ready, read.reason or "", namespaces)
+        return self._decode(response, ModelReadiness)
 
     def metrics(self) -> FrontendMetrics:
         try:
@@ -164,7 +130,7 @@ class DynamoFrontend(HttpFrontend):
 
     def thresholds(self) -> dict[str, Thresholds]:
         """Model -> its thresholds, for every model that can be served now."""
-        read = self._decode(self._send("GET", "/busy_threshold"), _ThresholdsJson)
+        read = self._decode(self._send("GET", "/busy_threshold"), BusyThresholdList)
         return {row.model: _thresholds(row) for row in read.thresholds}
 
     def set_thresholds(self, model: str, values: Values) -> Thresholds:
@@ -183,7 +149,7 @@ class DynamoFrontend(HttpFrontend):
         if not wanted:
             return present[model]
         response = self._send("POST", "/busy_threshold", {"model": model, **wanted})
-        after = _thresholds(self._decode(response, _ThresholdRowJson))
+        after = _thresholds(self._decode(response, ModelThresholds))
         kept = next((name for name, value in wanted.items() if after[name] != value), None)
         if kept is not None:
             self._unexpected(
@@ -283,48 +249,10 @@ class _HealthJson(msgspec.Struct):
     instances: list[msgspec.Raw] = []
 
 
-class _ModelJson(msgspec.Struct):
-    id: str
-
-
-class _ModelsJson(msgspec.Struct):
-    data: list[_ModelJson]
-
-
-class _WorkerTypeJson(msgspec.Struct):
-    workers: int
-    needs: list[list[str]] = []
-
-
-class _NamespaceJson(msgspec.Struct):
-    ready: bool
-    worker_types: dict[str, _WorkerTypeJson] = {}
-    missing_worker_types: list[str] = []
-    reason: str | None = None
-
-
-class _ReadyJson(msgspec.Struct):
-    model: str
-    ready: bool
-    namespaces: dict[str, _NamespaceJson] = {}
-    reason: str | None = None
-
-
-class _ThresholdRowJson(msgspec.Struct):
-    model: str
-    active_decode_blocks_threshold: float | int | None = None
-    active_prefill_tokens_threshold: int | None = None
-    active_prefill_tokens_threshold_frac: float | int | None = None
-
-
-class _ThresholdsJson(msgspec.Struct):
-    thresholds: list[_ThresholdRowJson]
-
-
 _Json = TypeVar("_Json", bound=msgspec.Struct)
 
 
-def _thresholds(row: _ThresholdRowJson) -> Thresholds:
+def _thresholds(row: ModelThresholds) -> Thresholds:
     return {name: getattr(row, name) for name in THRESHOLD_SETTINGS}
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from dynctl.adapters.ports import DiscoveryEntry, Listed
+from dynctl.documents.models import ModelReadiness, NamespaceReadiness, WorkerTypeReadiness
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import Registrations
 from dynctl.health.facts import (
     CheckFacts,
     FrontendFacts,
-    ModelReady,
     PlaneFacts,
     RankFacts,
     Unread,
@@ -75,6 +75,11 @@ def rank(worker: str, port: int, **changed: Any) -> RankFacts:
     return replace(whole, **changed)
 
 
+def _readiness(**workers: int) -> ModelReadiness:
+    types = {kind: WorkerTypeReadiness(count) for kind, count in workers.items()}
+    return ModelReadiness("tiny", True, {"dynamo": NamespaceReadiness(True, types)})
+
+
 def frontend(url: str, **changed: Any) -> FrontendFacts:
     metrics = FrontendMetrics(
         models={"tiny": ModelFacts(True, 16, 4096, 8192)},
@@ -82,7 +87,7 @@ def frontend(url: str, **changed: Any) -> FrontendFacts:
         kv_events=True,
         event_source_mismatches={"dynamo.prefill.generate": 0},
     )
-    ready = ModelReady(True, workers={"dynamo": {"prefill": 2, "decode": 2}})
+    ready = _readiness(prefill=2, decode=2)
     whole = FrontendFacts(
         url,
         "dynamo",
@@ -265,13 +270,17 @@ def _unsynced(entries: Entries) -> None:
 
 
 _FRACTION = {"tiny": {DECODE_BLOCKS: 0.85, PREFILL_TOKENS: 5000, PREFILL_FRACTION: None}}
-_NOT_READY = ModelReady(
+_NOT_READY = ModelReadiness(
+    "tiny",
     False,
+    {
+        "dynamo": NamespaceReadiness(
+            False, {"prefill": WorkerTypeReadiness(2)}, missing_worker_types=["decode"]
+        )
+    },
     "no namespace has all required worker types live",
-    {"dynamo": {"prefill": 2}},
-    ("decode",),
 )
-_FEWER = ModelReady(True, workers={"dynamo": {"prefill": 2, "decode": 1}})
+_FEWER = _readiness(prefill=2, decode=1)
 _REFUSED = Unread("connection refused", "does it run?")
 
 BROKEN = (

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dynctl.base.errors import TimedOut, Unreachable, UsageProblem
+from dynctl.documents.models import WorkerTypeReadiness
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.wire.dynamo.discovery import EndpointId
 from dynctl.wire.dynamo.frontend_metrics import RankLoad
@@ -185,9 +186,10 @@ def test_models(frontend):
 
 def test_ready(frontend):
     ready = frontend.ready("tiny")
-    assert (ready.ready, ready.reason) == (True, "")
-    assert ready.namespaces["dynamo"].workers == {"aggregated": 2}
-    assert ready.namespaces["dynamo"].missing == ()
+    assert (ready.ready, ready.reason or "") == (True, "")
+    assert ready.workers("dynamo", "aggregated") == 2
+    assert list(ready.namespaces["dynamo"].worker_types) == ["aggregated"]
+    assert ready.namespaces["dynamo"].missing_worker_types == []
 
 
 def test_not_ready_is_an_answer(frontend, dynamo):
@@ -200,8 +202,8 @@ def test_not_ready_is_an_answer(frontend, dynamo):
         "no namespace has all required worker types live",
     )
     space = ready.namespaces["dynamo"]
-    assert (space.workers, space.missing) == ({"prefill": 1}, ("decode",))
-    assert space.needs == {"prefill": (("decode",),)}
+    assert space.worker_types == {"prefill": WorkerTypeReadiness(1, [["decode"]])}
+    assert space.missing_worker_types == ready.missing == ["decode"]
     assert space.reason == "missing worker types: decode"
 
 
