@@ -6,7 +6,7 @@
     ├── HashingError          tokens or options that cannot be hashed            (also ValueError)
     ├── ConfigError           a setting outside its bounds, an unknown setting   (also ValueError)
     ├── WorkerError           a worker's configuration that cannot be accepted   (also ValueError)
-    ├── ConstraintError       a taint or weight that cannot be used              (also ValueError)
+    ├── ConstraintError       a weight that is not finite                        (also ValueError)
     ├── PolicyUnderivable     the decode constraint cannot be derived from the prefill worker
     ├── SnapshotError         a snapshot that cannot be restored                 (also ValueError)
     └── RoutingRefused        a Decision without a winner, raised by Decision.require();
@@ -24,7 +24,7 @@ class RouterCoreError(Exception):
 
 
 class HashingError(RouterCoreError, ValueError):
-    """Tokens, a block size or hashing options that have no hash."""
+    """Tokens, a block size or hashing options that cannot be hashed."""
 
 
 class ConfigError(RouterCoreError, ValueError):
@@ -36,7 +36,7 @@ class WorkerError(RouterCoreError, ValueError):
 
 
 class ConstraintError(RouterCoreError, ValueError):
-    """A routing constraint that cannot be evaluated (empty taint, weight that is not finite)."""
+    """The weight of a preferred taint is not finite."""
 
 
 class PolicyUnderivable(RouterCoreError):
