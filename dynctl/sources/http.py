@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -52,7 +53,7 @@ class HttpFrontend:
             ) from None
         except httpx.HTTPError as error:
             raise Unreachable(
-                f"{self.url} does not answer: {str(error) or type(error).__name__}",
+                f"{self.url} does not answer: {reason(error)}",
                 self.unreachable_hint,
             ) from None
 
@@ -97,6 +98,11 @@ async def read_response(
             content += part
             _check_size(len(content), max_bytes)
     return response.status_code, bytes(content)
+
+
+def reason(error: Exception) -> str:
+    """An error of httpx as text for the user, without an error number."""
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def json_object(response: httpx.Response) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def check_source(options: GlobalOptions) -> None:
     for flag, given in other.items():
         if given:
             raise UsageProblem(
-                f"{flag}: has no event plane; events tail follows a live Dynamo", WAYS
+                f"{flag} has no event plane; events tail follows a live Dynamo", WAYS
             )
     if backend(options) is None:
         raise UsageProblem(

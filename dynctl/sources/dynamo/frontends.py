@@ -21,7 +21,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.health.facts import FrontendFacts, Unread
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.planes import backend, namespace
-from dynctl.sources.http import async_client, read_response
+from dynctl.sources.http import async_client, read_response, reason
 from dynctl.sources.kubernetes import OUT_OF_REACH, Reached, cluster_ways
 from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import set_on_all
@@ -224,7 +224,7 @@ class PolledFrontends:
         except TimeoutError:
             one.problem = f"no response within {limit:g} s"
         except (httpx.HTTPError, WireError) as error:
-            one.problem = str(error) or type(error).__name__
+            one.problem = reason(error)
 
     async def _read_thresholds(self, one: _Polled) -> None:
         frontend = DynamoFrontend(one.url, min(READ_S, self._timeout))

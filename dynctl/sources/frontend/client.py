@@ -19,7 +19,7 @@ from dynctl.documents.decisions import DecisionList
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import WorkerRow, decode_worker_rows
-from dynctl.sources.http import HttpFrontend, json_object, read_response
+from dynctl.sources.http import HttpFrontend, json_object, read_response, reason
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.thresholds import Thresholds, Values
 from router_core import THRESHOLD_SETTINGS
@@ -201,7 +201,7 @@ class AsyncFrontendClient:
         except TimeoutError:
             raise Unreachable(f"no response within {self._timeout:g} s") from None
         except httpx.HTTPError as error:
-            raise Unreachable(str(error) or type(error).__name__) from None
+            raise Unreachable(reason(error)) from None
         if status in (401, 403):
             raise UsageProblem("a token is required", _TOKEN_HINT)
         if status == 404:

@@ -128,8 +128,8 @@ def test_a_namespace_without_workers_names_the_others(dynctl, store: Path):
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        (["--demo"], "--demo: has no event plane"),
-        (["--frontend", "http://127.0.0.1:1"], "--frontend: has no event plane"),
+        (["--demo"], "--demo has no event plane"),
+        (["--frontend", "http://127.0.0.1:1"], "--frontend has no event plane"),
         ([], "no discovery backend was named"),
         (["--file-kv", "x", "-o", "json"], "expected table, wide or jsonl"),
         (["--file-kv", "x", "--kind", "lost"], "--kind lost: expected one of stored"),
