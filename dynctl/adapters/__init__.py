@@ -1,1 +1,1 @@
-"""Adapters to the world: discovery, events, requests. Only this room touches zmq, etcd and NATS."""
+"""Adapters to other systems: the only users of the libraries of ZMQ, etcd, NATS, Kubernetes."""

@@ -1,9 +1,9 @@
-"""Dynamo's file backend, read only: ``ROOT/v1/BUCKET/NAME``, a file an entry.
+"""Dynamo's file backend, read only: ``ROOT/v1/BUCKET/NAME``, one file for each entry.
 
 NAME is the rest of the key with every byte that is not a letter or a digit percent-encoded. The
 content is the value. A publisher keeps its entry alive by touching the file; one whose mtime is
-older than the time to live is gone, and some Dynamo process deletes it later. We never do: a
-file store that was only looked at is the same afterwards, to the mtime.
+older than the time to live counts as deleted, and a Dynamo process deletes it later. dynctl never
+changes a file store, not even an mtime.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ from dynctl.wire.dynamo.discovery import MAX_VALUE_BYTES, PREFIX
 
 MAX_ENTRIES: Final = 100_000
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Of all values that one scan reads."""
+"""The sum of all values of one scan."""
 
-_HINT: Final = "Name Dynamo's directory with --file-kv DIR or DYN_FILE_KV."
+_HINT: Final = "Set Dynamo's directory: --file-kv DIR or DYN_FILE_KV."
 _GONE_ERRORS: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP})
 _OUR_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Nothing is wrong with the file."""
+"""Errors that are not caused by the file."""
 
 
 class FileDiscovery:
     """Follows a file store by polling it every ``poll_s`` seconds.
 
     ``ttl_s`` is Dynamo's time to live, by the file system's clock against ``clock`` (seconds since
-    the epoch). The files are read in one thread of its own, since a shared disk may be slow.
+    the epoch). The files are read in a separate thread, because a shared disk may be slow.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FileDiscovery:
         return f"file {self._root}"
 
     async def list(self) -> Listed:
-        """Raises Unreachable naming the directory when it cannot be read."""
+        """Raises Unreachable with the directory if it cannot be read."""
         try:
             return Listed((await self._scan(_Store())).put)
         except _Unreadable as error:
@@ -96,13 +96,13 @@ class FileDiscovery:
         """Ends every watch, and the thread."""
         self._closed.set()
         if self._thread is not None:
-            # Without waiting: a scan that hangs on a dead network disk must not hang us.
+            # Without waiting: a scan may hang on a dead network disk.
             self._thread.shutdown(wait=False)
             self._thread = None
 
     async def _scan(self, store: "_Store") -> "_Found":
         if self._closed.is_set():
-            raise _Unreadable("this reader of the file store is closed")
+            raise _Unreadable("the reader of the file store is closed")
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="dynctl-file-discovery")
         alive_after = self._clock() - self._ttl_s
@@ -111,12 +111,12 @@ class FileDiscovery:
 
 
 class _Unreadable(Exception):
-    """The store as a whole cannot be read; the message names the directory."""
+    """The store as a whole cannot be read; the message has the directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What tells that a file is the same as last time, without keeping its content.
+    """The properties that identify an unchanged file, without its content.
 
     A keep-alive changes the mtime, so the digest decides whether the entry changed.
     """
@@ -129,8 +129,8 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Store:
-    """What one scan found, as the next one needs it. Never changed, so that a scan whose answer
-    nobody took (its task was cancelled) loses nothing."""
+    """The result of a scan that the next one needs. Immutable, so that a scan whose task was
+    cancelled loses nothing."""
 
     seen: dict[str, _Seen] = field(default_factory=dict)
 
@@ -144,7 +144,7 @@ class _Found:
 
 
 def _scan(root: Path, before: _Store, alive_after: float) -> _Found:
-    """Read what is new or changed since ``before``; ``alive_after``: seconds since the epoch."""
+    """Read new and changed entries since ``before``; ``alive_after``: seconds since the epoch."""
     seen: dict[str, _Seen] = {}
     put: list[tuple[int, DiscoveryEntry]] = []
     read_bytes = 0
@@ -192,7 +192,7 @@ def _files(root: Path) -> Iterator[tuple[str, str, os.stat_result]]:
                     status = file.stat(follow_symlinks=False)
                 except OSError:
                     continue
-                # Neither a link to elsewhere nor a pipe that would keep us waiting.
+                # Not a link to another place, nor a pipe that would block.
                 if stat.S_ISREG(status.st_mode):
                     name = unquote(file.name, errors="backslashreplace")
                     yield f"{PREFIX}{bucket.name}/{name}", file.path, status
@@ -204,7 +204,7 @@ def _hidden(entry: os.DirEntry[str]) -> bool:
 
 
 def _scandir(path: Path) -> list[os.DirEntry[str]]:
-    """Sorted, so that two names for one key always give the same; nothing registered: no folder."""
+    """The entries, sorted so that two names of one key have a fixed order; empty if missing."""
     try:
         with os.scandir(path) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -215,8 +215,8 @@ def _scandir(path: Path) -> list[os.DirEntry[str]]:
 
 
 def _read(path: str) -> bytes | None:
-    """None when the file went meanwhile. What we may not read is an entry without a value, which
-    the reader of entries then names, as one that is too large and is cut just behind the limit."""
+    """The content; None if the file was deleted meanwhile. A file without read permission gives an
+    empty value, a too large one is cut just above the limit; the reader of entries reports both."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:

@@ -20,11 +20,11 @@ from dynctl.wire.dynamo.discovery import EventChannel
 from dynctl.wire.dynamo.events import Envelope, decode_envelope, encode_envelope
 
 _PENDING: Final = 10_000
-"""Changes that one slow reader may leave unread; after that it is given a new list instead."""
+"""Maximum of unread changes of a slow reader; above it the reader gets a new list instead."""
 
 
 class MemoryDiscovery:
-    """Keeps the entries itself. All methods are for the event loop's own thread."""
+    """Keeps the entries in memory. For the event loop's thread only."""
 
     def __init__(self) -> None:
         self._entries: dict[str, bytes] = {}
@@ -36,16 +36,16 @@ class MemoryDiscovery:
         return "memory"
 
     def put(self, key: str, value: bytes) -> None:
-        """Register or replace an entry; the value it already has is no change."""
+        """Register or replace an entry; the same value is not a change."""
         if self._entries.get(key) == value:
             return
         self._entries[key] = value
-        self._tell(Put(DiscoveryEntry(key, value)))
+        self._notify(Put(DiscoveryEntry(key, value)))
 
     def delete(self, key: str) -> None:
-        """Remove an entry; one that is not there is no change."""
+        """Remove an entry; an unknown one is not a change."""
         if self._entries.pop(key, None) is not None:
-            self._tell(Deleted(key))
+            self._notify(Deleted(key))
 
     async def list(self) -> Listed:
         return self._listed()
@@ -83,7 +83,7 @@ class MemoryDiscovery:
     def _listed(self) -> Listed:
         return Listed(tuple(DiscoveryEntry(*entry) for entry in self._entries.items()))
 
-    def _tell(self, change: DiscoveryChange) -> None:
+    def _notify(self, change: DiscoveryChange) -> None:
         for reader in self._readers:
             if len(reader.changes) < _PENDING:
                 reader.changes.append(change)
@@ -93,7 +93,7 @@ class MemoryDiscovery:
 
 
 class _Reader:
-    """What one watch has not read yet."""
+    """The unread changes of one watch."""
 
     def __init__(self) -> None:
         self.changes: deque[DiscoveryChange] = deque()
@@ -102,7 +102,7 @@ class _Reader:
 
 
 class MemoryEventPlane:
-    """Delivers what is published to the followers that run at that moment.
+    """Delivers messages to the followers that run at that moment.
 
     ``clock`` gives the publishers' wall clock in milliseconds.
     """
@@ -121,7 +121,7 @@ class MemoryEventPlane:
         return MemoryFollower(self, channel, emit)
 
     async def close(self) -> None:
-        """Ends the followers that still run, as if they were cancelled."""
+        """End all running followers, as by a cancellation."""
         for follower in list(self._running):
             follower.stop()
         await asyncio.sleep(0)
@@ -147,11 +147,11 @@ class MemoryEventPlane:
         return sequence
 
     def publish_envelope(self, channel: EventChannel, envelope: Envelope) -> None:
-        """Send a message as it is: another publisher's, or with a number out of line."""
+        """Send a message unchanged: of another publisher, or with an unexpected number."""
         self.publish_bytes(channel, encode_envelope(envelope))
 
     def publish_bytes(self, channel: EventChannel, body: bytes) -> None:
-        """Send bytes that need not be an envelope."""
+        """Send bytes, even if they are not an envelope."""
         if self._lost.get(channel, 0):
             self._lost[channel] -= 1
         elif channel in self._held and self._held[channel] is None:
@@ -165,19 +165,19 @@ class MemoryEventPlane:
     # -- faults -----------------------------------------------------------------------------
 
     def lose(self, channel: EventChannel, count: int = 1) -> None:
-        """The next ``count`` messages get lost on the way."""
+        """Lose the next ``count`` messages."""
         self._lost[channel] = self._lost.get(channel, 0) + count
 
     def swap(self, channel: EventChannel) -> None:
-        """The next message arrives after the one that follows it."""
+        """Deliver the next message after the one that follows it."""
         self._held[channel] = None
 
     def restart(self, channel: EventChannel) -> None:
-        """The publisher counts from 0 again."""
+        """Restart the publisher: it counts from 0 again."""
         self._next.pop(channel, None)
 
     def disconnect(self, channel: EventChannel) -> None:
-        """Nothing reaches the followers until :meth:`reconnect`."""
+        """Deliver nothing to the followers until :meth:`reconnect`."""
         self._cut.add(channel)
         for follower in self._of(channel):
             follower.intake.disconnect("lost the publisher; reconnecting")

@@ -1,7 +1,6 @@
-"""The seams: what a plane hands to the rest of dynctl, and what it must be able to do.
+"""The interfaces of adapters: their values, and the protocols that they implement.
 
-Adapters in ``dynctl.adapters`` produce these values; nobody else needs to know which library they
-came through. A Protocol stands here once it has a reader.
+Other rooms use these values and protocols and do not depend on the libraries of adapters.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from router_core import BlocksRemoved, BlocksStored, Change, Cleared, IndexMarke
 
 
 class StreamCode(StrEnum):
-    """What can be wrong, or right again, with a worker's event stream. Codes are stable.
+    """Problems and recoveries of a worker's event stream. Codes are stable.
 
     The codes of ``dynctl.wire.index_events.DropCode`` appear as conditions too.
     """
@@ -32,14 +31,14 @@ class StreamCode(StrEnum):
     MALFORMED_BATCH = "MALFORMED_BATCH"
     UNKNOWN_EVENT = "UNKNOWN_EVENT"
     FOREIGN_PUBLISHER = "FOREIGN_PUBLISHER"
-    """Messages of somebody else came on this worker's channel; they are skipped."""
+    """Messages of another publisher arrived on this worker's channel; they are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexUpdate:
     """One batch of a worker's rank, ready to apply. Updates of a stream come in sequence order.
 
-    ``published_at`` is the engine's wall clock in seconds: shown to people, never compared with
+    ``published_at`` is the engine's wall clock in seconds: only displayed, never compared with
     ours. ``replayed`` says that the batch came from the replay socket.
     """
 
@@ -58,11 +57,11 @@ class IndexUpdate:
 
 @dataclass(frozen=True, slots=True)
 class StreamCondition:
-    """Something about a stream that an operator or the index must know.
+    """A condition of a stream, for operators or the index.
 
-    ``ranks`` are the data-parallel ranks concerned. ``clears`` means that everything known about
-    them is void and must be forgotten before the next update. ``missing`` (batches), where set,
-    is how much of each rank's history is lost from now on; 0 means that its index is whole.
+    ``ranks`` are the data-parallel ranks concerned. ``clears``: the index of these ranks is
+    invalid and must be cleared before the next update. ``missing`` (batches), if set, is how much
+    of each rank's history is lost from now on; 0: its index is complete.
     """
 
     worker_id: int
@@ -74,7 +73,7 @@ class StreamCondition:
     missing: int | None = None
 
     def changes(self) -> Iterator[Change]:
-        """The router's changes, in order; none for a condition that only people care about."""
+        """The router's changes, in order; none for a condition that is only displayed."""
         for rank in self.ranks:
             if self.clears:
                 yield KvEvent(self.worker_id, rank, Cleared())
@@ -105,7 +104,7 @@ class KvEventStream(Protocol):
 class DiscoveryEntry:
     """One key and its value, undecoded. Keys are Dynamo's logical ones in every backend.
 
-    ``owner``: what people call who registered it (its pod), where the backend tells.
+    ``owner``: the name of the process that registered it (its pod), if the backend has it.
     """
 
     key: str
@@ -115,7 +114,7 @@ class DiscoveryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Everything that is registered now; whatever was known before and is not here is gone."""
+    """All current entries; earlier entries that are missing here were removed."""
 
     entries: tuple[DiscoveryEntry, ...]
 
@@ -136,7 +135,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The plane cannot be heard (``reason``); a Listed follows once it can. What is known stays."""
+    """The plane is not reachable (``reason``); a Listed follows once it is. Known entries stay."""
 
     reason: str
 
@@ -145,21 +144,21 @@ DiscoveryChange = Listed | Put | Deleted | Interrupted
 
 
 class Discovery(Protocol):
-    """Reads what is registered below a key prefix; never writes."""
+    """Reads the entries below a key prefix; never writes."""
 
     @property
     def title(self) -> str:
-        """What people see: the backend and its address, without credentials."""
+        """The backend and its address for display, without credentials."""
         ...
 
     async def list(self) -> Listed:
-        """What is registered now. Raises dynctl.base.errors.Unreachable."""
+        """The current entries. Raises dynctl.base.errors.Unreachable."""
         ...
 
     def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
         """A Listed, then changes in order, for as long as the caller reads; close it with aclose.
 
-        Does not raise when the plane is not there: that is an Interrupted, and it goes on trying.
+        Does not raise if the plane is not reachable: it yields Interrupted and retries.
         """
         ...
 
@@ -172,16 +171,16 @@ class Discovery(Protocol):
 
 
 class ChannelCode(StrEnum):
-    """What can happen to one publisher's channel. Codes are stable."""
+    """Events of one publisher's channel. Codes are stable."""
 
     CHANNEL_CONNECTED = "CHANNEL_CONNECTED"
     CHANNEL_DISCONNECTED = "CHANNEL_DISCONNECTED"
     EVENTS_DROPPED = "EVENTS_DROPPED"
-    """Sequence numbers were skipped: ``count`` messages were lost on the way."""
+    """Sequence numbers were skipped: ``count`` messages were lost."""
     PUBLISHER_RESTARTED = "PUBLISHER_RESTARTED"
     """The sequence went back to its start."""
     FOREIGN_PUBLISHER = "FOREIGN_PUBLISHER"
-    """Messages of a publisher that discovery does not name for this channel; they are skipped."""
+    """Messages of a publisher that is not registered for this channel; they are skipped."""
     MALFORMED_MESSAGE = "MALFORMED_MESSAGE"
 
 
@@ -189,7 +188,7 @@ class ChannelCode(StrEnum):
 class ChannelMessage:
     """One message of a channel, in order. ``payload`` is undecoded msgpack.
 
-    ``published_at_ms`` is the publisher's wall clock: shown to people, never compared with ours.
+    ``published_at_ms`` is the publisher's wall clock: only displayed, never compared with ours.
     """
 
     topic: str
@@ -201,7 +200,7 @@ class ChannelMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChannelCondition:
-    """Something about a channel that an operator or the index must know. ``count``: messages."""
+    """A condition of a channel, for operators or the index. ``count``: messages."""
 
     topic: str
     publisher_id: int
@@ -239,7 +238,7 @@ class ChannelFollower(Protocol):
 
 
 class EventPlane(Protocol):
-    """Makes followers of the channels that discovery names, and shares what they can share."""
+    """Makes followers of registered channels, with shared connections."""
 
     def follow(
         self, channel: EventChannel, emit: Callable[[ChannelValue], None]
@@ -254,16 +253,16 @@ class EventPlane(Protocol):
 
 
 class RequestPlane(Protocol):
-    """Asks an endpoint of a worker and streams its answer."""
+    """Sends a request to an endpoint of a worker and streams its response."""
 
     def ask_raw(
         self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
     ) -> AsyncGenerator[RawItem, None]:
-        """The items of the answer as they arrive, undecoded: one may be too large for one turn.
+        """The items of the response as they arrive, undecoded: one may be too large for one turn.
 
-        ``timeout``: seconds that each next item may take; ``max_bytes`` bounds the whole answer.
-        Who stops early closes it (aclose), which tells the worker. Raises RequestPlaneError naming
-        the instance and what went wrong.
+        ``timeout``: seconds that each next item may take; ``max_bytes`` bounds the whole response.
+        A caller that stops early closes it (aclose), which cancels it at the worker. Raises
+        RequestPlaneError with the instance and the problem.
         """
         ...
 
@@ -271,20 +270,20 @@ class RequestPlane(Protocol):
 
 
 class RequestPlaneError(Exception):
-    """A worker did not answer as it should; the message says where and how."""
+    """A request to a worker failed; the message has the worker and the problem."""
 
 
 class NotCalledBack(RequestPlaneError):
-    """A worker took the question and no connection of its own came: the way back is closed."""
+    """A worker accepted the request but did not connect back: the way back is blocked."""
 
 
 # -- a Kubernetes cluster --------------------------------------------------------------------------
 
 
 class ClusterRefusal(Exception):
-    """The API server answered no. ``status`` is HTTP's, ``reason`` Kubernetes' own word.
+    """The API server refused a request. ``status`` is HTTP's, ``reason`` Kubernetes' reason.
 
-    401 never comes as this (that is Unreachable: nothing can be read); 403, 404, 410 and 422 do.
+    For 403, 404, 410 and 422; a 401 is Unreachable, because nothing can be read.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -303,10 +302,10 @@ class ClusterRefusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class AccessQuestion:
-    """May somebody do this? ``resource`` may have a subresource: ``pods/exec``.
+class AccessReview:
+    """The parameters of an access review. ``resource`` may have a subresource: ``pods/exec``.
 
-    ``namespace`` None asks for all namespaces (or for a resource that has none).
+    ``namespace`` None: all namespaces (or a resource without one).
     """
 
     verb: str
@@ -326,25 +325,25 @@ class ClusterEvent:
 class Cluster(Protocol):
     """Reads a Kubernetes cluster; blocking, safe to call from several threads.
 
-    It sends GETs, access reviews, exec of ``cat`` and port-forwards, nothing that changes anything.
-    Paths are those of the API (``/api/v1/nodes``), ``query`` its parameters. Everything raises
-    ClusterRefusal where the API server says no, and Unreachable where it does not answer, the TLS
+    It sends GETs, access reviews, exec of ``cat`` and port-forwards; it changes nothing.
+    Paths are those of the API (``/api/v1/nodes``), ``query`` its parameters. All methods raise
+    ClusterRefusal if the API server refuses, and Unreachable if it does not respond, the TLS
     handshake fails or the credentials are not accepted.
     """
 
     @property
     def title(self) -> str:
-        """What people see: the context's name and the server's address."""
+        """The context's name and the server's address, for display."""
         ...
 
     @property
     def namespace(self) -> str:
-        """The context's namespace, ``default`` where it names none."""
+        """The context's namespace, ``default`` if it has none."""
         ...
 
     @property
     def now(self) -> float:
-        """The cluster's clock, seconds since the epoch: told by its last answer."""
+        """The cluster's clock, seconds since the epoch: from its last response."""
         ...
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]:
@@ -356,8 +355,8 @@ class Cluster(Protocol):
     ) -> Iterator[Mapping[str, Any]]:
         """A list in pages of at most ``page`` items, each a whole ``...List`` object.
 
-        Where the continue token expires in between (410), the list is begun again once; the
-        caller then gets a page with ``metadata.dynctlRestarted`` true and drops what it has.
+        If the continue token expires (410), the list restarts once; the caller then gets a page
+        with ``metadata.dynctlRestarted`` true and drops the earlier pages.
         """
         ...
 
@@ -366,14 +365,14 @@ class Cluster(Protocol):
     ) -> Iterator[ClusterEvent]:
         """Changes after ``resource_version``, until the server ends the watch (then it returns).
 
-        Raises ClusterRefusal with status 410 where that version is too old: list again.
+        Raises ClusterRefusal with status 410 if that version is too old: list again.
         """
         ...
 
     def allowed(
-        self, question: AccessQuestion, *, user: str | None = None, groups: tuple[str, ...] = ()
+        self, question: AccessReview, *, user: str | None = None, groups: tuple[str, ...] = ()
     ) -> bool:
-        """Whether we may do it (``user`` None), or that user; an access review either way."""
+        """Whether dynctl (``user`` None) or that user may do it, by an access review."""
         ...
 
     def read_file(
@@ -381,8 +380,8 @@ class Cluster(Protocol):
     ) -> bytes:
         """A file of a container, by exec of ``cat``.
 
-        Raises FileNotFoundError naming the path; ClusterRefusal where exec is refused or the
-        container does not run; ValueError where it is larger than ``max_bytes``.
+        Raises FileNotFoundError with the path; ClusterRefusal if exec is refused or the container
+        does not run; ValueError if it is larger than ``max_bytes``.
         """
         ...
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-from dynctl.adapters.ports import AccessQuestion
+from dynctl.adapters.ports import AccessReview
 from dynctl.health.deployment import Deployment
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
@@ -56,7 +56,7 @@ class Account:
     """Permissions of a service account. ``user``: its RBAC name, system:serviceaccount:NS:NAME."""
 
     user: str
-    allowed: Mapping[AccessQuestion, bool] | Unread
+    allowed: Mapping[AccessReview, bool] | Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ClusterFacts:
     wanted: tuple[str, ...] = ()
     served: Mapping[str, tuple[str, ...]] | Unread = field(default_factory=dict)
     schemas: Listing[GraphSchema] = ()
-    access: Mapping[AccessQuestion, bool | Unread] = field(default_factory=dict)
+    access: Mapping[AccessReview, bool | Unread] = field(default_factory=dict)
     graphs: Listing[Manifest] = ()
     topologies: Listing[Manifest] = ()
     nodes: Listing[Node] = ()

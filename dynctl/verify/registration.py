@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dynctl.adapters.ports import AccessQuestion
+from dynctl.adapters.ports import AccessReview
 from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Found, Outcome, Skipped
 from dynctl.health.facts import Unread
@@ -65,7 +65,7 @@ def user_of(pod: Pod) -> str:
     return f"system:serviceaccount:{pod.namespace}:{pod.service_account or 'default'}"
 
 
-def denied(joined: JoinedFacts) -> dict[str, list[AccessQuestion]]:
+def denied(joined: JoinedFacts) -> dict[str, list[AccessReview]]:
     """User -> missing permissions, of the workers' service accounts."""
     accounts = () if joined.cluster is None else joined.cluster.worker_accounts
     return {

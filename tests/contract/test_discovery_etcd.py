@@ -345,5 +345,5 @@ def test_certificates_that_are_none(kind: Kind, tmp_path: Path):
     odd.write_text("hello")
     with pytest.raises(UsageProblem, match="not a PEM file"):
         kind(["https://127.0.0.1"], ca=str(odd))
-    with pytest.raises(UsageProblem, match="belong together"):
+    with pytest.raises(UsageProblem, match="must be set together"):
         kind(["https://127.0.0.1"], cert=str(odd))

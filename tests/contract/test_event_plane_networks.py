@@ -184,7 +184,7 @@ async def test_a_server_that_never_answers():
         plane = NatsEventPlane(
             f"127.0.0.1:{port}", NatsAuth(), bounds=NatsBounds(dial=0.1, connect=0.5)
         )
-        with pytest.raises(Unreachable, match="no answer within"):
+        with pytest.raises(Unreachable, match="no response within"):
             await plane.connect()
 
 

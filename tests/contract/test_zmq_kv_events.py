@@ -448,7 +448,7 @@ async def test_replay_that_never_answers_costs_one_wait_and_is_left_alone(bench)
     assert bench.recorder.seqs == [2, 5, 6, 7]
     assert publisher.asked == [0, 6]
     assert follower.state().lost == 4
-    assert "silent for 0.05 s" in bench.recorder.condition("REPLAY_UNAVAILABLE").message
+    assert "no message for 0.05 s" in bench.recorder.condition("REPLAY_UNAVAILABLE").message
 
 
 async def test_replay_that_answers_nonsense(bench):

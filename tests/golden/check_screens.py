@@ -39,7 +39,7 @@ def half_dead() -> CheckFacts:
         newest=None,
         called_back=None,
         current=False,
-        refusal="dynamo.prefill.generate of worker 1a2b at 10.0.0.7:9000 cannot be connected to: "
+        refusal="dynamo.prefill.generate of worker 1a2b at 10.0.0.7:9000 is not reachable: "
         "Connection refused",
     )
     other = made.frontend("http://frontend-2:8000", version="2.0.0")

@@ -98,7 +98,7 @@ def events(width: int) -> str:
         event_line(prefill, RouterEvent(*rank, 8, BlocksRemoved(hashes[:1])), 0, None),
         remark(TailKind.GAP, 0, "events 9 to 11 are missing (1 message lost)", prefill, **parted),
         event_line(prefill, RouterEvent(*rank, 8, Cleared()), 0, "again or late: after event 8"),
-        remark(TailKind.RESTART, 0, "the publisher began anew: message 0 came after 41", prefill),
+        remark(TailKind.RESTART, 0, "the publisher restarted: message 0 came after 41", prefill),
         remark(TailKind.DISCONNECT, 0, "lost tcp://10.0.0.7:5557; reconnecting", decode),
         load_line(decode, KvMetrics(decode.worker_id, 0, 13, None, 1_024), 0),
         load_line(None, KvMetrics(1, 0, 13), 0),

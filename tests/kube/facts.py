@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from dynctl.adapters.ports import AccessQuestion, DiscoveryEntry, Listed
+from dynctl.adapters.ports import AccessReview, DiscoveryEntry, Listed
 from dynctl.health.deployment import Registrations
 from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
@@ -37,7 +37,7 @@ Body = Mapping[str, Any]
 Files = Mapping[PodKey, Mapping[str, str | TopologyFile | None] | Unread]
 """Pod -> file -> content, None: there is no such file."""
 Logs = Mapping[PodKey, str | StartLog | Unread]
-Access = Mapping[AccessQuestion, bool | Unread]
+Access = Mapping[AccessReview, bool | Unread]
 
 TITLE: Final = "prod (https://kubernetes.example:6443)"
 SCHEMAS: Final = tuple(GraphSchema(one, frozenset(FIELDS)) for one in ("v1alpha1", "v1beta1"))
@@ -184,7 +184,7 @@ def _manifests(bodies: Iterable[Body]) -> tuple[Manifest, ...]:
 
 def _accounts(
     users: Iterable[tuple[str, str]],
-    asks: Callable[[str], Iterable[AccessQuestion]],
+    asks: Callable[[str], Iterable[AccessReview]],
     overrides: Mapping[str, bool] | None,
 ) -> tuple[Account, ...]:
     """``users``: namespace and name. ``asks``: what of an account in a namespace."""

@@ -1,7 +1,7 @@
-"""Where workers bring their answers: the listener of the request plane's asking side.
+"""The listener that receives workers' responses on the request plane.
 
-A worker that was asked connects here and names its subject, an unguessable word that only the
-question held. Whoever names none of ours is dropped without an answer.
+A worker connects here and sends the subject of the request, an unguessable word that only the
+request had. A connection with another subject is dropped without a response.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ READ_BYTES: Final = 256 * 1024
 
 
 class Caller(NamedTuple):
-    """A worker that called home; ``frames`` may hold more than its handshake already."""
+    """The connection of a worker; ``frames`` may have more than its handshake already."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -27,17 +27,17 @@ class Caller(NamedTuple):
 
 @dataclass(slots=True)
 class CallHomeCounts:
-    """Connections since the start: matched to a question, and dropped because they were not."""
+    """Connections since the start: matched to a request, and dropped without a match."""
 
     matched: int = 0
     dropped: int = 0
 
 
 class CallHome:
-    """One listener for each local address that workers were told, shared by all questions.
+    """One listener for each local address that was sent to workers, shared by all requests.
 
-    ``strangers`` bounds the connections that have not named a subject yet (the oldest goes when
-    one more comes), ``handshake_s`` the seconds that each of them may take.
+    ``strangers`` bounds the connections without a subject yet (one more closes the oldest),
+    ``handshake_s`` the seconds until they send it.
     """
 
     def __init__(self, *, strangers: int, handshake_s: float) -> None:
@@ -51,13 +51,13 @@ class CallHome:
         self._closed = False
 
     async def port(self, host: str) -> int:
-        """The port that listens at a local address; opened at the first call. Raises OSError."""
+        """The listening port at a local address; opened at the first call. Raises OSError."""
         async with self._opening:
             if self._closed:
                 raise OSError("the request plane was closed")
             server = self._servers.get(host)
             if server is None:
-                # One address alone: with port 0 each of a name's addresses would get another port.
+                # One address: with port 0 each of a name's addresses would get another port.
                 found = await asyncio.get_running_loop().getaddrinfo(
                     host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
                 )
@@ -68,20 +68,20 @@ class CallHome:
         return port
 
     def expect(self) -> tuple[str, asyncio.Future[Caller]]:
-        """A new subject, and who will name it. Whoever expects must call forget."""
+        """A new subject, and the future of its connection. The caller must call forget."""
         subject = str(uuid.uuid4())
         calling: asyncio.Future[Caller] = asyncio.get_running_loop().create_future()
         self._expected[subject] = calling
         return subject, calling
 
     def forget(self, subject: str) -> None:
-        """Drop whoever names this subject from now on."""
+        """Drop connections with this subject from now on."""
         calling = self._expected.pop(subject, None)
         if calling is not None:
             calling.cancel()
 
     async def close(self) -> None:
-        """End all listening; whoever still expects a call is cancelled."""
+        """Close all listeners; pending futures are cancelled."""
         self._closed = True
         async with self._opening:
             servers, self._servers = list(self._servers.values()), {}
@@ -104,7 +104,7 @@ class CallHome:
             async with asyncio.timeout(self._handshake_s):
                 matched = await self._match(reader, writer)
         except (OSError, TimeoutError, WireError, asyncio.CancelledError):
-            pass  # Nobody waits for this task; ending it is all that a cancellation wants.
+            pass  # This task is not awaited; it only has to end.
         finally:
             self._strangers.pop(writer, None)
             if matched:

@@ -30,7 +30,7 @@ _RESTART_RUN: Final = 8
 class ChannelIntake:
     """Follows one publisher's numbers; ``counts`` and ``connected`` can be read at any time.
 
-    Duplicates and stragglers both count as ``duplicates``: neither is handed on.
+    Duplicates and late messages both count as ``duplicates``: they are not passed on.
     """
 
     def __init__(self, channel: EventChannel, emit: Callable[[ChannelValue], None]) -> None:
@@ -40,33 +40,33 @@ class ChannelIntake:
         self._emit = emit
         self._sequence = EventSequence(late_join=True, restart_run=_RESTART_RUN)
         self._reconnected = False
-        self._told: set[ChannelCode] = set()
+        self._reported: set[ChannelCode] = set()
 
     # -- the connection ---------------------------------------------------------------------
 
     def connect(self, address: str) -> None:
-        """Messages can come from now on."""
+        """Messages can arrive from now on."""
         if not self.connected:
             self.connected = True
-            self._told.discard(ChannelCode.CHANNEL_DISCONNECTED)
-            self._tell(ChannelCode.CHANNEL_CONNECTED, f"connected to {address}")
+            self._reported.discard(ChannelCode.CHANNEL_DISCONNECTED)
+            self._report(ChannelCode.CHANNEL_CONNECTED, f"connected to {address}")
 
     def disconnect(self, why: str) -> None:
-        """No message can come until :meth:`connect`; told once for each time."""
+        """No message can arrive until :meth:`connect`; reported once each time."""
         self._reconnected = True
         self.connected = False
-        self._tell_once(ChannelCode.CHANNEL_DISCONNECTED, why)
+        self._report_once(ChannelCode.CHANNEL_DISCONNECTED, why)
 
     # -- messages ---------------------------------------------------------------------------
 
     def take(self, envelope: Envelope) -> None:
-        """One message. Of another publisher or topic it is counted as foreign and skipped."""
+        """Take one message; of another publisher or topic it is counted as foreign and skipped."""
         channel = self.channel
         if envelope.publisher_id != channel.publisher_id or envelope.topic != channel.topic:
             self._refuse_foreign(envelope)
             return
         seq = envelope.sequence
-        # Seeded with the time, because reports of a calm worker are the same bytes again and again.
+        # Seeded with the time, because an idle worker's reports are the same bytes.
         digest = xxh3_64_intdigest(envelope.payload, envelope.published_at)
         ts = float(envelope.published_at)
         verdict = self._sequence.judge(seq, digest, ts, reconnected=self._reconnected)
@@ -91,47 +91,49 @@ class ChannelIntake:
         )
 
     def malformed(self, error: WireError) -> None:
-        """A message that cannot be read: counted, told once."""
+        """Count an unreadable message; reported once."""
         self.counts.malformed += 1
-        self._tell_once(ChannelCode.MALFORMED_MESSAGE, f"skipped a message: {error}", 1)
+        self._report_once(ChannelCode.MALFORMED_MESSAGE, f"skipped a message: {error}", 1)
 
     # -- what they mean ---------------------------------------------------------------------
 
     def _refuse_foreign(self, envelope: Envelope) -> None:
         self.counts.foreign += 1
         if envelope.topic != self.channel.topic:
-            what = "messages of another topic come"
+            what = "messages of another topic arrive"
         else:
             what = f"publisher {envelope.publisher_id:x} sends"
-        self._tell_once(
+        self._report_once(
             ChannelCode.FOREIGN_PUBLISHER,
-            f"{what} where discovery names publisher {self.channel.publisher_id:x}; skipped "
-            "(another process may have been given the address of one that is gone)",
+            f"{what} on the channel of publisher {self.channel.publisher_id:x}; skipped "
+            "(another process may use the address of a stopped one)",
             1,
         )
 
     def _restart(self, seq: int) -> None:
         last = self._sequence.last
         self._sequence.reset()
-        self._told.clear()
+        self._reported.clear()
         self.counts.restarts += 1
-        self._tell(
+        self._report(
             ChannelCode.PUBLISHER_RESTARTED,
-            f"the publisher began anew: message {seq} came after {last}",
+            f"the publisher restarted: message {seq} came after {last}",
         )
 
     def _lose(self, count: int, seq: int) -> None:
         self.counts.dropped += count
         plural = "s" if count > 1 else ""
-        self._tell(ChannelCode.EVENTS_DROPPED, f"{count} message{plural} lost before {seq}", count)
+        self._report(
+            ChannelCode.EVENTS_DROPPED, f"{count} message{plural} lost before {seq}", count
+        )
 
-    # -- telling ----------------------------------------------------------------------------
+    # -- reporting --------------------------------------------------------------------------
 
-    def _tell_once(self, code: ChannelCode, message: str, count: int = 0) -> None:
-        if code not in self._told:
-            self._told.add(code)
-            self._tell(code, message, count)
+    def _report_once(self, code: ChannelCode, message: str, count: int = 0) -> None:
+        if code not in self._reported:
+            self._reported.add(code)
+            self._report(code, message, count)
 
-    def _tell(self, code: ChannelCode, message: str, count: int = 0) -> None:
+    def _report(self, code: ChannelCode, message: str, count: int = 0) -> None:
         channel = self.channel
         self._emit(ChannelCondition(channel.topic, channel.publisher_id, code, message, count))

@@ -1,8 +1,7 @@
-"""A model's tokenizer files, as a worker's card names them: fetched, checked, kept privately.
+"""The tokenizer files of a worker's card: fetched, verified, kept in a private directory.
 
-A card is what a stranger wrote into discovery. It may make us read only what is served by the
-worker's own host (or by one that the operator allowed), or a file of ours that is exactly the one
-it describes; the checksum that it states has to hold in both cases.
+Cards are untrusted. A card may refer only to files served by the worker's own host (or by one that
+the operator allowed), or to a local file; the card's checksum must match in both cases.
 """
 
 import asyncio
@@ -34,21 +33,21 @@ _NAMES: Final = {
     "hf_chat_template_jinja": "chat_template.jinja",
     "hf_chat_template_json": "chat_template.json",
 }
-"""Dynamo's formats that dynctl reads, and what such a file is called in a model directory."""
+"""Dynamo's formats that dynctl supports, and their file names in a model directory."""
 
 _PARTS: Final = ("tokenizer", "prompt_formatter", "chat_template_file", "model_info")
 _OPTIONAL: Final = frozenset({"model_info"})
-"""Its absence changes no token, so what we cannot read of it is no reason to stop."""
+"""It does not affect tokens, so problems with it are ignored."""
 
 _CHUNK: Final = 256 * 1024
 _HINT: Final = (
-    "copy the model's tokenizer.json and tokenizer_config.json here and give their directory: "
+    "copy the model's tokenizer.json and tokenizer_config.json here and set their directory: "
     "--model-path DIR"
 )
 
 
 class ModelFilesError(UsageProblem):
-    """A card whose files cannot be used; the message names card, file, expected and got."""
+    """A card with invalid files; the message has card, file, what was expected and found."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, _HINT)
@@ -59,7 +58,7 @@ class FetchedModel:
     """A directory for :func:`dynctl.tokenization.load_tokenizer`.
 
     ``origins``: file name -> the URL or path it came from, or ``cache``. ``requests`` and
-    ``received_bytes`` say what asking the worker took.
+    ``received_bytes`` count the requests to the worker and their bytes.
     """
 
     directory: Path
@@ -69,7 +68,7 @@ class FetchedModel:
 
 
 def host_of(instance: Instance) -> str:
-    """The host that an instance is served on; empty where its transport names none (NATS)."""
+    """The host that an instance is served on; empty if its transport has none (NATS)."""
     if instance.transport != "tcp":
         return ""
     address = instance.address.partition("/")[0]
@@ -85,15 +84,15 @@ async def fetch_model_files(
     max_file_bytes: int = MAX_FILE_BYTES,
     timeout: float = 30.0,
 ) -> FetchedModel:
-    """Bring what tokenization needs into a directory of its own below ``into``.
+    """Fetch the tokenizer files into a separate directory below ``into``.
 
-    ``into`` is made with mode 0700 or has to be private to us already. Files that are there and
-    whose checksums hold are not fetched again. URLs are asked on ``instance_host`` and
-    ``allowed_hosts`` alone, without redirects and without the environment's proxies; a path is
-    used if that file is here with that checksum. ``timeout``: seconds a file may take.
+    ``into`` is created with mode 0700 or must be private to the user already. Files with matching
+    checksums are not fetched again. URLs are fetched only from ``instance_host`` and
+    ``allowed_hosts``, without redirects and without the environment's proxies; a path is
+    used if a local file has that checksum. ``timeout``: seconds for each file.
 
-    Raises ModelFilesError for what the card or an answer says, Unreachable for a worker that does
-    not answer.
+    Raises ModelFilesError for an invalid card or response, Unreachable for a worker that does not
+    respond.
     """
     wanted = _wanted(card)
     for file in wanted.values():
@@ -122,7 +121,8 @@ async def fetch_model_files(
                         data = [chunk async for chunk in chunks]
             except TimeoutError:
                 raise Unreachable(
-                    f"{_called(card, file)}: {_shown(url)} took longer than {timeout:g} s", _HINT
+                    f"{_file_title(card, file)}: {_shown(url)} took longer than {timeout:g} s",
+                    _HINT,
                 ) from None
             received += sum(map(len, data))
             _write(target, file, card, iter(data))
@@ -134,20 +134,20 @@ async def fetch_model_files(
 
 
 def _wanted(card: ModelCard) -> dict[str, CardFile]:
-    """File name -> file, for the parts of the card that decide about tokens."""
+    """File name -> file, for the parts of the card that affect tokens."""
     wanted: dict[str, CardFile] = {}
     for part in _PARTS:
         file = card.files.get(part)
         if file is None:
             if part == "tokenizer":
-                raise ModelFilesError(f"{_card(card)} names no tokenizer file")
+                raise ModelFilesError(f"{_card(card)} has no tokenizer file")
             continue
         name = _NAMES.get(file.kind)
         if name is None:
             if part in _OPTIONAL:
                 continue
             raise ModelFilesError(
-                f"{_called(card, file)}: its {part} is a {file.kind[:40]!r}; expected one of "
+                f"{_file_title(card, file)}: its {part} is a {file.kind[:40]!r}; expected one of "
                 f"{', '.join(_NAMES)}"
             )
         wanted[name] = file
@@ -159,36 +159,36 @@ def _check_stated(card: ModelCard, file: CardFile, limit: int) -> None:
     if algorithm != "blake3" or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
         stated = "none" if file.checksum is None else repr(file.checksum[:80])
         raise ModelFilesError(
-            f"{_called(card, file)}: checksum {stated}; expected blake3: and 64 hex digits"
+            f"{_file_title(card, file)}: checksum {stated}; expected blake3: and 64 hex digits"
         )
     if file.size is not None and not 0 <= file.size <= limit:
         raise ModelFilesError(
-            f"{_called(card, file)}: {file.size:,} bytes; expected at most {limit:,}"
+            f"{_file_title(card, file)}: {file.size:,} bytes; expected at most {limit:,}"
         )
 
 
 def _url(card: ModelCard, file: CardFile, hosts: Collection[str]) -> httpx.URL | None:
-    """The URL to ask, or None for a path. Raises for a URL that must not be asked.
+    """The URL to fetch, or None for a path. Raises for a URL that is not allowed.
 
-    The very object that is judged is asked, so that no second parser can read it differently.
+    The checked object itself is fetched, so that a second parser cannot read it differently.
     """
     if "://" not in file.path:
         return None
     try:
         url = httpx.URL(file.path)
     except httpx.InvalidURL:
-        raise ModelFilesError(f"{_called(card, file)}: its URL cannot be read") from None
+        raise ModelFilesError(f"{_file_title(card, file)}: invalid URL") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise ModelFilesError(
-            f"{_called(card, file)}: {_shown(url)} cannot be fetched; expected http or https"
+            f"{_file_title(card, file)}: {_shown(url)} cannot be fetched; expected http or https"
         )
     if url.userinfo:
-        raise ModelFilesError(f"{_called(card, file)}: {_shown(url)} carries credentials")
+        raise ModelFilesError(f"{_file_title(card, file)}: {_shown(url)} has credentials")
     host = url.raw_host.decode("ascii", "replace")
     if _canonical(host) not in hosts:
         allowed = " or ".join(sorted(hosts)) or "no host"
         raise ModelFilesError(
-            f"{_called(card, file)}: {_shown(url)} is not on the worker's own host; expected "
+            f"{_file_title(card, file)}: {_shown(url)} is not on the worker's own host; expected "
             f"{allowed}, got {host[:200]!r}"
         )
     return url
@@ -211,8 +211,8 @@ def _canonical(host: str) -> str:
 async def _download(
     client: httpx.AsyncClient, card: ModelCard, file: CardFile, url: httpx.URL, limit: int
 ) -> AsyncGenerator[bytes, None]:
-    """The file's bytes, never more than stated or allowed."""
-    # A compressed body could grow past any bound between two looks at it.
+    """The file's bytes, at most its stated size and the limit."""
+    # A compressed body could exceed any bound in one step.
     headers = {"accept-encoding": "identity"}
     most = limit if file.size is None else file.size
     received = 0
@@ -221,42 +221,42 @@ async def _download(
             if response.status_code != 200:
                 redirects = " (redirects are not followed)" if response.is_redirect else ""
                 raise ModelFilesError(
-                    f"{_called(card, file)}: {_shown(url)} answered {response.status_code}"
-                    f"{redirects}; expected 200"
+                    f"{_file_title(card, file)}: {_shown(url)} returned status "
+                    f"{response.status_code}{redirects}; expected 200"
                 )
             encoding = response.headers.get("content-encoding", "identity")
             if encoding != "identity":
                 raise ModelFilesError(
-                    f"{_called(card, file)}: {_shown(url)} is encoded as {encoding[:40]!r}; "
-                    "expected it as it is"
+                    f"{_file_title(card, file)}: {_shown(url)} is encoded as {encoding[:40]!r}; "
+                    "expected no encoding"
                 )
             async for chunk in response.aiter_raw(_CHUNK):
                 received += len(chunk)
                 if received > most:
                     raise ModelFilesError(
-                        f"{_called(card, file)}: {_shown(url)} sends more than the "
+                        f"{_file_title(card, file)}: {_shown(url)} sends more than the "
                         f"{most:,} bytes expected"
                     )
                 yield chunk
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         raise Unreachable(
-            f"{_called(card, file)}: {_shown(url)} does not answer: {reason}", _HINT
+            f"{_file_title(card, file)}: {_shown(url)} does not respond: {reason}", _HINT
         ) from error
 
 
 def _read_local(card: ModelCard, file: CardFile, limit: int) -> Iterator[bytes]:
-    """A path of the card, which is a worker's disk and only perhaps ours too."""
+    """A path of the card, on the worker's disk; a local file may have it too."""
     path = Path(file.path)
     missing = ModelFilesError(
-        f"{_called(card, file)}: {file.path[:300]!r} is a path on the worker's disk, and no such "
-        "file is here; expected one, or a URL (a worker serves its files if DYN_SYSTEM_PORT is "
-        "set)"
+        f"{_file_title(card, file)}: {file.path[:300]!r} is a path on the worker's disk, and "
+        "this machine has no such file; expected one, or a URL (a worker serves its files if "
+        "DYN_SYSTEM_PORT is set)"
     )
     if not path.is_absolute() or "\0" in file.path:
         raise missing
     try:
-        # Not blocking: the path may be a pipe here.
+        # Not blocking: the local path may be a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         raise missing from None
@@ -268,15 +268,15 @@ def _read_local(card: ModelCard, file: CardFile, limit: int) -> Iterator[bytes]:
         if found.st_size > limit or (file.size is not None and found.st_size != file.size):
             expected = f"at most {limit:,}" if file.size is None else f"{file.size:,}"
             raise ModelFilesError(
-                f"{_called(card, file)}: {file.path[:300]!r} here has {found.st_size:,} bytes; "
-                f"expected {expected}"
+                f"{_file_title(card, file)}: {file.path[:300]!r} is a local file of "
+                f"{found.st_size:,} bytes; expected {expected}"
             )
-        # Bounded again: it may grow while it is read.
+        # Bounded again: the file may grow during the read.
         return iter([opened.read(limit)])
 
 
 def _write(target: Path, file: CardFile, card: ModelCard, chunks: Iterator[bytes]) -> None:
-    """All of it under its final name, or nothing; checked before it has that name."""
+    """Write the whole file under its final name, or nothing; verified before."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     digest = blake3()
@@ -289,12 +289,12 @@ def _write(target: Path, file: CardFile, card: ModelCard, chunks: Iterator[bytes
                 output.write(chunk)
         if file.size is not None and size != file.size:
             raise ModelFilesError(
-                f"{_called(card, file)}: got {size:,} bytes; expected {file.size:,}"
+                f"{_file_title(card, file)}: got {size:,} bytes; expected {file.size:,}"
             )
         got = f"blake3:{digest.hexdigest()}"
         if got != file.checksum:
             raise ModelFilesError(
-                f"{_called(card, file)}: got checksum {got}; expected {file.checksum}"
+                f"{_file_title(card, file)}: got checksum {got}; expected {file.checksum}"
             )
         temporary.replace(target)
     finally:
@@ -302,7 +302,7 @@ def _write(target: Path, file: CardFile, card: ModelCard, chunks: Iterator[bytes
 
 
 def _checksum_of_file(path: Path, limit: int) -> str | None:
-    """The checksum of a file of our own cache; None if there is none to use."""
+    """The checksum of a cached file; None if it is missing or invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
@@ -312,19 +312,19 @@ def _checksum_of_file(path: Path, limit: int) -> str | None:
 
 
 def _private(directory: Path) -> Path:
-    """The directory, made if need be; raises unless it is ours and nobody else can use it."""
+    """Create the directory if needed; raises unless it belongs to the user with mode 0700."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ModelFilesError(
-            f"{directory} is no private directory (owner {found.st_uid}, mode "
+            f"{directory} is not a private directory (owner {found.st_uid}, mode "
             f"{stat.S_IMODE(found.st_mode):o}); expected one of user {os.getuid()} with mode 700"
         )
     return directory
 
 
 def _key(wanted: Mapping[str, CardFile]) -> str:
-    """One directory for one set of contents, so that a cache never mixes two models."""
+    """One directory for each set of contents, so that the cache never mixes two models."""
     told = "\n".join(f"{name} {file.checksum}" for name, file in sorted(wanted.items()))
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
@@ -336,12 +336,12 @@ def _card(card: ModelCard) -> str:
     return f"card of model {card.name[:100]!r} ({card.endpoint}, instance {card.instance_id:x})"
 
 
-def _called(card: ModelCard, file: CardFile) -> str:
+def _file_title(card: ModelCard, file: CardFile) -> str:
     return f"{_card(card)}, file {_NAMES.get(file.kind, file.kind[:40])}"
 
 
 def _shown(url: httpx.URL) -> str:
-    """Without credentials and query; a card's text may hold either."""
+    """The URL without credentials and query."""
     host = url.netloc.decode("ascii", "replace")
     shown = f"{url.scheme}://{host}{url.path}"
     return "".join(c if c.isprintable() else "?" for c in shown)[:300]

@@ -1,4 +1,4 @@
-"""Asking workers over Dynamo's TCP request plane (see ``dynctl.wire.dynamo.request_plane``)."""
+"""Requests to workers over Dynamo's TCP request plane (see dynctl.wire.dynamo.request_plane)."""
 
 import asyncio
 import ipaddress
@@ -38,7 +38,7 @@ _ANY: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Bounds that do not depend on the question. Seconds, and connections."""
+    """Bounds of all requests: seconds, and connections."""
 
     connect_s: float = 3.0
     handshake_s: float = 5.0
@@ -46,12 +46,12 @@ class RequestLimits:
 
 
 class TcpRequestPlane:
-    """Asks endpoints of workers; answers come to a listener of ours, opened at the first question.
+    """Sends requests to workers; responses arrive at our listener, opened at the first request.
 
-    ``listen_host`` is the local address to listen at. None takes the local address of the route to
-    each worker, which is loopback for a worker on loopback: nothing is open to a network that no
-    worker is on. ``advertised_host`` is what workers are told instead; it is listened at too where
-    it is an address of this host, and forwarded to us by somebody (NAT) where it is not.
+    ``listen_host`` is the local address to listen at. None: the local address of the route to each
+    worker, which is loopback for a worker on loopback, so that no other network can connect.
+    ``advertised_host`` is sent to workers instead; if it is an address of this host, it is listened
+    at too, else NAT must forward it.
     """
 
     def __init__(
@@ -69,36 +69,36 @@ class TcpRequestPlane:
 
     @property
     def calls(self) -> CallHomeCounts:
-        """The connections that came to our listener."""
+        """Counts of the connections to the listener."""
         return self._home.counts
 
     async def ask(
         self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
     ) -> AsyncGenerator[Any, None]:
-        """The items of the answer, decoded; see ask_raw."""
+        """The items of the response, decoded; see ask_raw."""
         raw = self.ask_raw(instance, body, timeout=timeout, max_bytes=max_bytes)
         async with aclosing(raw):
             async for item in raw:
                 try:
                     decoded = item.decode()
                 except WireError as error:
-                    _fail(instance, f"gave an answer that cannot be used: {error}")
+                    _fail(instance, f"sent an invalid response: {error}")
                 yield decoded
 
     async def ask_raw(
         self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
     ) -> AsyncGenerator[RawItem, None]:
-        """The items of the answer as they arrive.
+        """The items of the response as they arrive.
 
         Connecting, the acknowledgement, the call home and each item may take ``timeout`` seconds
-        each (connecting never more than the limits say); ``max_bytes`` bounds the whole answer.
-        Raises RequestPlaneError. Whoever stops reading early closes the generator (``aclosing``):
-        the worker is then told to drop the rest.
+        each (connecting at most as long as the limits); ``max_bytes`` bounds the whole response.
+        Raises RequestPlaneError. A caller that stops early closes the generator (``aclosing``):
+        the request is then cancelled at the worker.
         """
         if instance.transport != "tcp":
             what = "NATS, which is" if instance.transport == "nats_tcp" else "a transport that is"
-            known = f"is asked over {what} not spoken yet ({printable(instance.transport)!r})"
-            _fail(instance, f"{known}; its events can be followed, but nothing can be recovered")
+            known = f"needs {what} not supported ({printable(instance.transport)!r})"
+            _fail(instance, f"{known}; its events can be followed, but not recovered")
         subject, calling = self._home.expect()
         finished = False
         answer: AnswerDecoder | None = None
@@ -109,16 +109,16 @@ class TcpRequestPlane:
             step = await self._step(instance, caller, answer, timeout, 0)
             if isinstance(step, Refused):
                 finished = True
-                _fail(instance, f"answered with an error: {step.error}")
+                _fail(instance, f"returned an error: {step.error}")
             if not isinstance(step, Begun):
-                _fail(instance, "did not begin its answer with a prologue")
+                _fail(instance, "began its response without a prologue")
             items = 0
             while True:
                 step = await self._step(instance, caller, answer, timeout, items)
                 if isinstance(step, Completed):
                     break
                 if not isinstance(step, RawItem):
-                    _fail(instance, f"ended its answer in the middle, after {items} items")
+                    _fail(instance, f"ended its response early, after {items} items")
                 items += 1
                 yield step
             await self._sentinel(caller, answer, timeout)
@@ -126,24 +126,24 @@ class TcpRequestPlane:
         finally:
             self._home.forget(subject)
             if calling.done() and not calling.cancelled():
-                # Who wants one item only leaves before the end is read, though it is here.
+                # A caller that needs one item stops before the end is read, though it has arrived.
                 finished = finished or (answer is not None and _at_end(answer))
                 self._hang_up(calling.result(), finished=finished)
 
     async def close(self) -> None:
-        """Stop listening and end what is still being asked."""
+        """Stop listening and end all running requests."""
         await self._home.close()
         for writer in list(self._open):
             writer.transport.abort()
 
-    # -- the question
+    # -- the request
 
     async def _put(self, instance: Instance, body: Any, subject: str, timeout: float) -> str:
-        """Ask, and return the address that the worker was told once it has accepted."""
+        """Send the request; returns the address sent to the worker once it has accepted."""
         try:
             address = parse_address(instance.address)
         except WireError as error:
-            _fail(instance, f"cannot be asked: {error}")
+            _fail(instance, f"cannot be requested: {error}")
         reader, writer = await self._connect(instance, address, timeout)
         try:
             home = await self._home_for(instance, writer)
@@ -157,22 +157,22 @@ class TcpRequestPlane:
                     codec=instance.codec,
                 )
             except WireError as error:
-                _fail(instance, f"cannot be asked: {error}")
+                _fail(instance, f"cannot be requested: {error}")
             try:
                 async with asyncio.timeout(timeout):
                     writer.write(request)
                     await writer.drain()
                     refusal = await _reply(reader)
             except TimeoutError:
-                _fail(instance, f"did not accept the question within {timeout:g} s")
+                _fail(instance, f"did not accept the request within {timeout:g} s")
             except OSError as error:
-                _fail(instance, f"lost the connection before it accepted the question: {error}")
+                _fail(instance, f"lost the connection before it accepted the request: {error}")
             except WireError as error:
-                _fail(instance, f"does not speak Dynamo's request plane: {error}")
+                _fail(instance, f"does not use Dynamo's request plane: {error}")
             if refusal is None:
-                _fail(instance, "closed the connection before it accepted the question")
+                _fail(instance, "closed the connection before it accepted the request")
             if refusal:
-                _fail(instance, f"refused the question: {printable(refusal)}")
+                _fail(instance, f"refused the request: {printable(refusal)}")
             return home
         finally:
             writer.close()
@@ -185,21 +185,21 @@ class TcpRequestPlane:
             async with asyncio.timeout(wait):
                 return await asyncio.open_connection(address.host, address.port)
         except TimeoutError:
-            _fail(instance, f"did not take the connection within {wait:g} s")
+            _fail(instance, f"did not accept the connection within {wait:g} s")
         except OSError as error:
-            # asyncio's own text repeats the address instead of saying what is wrong.
+            # asyncio's own text repeats the address instead of the problem.
             number = error.errno or 0
             reason = os.strerror(number) if number > 0 else str(error)
-            _fail(instance, f"cannot be connected to: {reason}")
+            _fail(instance, f"is not reachable: {reason}")
 
     async def _home_for(self, instance: Instance, writer: asyncio.StreamWriter) -> str:
-        """HOST:PORT where this worker will reach us."""
+        """HOST:PORT for this worker's connection to us."""
         local: str = writer.get_extra_info("sockname")[0]
         told = self._advertised_host or self._listen_host
         if told is None or told in _ANY:
             told = local
         if self._listen_host is None and self._advertised_host is not None:
-            # What workers are told is mostly an address of ours; behind NAT it is not.
+            # The advertised address is usually one of this host; behind NAT it is not.
             with suppress(OSError):
                 return format_host_port(_unmapped(told), await self._home.port(told))
         listen = local if self._listen_host is None else self._listen_host
@@ -208,7 +208,7 @@ class TcpRequestPlane:
         except OSError as error:
             _fail(
                 instance,
-                f"cannot answer: listening at {listen or 'any address'} failed: {error}"
+                f"cannot connect back: listening at {listen or 'any address'} failed: {error}"
                 f" ({RESPONSE_HOST_VARIABLE} sets the address)",
             )
 
@@ -219,12 +219,12 @@ class TcpRequestPlane:
     ) -> Caller:
         await asyncio.wait([calling], timeout=timeout)
         if calling.cancelled():
-            _fail(instance, "was not heard: the request plane was closed")
+            _fail(instance, "did not respond before the request plane was closed")
         if not calling.done():
             _fail(
                 instance,
-                f"accepted the question and did not call back to {home} within {timeout:g} s:"
-                " it cannot read the question or cannot reach that address"
+                f"accepted the request and did not connect back to {home} within {timeout:g} s:"
+                " it cannot read the request or cannot reach that address"
                 f" ({RESPONSE_HOST_VARIABLE} sets it)",
                 NotCalledBack,
             )
@@ -244,18 +244,18 @@ class TcpRequestPlane:
             async with asyncio.timeout(timeout):
                 step = await _next_step(caller, answer)
         except TimeoutError:
-            _fail(instance, f"was silent for {timeout:g} s in its answer, after {items} items")
+            _fail(instance, f"sent nothing for {timeout:g} s in its response, after {items} items")
         except OSError as error:
-            _fail(instance, f"lost the connection in its answer, after {items} items: {error}")
+            _fail(instance, f"lost the connection in its response, after {items} items: {error}")
         except WireError as error:
-            _fail(instance, f"gave an answer that cannot be used, after {items} items: {error}")
+            _fail(instance, f"sent an invalid response, after {items} items: {error}")
         if step is None:
-            where = "inside a frame" if answer.midway else "in the middle"
-            _fail(instance, f"ended its answer {where}, after {items} items")
+            where = "inside a frame" if answer.midway else "early"
+            _fail(instance, f"ended its response {where}, after {items} items")
         return step
 
     async def _sentinel(self, caller: Caller, answer: AnswerDecoder, timeout: float) -> None:
-        """Let the worker close first: hanging up on its last frame is an error in its log."""
+        """Let the worker close first: closing on its last frame is an error in its log."""
         with suppress(OSError, TimeoutError, WireError):
             async with asyncio.timeout(min(timeout, _SENTINEL_S)):
                 while (step := await _next_step(caller, answer)) is not None:
@@ -263,7 +263,7 @@ class TcpRequestPlane:
                         return
 
     def _hang_up(self, caller: Caller, *, finished: bool) -> None:
-        """End the connection of an answer without awaiting; the worker drops what it still has."""
+        """Close the connection of a response without awaiting; the worker drops the rest."""
         self._open.discard(caller.writer)
         if not finished and not caller.writer.is_closing():
             caller.writer.write(encode_control("kill"))
@@ -271,7 +271,7 @@ class TcpRequestPlane:
 
 
 async def _reply(reader: asyncio.StreamReader) -> str | None:
-    """The acknowledgement's text, None when the connection ended before it."""
+    """The acknowledgement's text, None if the connection ended before it."""
     received = b""
     while (reply := decode_reply(received)) is None:
         data = await reader.read(READ_BYTES)
@@ -292,14 +292,14 @@ async def _next_step(caller: Caller, answer: AnswerDecoder) -> Step | None:
 
 
 def _at_end(answer: AnswerDecoder) -> bool:
-    """Whether what arrived already says that no item follows."""
+    """Whether the received bytes end the stream."""
     with suppress(WireError):
         return isinstance(answer.next_step(), Completed)
     return False
 
 
 def _unmapped(host: str) -> str:
-    """An IPv4 address as such where the system writes it as IPv6 (``::ffff:10.0.0.1``)."""
+    """An IPv4 address as IPv4 where the system writes it as IPv6 (``::ffff:10.0.0.1``)."""
     try:
         mapped = getattr(ipaddress.ip_address(host), "ipv4_mapped", None)
     except ValueError:

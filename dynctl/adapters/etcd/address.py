@@ -1,4 +1,4 @@
-"""Where an etcd is and how one proves who one is, as Dynamo's variables say it."""
+"""Addresses and credentials of etcd, from Dynamo's variables."""
 
 import ssl
 import tempfile
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from dynctl.base.errors import UsageProblem
 
 DEFAULT_ENDPOINTS: Final = "http://localhost:2379"
-"""Dynamo's own default."""
+"""Dynamo's default."""
 
 _PORT: Final = 2379
 _MOST: Final = 16
@@ -59,15 +59,15 @@ class EtcdAccess:
         try:
             context = ssl.create_default_context(cadata=self.ca.decode() if self.ca else None)
             if self.cert and self.key:
-                # The ssl module reads certificates from files alone.
+                # The ssl module reads certificates only from files.
                 with tempfile.NamedTemporaryFile(suffix=".pem") as file:
                     file.write(self.key + b"\n" + self.cert)
                     file.flush()
                     context.load_cert_chain(file.name)
         except (ssl.SSLError, ValueError) as error:
             raise UsageProblem(
-                f"the certificates for etcd cannot be used: {error}",
-                "Look at ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY.",
+                f"invalid certificates for etcd: {error}",
+                "Check ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY.",
             ) from error
         return context
 
@@ -81,12 +81,12 @@ def etcd_access(
     cert: str | None = None,
     key: str | None = None,
 ) -> EtcdAccess:
-    """Check and read all of it. Raises UsageProblem, which never quotes a credential.
+    """Read and validate all settings. Raises UsageProblem, which never quotes a credential.
 
     Each of ``endpoints`` is ``http://HOST:PORT``, ``https://HOST:PORT``, ``HOST:PORT`` or ``HOST``,
-    or several with commas between; without a scheme TLS is on when there are certificates. ``ca``,
-    ``cert`` and ``key`` are paths, or the PEM text itself: Dynamo's documents say the one and its
-    code does the other.
+    or several with commas between; without a scheme TLS is on if certificates are set. ``ca``,
+    ``cert`` and ``key`` are paths, or the PEM text itself: Dynamo's documentation has the one and
+    its code the other.
     """
     _both(user, password, "ETCD_AUTH_USERNAME", "ETCD_AUTH_PASSWORD")
     _both(cert, key, "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
@@ -104,13 +104,13 @@ def etcd_access(
         _pem(key, "ETCD_AUTH_CLIENT_KEY"),
     )
     if tls:
-        # gRPC would only fail to connect, and not say that a certificate is no certificate.
+        # gRPC would only fail to connect, without reporting an invalid certificate.
         access.ssl_context()
     return access
 
 
 def system_roots() -> bytes | None:
-    """The PEM of the certificate authorities that this machine trusts, if they are in one file."""
+    """The PEM of this machine's trusted certificate authorities, if they are in one file."""
     path = ssl.get_default_verify_paths().cafile
     try:
         return Path(path).read_bytes() if path else None
@@ -122,7 +122,7 @@ def _both(one: str | None, other: str | None, name: str, other_name: str) -> Non
     if bool(one) != bool(other):
         missing = other_name if one else name
         raise UsageProblem(
-            f"etcd: {name} and {other_name} belong together", f"Set {missing}, or neither."
+            f"etcd: {name} and {other_name} must be set together", f"Set {missing}, or neither."
         )
 
 
@@ -136,10 +136,10 @@ def _endpoint(text: str, tls: bool) -> EtcdEndpoint:
     except ValueError:
         host, port, parts = None, None, urlsplit("//")
     if "@" in rest:
-        # Not quoted: what stands before it may be a password.
+        # Not quoted: the part before it may be a password.
         raise UsageProblem(
-            "an etcd endpoint has a user or a password in it",
-            "Give them as ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD.",
+            "an etcd endpoint has a user or a password",
+            "Set them as ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD.",
         )
     if (
         scheme.lower() not in ("http", "https")
@@ -168,8 +168,8 @@ def _pem(value: str | None, name: str) -> bytes | None:
             content = file.read(_MAX_PEM_BYTES)
     except OSError as error:
         raise UsageProblem(
-            f"{name}: cannot read {value}: {error.strerror}", "Give the path of a PEM file."
+            f"{name}: cannot read {value}: {error.strerror}", "Set the path of a PEM file."
         ) from error
     if b"-----BEGIN" not in content:
-        raise UsageProblem(f"{name}: {value} is not a PEM file", "Give the path of a PEM file.")
+        raise UsageProblem(f"{name}: {value} is not a PEM file", "Set the path of a PEM file.")
     return content

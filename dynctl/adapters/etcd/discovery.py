@@ -1,4 +1,4 @@
-"""What both etcd clients have in common: failover, list-then-watch, and saying what went wrong."""
+"""The common part of both etcd clients: failover, list-then-watch, and error messages."""
 
 import asyncio
 import random
@@ -13,38 +13,38 @@ from dynctl.base.errors import Unreachable
 
 MAX_ENTRIES: Final = 100_000
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Of all keys and values of one list."""
+"""The sum of all keys and values of one list."""
 PAGE: Final = 500
-"""Keys asked for at once, so that no answer comes near what a client takes in one message."""
+"""Keys per request, so that a response stays far below a client's message limit."""
 REACH_S: Final = 4.0
-"""What all endpoints together may take until one has given its first page."""
+"""Seconds for all endpoints together until the first page."""
 PAGE_S: Final = 10.0
 
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 2.0
-_HINT: Final = "Is etcd up? --etcd-endpoints or ETCD_ENDPOINTS says where it is."
-_AUTH_HINT: Final = "ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD say who asks."
+_HINT: Final = "Is etcd up? Its address: --etcd-endpoints or ETCD_ENDPOINTS."
+_AUTH_HINT: Final = "Set ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD."
 _TLS_HINT: Final = (
-    "ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY name the certificates."
+    "ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY set the certificates."
 )
 _AUTH_WORDS: Final = ("user name", "authentication failed", "auth token", "permission denied")
 
 
 class EtcdFailure(Exception):
-    """What one member said, or that it said nothing; short, and without credentials."""
+    """A failed request to one member; short, and without credentials."""
 
 
 class EtcdCompacted(EtcdFailure):
-    """The revision that was asked for is gone: list again."""
+    """The requested revision is compacted: list again."""
 
 
 class EtcdTooLarge(EtcdFailure):
-    """One answer is over the bound of a message: ask for less at once."""
+    """A response exceeds the message limit: request fewer keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Part of a list: undecoded keys and values in key order, and whether there is more."""
+    """Part of a list: undecoded keys and values in key order, and whether more follow."""
 
     entries: Sequence[tuple[bytes, bytes]]
     revision: int
@@ -52,15 +52,15 @@ class Page:
 
 
 class EtcdSession(Protocol):
-    """One connection to one member; used once and thrown away after the first failure."""
+    """One connection to one member; closed after the first failure."""
 
     async def open(self, timeout: float) -> None:
-        """Connect, and say who we are. Raises EtcdFailure."""
+        """Connect and authenticate. Raises EtcdFailure."""
         ...
 
     async def page(self, key: bytes, end: bytes, limit: int, revision: int, timeout: float) -> Page:
-        """At most ``limit`` entries from ``key`` on and before ``end``, as of ``revision``; 0 is
-        now. Raises EtcdFailure; EtcdTooLarge when the answer is more than a message may be."""
+        """At most ``limit`` entries from ``key`` on and before ``end``, as of ``revision``; 0:
+        the current one. Raises EtcdFailure, EtcdTooLarge for a response above the limit."""
         ...
 
     def watch(self, key: bytes, end: bytes, revision: int) -> AsyncGenerator[Put | Deleted, None]:
@@ -71,10 +71,10 @@ class EtcdSession(Protocol):
 
 
 class EtcdDiscovery:
-    """Reads what begins with ``prefix``, through sessions that ``connect`` makes.
+    """Reads the keys with ``prefix``, through sessions that ``connect`` makes.
 
     It holds no lease and writes nothing.
-    A watch keeps to the member that answered. On any failure its session is closed and the next
+    A watch stays with the member that responded. On any failure its session is closed and the next
     member is tried, with pauses of 0.2 to 2 s once all have failed.
     """
 
@@ -99,7 +99,7 @@ class EtcdDiscovery:
         return self._title
 
     async def list(self) -> Listed:
-        """Raises Unreachable, within about 4 s, saying what every member said."""
+        """Raises Unreachable, within about 4 s, with the failure of every member."""
         try:
             session, entries, _ = await self._reach()
         except EtcdFailure as failure:
@@ -128,7 +128,7 @@ class EtcdDiscovery:
                     async for change in changes:
                         yield change
             except EtcdCompacted:
-                # Nothing is wrong; but a member that always says so must not keep us busy.
+                # Not an error; but a member that always does this must not cause a busy loop.
                 await self._pause(pause)
             except EtcdFailure as failure:
                 if not self._closed.is_set():
@@ -141,7 +141,7 @@ class EtcdDiscovery:
                 await self._drop(session)
 
     async def close(self) -> None:
-        """Ends every list and watch that is under way."""
+        """Ends every running list and watch."""
         self._closed.set()
         for session in list(self._sessions):
             await self._drop(session)
@@ -154,7 +154,7 @@ class EtcdDiscovery:
         said: list[str] = []
         for tried in range(len(members)):
             if self._closed.is_set():
-                raise EtcdFailure("this reader of etcd is closed")
+                raise EtcdFailure("the reader of etcd is closed")
             number = (self._first + tried) % len(members)
             left = max(0.1, (deadline - loop.time()) / (len(members) - tried))
             session = self._connect(members[number])
@@ -177,16 +177,16 @@ class EtcdDiscovery:
     ) -> tuple[tuple[DiscoveryEntry, ...], int]:
         """All entries, and the revision they are of. Raises EtcdFailure.
 
-        ``reach_s`` bounds everything until the first page is there, later ones have PAGE_S each.
+        ``reach_s`` bounds everything until the first page; later pages have PAGE_S each.
         """
         try:
             async with asyncio.timeout(reach_s):
-                # A client gets a little less time than we have, since it knows better what it was
-                # waiting for; our own timeout is for what it does not bound.
+                # A little less time for the client, because its error is more specific; our own
+                # timeout is for what it does not bound.
                 await session.open(0.9 * reach_s)
                 page, limit = await self._page(session, self._prefix, 0, PAGE, 0.9 * reach_s)
         except TimeoutError as error:
-            raise EtcdFailure(f"no answer in {reach_s:.1f} s") from error
+            raise EtcdFailure(f"no response in {reach_s:.1f} s") from error
         entries: list[DiscoveryEntry] = []
         size, revision = 0, page.revision
         while True:
@@ -205,7 +205,7 @@ class EtcdDiscovery:
     async def _page(
         self, session: EtcdSession, key: bytes, revision: int, limit: int, timeout: float
     ) -> tuple[Page, int]:
-        """The page, and how many entries it is good to ask for."""
+        """The page, and the number of entries to request next."""
         while True:
             try:
                 return await session.page(key, self._end, limit, revision, timeout), limit
@@ -219,7 +219,7 @@ class EtcdDiscovery:
         await session.close()
 
     async def _pause(self, seconds: float) -> None:
-        """Spread, so that many readers do not come back to a restarted etcd in one moment."""
+        """A random pause, so that many readers do not reconnect to a restarted etcd at once."""
         try:
             await asyncio.wait_for(self._closed.wait(), seconds * random.uniform(0.75, 1.25))
         except TimeoutError:
@@ -232,16 +232,16 @@ class EtcdDiscovery:
             hint = _AUTH_HINT
         elif any(member.tls for member in self._access.endpoints):
             hint = f"{_HINT} {_TLS_HINT}"
-        return Unreachable(f"no answer from etcd at {said}", hint)
+        return Unreachable(f"etcd is not reachable at {said}", hint)
 
 
 def key_of(raw: bytes) -> str:
-    """Dynamo's keys are text; one that is not is still shown."""
+    """A key as text; other bytes are escaped."""
     return raw.decode(errors="backslashreplace")
 
 
 def range_end(prefix: bytes) -> bytes:
-    """The first key behind all that begin with ``prefix``."""
+    """The first key after all with ``prefix``."""
     for length in range(len(prefix), 0, -1):
         if prefix[length - 1] < 0xFF:
             return prefix[: length - 1] + bytes([prefix[length - 1] + 1])
@@ -249,6 +249,6 @@ def range_end(prefix: bytes) -> bytes:
 
 
 def one_line(text: str) -> str:
-    """Of what a library says; bounded, and nothing that could move a terminal's cursor."""
+    """A library's message as one bounded line without control characters."""
     flat = " ".join(text.split())
     return "".join(character if character.isprintable() else "?" for character in flat)[:200]

@@ -1,8 +1,7 @@
-"""Discovery in etcd over its JSON gateway: the same answers without gRPC.
+"""Discovery in etcd over its JSON gateway: the same results without gRPC.
 
-It shares failover with the gRPC client and nothing of the wire, so each is the other's oracle; and
-where gRPC does not get through, or its library does not load, it is the way out
-(``--etcd-client gateway``).
+It shares only failover with the gRPC client, so tests compare the two. Use it where gRPC is blocked
+or its library does not load (``--etcd-client gateway``).
 """
 
 import asyncio
@@ -35,11 +34,11 @@ from dynctl.wire.dynamo.discovery import PREFIX
 _Answer = TypeVar("_Answer")
 
 _MAX_ANSWER_BYTES: Final = 96 * 1024 * 1024
-"""64 MiB in base64, and the names around them."""
+"""64 MiB in base64, with the field names."""
 _MAX_ERROR_BYTES: Final = 4096
 
-# The gateway sends nothing while nothing changes, so it is for TCP to notice that the other side is
-# gone: within 10 + 3 * 5 s.
+# The gateway sends nothing while nothing changes, so TCP must notice a lost peer: within
+# 10 + 3 * 5 s.
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
@@ -132,7 +131,7 @@ class _Session:
         try:
             answer = await self._post("/v3/auth/authenticate", body, _Token, timeout)
         except EtcdFailure as failure:
-            # As etcd's own clients do: credentials for an etcd that wants none are no mistake.
+            # As in etcd's own clients, credentials are not an error without authentication.
             if "authentication is not enabled" not in str(failure):
                 raise
         else:
@@ -156,10 +155,10 @@ class _Session:
             "key": _text(key),
             "range_end": _text(end),
             "start_revision": str(revision),
-            # To tell a value that was only written again from one that changed.
+            # To distinguish a rewritten value from a changed one.
             "prev_kv": True,
         }
-        # A watch at a member that lost its cluster ends, instead of staying silent for good.
+        # A watch at a member that lost its cluster ends instead of staying silent.
         headers = {**self._headers, "Grpc-Metadata-hasleader": "true"}
         timeout = httpx.Timeout(PAGE_S, read=None)
         try:
@@ -192,22 +191,22 @@ class _Session:
                     raise _refusal(response.status_code, await _read(response, _MAX_ERROR_BYTES))
                 content = await _read(response, _MAX_ANSWER_BYTES)
         except TimeoutError as error:
-            raise EtcdFailure(f"no answer in {timeout:.1f} s") from error
+            raise EtcdFailure(f"no response in {timeout:.1f} s") from error
         except httpx.HTTPError as error:
             raise _failure(error) from error
         if len(content) > _MAX_ANSWER_BYTES:
-            raise EtcdTooLarge(f"more than {_MAX_ANSWER_BYTES:,} bytes in one answer")
+            raise EtcdTooLarge(f"more than {_MAX_ANSWER_BYTES:,} bytes in one response")
         return _decode(content, kind)
 
 
 def _changes(line: bytes) -> list[Put | Deleted]:
-    """One message of the watch. Raises EtcdFailure when it is its last."""
+    """One message of the watch. Raises EtcdFailure if it is the last."""
     read = _decode(line, _Line)
     if read.error is not None:
         raise _said(str(read.error.get("message") or read.error.get("error") or "the watch failed"))
     watched = read.result or _Watched()
     if watched.compact_revision != "0":
-        raise EtcdCompacted(f"revisions before {watched.compact_revision} are gone")
+        raise EtcdCompacted(f"revisions before {watched.compact_revision} are compacted")
     if watched.canceled:
         raise _said(watched.cancel_reason or "the watch was cancelled")
     changes: list[Put | Deleted] = []
@@ -221,7 +220,7 @@ def _changes(line: bytes) -> list[Put | Deleted]:
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:
-    """The body, or its first part, which is a little longer than ``most`` bytes."""
+    """The body, or its beginning, a little longer than ``most`` bytes."""
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
@@ -231,7 +230,7 @@ async def _read(response: httpx.Response, most: int) -> bytes:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The endless answer, cut at its line ends; no line is longer than an answer may be."""
+    """The lines of the endless response; each is bounded like a response."""
     pending = bytearray()
     async for chunk in response.aiter_bytes():
         start = len(pending)
@@ -250,7 +249,7 @@ def _decode(content: bytes, kind: type[_Answer]) -> _Answer:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise EtcdFailure(f"this is not an etcd that speaks v3: {one_line(str(error))}") from error
+        raise EtcdFailure(f"not an etcd with the v3 API: {one_line(str(error))}") from error
 
 
 def _refusal(status: int, body: bytes) -> EtcdFailure:
@@ -267,7 +266,7 @@ def _said(text: str) -> EtcdFailure:
 
 
 def _failure(error: httpx.HTTPError) -> EtcdFailure:
-    """httpx's own words are "All connection attempts failed"; the reason lies deeper."""
+    """The underlying reason; httpx only has "All connection attempts failed"."""
     deepest: BaseException = error
     for _ in range(8):
         inner = deepest.__cause__ or deepest.__context__
@@ -277,7 +276,7 @@ def _failure(error: httpx.HTTPError) -> EtcdFailure:
             break
         deepest = inner
     if isinstance(deepest, OSError) and deepest.errno is not None:
-        # Names that are not found and TLS have numbers of their own.
+        # Unknown names and TLS have separate numbers.
         known = deepest.errno in errno.errorcode and not isinstance(deepest, ssl.SSLError)
         text = os.strerror(deepest.errno) if known else deepest.strerror
         return EtcdFailure(one_line(text or str(deepest)))

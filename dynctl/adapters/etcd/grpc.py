@@ -1,7 +1,7 @@
 """Discovery in etcd over gRPC, with the messages and stubs of etcd3.
 
 Its ``Etcd3Client`` and ``Watcher`` are not used: see docs/decisions/0014. gRPC's calls block, so
-each session makes them in a thread of its own, never on the event loop.
+each session makes them in a separate thread, never on the event loop.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ _Result = TypeVar("_Result")
 _MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    # A member that vanished without a word is noticed within 15 s. etcd refuses pings that come
+    # A lost member is noticed within 15 s. etcd refuses pings that come
     # more often than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Sessions share no connection, so that a new one never inherits an old one's wait.
+    # Sessions share no connection, so that a new one never inherits an old one's backoff.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
 _ADDRESS: Final = re.compile(r"^(?:[A-Z_]+: )?ipv[46]:\S+: ")
-# A watch at a member that lost its cluster ends, instead of staying silent for good.
+# A watch at a member that lost its cluster ends instead of staying silent.
 _REQUIRE_LEADER: Final = ("hasleader", "true")
 
 
@@ -95,7 +95,7 @@ class _Session:
             key=key,
             range_end=end,
             start_revision=revision,
-            # To tell a value that was only written again from one that changed.
+            # To distinguish a rewritten value from a changed one.
             prev_kv=True,
         )
         request = self._rpc.WatchRequest(create_request=create)
@@ -108,7 +108,9 @@ class _Session:
                 if response is None:
                     raise EtcdFailure("the watch ended")
                 if response.compact_revision:
-                    raise EtcdCompacted(f"revisions before {response.compact_revision} are gone")
+                    raise EtcdCompacted(
+                        f"revisions before {response.compact_revision} are compacted"
+                    )
                 if response.canceled:
                     raise EtcdFailure("the watch was cancelled")
                 for event in response.events:
@@ -127,8 +129,8 @@ class _Session:
         if self._channel is not None:
             self._channel.close()
         if self._busy is not None:
-            # Closing the channel ended every call, so the thread is free in no time; unless it is
-            # still importing, which is not worth waiting for.
+            # Closing the channel ended every call, so the thread is free at once, unless it still
+            # imports; that is not waited for.
             await asyncio.wait([self._busy], timeout=1.0)
         self._thread.shutdown(wait=self._busy is None or self._busy.done())
 
@@ -138,8 +140,8 @@ class _Session:
         future = asyncio.get_running_loop().run_in_executor(
             self._thread, partial(_translated, function, *arguments)
         )
-        # Whoever is cancelled does not hear how the call ends; without this, asyncio complains.
-        future.add_done_callback(_heard)
+        # A cancelled caller does not read the call's result; without this, asyncio logs an error.
+        future.add_done_callback(_mark_error_read)
         self._busy = future
         return await asyncio.shield(future)
 
@@ -164,19 +166,19 @@ class _Session:
         try:
             answer = self._rpc.AuthStub(channel).Authenticate(request, timeout=timeout)
         except grpc.RpcError as error:
-            # As etcd's own clients do: credentials for an etcd that wants none are no mistake.
+            # As in etcd's own clients, credentials are not an error without authentication.
             if "authentication is not enabled" not in (error.details() or ""):
                 raise
         else:
             self._metadata = (("token", answer.token),)
 
     def _once(self, request: Any) -> Iterator[Any]:
-        """One request, and then silence: where this ends, so does the stream."""
+        """One request, then none: the end of this iterator would end the stream."""
         yield request
         self._released.wait()
 
 
-def _heard(future: "asyncio.Future[Any]") -> None:
+def _mark_error_read(future: "asyncio.Future[Any]") -> None:
     if not future.cancelled():
         future.exception()
 
@@ -190,17 +192,17 @@ def _change(event: Any) -> Put | Deleted | None:
 
 
 def _translated(function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Call it, and turn whatever gRPC raises into an EtcdFailure. Runs in the thread."""
+    """Call it, and turn gRPC's errors into an EtcdFailure. Runs in the thread."""
     try:
         return function(*arguments)
     except Etcd3Unusable as error:
-        raise EtcdFailure(f"{error}; --etcd-client gateway does without it") from error
+        raise EtcdFailure(f"{error}; --etcd-client gateway does not need it") from error
     except Exception as error:
         import grpc
 
         if isinstance(error, grpc.RpcError):
             raise _failure(error) from error
-        # What a channel says that was closed under a call.
+        # The error of a channel that was closed during a call.
         raise EtcdFailure(one_line(str(error))) from error
 
 

@@ -1,10 +1,9 @@
-"""Lets ``import etcd3`` (0.12) work with a protobuf of this decade.
+"""Makes ``import etcd3`` (0.12) work with current protobuf versions.
 
 The generated modules of etcd3 build their message classes in a way that protobuf refuses since
-version 4. But they carry the serialized descriptors of the messages, and from those today's
-protobuf makes the same classes. So modules of the same names are put in place before etcd3 looks
-for its own. The descriptors go to a pool of their own, since the names (``kv.proto``) are so
-general that another library's might be in the default one.
+version 4. They contain the serialized descriptors of the messages, from which current protobuf
+makes the same classes. So modules of the same names are registered before etcd3 imports its own.
+The descriptors go to a separate pool, because names like ``kv.proto`` may exist in the default one.
 """
 
 import ast
@@ -18,17 +17,17 @@ from typing import Any, Final
 
 _PACKAGE: Final = "etcd3.etcdrpc"
 _FILES: Final = ("kv", "auth", "rpc")
-"""In the order in which they import each other."""
+"""In the order of their imports."""
 
 # The one string literal with the descriptor; parsing the whole file as Python takes a hundred
-# times as long.
+# times longer.
 _DESCRIPTOR: Final = re.compile(r"serialized_pb=_b\(('(?:[^'\\]|\\.)*')\)")
 _MAX_SOURCE_BYTES: Final = 4 * 1024 * 1024
 _lock = threading.Lock()
 
 
 class Etcd3Unusable(Exception):
-    """etcd3 is missing, or not the version that the shim was written for."""
+    """etcd3 is missing, or has another version than the shim supports."""
 
 
 def load_etcdrpc() -> Any:
@@ -46,7 +45,7 @@ def load_etcdrpc() -> Any:
         except Exception as error:
             for name in [name for name in sys.modules if name.partition(".")[0] == "etcd3"]:
                 del sys.modules[name]
-            raise Etcd3Unusable(f"the etcd3 library cannot be used: {error}") from error
+            raise Etcd3Unusable(f"the etcd3 library does not work: {error}") from error
         return etcdrpc
 
 
@@ -67,13 +66,13 @@ def _folder() -> Path:
 
 
 def _module(pool: Any, folder: Path, name: str) -> ModuleType:
-    """What protoc's output for ``name.proto`` offers, made anew."""
+    """A replacement of protoc's output for ``name.proto``."""
     from google.protobuf import descriptor_pb2, message_factory
     from google.protobuf.internal import enum_type_wrapper  # type: ignore[import-untyped]
 
     source = folder / f"{name}_pb2.py"
     if source.stat().st_size > _MAX_SOURCE_BYTES:
-        raise Etcd3Unusable(f"{source} is not the file that etcd3 0.12 has there")
+        raise Etcd3Unusable(f"{source} is not the file of etcd3 0.12")
     found = _DESCRIPTOR.search(source.read_text(encoding="utf-8"))
     if found is None:
         raise Etcd3Unusable(f"{source} has no descriptor; expected etcd3 0.12")

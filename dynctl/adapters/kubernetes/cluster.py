@@ -16,7 +16,7 @@ from dynctl.adapters.kubernetes.kubeconfig import kube_context
 from dynctl.adapters.kubernetes.login import Login
 from dynctl.adapters.kubernetes.port_forward import forwarded
 from dynctl.adapters.kubernetes.streams import file_of_container, pod_path
-from dynctl.adapters.ports import AccessQuestion, ClusterEvent, ClusterRefusal
+from dynctl.adapters.ports import AccessReview, ClusterEvent, ClusterRefusal
 from dynctl.base.errors import Unreachable
 
 WATCH_S: Final = 240
@@ -101,7 +101,7 @@ class KubernetesCluster:
                     yield event
 
     def allowed(
-        self, question: AccessQuestion, *, user: str | None = None, groups: tuple[str, ...] = ()
+        self, question: AccessReview, *, user: str | None = None, groups: tuple[str, ...] = ()
     ) -> bool:
         resource, _, part = question.resource.partition("/")
         told = {

@@ -1,4 +1,4 @@
-"""Where NATS is and who we are to it, as Dynamo's variables say; no message holds credentials."""
+"""Addresses and credentials of NATS from Dynamo's variables; no message has credentials."""
 
 import os
 import ssl
@@ -16,7 +16,7 @@ _PORT: Final = 4222
 
 @dataclass(frozen=True, slots=True)
 class NatsServer:
-    """One server: ``url`` as it is dialled, ``title`` without what stands before an ``@``."""
+    """One server: ``url`` for connections, ``title`` without the part before an ``@``."""
 
     url: str = field(repr=False)
     title: str
@@ -27,18 +27,18 @@ class NatsServer:
 
 
 def nats_servers(told: str | Sequence[str]) -> tuple[NatsServer, ...]:
-    """Servers from what was told, commas or not. Raises UsageProblem."""
+    """Servers from a list, or from a text with commas. Raises UsageProblem."""
     several = [told] if isinstance(told, str) else told
     parts = [part.strip() for each in several for part in each.split(",")]
     servers = tuple(_server(part) for part in parts if part)
     if not servers:
-        raise UsageProblem("no NATS server is named", "set --nats-server or NATS_SERVER")
+        raise UsageProblem("no NATS server is set", "set --nats-server or NATS_SERVER")
     return servers
 
 
 def _server(told: str) -> NatsServer:
     url = told if "://" in told else f"nats://{told}"
-    # What stands before an @ may be a password, so a wrong address is quoted from there on.
+    # The part before an @ may be a password, so a wrong address is quoted from there on.
     shown = f"{url.partition('://')[0]}://{url.rpartition('@')[2].removeprefix('nats://')}"
     try:
         parts = urlsplit(url)
@@ -61,7 +61,7 @@ def _server(told: str) -> NatsServer:
 
 @dataclass(frozen=True, slots=True)
 class NatsAuth:
-    """How we name ourselves. The first that is there counts: user and password, token, nkey seed,
+    """Our credentials. The first that is set counts: user and password, token, nkey seed,
     credentials file. ``ca_file`` is a PEM with the authority of a TLS server.
     """
 
@@ -74,7 +74,7 @@ class NatsAuth:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "NatsAuth":
-        """From the variables that Dynamo reads. Raises UsageProblem for half a pair."""
+        """Read Dynamo's variables. Raises UsageProblem for an incomplete pair."""
         read = os.environ if environment is None else environment
         auth = cls(
             read.get("NATS_AUTH_USERNAME") or None,
@@ -92,7 +92,7 @@ class NatsAuth:
         return auth
 
     def options(self, server: NatsServer) -> dict[str, Any]:
-        """What the client library is given. Raises UsageProblem for files that cannot be read."""
+        """The options for the client library. Raises UsageProblem for unreadable files."""
         return self._who(server) | self._tls()
 
     def _who(self, server: NatsServer) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class NatsAuth:
             _need_nkeys("NATS_AUTH_CREDENTIALS_FILE")
             _need_file(self.credentials_file, "NATS_AUTH_CREDENTIALS_FILE")
             return {"user_credentials": self.credentials_file}
-        # What Dynamo sends when nothing is set; a server without users does not mind.
+        # Dynamo's default; a server without users accepts it.
         return {"user": "user", "password": "user"}
 
     def _tls(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class NatsAuth:
         except OSError as error:  # ssl.SSLError is one
             reason = error.strerror or "not a PEM file"
             raise UsageProblem(
-                f"{self.ca_file}: {reason}", "NATS_TLS_CA_CERT_PATH names the file"
+                f"{self.ca_file}: {reason}", "NATS_TLS_CA_CERT_PATH has its path"
             ) from None
 
 
@@ -129,12 +129,12 @@ def _need_file(path: str, variable: str) -> None:
         with open(path, "rb"):
             pass
     except OSError as error:
-        raise UsageProblem(f"{path}: {error.strerror}", f"{variable} names the file") from None
+        raise UsageProblem(f"{path}: {error.strerror}", f"{variable} has its path") from None
 
 
 def _need_nkeys(variable: str) -> None:
     if find_spec("nkeys") is None:
         raise UsageProblem(
-            f"{variable} is set, and the package that signs with it is missing",
+            f"{variable} is set, and the package nkeys that signs with it is not installed",
             "pip install nkeys",
         )

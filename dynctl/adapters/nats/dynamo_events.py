@@ -1,11 +1,11 @@
 """Dynamo's event plane over core NATS: all publishers of an endpoint's topic share one subject.
 
-One connection serves all followers; a subject is subscribed once and its messages are handed to the
-follower whose publisher they name. Core NATS keeps nothing: what is sent while we are away, or too
-slow, is lost, and the sequence numbers tell.
+One connection serves all followers; a subject is subscribed once and each message goes to the
+follower of its publisher. Core NATS stores nothing: messages sent while we are disconnected, or too
+slow, are lost, and the sequence numbers show it.
 
-The library would reconnect by itself, and give up for good on some refusals. So it is told not to,
-and every connection here is a new client: one way to begin, one way to end, for ever.
+The library's own reconnection gives up after some refusals, so it is disabled, and every connection
+is a new client.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, Limits
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
-# The library prints what it also tells us, with tracebacks.
+# The library also prints the errors that it passes to our callbacks.
 logging.getLogger("nats").addHandler(logging.NullHandler())
 logging.getLogger("nats").propagate = False
 
 
 @dataclass(frozen=True, slots=True)
 class NatsBounds:
-    """``pending_messages`` and ``pending_bytes``: what is kept of one subject while we are busy;
-    beyond it is dropped. Times in seconds: ``dial`` for one server, ``connect`` for the first
+    """``pending_messages`` and ``pending_bytes``: messages of one subject that wait for us;
+    further ones are dropped. Times in seconds: ``dial`` for one server, ``connect`` for the first
     round over all of them, ``retry`` the first pause between rounds and ``retry_max`` the longest;
-    a host that vanishes is noticed after two to three times ``ping``.
+    a lost host is noticed after two to three times ``ping``.
     """
 
     pending_messages: int = 65_536
@@ -60,11 +60,11 @@ class NatsBounds:
 class NatsEventPlane:
     """Followers that share one connection to one of ``servers``.
 
-    The connection is made when the first follower runs, and for ever again; until it is there
-    followers tell CHANNEL_DISCONNECTED with the reason. Who wants to know first whether NATS is
-    there at all calls :meth:`connect`. ``servers``: ``nats://HOST:PORT``, several with commas or as
+    The connection is made when the first follower runs, and again after each loss; meanwhile
+    followers report CHANNEL_DISCONNECTED with the reason. :meth:`connect` checks first whether NATS
+    is reachable. ``servers``: ``nats://HOST:PORT``, several with commas or as
     a list; ``auth`` is read from the environment unless given. Raises UsageProblem for a server or
-    credentials that cannot be used.
+    invalid credentials.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class NatsEventPlane:
         self._servers = nats_servers(servers)
         self._auth = NatsAuth.from_environment() if auth is None else auth
         for server in self._servers:
-            self._auth.options(server)  # what is wrong with a file is better said now
+            self._auth.options(server)  # to report an invalid file at once
         self._bounds = bounds or NatsBounds()
         self._followers: dict[str, list[NatsFollower]] = {}
         self._subscribed: dict[str, Subscription] = {}
@@ -92,19 +92,19 @@ class NatsEventPlane:
         self.slow_drops = 0
         """Messages that our own full queue dropped; the followers count them as dropped too."""
         self.unclaimed = 0
-        """Messages of publishers that nobody follows."""
+        """Messages of publishers without a follower."""
 
     @property
     def title(self) -> str:
-        """What people see: the addresses, without credentials."""
+        """The addresses for display, without credentials."""
         return ", ".join(server.title for server in self._servers)
 
     def follow(self, channel: EventChannel, emit: Callable[[ChannelValue], None]) -> "NatsFollower":
-        """Never fails: a channel of another transport tells so once it runs."""
+        """Never fails: a channel of another transport reports it once it runs."""
         return NatsFollower(self, channel, emit)
 
     async def connect(self) -> None:
-        """Be connected, or raise Unreachable within five seconds and leave nothing behind."""
+        """Connect, or raise Unreachable within five seconds and close everything."""
         self.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._bounds.connect):
@@ -115,13 +115,13 @@ class NatsEventPlane:
             if "uthorization" in self._problem:
                 hint += f" and credentials ({_VARIABLES})"
             if "CERTIFICATE" in self._problem:
-                hint += "; NATS_TLS_CA_CERT_PATH names the authority of its certificate"
+                hint += "; NATS_TLS_CA_CERT_PATH has the authority of its certificate"
             raise Unreachable(self._unreachable(), hint)
 
     async def close(self) -> None:
-        """Ends the connection, and the followers that still run as if they were cancelled."""
+        """End the connection and all running followers, as by a cancellation."""
         if self._keeper is not None:
-            # Beside the cancellation, which the library loses when it comes at the wrong moment.
+            # In addition to the cancellation, which the library may lose.
             self._closing = True
             self._wake.set()
             await end_tasks((self._keeper,))
@@ -178,7 +178,7 @@ class NatsEventPlane:
             await asyncio.sleep(pause)
 
     def _unreachable(self) -> str:
-        problem = self._problem or f"no answer within {self._bounds.connect:g} s"
+        problem = self._problem or f"no response within {self._bounds.connect:g} s"
         return f"cannot reach NATS at {self.title}: {problem}"
 
     async def _dial_any(self) -> Client | None:
@@ -192,7 +192,7 @@ class NatsEventPlane:
                 self._problem = ""
                 self._address = server.title
                 return client
-            except Exception as error:  # whatever a key or a certificate may cause, too
+            except Exception as error:  # also any error of a key or a certificate
                 problem = self._problem if isinstance(error, NoServersError) else ""
                 problem = problem or _reason(error, self._bounds.dial)
                 several = len(self._servers) > 1
@@ -204,7 +204,7 @@ class NatsEventPlane:
         return None
 
     async def _dial(self, client: Client, server: NatsServer) -> None:
-        # The library annotates whole seconds and takes fractions.
+        # The library's types are whole seconds; it accepts fractions.
         await client.connect(
             servers=[server.url],
             name="dynctl",
@@ -237,7 +237,7 @@ class NatsEventPlane:
         self._wake.set()
 
     async def _serve(self, client: Client) -> None:
-        """Keep the subscriptions as the followers want them until the connection ends."""
+        """Keep the subscriptions of the followers up to date until the connection ends."""
         with contextlib.suppress(NatsError, OSError, TimeoutError):
             while not client.is_closed and not self._closing:
                 self._wake.clear()
@@ -245,8 +245,8 @@ class NatsEventPlane:
                     self._subscribed[subject] = await self._subscribe(client, subject)
                 for subject in self._subscribed.keys() - self._followers.keys():
                     await self._subscribed.pop(subject).unsubscribe()
-                # An answer to a ping says that the server has taken the subscriptions, or refused.
-                # To the second one: the library sends a ping at once, before what it has buffered.
+                # The response to a ping shows whether the server accepted the subscriptions;
+                # to the second ping, because the first is sent before the buffered commands.
                 await client.flush()
                 await client.flush()
                 self._connect_all()
@@ -270,7 +270,7 @@ class NatsEventPlane:
             pending_bytes_limit=self._bounds.pending_bytes,
         )
 
-    # -- telling followers ------------------------------------------------------------------
+    # -- followers ------------------------------------------------------------------
 
     def _connect_all(self) -> None:
         for subject, followers in self._followers.items():
@@ -291,7 +291,7 @@ class NatsEventPlane:
         try:
             envelope = decode_envelope(body, self._bounds.message)
         except WireError as error:
-            # Nobody can say whose it was.
+            # The publisher is unknown.
             for follower in list(followers):
                 follower.malformed(error)
             return
@@ -335,7 +335,7 @@ class NatsFollower:
         self._give(self.intake.malformed, error)
 
     def _give(self, act: Callable[[_T], None], value: _T) -> None:
-        """Hand something on; what its reader raises ends this follower and no other."""
+        """Pass a value on; an error of its reader ends only this follower."""
         if self._end is None or self._end.done():
             return
         try:
@@ -370,16 +370,16 @@ _VARIABLES: Final = (
 
 
 def _reason(error: BaseException, seconds: float) -> str:
-    """One line without credentials: of errors that might hold some, only the name."""
+    """One line without credentials: only the type of errors that might have some."""
     if isinstance(error, TimeoutError) and not str(error):
-        return f"no answer within {seconds:g} s"
+        return f"no response within {seconds:g} s"
     if isinstance(error, OSError | NatsError | DynctlError) and str(error):
         return str(error).removeprefix("nats: ").strip("'")
     return type(error).__name__
 
 
 async def _hang_up(client: Any) -> None:
-    """End a client that may never have been connected."""
+    """Close a client that may not be connected."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(1.0):
             await client.close()

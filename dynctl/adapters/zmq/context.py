@@ -1,4 +1,4 @@
-"""What all ZMQ streams of a process share: one context with its IO thread, and fair reading."""
+"""The shared ZMQ context of a process with its IO thread, and bounded reading of sockets."""
 
 import zmq
 import zmq.asyncio
@@ -12,12 +12,12 @@ def new_context() -> zmq.asyncio.Context:
 
 
 def close_context(context: zmq.asyncio.Context) -> None:
-    """Close it and every socket that is left, without waiting for anybody."""
+    """Close it and all its sockets, without waiting."""
     context.destroy(linger=0)
 
 
 def drain(socket: zmq.Socket[bytes]) -> list[list[bytes]]:
-    """What lies ready now, as much as fits one turn of the event loop."""
+    """The messages that have arrived, at most those of one turn of the event loop."""
     received: list[list[bytes]] = []
     size = 0
     while len(received) < TURN_MESSAGES and size < TURN_BYTES:

@@ -1,8 +1,8 @@
 """Dynamo's event plane over ZMQ: one publishing socket for each publisher and topic.
 
-ZMQ reconnects by itself, loses what was sent meanwhile and says nothing; the sequence numbers tell.
-When we read too slowly our queue fills, then the publisher's, which then drops: seen in the numbers
-too. A follower takes one socket and its monitor: four file descriptors.
+ZMQ reconnects by itself and loses the messages sent meanwhile; the sequence numbers show it. If we
+read too slowly, our queue fills, then the publisher's, which then drops: the numbers show that too.
+ A follower takes one socket and its monitor: four file descriptors.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ _EXHAUSTED_PAUSE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ZmqBounds:
-    """``queue_messages``: what is kept of one channel while we are busy; beyond it is dropped.
+    """``queue_messages``: messages of one channel that wait for us; further ones are dropped.
 
     Times in seconds: a reconnect is tried every ``reconnect`` at first, up to ``reconnect_max``
-    apart; a host that vanishes is noticed after ``heartbeat_timeout``.
+    apart; a lost host is noticed after ``heartbeat_timeout``.
     """
 
     queue_messages: int = 16_384
@@ -54,7 +54,7 @@ class ZmqBounds:
 class ZmqEventPlane:
     """Followers that share one ZMQ context, and so one IO thread.
 
-    A ``context`` that is given stays the caller's; otherwise :meth:`close` ends our own.
+    A given ``context`` stays the caller's; otherwise :meth:`close` ends the plane's.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class ZmqEventPlane:
         self._running: set[asyncio.Task[None]] = set()
 
     def follow(self, channel: EventChannel, emit: Callable[[ChannelValue], None]) -> "ZmqFollower":
-        """Never fails: a channel that cannot be dialled tells so once it runs."""
+        """Never fails: a channel with an invalid address reports it once it runs."""
         return ZmqFollower(self, channel, emit, self._bounds)
 
     async def close(self) -> None:
-        """Ends the followers that still run, as if they were cancelled."""
+        """End all running followers, as by a cancellation."""
         await end_tasks(self._running)
         if self._owned and self._context is not None:
             close_context(self._context)
@@ -84,7 +84,7 @@ class ZmqEventPlane:
         return self._context
 
     async def keep(self, following: Coroutine[Any, Any, None]) -> None:
-        """Run it until it is cancelled or the plane is closed, and see it end."""
+        """Run it until it is cancelled or the plane is closed, and wait for its end."""
         task = asyncio.create_task(following)
         self._running.add(task)
         try:
@@ -149,11 +149,11 @@ class ZmqFollower:
         sub.set(zmq.IPV6, 1)
         sub.set(zmq.RECONNECT_IVL, int(bounds.reconnect * 1000))
         sub.set(zmq.RECONNECT_IVL_MAX, int(bounds.reconnect_max * 1000))
-        # A host that vanishes sends no FIN: without heartbeats its channel looks merely quiet.
+        # A lost host sends no FIN: without heartbeats its channel looks idle.
         sub.set(zmq.HEARTBEAT_IVL, int(bounds.heartbeat * 1000))
         sub.set(zmq.HEARTBEAT_TIMEOUT, int(bounds.heartbeat_timeout * 1000))
         monitor = sub.get_monitor_socket(_WATCHED)
-        # Unwound in reverse: stop telling, close the listener, close what it listened to.
+        # Unwound in reverse: stop the monitor, close its socket, close the monitored socket.
         stack.callback(monitor.close, linger=0)
         stack.callback(sub.disable_monitor)
         sub.set(zmq.SUBSCRIBE, b"")
@@ -167,7 +167,7 @@ class ZmqFollower:
         while True:
             await poller.poll()
             received = drain(messages)
-            # Read after the messages: a disconnect is always told before the first message of
+            # Read after the messages: a disconnect is always reported before the first message of
             # the connection that followed.
             self._watch_connection(changes, endpoint)
             for frames in received:

@@ -1,4 +1,4 @@
-"""Which engine's KV events to follow, where they are, and the bounds of following them."""
+"""The source of an engine's KV events: its endpoints, and the bounds of following them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ _ANY_HOST: Final = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - dia
 
 
 class EndpointError(ValueError):
-    """A KV-event endpoint that cannot be dialled; the message says what was expected."""
+    """An invalid KV-event endpoint; the message has what was expected."""
 
 
 def dialable_endpoint(endpoint: str, host: str = "127.0.0.1", dp_rank: int = 0) -> str:
-    """``endpoint`` as a subscriber dials it.
+    """The address to connect to for ``endpoint``.
 
-    Engines are configured with what they bind: a wildcard host (``tcp://*:5557``) becomes
-    ``host``, the worker's. Rank N of a data-parallel engine binds the port + N.
+    Engines are configured with the address that they bind: a wildcard host (``tcp://*:5557``)
+    becomes ``host``, the worker's. Rank N of a data-parallel engine binds the port + N.
     """
     scheme, found, address = endpoint.partition("://")
     if found and scheme in ("ipc", "inproc") and address:
@@ -35,10 +35,10 @@ def dialable_endpoint(endpoint: str, host: str = "127.0.0.1", dp_rank: int = 0) 
 
 @dataclass(frozen=True, slots=True)
 class KvEventSource:
-    """Which stream to follow and how to read it.
+    """The stream to follow and how to read it.
 
-    ``endpoint`` and ``replay`` may have a wildcard host, which means ``host``. ``dp_rank`` holds
-    for batches that do not say theirs. ``block_size`` is the router's, in tokens.
+    ``endpoint`` and ``replay`` may have a wildcard host, which means ``host``. ``dp_rank`` is
+    for batches without a rank. ``block_size`` is the router's, in tokens.
     """
 
     worker_id: int
@@ -55,12 +55,12 @@ class KvEventSource:
 
 @dataclass(frozen=True, slots=True)
 class StreamBounds:
-    """Bounds of one stream; times in seconds, sizes in what the name says.
+    """Bounds of one stream; times in seconds, sizes in the unit of their names.
 
-    ``queue_messages``: what ZMQ keeps while we are busy; it drops beyond, which shows as a hole.
-    ``replay_wait`` is the longest silence and ``replay_total`` the longest whole answer of a
-    replay socket; one that failed is left alone for ``replay_pause``. ``idle_check``: a silent
-    stream is checked against the replay socket that often, since a lost last batch leaves no hole.
+    ``queue_messages``: messages that wait for us; ZMQ drops further ones, which is a gap.
+    ``replay_wait`` is the longest pause and ``replay_total`` the longest whole response of a replay
+    socket; after a failure it is not used for ``replay_pause``. ``idle_check``: how often a silent
+    stream is compared with the replay socket, since a lost last batch leaves no gap.
     """
 
     queue_messages: int = 100_000

@@ -1,13 +1,13 @@
-"""Follow one engine's KV events over ZMQ, heal holes from its replay socket, notice restarts.
+"""Follow one engine's KV events over ZMQ, recover gaps from its replay socket, detect restarts.
 
-vLLM numbers its batches from 0 and keeps the recent ones for replay. A hole is asked for with the
-first missing number. After a reconnect the last batch that we applied is asked for too: a process
-that cannot give the same bytes back is a new one, and everything known about the old is void.
-ZMQ reconnects silently, so nothing else would tell.
+vLLM numbers its batches from 0 and keeps the recent ones for replay. A gap is requested from its
+first missing number. After a reconnect the last applied batch is requested too: a process that does
+not return the same bytes is a new one, and the index of the old one is invalid. ZMQ reconnects
+silently, so there is no other sign.
 
-What cannot be healed is reported (EVENTS_LOST) and the stream goes on: the index then lacks blocks,
-which costs overlap, and may hold blocks that were evicted meanwhile. Blocks whose parent was lost
-are refused by the index until the chain is stored again.
+Events that cannot be recovered are reported (EVENTS_LOST) and the stream continues: the index then
+misses blocks, which costs overlap, and may have blocks that were evicted meanwhile. Blocks with a
+lost parent are refused by the index until the chain is stored again.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class ZmqKvEvents:
 
     ``emit`` is called with each value, in order, from the event loop; it must not block.
     ``clock`` gives monotonic seconds. With a shared ``context`` all streams use one IO thread.
-    Raises EndpointError for an endpoint that cannot be dialled.
+    Raises EndpointError for an invalid endpoint.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class ZmqKvEvents:
         self._last_batch_at: float | None = None
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._dropped: dict[str, int] = {}
-        self._told: set[str] = set()
-        self._missing: dict[int, int] = {source.dp_rank: 0}  # batches that each rank's index lacks
+        self._reported: set[str] = set()
+        self._missing: dict[int, int] = {source.dp_rank: 0}  # missing batches of each rank's index
         self._reconnected = False
         self._check_due = False
         self._replay_blocked_until = float("-inf")
@@ -116,11 +116,11 @@ class ZmqKvEvents:
         sub.set(zmq.IPV6, 1)
         sub.set(zmq.RECONNECT_IVL, 100)
         sub.set(zmq.RECONNECT_IVL_MAX, 2000)
-        # A host that vanishes sends no FIN: without heartbeats its stream looks merely quiet.
+        # A lost host sends no FIN: without heartbeats its stream looks idle.
         sub.set(zmq.HEARTBEAT_IVL, 5000)
         sub.set(zmq.HEARTBEAT_TIMEOUT, 15000)
         monitor = sub.get_monitor_socket(_WATCHED)
-        # Unwound in reverse: stop telling, close the listener, close what it listened to.
+        # Unwound in reverse: stop the monitor, close its socket, close the monitored socket.
         stack.callback(monitor.close, linger=0)
         stack.callback(sub.disable_monitor)
         sub.set(zmq.SUBSCRIBE, self.source.topic)
@@ -134,8 +134,8 @@ class ZmqKvEvents:
         while True:
             ready = await poller.poll(int(self._bounds.idle_check * 1000))
             received = drain(messages)
-            # Read after the messages: a disconnect is always told before the first message of
-            # the connection that followed, so none of those passes as the old one's.
+            # Read after the messages: a disconnect is always reported before the first message of
+            # the connection that followed, so its messages never count for the old one.
             self._watch_connection(changes)
             if self._connected and (self._check_due or not ready):
                 self._check_due = False
@@ -154,21 +154,21 @@ class ZmqKvEvents:
                 self._connected = True
                 self._check_due = True
                 self._replay_blocked_until = float("-inf")
-                self._tell(StreamCode.STREAM_CONNECTED, f"connected to {self.endpoint}")
+                self._report(StreamCode.STREAM_CONNECTED, f"connected to {self.endpoint}")
             elif event == zmq.Event.DISCONNECTED:
                 self._connected = False
                 self._reconnected = True
-                self._tell(
+                self._report(
                     StreamCode.STREAM_DISCONNECTED,
-                    f"lost {self.endpoint}; reconnecting, its index is kept until it answers",
+                    f"lost {self.endpoint}; reconnecting, its index is kept until it responds",
                 )
 
     async def _check_identity(self, context: zmq.asyncio.Context) -> None:
-        """Ask for the last applied batch and all after it: the same process gives it back."""
+        """Request the last applied batch and all after it; the same process returns it as is."""
         if self._sequence.last is None:
-            await self._heal(context, 0)
+            await self._recover(context, 0)
         else:
-            await self._heal(context, self._sequence.last, verify=True)
+            await self._recover(context, self._sequence.last, verify=True)
 
     # -- live messages ----------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class ZmqKvEvents:
             _, seq, payload = decode_message(frames)
         except WireError as error:
             self._counts["malformed"] += 1
-            self._tell_once(StreamCode.MALFORMED_MESSAGE, f"skipped a message: {error}")
+            self._report_once(StreamCode.MALFORMED_MESSAGE, f"skipped a message: {error}")
             return
         batch, problem = self._read(payload)
         digest = xxh3_64_intdigest(payload)
@@ -185,16 +185,16 @@ class ZmqKvEvents:
         verdict = self._sequence.judge(seq, digest, ts, reconnected=self._reconnected)
         started = self._sequence.last is not None
         if verdict is Verdict.GAP and started and self._reconnected:
-            # The replay socket could not say who this is. A restarted process is by far the
-            # likelier cause of a hole after a lost connection, and an empty index is only slower,
-            # while a stale one routes to blocks that are gone.
+            # The replay socket did not identify the process. A restart is by far the likelier cause
+            # of a gap after a lost connection, and an empty index is only slower, while a stale
+            # one routes to lost blocks.
             verdict = Verdict.RESTART
         if verdict is Verdict.RESTART:
             self._restart(f"sequence went from {self._sequence.last} to {seq}", seq)
             verdict = Verdict.NEXT if seq == 0 else Verdict.GAP
         if verdict is Verdict.GAP:
             self._counts["gaps"] += 1
-            await self._heal(context, self._sequence.expected)
+            await self._recover(context, self._sequence.expected)
             verdict = self._sequence.judge(seq, digest, ts, reconnected=False)
         if verdict is Verdict.DUPLICATE:
             self._counts["duplicates"] += 1
@@ -212,7 +212,7 @@ class ZmqKvEvents:
     def _apply(
         self, seq: int, digest: int, batch: EventBatch | None, problem: str, *, replayed: bool
     ) -> None:
-        """Take the batch ``seq``; numbers skipped before it are lost from here on."""
+        """Take the batch ``seq``; skipped numbers before it are lost from here on."""
         first_missing = self._sequence.expected
         skipped = self._sequence.advance(seq, digest, None if batch is None else batch.ts)
         if skipped:
@@ -223,7 +223,7 @@ class ZmqKvEvents:
         self._last_batch_at = self._clock()
         if batch is None:
             self._counts["malformed"] += 1
-            self._tell(
+            self._report(
                 StreamCode.MALFORMED_BATCH, f"batch {seq} is unreadable: {problem}", {"seq": seq}
             )
             self._lose(seq, 1)
@@ -246,22 +246,22 @@ class ZmqKvEvents:
             )
         if self._missing[rank] and any(isinstance(event, Cleared) for event in converted.events):
             self._missing[rank] = 0
-            self._tell(
+            self._report(
                 StreamCode.INDEX_CURRENT,
-                "the engine cleared its cache, so nothing is missing any more",
+                "the engine cleared its cache, so the index is complete again",
                 ranks=(rank,),
                 missing=0,
             )
 
     # -- replay -----------------------------------------------------------------------------
 
-    async def _heal(
+    async def _recover(
         self, context: zmq.asyncio.Context, start: int, *, verify: bool = False
     ) -> None:
-        """Apply what the replay socket has from ``start``; the rest of a hole stays.
+        """Apply the batches of the replay socket from ``start``; the rest of a gap stays.
 
-        With ``verify``, ``start`` is the last applied batch and must come back unchanged, or the
-        engine is a new process and is asked for all that it has.
+        With ``verify``, ``start`` is the last applied batch and must be returned unchanged, else
+        the engine is a new process and all its batches are requested.
         """
         if self.replay is None or self._clock() < self._replay_blocked_until:
             return
@@ -269,31 +269,31 @@ class ZmqKvEvents:
             if verify and not await self._same_process(context, start):
                 start = 0
             await self._apply_replay(context, start)
-            self._told.discard(StreamCode.REPLAY_UNAVAILABLE)
+            self._reported.discard(StreamCode.REPLAY_UNAVAILABLE)
         except ReplayFailed as error:
             self._replay_blocked_until = self._clock() + self._bounds.replay_pause
-            self._tell_once(
+            self._report_once(
                 StreamCode.REPLAY_UNAVAILABLE,
-                f"replay from {self.replay} failed: {error}; asked again after "
+                f"replay from {self.replay} failed: {error}; next attempt after "
                 f"{self._bounds.replay_pause:g} s at the earliest",
                 {"start": start},
             )
 
     async def _same_process(self, context: zmq.asyncio.Context, last: int) -> bool:
         found, seq = "nothing", last
-        async with contextlib.aclosing(self._ask(context, last)) as answer:
+        async with contextlib.aclosing(self._request_replay(context, last)) as answer:
             async for seq, payload in answer:
                 if self._sequence.is_last(seq, xxh3_64_intdigest(payload)):
                     self._reconnected = False
                     return True
                 found = f"batch {seq} with other content"
                 break
-        self._restart(f"asked for batch {last} again, it answered {found}", seq)
+        self._restart(f"replay of batch {last} returned {found}", seq)
         return False
 
     async def _apply_replay(self, context: zmq.asyncio.Context, start: int) -> None:
-        """Apply the answer from ``start``. vLLM's ROUTER drops what exceeds its queue of 1000, in
-        the middle or at the end, so as long as asking brings something it is asked on."""
+        """Apply the batches from ``start``. vLLM's ROUTER drops what exceeds its queue of 1000, in
+        the middle or at the end, so requests continue as long as they return batches."""
         while True:
             before = self._sequence.last
             try:
@@ -305,10 +305,10 @@ class ZmqKvEvents:
             start = self._sequence.expected
 
     async def _apply_answer(self, context: zmq.asyncio.Context, start: int) -> bool:
-        """Whether the answer had no hole inside; one at its beginning is the engine's memory's
-        end and is lost."""
+        """Whether the response had no gap inside; a gap at its beginning is beyond the engine's
+        memory and is lost."""
         applied = turn = size = 0
-        async with contextlib.aclosing(self._ask(context, start)) as answer:
+        async with contextlib.aclosing(self._request_replay(context, start)) as answer:
             async for seq, payload in answer:
                 if applied and seq > self._sequence.expected:
                     return False
@@ -322,11 +322,11 @@ class ZmqKvEvents:
                     await asyncio.sleep(0)
         return True
 
-    def _ask(
+    def _request_replay(
         self, context: zmq.asyncio.Context, start: int
     ) -> AsyncGenerator[tuple[int, bytes], None]:
         if self.replay is None:
-            raise ReplayFailed("no replay socket is configured")
+            raise ReplayFailed("the worker has no replay socket")
         bounds = self._bounds
         return replay(
             context,
@@ -338,12 +338,12 @@ class ZmqKvEvents:
             max_batch_bytes=_MESSAGE_MARGIN * bounds.batch.payload_bytes,
         )
 
-    # -- telling ----------------------------------------------------------------------------
+    # -- reporting --------------------------------------------------------------------------
 
     def _restart(self, why: str, seq: int) -> None:
         last = self._sequence.last
         self._sequence.reset()
-        self._told.clear()
+        self._reported.clear()
         self._reconnected = False
         ranks = tuple(sorted(self._missing))
         self._missing = dict.fromkeys(ranks, 0)
@@ -351,7 +351,7 @@ class ZmqKvEvents:
         details: dict[str, int | str] = {"seq": seq}
         if last is not None:
             details["last_seq"] = last
-        self._tell(
+        self._report(
             StreamCode.ENGINE_RESTARTED,
             f"the engine restarted ({why}): its index starts empty",
             details,
@@ -363,17 +363,17 @@ class ZmqKvEvents:
         self._counts["lost"] += count
         for rank in self._missing:
             self._missing[rank] += count
-        self._tell(
+        self._report(
             StreamCode.EVENTS_LOST,
-            f"{count} batch{'es' if count > 1 else ''} from {first} on cannot be had any more: "
-            "the index is kept but incomplete, blocks after a lost parent are refused",
+            f"{count} batch{'es' if count > 1 else ''} from {first} on are lost: "
+            "the index is kept but incomplete, and refuses blocks after a lost parent",
             {"first": first, "count": count},
             missing=max(self._missing.values()),
         )
 
     def _drop(self, rank: int, drop: Drop) -> None:
         self._dropped[drop.code] = self._dropped.get(drop.code, 0) + drop.blocks
-        self._tell_once(
+        self._report_once(
             drop.code, drop.message, {"value": drop.value, "expected": drop.expected}, (rank,)
         )
 
@@ -383,23 +383,23 @@ class ZmqKvEvents:
         if batch.unknown_types:
             self._counts["unknown_events"] += len(batch.unknown_types)
             name = batch.unknown_types[0]
-            self._tell_once(
+            self._report_once(
                 StreamCode.UNKNOWN_EVENT, f"events of type {name!r} are skipped", {"type": name}
             )
 
-    def _tell_once(
+    def _report_once(
         self,
         code: StreamCode | DropCode,
         message: str,
         details: Mapping[str, int | str] | None = None,
         ranks: tuple[int, ...] | None = None,
     ) -> None:
-        """The first time only (again after a restart): afterwards the counters speak."""
-        if code not in self._told:
-            self._told.add(code)
-            self._tell(code, message, details, ranks)
+        """Report the first time only, and again after a restart; counters count the rest."""
+        if code not in self._reported:
+            self._reported.add(code)
+            self._report(code, message, details, ranks)
 
-    def _tell(
+    def _report(
         self,
         code: StreamCode | DropCode,
         message: str,

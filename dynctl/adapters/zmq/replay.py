@@ -1,4 +1,4 @@
-"""Ask an engine's replay socket for the batches from a sequence number on."""
+"""Read the batches from a sequence number on from an engine's replay socket."""
 
 import asyncio
 import math
@@ -11,16 +11,16 @@ import zmq.asyncio
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.vllm_events import END_OF_REPLAY, decode_seq, encode_seq
 
-# Messages; room for most whole answers, since an engine's ROUTER drops what its peer cannot take.
+# Messages; enough for most responses, since an engine's ROUTER drops messages that do not fit.
 _QUEUE: Final = 100_000
 
 
 class ReplayFailed(Exception):
-    """A replay socket did not answer as it should; the message says how."""
+    """An invalid or missing response of a replay socket; the message has the problem."""
 
 
 class ReplaySilent(ReplayFailed):
-    """Nothing came for too long: a dead socket, or one that dropped the rest of its answer."""
+    """No message in time: a dead socket, or one that dropped the rest of its response."""
 
 
 async def replay(
@@ -33,16 +33,16 @@ async def replay(
     max_bytes: int,
     max_batch_bytes: int,
 ) -> AsyncGenerator[tuple[int, bytes], None]:
-    """(sequence, undecoded batch) for everything that the engine kept from ``start`` on, oldest
-    first, ended by the engine's own end marker.
+    """(sequence, undecoded batch) for all batches that the engine keeps from ``start`` on, oldest
+    first, up to the engine's end marker.
 
-    ``wait`` bounds the silence before each answer and ``total`` the whole (seconds), ``max_bytes``
-    the sum of the batches. Raises ReplayFailed when a bound is passed or an answer makes no sense;
-    what was yielded before is good. The caller must let the event loop run between batches, since
-    those that have arrived already are given without awaiting.
+    ``wait`` bounds the pause before each message and ``total`` the whole (seconds), ``max_bytes``
+    the sum of the batches. Raises ReplayFailed if a bound is exceeded or a message is invalid;
+    batches yielded before are valid. The caller must let the event loop run between batches, since
+    those that have arrived already are yielded without awaiting.
 
-    Every call has a socket of its own, so that the late answer to one that was given up never
-    mixes into the next.
+    Every call has a separate socket, so that a late response to an aborted call never mixes
+    into the next.
     """
     socket = context.socket(zmq.DEALER)
     try:
@@ -50,9 +50,9 @@ async def replay(
         socket.set(zmq.RCVHWM, _QUEUE)
         socket.set(zmq.IPV6, 1)
         socket.connect(endpoint)
-        # The empty frame is what a REQ socket would send: vLLM's ROUTER expects it.
+        # A REQ socket sends the empty frame: vLLM's ROUTER expects it.
         await socket.send_multipart([b"", encode_seq(start)])
-        # Read without awaiting while there is something: an awaited receive costs 20 us more.
+        # Read without awaiting while messages are there: an awaited receive costs 20 us more.
         ready: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + total
@@ -63,27 +63,27 @@ async def replay(
             except zmq.Again:
                 left = min(wait, deadline - loop.time())
                 if left <= 0:
-                    raise ReplaySilent(f"no end after {total:g} s") from None
+                    raise ReplaySilent(f"not complete after {total:g} s") from None
                 if not await socket.poll(math.ceil(left * 1000)):
-                    raise ReplaySilent(f"silent for {left:g} s") from None
+                    raise ReplaySilent(f"no message for {left:g} s") from None
                 continue
             seq, payload = _pair(frames)
             if seq == END_OF_REPLAY or not payload:
                 return
             received += len(payload)
             if received > max_bytes:
-                raise ReplayFailed(f"the answer exceeds {max_bytes} bytes")
+                raise ReplayFailed(f"the response exceeds {max_bytes} bytes")
             yield seq, payload
     finally:
         socket.close(linger=0)
 
 
 def _pair(frames: list[bytes]) -> tuple[int, bytes]:
-    """(sequence, payload) of one answer, whose leading delimiter is optional."""
+    """(sequence, payload) of one message, whose leading delimiter is optional."""
     if len(frames) == 3 and not frames[0]:
         frames = frames[1:]
     if len(frames) != 2:
-        raise ReplayFailed(f"answered {len(frames)} frames, expected a sequence and a batch")
+        raise ReplayFailed(f"message of {len(frames)} frames, expected a sequence and a batch")
     try:
         return decode_seq(frames[0]), frames[1]
     except WireError as error:

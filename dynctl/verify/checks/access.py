@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from dynctl.adapters.ports import AccessQuestion
+from dynctl.adapters.ports import AccessReview
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found, outcome
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import GRAPH_GROUP, GRAPH_VERSIONS
@@ -108,7 +108,7 @@ def _allowed(joined: JoinedFacts) -> Outcome:
     return outcome(_denials(denied), unread, summary=f"{len(access)} of {len(access)} permissions")
 
 
-def _denials(denied: Iterable[AccessQuestion]) -> Iterable[Found]:
+def _denials(denied: Iterable[AccessReview]) -> Iterable[Found]:
     """One finding for each verb and resource, for any number of namespaces."""
     namespaces: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for one in denied:
@@ -139,7 +139,7 @@ def rule(group: str, resource: str, verbs: Sequence[str]) -> str:
     return f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{quoted}]}}'
 
 
-def _question(one: AccessQuestion) -> str:
+def _question(one: AccessReview) -> str:
     return f"{one.verb} {one.resource}" + (f" in {one.namespace}" if one.namespace else "")
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from dynctl.adapters.ports import AccessQuestion
+from dynctl.adapters.ports import AccessReview
 from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
@@ -161,7 +161,7 @@ def _permitted(joined: JoinedFacts) -> Outcome:
     return outcome(wrong, unread, f"{many(len(users), 'account')} ({names})")
 
 
-def _named(question: AccessQuestion) -> str:
+def _named(question: AccessReview) -> str:
     group = f".{question.group}" if question.group else ""
     return f"{question.verb} {question.resource}{group}"
 

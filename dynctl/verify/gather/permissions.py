@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dynctl.adapters.ports import AccessQuestion, Cluster, ClusterRefusal
+from dynctl.adapters.ports import AccessReview, Cluster, ClusterRefusal
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import GRAPH_GROUP, WORKER_TYPES
 from dynctl.verify.facts import Account, ClusterFacts
@@ -19,26 +19,26 @@ SETS: Final = "podcliquesets"
 _MOST_ACCOUNTS: Final = 50
 
 
-def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessQuestion, ...]:
+def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessReview, ...]:
     """The permissions of verify. ``grove``: the resources of Grove that are read."""
     inside = namespace
     return (
-        AccessQuestion("list", "nodes"),
-        AccessQuestion("list", GRAPHS, GRAPH_GROUP, inside),
-        AccessQuestion("list", METADATA, GRAPH_GROUP, inside),
-        AccessQuestion("list", "pods", "", inside),
-        AccessQuestion("list", "events", "", inside),
-        AccessQuestion("list", "endpointslices", "discovery.k8s.io", inside),
+        AccessReview("list", "nodes"),
+        AccessReview("list", GRAPHS, GRAPH_GROUP, inside),
+        AccessReview("list", METADATA, GRAPH_GROUP, inside),
+        AccessReview("list", "pods", "", inside),
+        AccessReview("list", "events", "", inside),
+        AccessReview("list", "endpointslices", "discovery.k8s.io", inside),
         # Over WebSocket these start with a GET; newer API servers require create as well.
-        AccessQuestion("get", "pods/exec", "", inside),
-        AccessQuestion("create", "pods/exec", "", inside),
-        AccessQuestion("get", "pods/portforward", "", inside),
-        AccessQuestion("create", "pods/portforward", "", inside),
-        AccessQuestion("get", "pods/log", "", inside),
-        AccessQuestion("list", "deployments", "apps"),
-        AccessQuestion("get", "customresourcedefinitions", "apiextensions.k8s.io"),
+        AccessReview("get", "pods/exec", "", inside),
+        AccessReview("create", "pods/exec", "", inside),
+        AccessReview("get", "pods/portforward", "", inside),
+        AccessReview("create", "pods/portforward", "", inside),
+        AccessReview("get", "pods/log", "", inside),
+        AccessReview("list", "deployments", "apps"),
+        AccessReview("get", "customresourcedefinitions", "apiextensions.k8s.io"),
         *(
-            AccessQuestion("list", name, "grove.io", inside if name == SETS else None)
+            AccessReview("list", name, "grove.io", inside if name == SETS else None)
             for name in grove
         ),
     )
@@ -46,23 +46,23 @@ def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessQuesti
 
 def operator_questions(
     topologies: Iterable[str], namespaces: Iterable[str] = ()
-) -> tuple[AccessQuestion, ...]:
+) -> tuple[AccessReview, ...]:
     """The permissions of the operator for topology; ``namespaces``: of its graphs."""
     return (
-        AccessQuestion("get", "nodes"),
-        AccessQuestion("patch", "pods"),
-        *(AccessQuestion("patch", "pods", "", space) for space in namespaces),
-        *(AccessQuestion("get", name, "grove.io") for name in topologies),
+        AccessReview("get", "nodes"),
+        AccessReview("patch", "pods"),
+        *(AccessReview("patch", "pods", "", space) for space in namespaces),
+        *(AccessReview("get", name, "grove.io") for name in topologies),
     )
 
 
-def worker_questions(namespace: str) -> tuple[AccessQuestion, ...]:
+def worker_questions(namespace: str) -> tuple[AccessReview, ...]:
     """The permissions of a worker to register and to find other workers."""
     return (
-        AccessQuestion("create", METADATA, GRAPH_GROUP, namespace),
-        AccessQuestion("patch", METADATA, GRAPH_GROUP, namespace),
-        AccessQuestion("list", METADATA, GRAPH_GROUP, namespace),
-        AccessQuestion("list", "endpointslices", "discovery.k8s.io", namespace),
+        AccessReview("create", METADATA, GRAPH_GROUP, namespace),
+        AccessReview("patch", METADATA, GRAPH_GROUP, namespace),
+        AccessReview("list", METADATA, GRAPH_GROUP, namespace),
+        AccessReview("list", "endpointslices", "discovery.k8s.io", namespace),
     )
 
 
@@ -94,11 +94,11 @@ def _user(namespace: str, account: str) -> str:
     return f"system:serviceaccount:{namespace}:{account}"
 
 
-def account(cluster: Cluster, user: str, wanted: tuple[AccessQuestion, ...]) -> Account:
+def account(cluster: Cluster, user: str, wanted: tuple[AccessReview, ...]) -> Account:
     """The permissions of a service account; unread if access reviews are not permitted."""
     space = user.split(":")[2]
     groups = ("system:serviceaccounts", f"system:serviceaccounts:{space}", "system:authenticated")
-    allowed: dict[AccessQuestion, bool] = {}
+    allowed: dict[AccessReview, bool] = {}
     for question in wanted:
         try:
             allowed[question] = cluster.allowed(question, user=user, groups=groups)

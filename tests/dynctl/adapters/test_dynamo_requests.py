@@ -133,20 +133,24 @@ async def test_who_cannot_listen_says_which_variable_to_set() -> None:
 @pytest.mark.parametrize(
     ("fault", "timeout", "problem"),
     [
-        (Fault.NO_ACK, SHORT, "did not accept the question within 0.2 s"),
+        (Fault.NO_ACK, SHORT, "did not accept the request within 0.2 s"),
         (Fault.CLOSES_BEFORE_ACK, LONG, "closed the connection before it accepted"),
-        (Fault.REFUSES, LONG, f"refused the question: Server unavailable: unknown endpoint {PATH}"),
-        (Fault.LONG_REFUSAL, LONG, "gave an answer that cannot be used|does not speak Dynamo's"),
-        (Fault.NEVER_CALLS, SHORT, r"did not call back to 127\.0\.0\.1:\d+ within 0.2 s.*DYN_TCP"),
-        (Fault.WRONG_SUBJECT, SHORT, "did not call back"),
-        (Fault.ERROR_PROLOGUE, LONG, "answered with an error: no such model"),
-        (Fault.NO_PROLOGUE, LONG, "gave an answer that cannot be used, after 0 items"),
-        (Fault.HALF_A_FRAME, LONG, "ended its answer inside a frame, after 1 items"),
+        (Fault.REFUSES, LONG, f"refused the request: Server unavailable: unknown endpoint {PATH}"),
+        (Fault.LONG_REFUSAL, LONG, "sent an invalid response|does not use Dynamo's"),
+        (
+            Fault.NEVER_CALLS,
+            SHORT,
+            r"did not connect back to 127\.0\.0\.1:\d+ within 0.2 s.*DYN_TCP",
+        ),
+        (Fault.WRONG_SUBJECT, SHORT, "did not connect back"),
+        (Fault.ERROR_PROLOGUE, LONG, "returned an error: no such model"),
+        (Fault.NO_PROLOGUE, LONG, "sent an invalid response, after 0 items"),
+        (Fault.HALF_A_FRAME, LONG, "ended its response inside a frame, after 1 items"),
         (Fault.HUGE_ITEM, LONG, r"after 1 items: .* 1,099,511,627,800 bytes, over the limit of "),
-        (Fault.JUNK_ITEM, LONG, "gave an answer that cannot be used, after 1 items"),
-        (Fault.CLOSES_IN_THE_MIDDLE, LONG, "ended its answer in the middle, after 1 items"),
-        (Fault.SENTINEL_IN_THE_MIDDLE, LONG, "ended its answer in the middle, after 1 items"),
-        (Fault.STALLS, SHORT, "was silent for 0.2 s in its answer, after 1 items"),
+        (Fault.JUNK_ITEM, LONG, "sent an invalid response, after 1 items"),
+        (Fault.CLOSES_IN_THE_MIDDLE, LONG, "ended its response early, after 1 items"),
+        (Fault.SENTINEL_IN_THE_MIDDLE, LONG, "ended its response early, after 1 items"),
+        (Fault.STALLS, SHORT, "sent nothing for 0.2 s in its response, after 1 items"),
     ],
 )
 async def test_a_fault_is_an_error_that_names_the_worker(
@@ -183,7 +187,7 @@ async def test_the_bound_is_on_the_whole_answer(plane: TcpRequestPlane) -> None:
 
 async def test_who_calls_too_late_is_dropped(plane: TcpRequestPlane) -> None:
     async with fake_endpoint(fault=Fault.CALLS_LATE) as endpoint:
-        with pytest.raises(RequestPlaneError, match="did not call back"):
+        with pytest.raises(RequestPlaneError, match="did not connect back"):
             await ask(plane, endpoint.instance(), timeout=SHORT)
         endpoint.release.set()
         await endpoint.ended.wait()
@@ -193,17 +197,17 @@ async def test_who_calls_too_late_is_dropped(plane: TcpRequestPlane) -> None:
 async def test_an_address_where_nobody_listens(plane: TcpRequestPlane) -> None:
     async with fake_endpoint() as endpoint:
         gone = endpoint.instance()
-    with pytest.raises(RequestPlaneError, match=WHO + "cannot be connected to: "):
+    with pytest.raises(RequestPlaneError, match=WHO + "is not reachable: "):
         await ask(plane, gone)
 
 
 @pytest.mark.parametrize(
     ("others", "problem"),
     [
-        ({"transport": "nats_tcp", "address": "dynamo_backend.generate-1"}, "over NATS"),
-        ({"transport": "velo"}, "a transport that is not spoken yet .'velo'"),
-        ({"address": "127.0.0.1"}, "cannot be asked: address: expected HOST:PORT/PATH"),
-        ({"codec": "protobuf"}, "cannot be asked: codec: expected one of msgpack, json"),
+        ({"transport": "nats_tcp", "address": "dynamo_backend.generate-1"}, "needs NATS"),
+        ({"transport": "velo"}, "a transport that is not supported .'velo'"),
+        ({"address": "127.0.0.1"}, "cannot be requested: address: expected HOST:PORT/PATH"),
+        ({"codec": "protobuf"}, "cannot be requested: codec: expected one of msgpack, json"),
     ],
 )
 async def test_an_instance_that_cannot_be_asked(

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dynctl.adapters.kubernetes.cluster import KubernetesCluster, open_cluster
-from dynctl.adapters.ports import AccessQuestion, ClusterRefusal
+from dynctl.adapters.ports import AccessReview, ClusterRefusal
 from dynctl.base.errors import Unreachable
 from tests.dynctl.adapters.kube_lab import PODS, bind, opened, pod, rule
 from tests.dynctl.adapters.kube_stand_ins import answering, elsewhere
@@ -141,15 +141,15 @@ def test_what_somebody_may_do(tmp_path: Path):
         server.add_user("looker-token", "looker")
         bind(server, "looker", rule("", "nodes pods/exec", "get list create"))
         mine, admin = opened(server, tmp_path, token="looker-token"), opened(server, tmp_path / "a")
-        assert mine.allowed(AccessQuestion("list", "nodes"))
-        assert not mine.allowed(AccessQuestion("watch", "nodes"))
-        assert mine.allowed(AccessQuestion("create", "pods/exec", namespace="lab"))
-        assert not mine.allowed(AccessQuestion("create", "pods/portforward", namespace="lab"))
-        graphs = AccessQuestion("list", "dynamographdeployments", "nvidia.com")
+        assert mine.allowed(AccessReview("list", "nodes"))
+        assert not mine.allowed(AccessReview("watch", "nodes"))
+        assert mine.allowed(AccessReview("create", "pods/exec", namespace="lab"))
+        assert not mine.allowed(AccessReview("create", "pods/portforward", namespace="lab"))
+        graphs = AccessReview("list", "dynamographdeployments", "nvidia.com")
         assert not admin.allowed(graphs, user="looker")
-        assert admin.allowed(AccessQuestion("get", "nodes"), user="looker")
+        assert admin.allowed(AccessReview("get", "nodes"), user="looker")
         assert admin.allowed(graphs, user="looker", groups=("system:masters",))
-        inside = AccessQuestion("create", "pods/exec", namespace="lab")
+        inside = AccessReview("create", "pods/exec", namespace="lab")
         assert admin.allowed(inside, user="looker")
         posts = {request.path.rpartition("/")[2] for request in server.requests}
         assert posts == {

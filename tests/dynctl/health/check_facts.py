@@ -289,7 +289,7 @@ BROKEN = (
     Broken("DYR0103", _ranks(state=StreamState()), "ZMQ"),
     Broken(
         "DYR0104",
-        _ranks(newest=None, called_back=False, refusal="did not call back to 10.1.1.1:4000"),
+        _ranks(newest=None, called_back=False, refusal="did not connect back to 10.1.1.1:4000"),
         "prefill/",
     ),
     Broken("DYR0201", _registered(_cut_short), "v1/mdc/dynamo/backend/generate/ff"),

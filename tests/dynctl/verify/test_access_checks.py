@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.adapters.ports import AccessQuestion
+from dynctl.adapters.ports import AccessReview
 from dynctl.findings.report import CheckResult, State
 from dynctl.health.facts import Unread
 from dynctl.verify.checks.access import ACCESS_CHECKS
@@ -127,7 +127,7 @@ def test_each_denied_verb_is_a_warning_with_the_rule_that_allows_it():
 
 
 def test_a_verb_that_is_denied_in_many_namespaces_is_one_finding():
-    asked = [AccessQuestion("list", "pods", "", f"team-{place}") for place in range(50)]
+    asked = [AccessReview("list", "pods", "", f"team-{place}") for place in range(50)]
     checks = results(access=dict.fromkeys(asked, False))
     [finding] = checks["DYT0004"].findings
     assert "denied in team-0, team-1, team-10 and 47 more" in finding.value
@@ -142,14 +142,14 @@ def test_an_access_review_that_is_refused_is_not_a_permission():
     assert skipped(results(access={})["DYT0004"]) == (True, False)
 
 
-def test_every_lost_check_is_a_code(every_question: tuple[AccessQuestion, ...]):
+def test_every_lost_check_is_a_code(every_question: tuple[AccessReview, ...]):
     checks = results(access=dict.fromkeys(every_question, False))
     for one in checks["DYT0004"].findings:
         assert "what needs it is skipped" not in one.value, one.subject
 
 
 @pytest.fixture
-def every_question() -> tuple[AccessQuestion, ...]:
+def every_question() -> tuple[AccessReview, ...]:
     from dynctl.verify.gather.permissions import questions
 
     return questions("prod", ("clustertopologies", "clustertopologybindings"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.adapters.ports import AccessQuestion
+from dynctl.adapters.ports import AccessReview
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.capacity import CAPACITY_CHECKS, NO_ROUTER
 from dynctl.verify.facts import ProbeAnswer, Registry, RouterView, VerifyFacts
@@ -261,7 +261,7 @@ def test_without_routers_the_check_never_passes():
     checks = results(scene)
     assert skipped(checks["DYT0904"]) == UNASKED
     assert checks["DYT0904"].message == NO_ROUTER
-    question = AccessQuestion("create", "pods/portforward", "", "prod")
+    question = AccessReview("create", "pods/portforward", "", "prod")
     scene.changes["access"] = {question: False}
     assert skipped(results(scene)["DYT0904"]) == UNREAD
 

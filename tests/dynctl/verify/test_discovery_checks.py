@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.adapters.ports import AccessQuestion
+from dynctl.adapters.ports import AccessReview
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.discovery import DISCOVERY_CHECKS
 from dynctl.verify.facts import Account, Registry, VerifyFacts
@@ -244,7 +244,7 @@ def test_unreviewed_accounts_never_pass():
     [account] = scene.accounts
     scene.accounts = (Account(account.user, REFUSED),)
     assert skipped(results(scene)["DYT0703"]) == UNREAD
-    question = AccessQuestion("create", "dynamoworkermetadatas", "nvidia.com", SPACE)
+    question = AccessReview("create", "dynamoworkermetadatas", "nvidia.com", SPACE)
     scene.accounts = (Account("system:serviceaccount:prod:other", {question: False}),)
     assert skipped(results(scene)["DYT0703"]) == UNASKED
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.adapters.ports import AccessQuestion
+from dynctl.adapters.ports import AccessReview
 from dynctl.findings.report import CheckResult, State
 from dynctl.verify.checks.operators import OPERATOR_CHECKS, Scope, scope, version
 from dynctl.verify.facts import Account, VerifyFacts
@@ -26,8 +26,8 @@ from tests.kube.objects import accounts
 DEPLOYMENT = f"Deployment {accounts.OPERATOR_NAME}.{accounts.OPERATOR_NAMESPACE}"
 ACCOUNT = f"ServiceAccount {accounts.OPERATOR_NAME}.{accounts.OPERATOR_NAMESPACE}"
 NODES, PODS, GROVE = OPERATOR_ACCESS
-PODS_IN = AccessQuestion("patch", "pods", "", "prod")
-OLD_GROVE = AccessQuestion("get", "clustertopologies", "grove.io")
+PODS_IN = AccessReview("patch", "pods", "", "prod")
+OLD_GROVE = AccessReview("get", "clustertopologies", "grove.io")
 
 
 def operator(name: str = "op", namespace: str = "system", **changes: Any) -> Workload:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from dynctl.adapters.ports import AccessQuestion
+from dynctl.adapters.ports import AccessReview
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.report import CheckResult, State
 from dynctl.findings.runner import Check, run
@@ -34,15 +34,15 @@ SERVED: Final = {
     "podcliquesets.grove.io": ("v1alpha1",),
 }
 ACCESS: Final = (
-    AccessQuestion("list", "nodes"),
-    AccessQuestion("list", "pods", "", "prod"),
-    AccessQuestion("create", "pods/exec", "", "prod"),
-    AccessQuestion("list", "dynamoworkermetadatas", "nvidia.com", "prod"),
+    AccessReview("list", "nodes"),
+    AccessReview("list", "pods", "", "prod"),
+    AccessReview("create", "pods/exec", "", "prod"),
+    AccessReview("list", "dynamoworkermetadatas", "nvidia.com", "prod"),
 )
 OPERATOR_ACCESS: Final = (
-    AccessQuestion("get", "nodes"),
-    AccessQuestion("patch", "pods"),
-    AccessQuestion("get", "clustertopologybindings", "grove.io"),
+    AccessReview("get", "nodes"),
+    AccessReview("patch", "pods"),
+    AccessReview("get", "clustertopologybindings", "grove.io"),
 )
 
 
