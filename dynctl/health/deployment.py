@@ -66,8 +66,8 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedWorker:
-    """A worker with its registered entries.
+class RegisteredWorker:
+    """A worker with its discovery entries.
 
     ``sources``: rank -> the publisher of its KV events and its indexer. ``kv_events``: rank -> the
     channel of its KV events.
@@ -89,7 +89,7 @@ class Deployment:
     whole index of a component.
     """
 
-    workers: tuple[ObservedWorker, ...] = ()
+    workers: tuple[RegisteredWorker, ...] = ()
     loads: tuple[EventChannel, ...] = ()
     sequences: tuple[EventChannel, ...] = ()
     passes: tuple[EventChannel, ...] = ()
@@ -282,19 +282,19 @@ def _observed(
     instance: Instance,
     sources: Mapping[int, list[EventSource]],
     by_publisher: Mapping[int, EventChannel],
-) -> ObservedWorker:
+) -> RegisteredWorker:
     own = {source.dp_rank: source for source in sources[worker.worker_id]}
     channels = {
         rank: by_publisher[source.publisher_id]
         for rank, source in own.items()
         if source.publisher_id in by_publisher
     }
-    return ObservedWorker(worker, card, instance, own, channels)
+    return RegisteredWorker(worker, card, instance, own, channels)
 
 
-def _contradictions(workers: list[ObservedWorker]) -> Iterable[Problem]:
+def _contradictions(workers: list[RegisteredWorker]) -> Iterable[Problem]:
     """Problems of a model whose workers contradict each other."""
-    models: dict[str, list[ObservedWorker]] = defaultdict(list)
+    models: dict[str, list[RegisteredWorker]] = defaultdict(list)
     for item in workers:
         models[item.worker.model].append(item)
     for model, members in models.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from dynctl.health.deployment import ObservedWorker
+from dynctl.health.deployment import RegisteredWorker
 from dynctl.health.facts import Unread
 from dynctl.verify.policy import Policy
 from dynctl.wire.kubernetes.objects import Endpoint, Node, Pod
@@ -124,7 +124,7 @@ class WorkerChain:
     pod: Pod | None = None
     node: Node | None = None
     metadata: tuple[WorkerMetadata, ...] = ()
-    cards: tuple[ObservedWorker, ...] = ()
+    cards: tuple[RegisteredWorker, ...] = ()
     endpoints: tuple[Endpoint, ...] | None = None
     follower: bool = False
     replica: str = ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dynctl.adapters.ports import DiscoveryEntry, Listed
-from dynctl.health.deployment import Deployment, ObservedWorker, Registrations
+from dynctl.health.deployment import Deployment, RegisteredWorker, Registrations
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import (
     DISAGGREGATED,
@@ -141,7 +141,7 @@ class _Join:
         topologies: tuple[ClusterTopology, ...],
         nodes: Mapping[str, Node],
         metadata: Sequence[WorkerMetadata],
-        cards: Iterable[ObservedWorker],
+        cards: Iterable[RegisteredWorker],
     ) -> None:
         self._facts, self._cluster = facts, cluster
         self._topologies, self._nodes = topologies, nodes
@@ -153,8 +153,8 @@ class _Join:
         self._endpoints: dict[PodKey, list[Endpoint]] = defaultdict(list)
         for endpoint in _known(cluster.endpoints):
             self._endpoints[endpoint.namespace, endpoint.pod].append(endpoint)
-        self._by_id: dict[int, ObservedWorker] = {}
-        self._by_host: dict[str, list[ObservedWorker]] = defaultdict(list)
+        self._by_id: dict[int, RegisteredWorker] = {}
+        self._by_host: dict[str, list[RegisteredWorker]] = defaultdict(list)
         for card in cards:
             self._by_id[card.worker.worker_id] = card
             self._by_host[card.instance.address.rpartition(":")[0]].append(card)
@@ -179,9 +179,9 @@ class _Join:
                 frontends.append(pod)
         return VerifiedGraph(name, graph, policy, tuple(pods), tuple(workers), tuple(frontends))
 
-    def cards_of(self, pod: Pod) -> tuple[ObservedWorker, ...]:
+    def cards_of(self, pod: Pod) -> tuple[RegisteredWorker, ...]:
         """The registrations of a pod: by the ids of its metadata, else by its address."""
-        found: dict[int, ObservedWorker] = {}
+        found: dict[int, RegisteredWorker] = {}
         for item in self._metadata.get((pod.namespace, pod.name), ()):
             for one in _ids(item):
                 if one in self._by_id:
@@ -262,7 +262,7 @@ class _Join:
 
 
 def _card_links(
-    cards: Sequence[ObservedWorker], domain: str, graph: str, routers: Sequence[RouterView]
+    cards: Sequence[RegisteredWorker], domain: str, graph: str, routers: Sequence[RouterView]
 ) -> dict[LinkName, Link]:
     """The links of a pod's cards; of several engines the first that differs from the others."""
     values = [_card_value(item, domain) for item in cards]
@@ -277,11 +277,11 @@ def _card_links(
     }
 
 
-def _card_value(item: ObservedWorker, domain: str) -> str | None:
+def _card_value(item: RegisteredWorker, domain: str) -> str | None:
     return item.worker.domains.get(domain)
 
 
-def _taint_value(item: ObservedWorker, domain: str) -> str | None:
+def _taint_value(item: RegisteredWorker, domain: str) -> str | None:
     """The value in the published taint of a domain, not a derived one."""
     taints = item.card.runtime_config.get("taints")
     start = f"{_TAINT}{domain}="
@@ -291,7 +291,7 @@ def _taint_value(item: ObservedWorker, domain: str) -> str | None:
 
 
 def _router(
-    cards: Sequence[ObservedWorker],
+    cards: Sequence[RegisteredWorker],
     value: str | None,
     graph: str,
     routers: Sequence[RouterView],
@@ -306,7 +306,7 @@ def _router(
 
 
 def _role(
-    pod: Pod, component: Component | None, kind: str, cards: Sequence[ObservedWorker]
+    pod: Pod, component: Component | None, kind: str, cards: Sequence[RegisteredWorker]
 ) -> tuple[Role | None, str]:
     if cards:
         return cards[0].worker.role, "card"
@@ -323,7 +323,7 @@ def _role(
 
 
 def _loose(
-    cards: Sequence[ObservedWorker], routers: Sequence[RouterView], podless: Link
+    cards: Sequence[RegisteredWorker], routers: Sequence[RouterView], podless: Link
 ) -> tuple[WorkerChain, ...]:
     """Registered workers without a pod, with the policy of their card. ``podless``: the reason."""
     found = []

@@ -64,7 +64,9 @@ RESOURCES: Final = (METADATA, SLICES)
 
 
 @dataclass(frozen=True, slots=True)
-class _Worker:
+class _PodEntries:
+    """The discovery entries of one worker pod."""
+
     pod: str
     uid: str
     entries: tuple[DiscoveryEntry, ...]
@@ -79,14 +81,14 @@ class WorkerRegister:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._workers: dict[_Name, _Worker] = {}
+        self._workers: dict[_Name, _PodEntries] = {}
         self._ready: dict[_Name, tuple[tuple[_Name, str], ...]] = {}
         """Of each slice: the pods that it calls ready, and their uids."""
 
     def replace(self, resource: Resource, bodies: list[Mapping[str, Any]]) -> None:
         """All objects of a kind, as listed."""
         if resource is METADATA:
-            workers = {_name(body): _worker(body) for body in bodies}
+            workers = {_name(body): _pod_entries(body) for body in bodies}
             with self._lock:
                 self._workers = workers
         else:
@@ -99,7 +101,7 @@ class WorkerRegister:
         name, body = _name(event.object), event.object
         gone = event.kind == "DELETED"
         if resource is METADATA:
-            worker = None if gone else _worker(body)
+            worker = None if gone else _pod_entries(body)
             with self._lock:
                 _set(self._workers, name, worker)
         else:
@@ -261,11 +263,11 @@ def _name(body: Mapping[str, Any]) -> _Name:
     return text(about.get("namespace")), text(about.get("name"))
 
 
-def _worker(body: Mapping[str, Any]) -> _Worker:
+def _pod_entries(body: Mapping[str, Any]) -> _PodEntries:
     read = metadata.worker_metadata(body)
     entries = tuple(DiscoveryEntry(key, value, read.name) for key, value in read.entries())
     # In container mode the object's name has the container's behind the pod's.
-    return _Worker(read.owner or read.name, read.owner_uid, entries)
+    return _PodEntries(read.owner or read.name, read.owner_uid, entries)
 
 
 def _ready_pods(body: Mapping[str, Any]) -> tuple[tuple[_Name, str], ...]:

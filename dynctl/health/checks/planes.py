@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found, outcome
-from dynctl.health.deployment import Deployment, ObservedWorker, ProblemCode
+from dynctl.health.deployment import Deployment, ProblemCode, RegisteredWorker
 from dynctl.health.facts import CheckFacts, PlaneFacts
 from dynctl.wire.dynamo.discovery import CARDS, EVENT_CHANNELS, EVENT_SOURCES, INSTANCES
 from router_core import PolicyUnderivable, Role, implied_constraints
@@ -187,7 +187,7 @@ def _roles(deployment: Deployment) -> str:
 
 
 def _stranded(facts: CheckFacts) -> Outcome:
-    required: dict[tuple[str, str], list[ObservedWorker]] = {}
+    required: dict[tuple[str, str], list[RegisteredWorker]] = {}
     workers = deployed(facts).workers
     for item in workers:
         if item.worker.role is Role.PREFILL:
@@ -211,7 +211,7 @@ def _stranded(facts: CheckFacts) -> Outcome:
     return outcome(findings, summary=f"{len({taint for _, taint in required})} required")
 
 
-def _required(item: ObservedWorker) -> Iterator[str]:
+def _required(item: RegisteredWorker) -> Iterator[str]:
     try:
         derived = implied_constraints(item.worker, (), None)
     except PolicyUnderivable:
@@ -240,7 +240,7 @@ def _needs(facts: CheckFacts) -> Outcome:
     return outcome(unique, summary=_roles(deployed(facts)))
 
 
-def _pool(item: ObservedWorker) -> tuple[str, str]:
+def _pool(item: RegisteredWorker) -> tuple[str, str]:
     return item.card.endpoint.namespace, item.worker.model
 
 

@@ -25,7 +25,7 @@ from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.models import ModelReadiness
 from dynctl.documents.workers import StreamState
-from dynctl.health.deployment import ObservedWorker
+from dynctl.health.deployment import RegisteredWorker
 from dynctl.health.facts import (
     CheckFacts,
     FrontendFacts,
@@ -230,7 +230,7 @@ async def _observed(
 
 
 def _rank_facts(
-    item: ObservedWorker,
+    item: RegisteredWorker,
     rank: int,
     observer: Observer,
     conditions: _Conditions,

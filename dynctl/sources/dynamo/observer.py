@@ -24,7 +24,7 @@ from dynctl.adapters.ports import (
 )
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.workers import StreamState
-from dynctl.health.deployment import Deployment, ObservedWorker, Registrations
+from dynctl.health.deployment import Deployment, RegisteredWorker, Registrations
 from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.sources.dynamo.load_mirror import LoadMirror
 from dynctl.sources.dynamo.planes import Planes, watch_discovery
@@ -285,14 +285,14 @@ class Observer:
         if self._follow_load:
             self._follow_loads()
 
-    def _preferred_first(self) -> list[ObservedWorker]:
+    def _preferred_first(self) -> list[RegisteredWorker]:
         """All workers, those of the preferred model first: their indexes are read first."""
         workers = self.deployment.workers
         return sorted(workers, key=lambda item: item.worker.model != self._prefer)
 
     # -- the index -------------------------------------------------------------------------
 
-    def _follow_worker(self, item: ObservedWorker) -> None:
+    def _follow_worker(self, item: RegisteredWorker) -> None:
         worker_id = item.worker.worker_id
         for rank in item.worker.ranks:
             key = (worker_id, rank)

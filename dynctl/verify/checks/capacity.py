@@ -17,7 +17,7 @@ from typing import Final
 
 from dynctl.base.json_fields import mapping, sequence
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found, outcome
-from dynctl.health.deployment import ObservedWorker
+from dynctl.health.deployment import RegisteredWorker
 from dynctl.health.facts import Unread
 from dynctl.manifests.lint.capacity import (
     DomainSplit,
@@ -63,7 +63,7 @@ class ReadyPool:
 
     split: DomainSplit
     policy: Policy
-    untainted: tuple[tuple[WorkerChain, ObservedWorker], ...]
+    untainted: tuple[tuple[WorkerChain, RegisteredWorker], ...]
 
 
 @dataclass(slots=True)
@@ -86,13 +86,13 @@ def ready_pools(joined: JoinedFacts) -> Ready:
     return ready
 
 
-def published_value(item: ObservedWorker, domain: str) -> str | None:
+def published_value(item: RegisteredWorker, domain: str) -> str | None:
     """The value of a domain in a worker's card."""
     value = mapping(item.card.runtime_config.get("topology_domains")).get(domain)
     return value if isinstance(value, str) and value else None
 
 
-def tainted_value(item: ObservedWorker, domain: str) -> str | None:
+def tainted_value(item: RegisteredWorker, domain: str) -> str | None:
     """The value of a domain in a worker's taints; of several the one that is in its card."""
     taints = sequence(item.card.runtime_config.get("taints"))
     pairs = [pair for one in taints if isinstance(one, str) and (pair := topology_of(one))]
@@ -141,7 +141,7 @@ def _of_registry(joined: JoinedFacts, ready: Ready) -> None:
             ready.pools.append(_pool(f"Model {model}", policy, pairs, which))
 
 
-def _policy_of(pairs: Sequence[tuple[WorkerChain, ObservedWorker]]) -> Policy | None:
+def _policy_of(pairs: Sequence[tuple[WorkerChain, RegisteredWorker]]) -> Policy | None:
     """The policy of most prefill workers, else of most workers; mixtures are DYT0805."""
     prefill = [one.policy for one, item in pairs if item.worker.role is Role.PREFILL and one.policy]
     policies = prefill or [one.policy for one, _ in pairs if one.policy]
@@ -154,8 +154,8 @@ def _policy_of(pairs: Sequence[tuple[WorkerChain, ObservedWorker]]) -> Policy | 
 
 def _by_model(
     workers: Iterable[WorkerChain],
-) -> dict[str, list[tuple[WorkerChain, ObservedWorker]]]:
-    found: dict[str, list[tuple[WorkerChain, ObservedWorker]]] = defaultdict(list)
+) -> dict[str, list[tuple[WorkerChain, RegisteredWorker]]]:
+    found: dict[str, list[tuple[WorkerChain, RegisteredWorker]]] = defaultdict(list)
     for worker in workers:
         for item in worker.cards:
             found[item.card.name].append((worker, item))
@@ -165,7 +165,7 @@ def _by_model(
 def _pool(
     subject: str,
     policy: Policy,
-    pairs: Sequence[tuple[WorkerChain, ObservedWorker]],
+    pairs: Sequence[tuple[WorkerChain, RegisteredWorker]],
     which: str,
 ) -> ReadyPool:
     """A pool. ``which``: distinguishes it from other pools of the same subject."""
@@ -378,7 +378,7 @@ def _named(router: str) -> str:
 
 
 def _crossing(
-    answer: ProbeAnswer, items: Mapping[int, tuple[WorkerChain, ObservedWorker]]
+    answer: ProbeAnswer, items: Mapping[int, tuple[WorkerChain, RegisteredWorker]]
 ) -> tuple[str, str]:
     """How a request crossed domains, or empty; and why that is unknown, or empty."""
     policies = [worker.policy for worker, _ in items.values() if worker.policy is not None]

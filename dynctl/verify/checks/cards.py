@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dynctl.base.json_fields import mapping, sequence
 from dynctl.findings.runner import Check, Outcome, Skipped, found
-from dynctl.health.deployment import ObservedWorker
+from dynctl.health.deployment import RegisteredWorker
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import (
@@ -113,7 +113,7 @@ def _by_model(workers: Sequence[WorkerChain]) -> dict[tuple[str, str], list[Work
     return groups
 
 
-def _domains(item: ObservedWorker) -> Mapping[str, Any]:
+def _domains(item: RegisteredWorker) -> Mapping[str, Any]:
     return mapping(item.card.runtime_config.get("topology_domains"))
 
 
@@ -227,7 +227,7 @@ def _tainted(joined: JoinedFacts) -> Outcome:
     return cards.outcome(wrong)
 
 
-def _untainted(item: ObservedWorker) -> Iterator[str]:
+def _untainted(item: RegisteredWorker) -> Iterator[str]:
     """The missing taints of its domains."""
     published = sequence(item.card.runtime_config.get("taints"))
     taints = {one for one in published if isinstance(one, str)}

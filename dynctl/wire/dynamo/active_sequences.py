@@ -96,14 +96,14 @@ class _Data(Struct, gc=False):
     added: _Add | None = msgspec.field(name="AddRequest", default=None)
 
 
-class _Worker(Struct, gc=False):
+class _Rank(Struct, gc=False):
     worker_id: _U64
     dp_rank: _U32 = 0
 
 
 class _Event(Struct, gc=False):
     request_id: _Name
-    worker: _Worker
+    worker: _Rank
     data: _Data | str
     router_id: _U64
     lora_name: _Name | None = None
