@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final
 
+from msgspec import UNSET, UnsetType
+
 from dynctl import version
 from dynctl.adapters.ports import ClusterRefusal
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.bundle.environment import environment
+from dynctl.documents.bundle import ClusterVersion, FrontendVersion, OptionsFile, VersionsFile
 from dynctl.settings.contexts.precedence import apply_context, in_context
 from dynctl.sources import DEFAULT_FRONTEND, GUESS_TIMEOUT, connect, frontends
 from dynctl.sources.dynamo.frontend import DynamoFrontend
@@ -80,23 +83,23 @@ def cluster_named(options: GlobalOptions) -> bool:
 # -- versions and options --------------------------------------------------------------------------
 
 
-def _versions(options: GlobalOptions, *, kubernetes: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "client": version(),
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "libraries": {name: _installed(name) for name in _LIBRARIES},
-        "frontends": [],
-        "cluster": None,
-    }
+def _versions(options: GlobalOptions, *, kubernetes: bool) -> VersionsFile:
+    found: list[FrontendVersion] = []
+    problem: str | UnsetType = UNSET
     try:
         with _named_frontends(options) as named:
-            found["frontends"] = [_peer(name, url, options) for name, url in named]
+            found = [_frontend_version(name, url, options) for name, url in named]
     except (DynctlError, ClusterRefusal) as error:
-        found["frontends_error"] = str(error)
-    if kubernetes or cluster_named(options):
-        found["cluster"] = _cluster_version(options)
-    return found
+        problem = str(error)
+    return VersionsFile(
+        client=version(),
+        python=sys.version.split()[0],
+        platform=platform.platform(),
+        libraries={name: _installed(name) for name in _LIBRARIES},
+        frontends=found,
+        cluster=_cluster_version(options) if kubernetes or cluster_named(options) else None,
+        frontends_error=problem,
+    )
 
 
 def _installed(name: str) -> str | None:
@@ -123,25 +126,24 @@ def _named_frontends(options: GlobalOptions) -> Iterator[list[tuple[str, str]]]:
             yield list(zip(ways.names, ways.urls, strict=True))
 
 
-def _peer(name: str, url: str, options: GlobalOptions) -> dict[str, Any]:
-    """The kind and version of a frontend; ``error`` if unknown."""
+def _frontend_version(name: str, url: str, options: GlobalOptions) -> FrontendVersion:
     from dynctl.sources import token
 
     timeout = options.timeout if name != DEFAULT_FRONTEND else GUESS_TIMEOUT
-    peer: dict[str, Any] = {"frontend": name, "kind": None, "version": None, "error": None}
+    kind: str | None = None
     try:
         dynamo = DynamoFrontend(url, timeout)
-        peer["kind"] = dynamo.identify()
-        if peer["kind"] == "dynctl":
-            peer["version"] = FrontendClient(url, token(options), timeout).version()
+        kind = dynamo.identify()
+        if kind == "dynctl":
+            found = FrontendClient(url, token(options), timeout).version()
         else:
-            peer["version"] = dynamo.openapi_version()
+            found = dynamo.openapi_version()
     except DynctlError as error:
-        peer["error"] = error.message
-    return peer
+        return FrontendVersion(name, kind, error=error.message)
+    return FrontendVersion(name, kind, found)
 
 
-def _cluster_version(options: GlobalOptions) -> dict[str, Any]:
+def _cluster_version(options: GlobalOptions) -> ClusterVersion:
     try:
         cluster = open_cluster(options)
         try:
@@ -149,19 +151,19 @@ def _cluster_version(options: GlobalOptions) -> dict[str, Any]:
         finally:
             cluster.close()
     except (DynctlError, ClusterRefusal) as error:
-        return {"version": None, "error": error.message}
-    return {"version": found.get("gitVersion"), "platform": found.get("platform")}
+        return ClusterVersion(None, error=error.message)
+    return ClusterVersion(found.get("gitVersion"), found.get("platform"))
 
 
-def _options(options: GlobalOptions) -> dict[str, Any]:
+def _options(options: GlobalOptions) -> OptionsFile:
     found = apply_context(options)
-    return {
-        "given": sorted(options.given),
-        "context": found.context,
-        "context_chosen_by": found.chosen_by,
-        "origins": dict(found.origins),
-        "overruled": dict(found.overridden),
-    }
+    return OptionsFile(
+        given=sorted(options.given),
+        context=found.context,
+        context_chosen_by=found.chosen_by,
+        origins=dict(found.origins),
+        overruled=dict(found.overridden),
+    )
 
 
 # -- reports ---------------------------------------------------------------------------------------
