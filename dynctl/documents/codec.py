@@ -44,3 +44,8 @@ def decode(data: bytes, form: type[Document], name: str = "") -> Document:
         raise WireError(name, str(error)) from None
     except msgspec.DecodeError as error:
         raise WireError(name, f"not JSON: {error}") from None
+
+
+def field_values(document: msgspec.Struct) -> dict[str, Any]:
+    """The fields by name, to make a document with more fields of them."""
+    return {name: getattr(document, name) for name in document.__struct_fields__}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from dynctl.findings.report import Report
+from dynctl.documents.codec import field_values
+from dynctl.findings.report import CheckResult, Report
 
 LINK_NAMES: Final = ("node", "pod label", "file", "card", "taint", "router")
 """The links of a chain, in order."""
@@ -72,3 +74,19 @@ class VerifyReport(Report, frozen=True):
 
     chain: list[CustodyRow] = msgspec.field(default_factory=list)
     kind: str = "VerifyReport"
+
+
+class CheckLine(CheckResult, frozen=True, tag_field="kind", tag="Check"):
+    """One check as a line of ``-o jsonl``."""
+
+
+class CustodyLine(CustodyRow, frozen=True, tag_field="kind", tag="CustodyRow"):
+    """One worker as a line of ``-o jsonl``."""
+
+
+def report_lines(report: VerifyReport) -> Iterator[CheckLine | CustodyLine]:
+    """The checks, then the workers."""
+    for check in report.checks:
+        yield CheckLine(**field_values(check))
+    for row in report.chain:
+        yield CustodyLine(**field_values(row))

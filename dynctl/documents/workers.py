@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dynctl.documents.codec import decode
+from dynctl.documents.codec import decode, field_values
 from router_core import Router, Worker
 
 SCHEMA = 1
@@ -160,8 +160,10 @@ def engine_row(
     row: WorkerRow, *, source: str, endpoint: str, events: Mapping[int, StreamState]
 ) -> EngineRow:
     """The row of a registered worker with its engine's facts. ``events``: by rank."""
-    ranks = [EngineRank(**_fields(rank), events=events.get(rank.dp_rank)) for rank in row.ranks]
-    values = {**_fields(row), "endpoint": endpoint, "ranks": ranks}
+    ranks = [
+        EngineRank(**field_values(rank), events=events.get(rank.dp_rank)) for rank in row.ranks
+    ]
+    values = {**field_values(row), "endpoint": endpoint, "ranks": ranks}
     return EngineRow(**values, id=str(row.worker_id), source=source)
 
 
@@ -229,10 +231,6 @@ def _routed_by(worker: Worker, ranks: list[RankRow]) -> str:
         return "load only"
     unknown = bool(ranks) and all(rank.index == "absent" for rank in ranks)
     return "load only, its cache is not known" if unknown else "cache and load"
-
-
-def _fields(struct: msgspec.Struct) -> dict[str, Any]:
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
 def _age(now: float, at: float | None) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +23,7 @@ from dynctl.documents.demo import DemoEnd, DemoStep
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.thresholds import ThresholdChange, ThresholdList
 from dynctl.documents.topology import NO_DOMAIN, TopologyPlan, TopologyShow, TopologyValue
-from dynctl.documents.verify import VerifyReport
+from dynctl.documents.verify import VerifyReport, report_lines
 from dynctl.documents.workers import WorkerDetail, WorkerList
 from dynctl.findings.report import CodeList, CodePage, Report, State
 from dynctl.screens import (
@@ -153,20 +153,12 @@ def items(result: Any) -> Iterable[Any]:
     if isinstance(result, ContextDetail):
         return result.values
     if isinstance(result, VerifyReport):
-        return _of_two_kinds(result)
+        return report_lines(result)
     if isinstance(result, Report):
         return result.checks
     if isinstance(result, CodeList):
         return result.codes
     return [result]
-
-
-def _of_two_kinds(result: VerifyReport) -> Iterator[dict[str, Any]]:
-    """The checks, then the workers; each line has its kind."""
-    for check in result.checks:
-        yield {"kind": "Check", **msgspec.to_builtins(check)}
-    for row in result.chain:
-        yield {"kind": "CustodyRow", **msgspec.to_builtins(row)}
 
 
 def names(result: Any) -> list[str]:
