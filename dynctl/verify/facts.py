@@ -75,7 +75,7 @@ class RouterView:
 class GraphSchema:
     """The transfer policy in one served version of the graph's resource definition.
 
-    ``fields``: of spec.experimental.kvTransferPolicy; empty if there is no such property.
+    ``fields``: of spec.experimental.kvTransferPolicy; empty without this property.
     ``open``: the API server preserves unknown fields there.
     """
 

@@ -35,7 +35,7 @@ def policy(
 
 
 def short_names(zones: Sequence[str]) -> dict[str, str]:
-    """Zone -> what tells it from the others: ``a`` and ``b`` of us-east-1a and us-east-1b."""
+    """Zone -> its suffix: ``a`` and ``b`` of us-east-1a and us-east-1b."""
     columns = itertools.takewhile(lambda letters: len({*letters}) == 1, zip(*zones, strict=False))
     shared = len([*columns]) if len(zones) > 1 else 0
     return {zone: (zone[shared:] or zone).strip("-").lower() for zone in zones}
@@ -256,7 +256,7 @@ def files(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str,
 
 
 def start_log(config: Mapping[str, Any], at: float) -> str:
-    """What a worker logs until it serves; without its line where it knows no topology."""
+    """The log of a worker until it serves; without the topology line if the card has none."""
     line = logs_of.configured(at, config) if config.get("topology_domains") else ""
     return logs_of.head(at) + line + logs_of.registered(at)
 

@@ -35,7 +35,7 @@ from tests.kube.objects import key_of
 
 Body = Mapping[str, Any]
 Files = Mapping[PodKey, Mapping[str, str | TopologyFile | None] | Unread]
-"""Pod -> file -> content, None: there is no such file."""
+"""Pod -> file -> content, None: the file does not exist."""
 Logs = Mapping[PodKey, str | StartLog | Unread]
 Access = Mapping[AccessReview, bool | Unread]
 
@@ -149,7 +149,7 @@ def registry_of(objects: Iterable[Body], title: str = "etcd 127.0.0.1:2379") -> 
 
 
 def router_views(objects: Iterable[Body], *, but: Iterable[int] = ()) -> tuple[RouterView, ...]:
-    """What every frontend pod knows: the workers that are registered, ``but`` for these ids."""
+    """The routers of all frontend pods: the registered workers, ``but`` for these ids."""
     found = list(objects)
     workers = [body for body in found if body["kind"] == "DynamoWorkerMetadata"] or [
         deployment.registration(body)

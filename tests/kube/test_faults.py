@@ -36,7 +36,7 @@ PAIRED = (
 )
 """Faults of every link that need no cluster of their own, so that any two can meet."""
 BY_HAND = "annotation-removed"
-"""Done to a pod that runs: it is gone when another fault has the pod made anew."""
+"""Faults of a running pod: they disappear when another fault creates the pod again."""
 EVERYTHING = VerifyOptions(exec="all", logs="all")
 
 

@@ -49,10 +49,10 @@ def aggregated() -> View:
 
 
 def test_thresholds_and_paths_are_answered_as_captured() -> None:
-    view, asked = aggregated(), captured("http-frontend.txt")
+    view, requests = aggregated(), captured("http-frontend.txt")
     judged = 0
 
-    for one in asked:
+    for one in requests:
         if one.path in ELSEWHERE or not one.path:
             continue
         result = view.answer(one.method, one.path, one.body.encode(), one.kind)

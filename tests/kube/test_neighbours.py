@@ -102,7 +102,7 @@ def test_a_plan_prints_what_would_add_workers(cluster: Simulation, dynctl: Run) 
         (("-n", "nope"), 3, "no DynamoGraphDeployment in namespace nope"),
         (("--dgd", "No!"), 2, "--dgd 'No!': invalid name of a DynamoGraphDeployment"),
         (("--kube-context", "nope"), 2, "--kube-context nope: there is no such context"),
-        (("-n", "prod", "--demo"), 2, "are different sources; name one"),
+        (("-n", "prod", "--demo"), 2, "are different sources; specify only one"),
     ],
 )
 def test_a_plan_of_what_is_not_there(
@@ -114,7 +114,7 @@ def test_a_plan_of_what_is_not_there(
     assert says in ran.err
 
 
-# -- what a frontend of the cluster tells ----------------------------------------------------------
+# -- frontends of the cluster ---------------------------------------------------------------------
 
 
 def test_domains_are_shown_from_discovery_and_a_frontend(cluster: Simulation, dynctl: Run) -> None:
@@ -191,11 +191,11 @@ def test_a_frontend_that_is_silent_hides_nothing_else(
 
 def test_thresholds_are_read_and_set_through_the_cluster(cluster: Simulation, dynctl: Run) -> None:
     view = cluster.frontends.views[FRONTEND]
-    view.asked.clear()
+    view.requests.clear()
     dry = dynctl("thresholds", "set", *KUBERNETES, "--active-decode-blocks", "0.85", "--dry-run")
 
     assert dry.code == 0
-    assert not [line for line in view.asked if line.startswith("POST")]
+    assert not [line for line in view.requests if line.startswith("POST")]
     done = dynctl("thresholds", "set", *KUBERNETES, "--active-decode-blocks", "0.85")
     result = dynctl("thresholds", "get", *KUBERNETES, "-o", "json")
     assert done.code == result.code == 0

@@ -40,7 +40,7 @@ def _cat(content: bytes, command: list[str]) -> Ran:
     return Ran(stdout=content)
 
 
-def asked(server: ApiServer, tmp_path: Path, wanted: VerifyOptions) -> Counter[str]:
+def requests(server: ApiServer, tmp_path: Path, wanted: VerifyOptions) -> Counter[str]:
     """Requests by what they are about; names of pods are left out."""
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", namespace="prod")
     server.requests.clear()
@@ -51,7 +51,7 @@ def asked(server: ApiServer, tmp_path: Path, wanted: VerifyOptions) -> Counter[s
 
 
 def test_lists_are_read_in_pages_and_no_pod_is_read(large: ApiServer, tmp_path: Path) -> None:
-    calls = asked(large, tmp_path, VerifyOptions(exec="none", logs="none"))
+    calls = requests(large, tmp_path, VerifyOptions(exec="none", logs="none"))
     forwards = calls.pop("/api/v1/namespaces/prod/pods/NAME/portforward", 0)
 
     assert calls["/api/v1/nodes"] == NODES // PAGE
@@ -62,7 +62,7 @@ def test_lists_are_read_in_pages_and_no_pod_is_read(large: ApiServer, tmp_path: 
 
 
 def test_a_sample_reads_one_worker_a_component_and_domain(large: ApiServer, tmp_path: Path) -> None:
-    calls = asked(large, tmp_path, VerifyOptions())
+    calls = requests(large, tmp_path, VerifyOptions())
 
     # Prefill and decode in two zones.
     assert calls["/api/v1/namespaces/prod/pods/NAME/exec"] == 4

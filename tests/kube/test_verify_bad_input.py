@@ -307,12 +307,12 @@ def test_a_namespace_that_does_not_exist(secure: Simulation, dynctl: Run, tmp_pa
     administrator = secure.server.kubeconfig(tmp_path / "admin")
     viewer = secure.server.kubeconfig(tmp_path / "viewer", token=VIEWER_TOKEN)
     result = dynctl(*VERIFY, "-n", "nope", "--kubeconfig", administrator)
-    untold = dynctl(*VERIFY, "-n", "nope", "--kubeconfig", viewer)
+    without_permission = dynctl(*VERIFY, "-n", "nope", "--kubeconfig", viewer)
 
     graphs = "graphs are in namespace prod: -n prod, or -A for all"
-    assert result.code == untold.code == 3
+    assert result.code == without_permission.code == 3
     assert result.error[1] == f"the namespace does not exist; {graphs}"
-    assert untold.error[1] == graphs
+    assert without_permission.error[1] == graphs
 
 
 def test_who_may_read_nothing_gets_no_answer(
@@ -346,7 +346,7 @@ def test_who_may_read_nothing_gets_no_answer(
         (("--suppress", "DYT0403="), "--suppress DYT0403=: no subject"),
         (("--probe", "-1"), "Invalid value for '--probe'"),
         (("--probe", "5000"), "Invalid value for '--probe'"),
-        (("--wait", "soon"), "'soon' is no duration"),
+        (("--wait", "soon"), "'soon' is not a duration"),
         (("--reach", "x"), "--reach x: expected one of auto, direct, port-forward"),
         (("--path", "/tmp", "-n", "prod", "-A"), "remove -n, -A"),
         (("--path", "/tmp", "--probe", "2"), "remove --probe"),
@@ -357,8 +357,8 @@ def test_who_may_read_nothing_gets_no_answer(
         (("--domain", "zone"), "--domain zone: only with --path DIR"),
         (("--demo",), "--demo: this deployment has no topology pipeline"),
         (("--view", "x.json"), "--view: this deployment has no topology pipeline"),
-        (("-f", "x.yaml", "--dgd", "my-llm"), "--file checks manifests and no cluster"),
-        (("-f", "x.yaml", "-n", "prod"), "leave out -n"),
+        (("-f", "x.yaml", "--dgd", "my-llm"), "--file checks manifests, not a cluster"),
+        (("-f", "x.yaml", "-n", "prod"), "remove -n"),
         (("--discovery", "consul"), "--discovery consul: unknown discovery backend"),
         (("--discovery", "memory"), "--discovery memory: this discovery backend lives inside"),
     ],

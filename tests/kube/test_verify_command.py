@@ -301,7 +301,7 @@ def recorded(sim: Simulation) -> Iterator[list[list[str]]]:
 
 def test_verify_changes_nothing(healthy: Simulation, dynctl: Run) -> None:
     view = healthy.frontends.views["prod", "my-llm-frontend-0"]
-    view.asked.clear()
+    view.requests.clear()
     before = healthy.objects()
     with recorded(healthy) as commands:
         assert dynctl(*VERIFY, "--exec", "all", "--logs", "all").code == 0
@@ -315,8 +315,8 @@ def test_verify_changes_nothing(healthy: Simulation, dynctl: Run) -> None:
     assert len(commands) == WORKERS
     assert {tuple(command[:-1]) for command in commands} <= {("cat",), ("cat", "--")}
     assert {command[-1] for command in commands} == {"/etc/dynamo/topology/zone"}
-    assert view.asked
-    assert {line.split()[0] for line in view.asked} == {"GET"}
+    assert view.requests
+    assert {line.split()[0] for line in view.requests} == {"GET"}
 
 
 def test_all_that_verify_asks_for_is_in_its_list_of_permissions(

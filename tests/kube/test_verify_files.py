@@ -37,7 +37,7 @@ STRANGE = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Simulation]:
-    """Only one worker's file changes, and every test writes it anew."""
+    """Only one worker's file changes, and every test writes it again."""
     with living() as sim:
         yield sim
 

@@ -111,12 +111,12 @@ def test_graphs_are_chosen_by_name(
 
     assert ran.code == 0
     assert ran.json["sources"][0].endswith(f", {graphs}")
-    # The other graph's workers are nobody's here: they are in no row, and in no sum.
+    # The other graph's workers are in no row and in no sum.
     assert len(ran.json["chain"]) == workers
     assert ran.checks["DYT0801"]["message"] == f"{workers} of {workers} workers"
-    asked = [one.query for one in several.server.requests if one.path.endswith("/prod/pods")]
+    queries = [one.query for one in several.server.requests if one.path.endswith("/prod/pods")]
     names = [word for word in words if word != "--dgd"]
-    assert asked[0]["labelSelector"].endswith(f" in ({','.join(names)})")
+    assert queries[0]["labelSelector"].endswith(f" in ({','.join(names)})")
 
 
 def test_an_enforcement_applies_to_its_own_graph(several: Simulation, dynctl: Run) -> None:
@@ -217,7 +217,7 @@ def test_a_cluster_of_the_older_version_alone(
 def test_a_cluster_of_a_version_to_come(
     dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph cannot be read; its pods tell its policy, and everything behind is judged."""
+    """The graph is not readable: its policy comes from its pods."""
     with living() as sim:
         sim.edit("CustomResourceDefinition", CRD, {"spec": {"versions": served(("v2",))}}, "")
         kubeconfig(sim, tmp_path, monkeypatch)
@@ -230,7 +230,7 @@ def test_a_cluster_of_a_version_to_come(
     assert ran.checks["DYT0403"]["message"] == "12 of 12 pods"
 
 
-# -- what is somebody else's -----------------------------------------------------------------------
+# -- other deployments ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mine", [True, False])

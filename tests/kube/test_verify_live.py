@@ -175,13 +175,13 @@ def served() -> Iterator[Simulation]:
 def view(served: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[View]:
     named(served, tmp_path, monkeypatch)
     view = served.frontends.views[FRONTEND]
-    view.asked.clear()
+    view.requests.clear()
     yield view
     view.chat = None
 
 
 def chats(view: View) -> int:
-    return view.asked.count("POST /v1/chat/completions")
+    return view.requests.count("POST /v1/chat/completions")
 
 
 def crossing(view: View) -> Callable[[], tuple[int, Any]]:
@@ -200,8 +200,8 @@ def test_no_requests_are_sent_without_probe(view: View, dynctl: Run) -> None:
 
     assert (ran.code, ran.err) == (0, "")
     assert ran.checks["DYT0905"]["message"] == "no live requests sent (use --probe)"
-    assert view.asked
-    assert not [line for line in view.asked if line.startswith("POST")]
+    assert view.requests
+    assert not [line for line in view.requests if line.startswith("POST")]
 
 
 def test_a_probe_announces_and_sends_its_requests(view: View, dynctl: Run) -> None:

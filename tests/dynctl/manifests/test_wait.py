@@ -128,9 +128,9 @@ def test_what_cannot_be_read_ends_the_wait_at_once(dynctl, tmp_path: Path):
     [
         ([], "no domain to wait for"),
         (["--domain", "../secret"], "expected the plain name of a file"),
-        (["--domain", "zone", "--timeout", "soon"], "'soon' is no duration"),
-        (["--domain", "zone", "--timeout", "0s"], "'0s' is no duration"),
-        (["--domain", "zone", "--timeout", "25h"], "'25h' is no duration"),
+        (["--domain", "zone", "--timeout", "soon"], "'soon' is not a duration"),
+        (["--domain", "zone", "--timeout", "0s"], "'0s' is not a duration"),
+        (["--domain", "zone", "--timeout", "25h"], "'25h' is not a duration"),
     ],
 )
 def test_wrong_words_are_usage_problems(dynctl, arguments: list[str], says: str):

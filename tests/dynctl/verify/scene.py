@@ -145,12 +145,12 @@ class Scene:
         self.metadata[name] = replace(item, data={**item.data, "model_cards": cards})
 
     def gone(self, name: str) -> None:
-        """The worker is not registered and no router knows it."""
+        """The worker is not registered and no router has it."""
         del self.metadata[name]
         self.unknown(name)
 
     def unknown(self, name: str) -> None:
-        """The router does not know a worker."""
+        """The router does not have the worker."""
         one = self.routers[0]
         assert not isinstance(one.workers, Unread)
         self.routers[0] = replace(one, workers=one.workers - {instance_id(name)})

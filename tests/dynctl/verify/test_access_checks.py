@@ -127,8 +127,8 @@ def test_each_denied_verb_is_a_warning_with_the_rule_that_allows_it():
 
 
 def test_a_verb_that_is_denied_in_many_namespaces_is_one_finding():
-    asked = [AccessReview("list", "pods", "", f"team-{place}") for place in range(50)]
-    checks = results(access=dict.fromkeys(asked, False))
+    reviews = [AccessReview("list", "pods", "", f"team-{place}") for place in range(50)]
+    checks = results(access=dict.fromkeys(reviews, False))
     [finding] = checks["DYT0004"].findings
     assert "denied in team-0, team-1, team-10 and 47 more" in finding.value
 

@@ -27,7 +27,7 @@ from tests.dynctl.verify.scene import (
 )
 from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
 
-UNREAD, UNASKED = (True, True), (True, False)
+UNREAD, SKIPPED = (True, True), (True, False)
 REQUIRED = ("DYT0901", "DYT0902", "DYT0903", "DYT0907", "DYT0908")
 PREFERRED = ("DYT0906", "DYT0909")
 MODEL = "Qwen/Qwen3-0.6B"
@@ -61,17 +61,17 @@ def prefill(zone: str) -> list[str]:
 def test_a_healthy_deployment_passes():
     checks = results(Scene())
     assert {checks[code].state for code in (*REQUIRED, "DYT0904")} == {State.PASS}
-    assert {skipped(checks[code]) for code in (*PREFERRED, "DYT0905")} == {UNASKED}
+    assert {skipped(checks[code]) for code in (*PREFERRED, "DYT0905")} == {SKIPPED}
     assert checks["DYT0901"].message == COUNTED
     assert checks["DYT0904"].message == "12 of 12 workers"
     checks = results(Scene(enforcement="preferred"))
     assert {checks[code].state for code in (*PREFERRED, "DYT0904")} == {State.PASS}
-    assert {skipped(checks[code]) for code in REQUIRED} == {UNASKED}
+    assert {skipped(checks[code]) for code in REQUIRED} == {SKIPPED}
 
 
 def test_without_anything_nothing_is_judged():
     checks = judged(CAPACITY_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in checks.values()} == {UNASKED}
+    assert {skipped(one) for one in checks.values()} == {SKIPPED}
 
 
 def test_what_workers_registered_could_not_be_read():
@@ -138,21 +138,21 @@ def test_where_no_prefill_is_ready_nothing_is_stranded_and_nothing_passes():
     checks = results(scene)
     assert wrong(checks) == {}
     assert checks["DYT0901"].message == "my-llm.prod: no ready prefill worker with a zone"
-    assert {skipped(checks[c]) for c in ("DYT0901", "DYT0902", "DYT0907", "DYT0908")} == {UNASKED}
+    assert {skipped(checks[c]) for c in ("DYT0901", "DYT0902", "DYT0907", "DYT0908")} == {SKIPPED}
 
 
 def test_where_no_worker_is_registered_nothing_can_be_counted():
     scene = Scene()
     scene.metadata = {}
     checks = results(scene)
-    assert {skipped(checks[code]) for code in REQUIRED} == {UNASKED}
+    assert {skipped(checks[code]) for code in REQUIRED} == {SKIPPED}
     assert checks["DYT0901"].message == "my-llm.prod: no worker is ready and registered (DYT0704)"
 
 
 def test_an_aggregated_graph_is_not_judged():
     scene = Scene(prefill=0)
     checks = results(scene)
-    assert {skipped(checks[code]) for code in REQUIRED} == {UNASKED}
+    assert {skipped(checks[code]) for code in REQUIRED} == {SKIPPED}
     assert checks["DYT0901"].message == "my-llm.prod: not disaggregated (DYT0109, DYT0115)"
 
 
@@ -220,7 +220,7 @@ def test_registered_workers_count_without_kubernetes():
     for name in scene.metadata:
         scene.card(name, kv_transfer_domain=None, kv_transfer_enforcement=None)
     checks = judged(CAPACITY_CHECKS, registered(scene))
-    assert {skipped(checks[code]) for code in REQUIRED} == {UNASKED}
+    assert {skipped(checks[code]) for code in REQUIRED} == {SKIPPED}
 
 
 # -- routers ---------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_without_routers_the_check_never_passes():
     scene = Scene()
     scene.routers = []
     checks = results(scene)
-    assert skipped(checks["DYT0904"]) == UNASKED
+    assert skipped(checks["DYT0904"]) == SKIPPED
     assert checks["DYT0904"].message == NO_ROUTER
     question = AccessReview("create", "pods/portforward", "", "prod")
     scene.changes["access"] = {question: False}
@@ -340,7 +340,7 @@ def test_preferred_requests_may_cross():
     ("answer", "why"),
     [
         ((200, "", None, None), "the response does not name the workers that served it"),
-        ((200, "", PREFILL, "somebody"), "an unregistered worker served a request"),
+        ((200, "", PREFILL, "unknown-pod"), "an unregistered worker served a request"),
         ((404, "no such model", None, None), "HTTP 404 no such model"),
         ((0, "connection refused", None, None), "connection refused"),
     ],

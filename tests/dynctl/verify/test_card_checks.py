@@ -26,7 +26,7 @@ from tests.dynctl.verify.scene import (
 from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
 from tests.kube.objects import ZONE
 
-UNREAD, UNASKED = (True, True), (True, False)
+UNREAD, SKIPPED = (True, True), (True, False)
 BARE: dict[str, Any] = dict.fromkeys(
     ("topology_domains", "taints", "kv_transfer_domain", "kv_transfer_enforcement")
 )
@@ -51,7 +51,7 @@ def test_a_healthy_deployment_passes(wanted: dict[str, Any]):
 
 def test_without_anything_nothing_is_judged():
     checks = judged(CARD_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in checks.values()} == {UNASKED}
+    assert {skipped(one) for one in checks.values()} == {SKIPPED}
 
 
 def test_what_workers_registered_could_not_be_read():
@@ -60,7 +60,7 @@ def test_what_workers_registered_could_not_be_read():
     assert {skipped(one) for one in results(scene).values()} == {UNREAD}
     scene = Scene(discovery="etcd")
     checks = results(scene)
-    assert {skipped(one) for one in checks.values()} == {UNASKED}
+    assert {skipped(one) for one in checks.values()} == {SKIPPED}
     assert checks["DYT0801"].message == "0 of 12 workers: registered in etcd (use --discovery etcd)"
     scene.registry = Registry("etcd", REFUSED)
     assert {skipped(one) for one in results(scene).values()} == {UNREAD}
@@ -235,7 +235,7 @@ def test_without_topology_there_is_nothing_to_taint():
     scene = Scene()
     for name in scene.metadata:
         scene.card(name, **BARE)
-    assert skipped(results(scene)["DYT0804"]) == UNASKED
+    assert skipped(results(scene)["DYT0804"]) == SKIPPED
 
 
 # -- one policy a model ----------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_workers_of_a_graph_without_a_policy_must_agree():
     [says] = values(checks["DYT0805"])
     assert says.startswith("workers of Qwen/Qwen3-0.6B publish zone required: ")
     assert says.endswith(f" and 8 more; zone preferred 0.5: {DECODE}")
-    assert {skipped(checks[code]) for code in OF_GRAPHS} == {UNASKED}
+    assert {skipped(checks[code]) for code in OF_GRAPHS} == {SKIPPED}
 
 
 def test_a_worker_that_differs_from_its_graph_is_one_finding():
@@ -275,7 +275,7 @@ def test_registered_workers_are_checked_without_a_cluster():
     checks = judged(CARD_CHECKS, registered(Scene()))
     assert checks["DYT0801"].message == "12 of 12 workers"
     assert {checks[code].state for code in ("DYT0801", "DYT0804", "DYT0805")} == {State.PASS}
-    assert {skipped(checks[code]) for code in OF_GRAPHS} == {UNASKED}
+    assert {skipped(checks[code]) for code in OF_GRAPHS} == {SKIPPED}
 
 
 def test_a_worker_without_topology_among_others_is_found():
@@ -294,7 +294,7 @@ def test_workers_without_any_topology_are_not_a_fault():
         scene.card(name, **BARE)
     checks = judged(CARD_CHECKS, registered(scene))
     assert wrong(checks) == {}
-    assert skipped(checks["DYT0801"]) == UNASKED
+    assert skipped(checks["DYT0801"]) == SKIPPED
 
 
 def test_registered_workers_that_disagree_are_found():
@@ -313,4 +313,4 @@ def test_an_unreadable_registry_never_passes():
     scene = Scene()
     scene.metadata = {}
     checks = judged(CARD_CHECKS, registered(scene))
-    assert {skipped(one) for one in checks.values()} == {UNASKED}
+    assert {skipped(one) for one in checks.values()} == {SKIPPED}

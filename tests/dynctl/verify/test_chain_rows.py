@@ -19,7 +19,7 @@ from dynctl.wire.kubernetes.objects import Pod
 from router_core import Role
 
 POLICY = Policy("zone", "required", None, "topology.kubernetes.io/zone", "", {})
-UNTOLD = Link(unknown="not asked")
+UNKNOWN = Link(unknown="not read")
 MARKS = {
     CellState.SAME: "=",
     CellState.DIFFERS: "!",
@@ -31,7 +31,7 @@ MARKS = {
 
 def links(letters: str) -> list[Link]:
     """A link a letter: ``-`` has no value, ``?`` is not known, others are their value."""
-    special = {"-": Link(), "?": UNTOLD}
+    special = {"-": Link(), "?": UNKNOWN}
     return [special.get(letter, Link(letter)) for letter in letters]
 
 
@@ -118,7 +118,7 @@ def test_the_links_are_called_as_in_the_chain():
 
 
 def test_an_unknown_link_has_its_reason():
-    assert row("a?aaaa").label.why == "not asked"
+    assert row("a?aaaa").label.why == "not read"
     assert row("a?aaaa").node.why == ""
 
 

@@ -29,7 +29,7 @@ from tests.dynctl.verify.scene import (
 from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
 from tests.kube.objects import ZONE
 
-UNREAD, UNASKED = (True, True), (True, False)
+UNREAD, SKIPPED = (True, True), (True, False)
 ACCOUNT = "ServiceAccount my-llm-k8s-service-discovery.prod"
 OTHER_UID = "11111111-2222-3333-4444-555555555555"
 IN_KUBERNETES = ("DYT0702", "DYT0703", "DYT0704", "DYT0705", "DYT0706")
@@ -49,11 +49,11 @@ def in_etcd() -> Scene:
 def test_a_healthy_deployment_passes():
     checks = results(Scene())
     assert {one.state for code, one in checks.items() if code != "DYT0707"} == {State.PASS}
-    assert skipped(checks["DYT0707"]) == UNASKED
+    assert skipped(checks["DYT0707"]) == SKIPPED
     assert list(checks) == sorted(checks)
     assert checks["DYT0701"].message == "kubernetes"
     checks = judged(DISCOVERY_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in checks.values()} == {UNASKED}
+    assert {skipped(one) for one in checks.values()} == {SKIPPED}
 
 
 # -- backends --------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_a_pod_without_a_backend_is_a_warning_only():
         scene.env(name, DYN_DISCOVERY_BACKEND=None)
         scene.label(name, DISCOVERY_BACKEND_LABEL, None)
     checks = results(scene)
-    assert {skipped(checks[code]) for code in ("DYT0701", *IN_KUBERNETES)} == {UNASKED}
+    assert {skipped(checks[code]) for code in ("DYT0701", *IN_KUBERNETES)} == {SKIPPED}
 
 
 # -- EndpointSlices --------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_unreviewed_accounts_never_pass():
     assert skipped(results(scene)["DYT0703"]) == UNREAD
     question = AccessReview("create", "dynamoworkermetadatas", "nvidia.com", SPACE)
     scene.accounts = (Account("system:serviceaccount:prod:other", {question: False}),)
-    assert skipped(results(scene)["DYT0703"]) == UNASKED
+    assert skipped(results(scene)["DYT0703"]) == SKIPPED
 
 
 # -- metadata --------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_metadata_without_a_pod_is_found_in_whole_namespaces():
     assert wrong(checks) == {"DYT0709": ["DynamoWorkerMetadata old.prod"]}
     assert values(checks["DYT0709"]) == ["pod old does not exist, created 60 min ago"]
     scene.changes["wanted"] = ("my-llm",)
-    assert skipped(results(scene)["DYT0709"]) == UNASKED
+    assert skipped(results(scene)["DYT0709"]) == SKIPPED
     scene.changes = {"namespaces": ("other",)}
     assert wrong(results(scene)) == {}
 
@@ -402,7 +402,7 @@ def test_workers_of_etcd_are_looked_for_in_etcd():
     checks = results(in_etcd())
     assert checks["DYT0707"].state is State.PASS
     assert checks["DYT0707"].message == "12 of 12 pods"
-    assert {skipped(checks[code]) for code in IN_KUBERNETES} == {UNASKED}
+    assert {skipped(checks[code]) for code in IN_KUBERNETES} == {SKIPPED}
 
 
 def test_a_ready_worker_that_is_not_in_etcd_is_found():
@@ -423,7 +423,7 @@ def test_a_ready_worker_that_is_not_in_etcd_is_found():
 def test_a_missing_or_unreachable_registry_never_passes():
     scene = Scene(discovery="etcd")
     checks = results(scene)
-    assert skipped(checks["DYT0707"]) == UNASKED
+    assert skipped(checks["DYT0707"]) == SKIPPED
     assert checks["DYT0707"].message == "workers register in etcd (use --discovery etcd)"
     scene.registry = Registry("etcd http://etcd:2379", REFUSED)
     assert skipped(results(scene)["DYT0707"]) == UNREAD

@@ -30,7 +30,7 @@ from tests.dynctl.verify.scene import (
 from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
 from tests.kube.objects import ZONE
 
-UNREAD, UNASKED = (True, True), (True, False)
+UNREAD, SKIPPED = (True, True), (True, False)
 READING = ("DYT0503", "DYT0504", "DYT0507")
 
 
@@ -60,7 +60,7 @@ def test_a_healthy_deployment_passes(wanted: dict[str, Any]):
 
 def test_without_a_cluster_or_a_mount_nothing_is_judged():
     checks = judged(FILE_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in checks.values()} == {UNASKED}
+    assert {skipped(one) for one in checks.values()} == {SKIPPED}
 
 
 # -- variables -------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_unread_files_are_counted_and_refused_ones_reported():
     assert wrong(checks) == {"DYT0504": [subject(PREFILL)]}
     assert checks["DYT0504"].message == "unavailable: files: forbidden"
     scene.files = {}
-    assert {skipped(results(scene)[code]) for code in READING} == {UNASKED}
+    assert {skipped(results(scene)[code]) for code in READING} == {SKIPPED}
 
 
 def test_a_worker_that_does_not_run_has_no_files():
@@ -318,7 +318,7 @@ def test_a_mount_with_its_domain_passes():
     assert checks["DYT0503"].state is checks["DYT0505"].state is State.PASS
     assert checks["DYT0503"].message == f"zone={A}"
     assert checks["DYT0505"].message == "zone"
-    others = {code for code, one in checks.items() if skipped(one) == UNASKED}
+    others = {code for code, one in checks.items() if skipped(one) == SKIPPED}
     assert others == {"DYT0501", "DYT0502", "DYT0504", "DYT0506", "DYT0507"}
 
 
@@ -343,7 +343,7 @@ def test_a_mount_without_a_value_fails(domain: str, files: Any, says: str):
 def test_any_value_will_do_where_no_domain_was_named():
     checks = mounted("", of(zone=A, rack=""))
     assert checks["DYT0503"].state is State.PASS
-    assert skipped(checks["DYT0505"]) == UNASKED
+    assert skipped(checks["DYT0505"]) == SKIPPED
 
 
 def test_other_domains_in_a_mount_are_found():
@@ -353,11 +353,11 @@ def test_other_domains_in_a_mount_are_found():
 
 
 def test_a_directory_that_is_not_there_is_a_fault_and_has_no_strays():
-    mount = MountFacts("/mnt/t", "zone", {}, absent="there is no such directory")
+    mount = MountFacts("/mnt/t", "zone", {}, absent="the directory does not exist")
     checks = judged(FILE_CHECKS, join(VerifyFacts(mount=mount)))
     assert wrong(checks) == {"DYT0503": ["Mount /mnt/t"]}
-    assert values(checks["DYT0503"]) == ["there is no such directory"]
-    assert skipped(checks["DYT0505"]) == UNASKED
+    assert values(checks["DYT0503"]) == ["the directory does not exist"]
+    assert skipped(checks["DYT0505"]) == SKIPPED
 
 
 def test_a_mount_that_cannot_be_read_is_unread():

@@ -36,7 +36,7 @@ from tests.dynctl.verify.scene import (
 from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
 from tests.kube.objects import ZONE
 
-UNREAD, UNASKED = (True, True), (True, False)
+UNREAD, SKIPPED = (True, True), (True, False)
 
 
 def results(scene: Scene) -> dict[str, CheckResult]:
@@ -80,7 +80,7 @@ def test_a_healthy_grove_deployment_passes():
 
 def test_without_a_cluster_nothing_is_judged():
     checks = judged(POD_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in checks.values()} == {UNASKED}
+    assert {skipped(one) for one in checks.values()} == {SKIPPED}
 
 
 def test_pods_that_could_not_be_read_are_never_a_pass():
@@ -96,7 +96,7 @@ def test_unreadable_graphs_are_checked_by_their_pods():
     checks = results(scene)
     assert checks["DYT0403"].state is State.PASS
     assert skipped(checks["DYT0406"]) == UNREAD
-    assert skipped(checks["DYT0409"]) == UNASKED
+    assert skipped(checks["DYT0409"]) == SKIPPED
 
 
 def test_neither_graphs_nor_a_policy_in_pods_is_unread():
@@ -109,7 +109,7 @@ def test_a_graph_without_a_policy_is_not_judged():
     scene = Scene()
     edited_graph(scene, experimental={})
     checks = results(scene)
-    assert skipped(checks["DYT0401"]) == skipped(checks["DYT0403"]) == UNASKED
+    assert skipped(checks["DYT0401"]) == skipped(checks["DYT0403"]) == SKIPPED
 
 
 # -- are they there --------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_a_graph_without_pods_is_found_once():
     checks = results(scene)
     assert wrong(checks) == {"DYT0401": [GRAPH]}
     assert values(checks["DYT0401"]) == ["no worker pod, expected 12"]
-    assert skipped(checks["DYT0403"]) == skipped(checks["DYT0409"]) == UNASKED
+    assert skipped(checks["DYT0403"]) == skipped(checks["DYT0409"]) == SKIPPED
 
 
 def test_a_graph_that_is_scaled_to_nothing_is_right():
@@ -297,7 +297,7 @@ def test_levels_that_could_not_be_read_leave_labels_unjudged():
     checks = results(scene)
     assert {skipped(checks[code]) for code in ("DYT0403", "DYT0404", "DYT0405")} == {UNREAD}
     scene.changes["topologies"] = ()
-    assert skipped(results(scene)["DYT0403"]) == UNASKED
+    assert skipped(results(scene)["DYT0403"]) == SKIPPED
 
 
 def test_a_label_that_is_not_its_nodes_is_found_by_value():
@@ -405,7 +405,7 @@ def test_without_generations_the_check_is_skipped():
     scene = Scene()
     for name in list(scene.pods):
         scene.label(name, WORKER_HASH_LABEL, None)
-    assert skipped(results(scene)["DYT0408"]) == UNASKED
+    assert skipped(results(scene)["DYT0408"]) == SKIPPED
 
 
 def test_two_faults_are_both_seen():

@@ -1,4 +1,4 @@
-"""Live graphs and their policies: lint's rules on a cluster, and what only a cluster can tell."""
+"""Live graphs and their policies: DYT01 on a cluster."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def test_roles_come_from_cards_if_the_manifest_has_none():
     checks = results(cluster)
     assert wrong(checks) == {}
     assert checks["DYT0109"].message == "4 prefill, 8 decode"
-    # Without cards nobody knows any role, so it looks like a graph that is not disaggregated.
+    # Without cards all roles are unknown, so the graph looks aggregated.
     assert list(found(cluster, metadata=())) == ["DYT0115"]
 
 

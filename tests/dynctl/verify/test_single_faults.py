@@ -97,7 +97,7 @@ def never_written(scene: Scene) -> None:
 
 
 def sidecar(scene: Scene) -> None:
-    """The runtime knows no topology."""
+    """The runtime does not support topology."""
     _published_nothing(scene)
 
 

@@ -26,7 +26,7 @@ from tests.dynctl.verify.scene import (
 from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
 from tests.kube.objects import ZONE
 
-UNREAD, UNASKED = (True, True), (True, False)
+UNREAD, SKIPPED = (True, True), (True, False)
 LINE = "topology file /etc/dynamo/topology/zone was not populated within 30s. Exiting."
 
 
@@ -46,7 +46,7 @@ def test_a_healthy_deployment_passes():
     assert {one.state for one in checks.values()} == {State.PASS}
     assert checks["DYT0602"].message == "12 of 12 logs"
     checks = judged(START_CHECKS, join(VerifyFacts()))
-    assert {skipped(one) for one in checks.values()} == {UNASKED}
+    assert {skipped(one) for one in checks.values()} == {SKIPPED}
 
 
 # -- did it wait in vain ---------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_without_logs_only_restarts_leave_a_doubt():
     scene.logs = {}
     checks = results(scene)
     assert checks["DYT0601"].state is checks["DYT0603"].state is State.PASS
-    assert skipped(checks["DYT0602"]) == skipped(checks["DYT0604"]) == UNASKED
+    assert skipped(checks["DYT0602"]) == skipped(checks["DYT0604"]) == SKIPPED
     scene.main(DECODE, last_end=Termination(1))
     checks = results(scene)
     assert checks["DYT0603"].message == "11 of 12 pods; the others: not read (use --logs all)"

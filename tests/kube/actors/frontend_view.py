@@ -1,4 +1,4 @@
-"""What one simulated frontend knows, and how it answers HTTP: as a frontend of Dynamo 1.6.1 does.
+"""One simulated frontend and its HTTP responses, like a frontend of Dynamo 1.6.1.
 
 Only the addresses that dynctl asks are there. Statuses and bodies are those of the captures
 (tests/captures/http-frontend*, http-busy-threshold.txt, metrics-frontend-disagg.txt).
@@ -37,7 +37,7 @@ _FACTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One worker as a router knows it. ``namespace`` is Dynamo's."""
+    """One worker in a router. ``namespace`` is Dynamo's."""
 
     number: int
     role: str
@@ -64,7 +64,7 @@ class Answer:
 
 @dataclass(slots=True)
 class View:
-    """``kv`` False: another router mode, which names no workers. ``asked``: every request, as
+    """``kv`` False: another router mode, which lists no workers. ``requests``: every request, as
     ``METHOD path``. ``chat``: what a chat is answered with instead of by :meth:`choose`."""
 
     workers: tuple[Known, ...] = ()
@@ -74,12 +74,12 @@ class View:
     thresholds: dict[str, float | int | None] = field(
         default_factory=lambda: dict.fromkeys(_THRESHOLDS)
     )
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     chat: Callable[[], tuple[int, Any]] | None = None
 
     def answer(self, method: str, path: str, body: bytes = b"", kind: str = JSON) -> Answer:
         """To one request; ``kind`` is the Content-Type of its body."""
-        self.asked.append(f"{method} {path}")
+        self.requests.append(f"{method} {path}")
         if path == "/busy_threshold":
             return self._busy(method, body, kind)
         if method == "POST" and path == "/v1/chat/completions":

@@ -1,6 +1,6 @@
 """The frontends of simulated pods: what they know of the workers, served over HTTP.
 
-A frontend knows a worker once a ready endpoint in a slice and its metadata are there, and routes by
+A frontend has a worker once its ready endpoint in a slice and its metadata exist, and routes by
 the taints as Dynamo's router does.
 """
 

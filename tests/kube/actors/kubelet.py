@@ -225,7 +225,7 @@ class Kubelet:
         return status
 
     def _changed(self, one: Sandbox, ready_at: float | None) -> float:
-        """When readiness last changed, as far as this kubelet knows."""
+        """When readiness last changed, as far as it is known to this kubelet."""
         if ready_at is not None:
             return ready_at
         return one.process.started if one.process else one.before.since if one.before else 0.0

@@ -40,7 +40,7 @@ class LabelController:
         self._again: dict[str, tuple[int, float]] = {}
 
     def restart(self) -> None:
-        """As a new process: every pod is created anew for it."""
+        """Start as a new process: every pod is a new pod for it."""
         self._seen.clear()
         self._again.clear()
 

@@ -111,5 +111,5 @@ class Process:
         self.state, self.since = State.SERVING, now
 
     def exit(self, now: float, code: int) -> None:
-        """It is over: by itself, or because somebody ends it."""
+        """The process has ended, by itself or by a signal."""
         self.state, self.since, self.exit_code = State.EXITED, now, code

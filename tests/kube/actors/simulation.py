@@ -171,7 +171,7 @@ class Simulation:
         self.apply(wanted)
 
     def sandbox(self, pod: str) -> Sandbox:
-        """What its kubelet knows of a pod; KeyError where it knows none of that name."""
+        """The kubelet's state of a pod; KeyError for an unknown pod."""
         found = {one.pod["metadata"]["name"]: one for one in self.kubelet.sandboxes.values()}
         return found[pod]
 
@@ -194,7 +194,7 @@ class Simulation:
         self.store.patch_merge(kind, name, patch, namespace)
 
     def recreate(self, *names: str, namespace: str = "prod") -> None:
-        """Delete pods; the operator makes them anew at the next settle."""
+        """Delete pods; the operator creates them again at the next settle."""
         for name in names:
             self.store.delete("Pod", name, namespace)
 

@@ -98,7 +98,7 @@ def nothing(body: Json) -> Json | None:
 
 
 def without_topology(body: Json) -> Json | None:
-    """A runtime that knows no topology: before 1.2, or a sidecar."""
+    """A runtime without topology support: before 1.2, or a sidecar."""
     config = card_config(body)
     for name in [*config]:
         if name == "topology_domains" or name.startswith("kv_transfer_"):

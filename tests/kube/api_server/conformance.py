@@ -72,7 +72,7 @@ def conforming(resource: Resource, version: str, body: Json, writer: Writer) -> 
 
 
 def object_to(unknown: list[str], resource: Resource, version: str, writer: Writer) -> None:
-    """Say that these fields are not in the schema, as strictly as the writer asked."""
+    """Report fields that are not in the schema, as strictly as the client requests."""
     result = [f'unknown field "{path}"' for path in unknown]
     if not result or writer.strictness == "Ignore":
         return

@@ -1,4 +1,4 @@
-"""What tells clients which resources there are: /version, /api, /apis and a little OpenAPI.
+"""Discovery of resources for clients: /version, /api, /apis and a little OpenAPI.
 
 The OpenAPI documents describe no fields. They name, for each kind, a PATCH operation with the
 ``fieldValidation`` parameter, which is what kubectl looks for before it leaves validation to the

@@ -30,7 +30,7 @@ class Fault:
 
     def refusal(self) -> StatusError:
         reason = REASONS.get(self.status, "Unknown")
-        text = self.message or f"the test asked for {self.status}"
+        text = self.message or f"the test injected {self.status}"
         return StatusError(self.status, reason, text, {}, headers=self.headers)
 
 

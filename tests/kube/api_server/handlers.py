@@ -62,8 +62,8 @@ class Handlers:
             return web.Response(text="ok")
         found = discovery.document(self._store.registry, path)
         if found is not None:
-            asked = Attributes(verb="get", path=path)
-            self._authorizer.demand(user, None, asked)
+            wanted = Attributes(verb="get", path=path)
+            self._authorizer.demand(user, None, wanted)
             return answer(found)
         try:
             target = target_of(self._store.registry, path)
@@ -266,10 +266,10 @@ class Handlers:
             return await streams.serve_exec(
                 request, self.exec_files.get((namespace, name, container))
             )
-        asked = [p for text in request.query.getall("ports", []) for p in text.split(",")]
-        if not asked or not all(port.isdecimal() for port in asked):
+        wanted = [p for text in request.query.getall("ports", []) for p in text.split(",")]
+        if not wanted or not all(port.isdecimal() for port in wanted):
             raise bad_request("at least one port must be specified for port-forward")
-        ports = [int(port) for port in asked]
+        ports = [int(port) for port in wanted]
         streams.demand_websocket(request)
         began(101)
         targets = {port: self.forwards.get((namespace, name, port)) for port in ports}

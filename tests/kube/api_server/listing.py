@@ -1,4 +1,4 @@
-"""Lists: selectors, pages that all show one revision, and the revisions that may be asked for."""
+"""Lists: selectors, pages that all show one revision, and the revisions that may be requested."""
 
 import base64
 import binascii
@@ -42,18 +42,18 @@ def page(
     """(the list's metadata, its objects as they are stored). ``expire``: a test wants its
     continue token to be too old."""
     holds = chosen(resource, namespace, query)
-    after, asked = ("", ""), _asked_revision(storage, query)
+    after, wanted = ("", ""), _requested_revision(storage, query)
     token = query.get("continue", "")
     if token:
-        asked, after = _decoded(token)
+        wanted, after = _decoded(token)
     try:
         if expire and token:
             raise Compacted(storage.revision)
-        revision, bodies = storage.snapshot(resource.key, asked)
+        revision, bodies = storage.snapshot(resource.key, wanted)
     except Compacted as gone:
         if token:
             raise expired(_TOO_OLD, _encoded(_NOW, after)) from None
-        message = f"The provided resource version is too old: {asked} ({gone.oldest})"
+        message = f"The provided resource version is too old: {wanted} ({gone.oldest})"
         raise expired(message) from None
     matching = [body for body in bodies if place_of(body) > after and holds(body)]
     limit = number(query, "limit")
@@ -66,7 +66,7 @@ def page(
     return metadata, matching
 
 
-def _asked_revision(storage: Storage, query: Query) -> int | None:
+def _requested_revision(storage: Storage, query: Query) -> int | None:
     """None for the newest. ``Exact`` shows the past; everything else only must not be older."""
     revision = number(query, "resourceVersion")
     match = query.get("resourceVersionMatch", "")

@@ -150,7 +150,7 @@ def apply(
 ) -> Json:
     """Server-side apply: the object after ``config`` was applied, not yet stored.
 
-    Fields that this manager applied before and no longer names are removed, unless somebody else
+    Fields that this manager applied before and no longer names are removed, unless another manager
     owns them too. Raises 409 when a value differs that another manager owns, unless ``force``.
     """
     wanted = fields_of(config, keyed=keyed)

@@ -25,7 +25,7 @@ ADMIN = User("kubernetes-admin", ("system:masters", "system:authenticated"))
 
 
 def user_of(name: str, groups: tuple[str, ...]) -> User:
-    """With the groups that everybody, and every service account, is in."""
+    """With the groups of all users, and of service accounts."""
     implied: tuple[str, ...] = ("system:authenticated",)
     if name.startswith("system:serviceaccount:"):
         namespace = name.split(":")[2]
@@ -57,19 +57,19 @@ class Authorizer:
         self._storage = storage
         self._enabled = enabled
 
-    def allowed(self, user: User, asked: Attributes) -> tuple[bool, str]:
+    def allowed(self, user: User, wanted: Attributes) -> tuple[bool, str]:
         """(whether, RBAC's own words for why)."""
         if not self._enabled or "system:masters" in user.groups:
             return True, ""
-        if asked.path:
+        if wanted.path:
             open_path = any(
-                asked.path == path or asked.path.startswith(f"{path}/") for path in _OPEN_PATHS
+                wanted.path == path or wanted.path.startswith(f"{path}/") for path in _OPEN_PATHS
             )
             return open_path and user is not ANONYMOUS, ""
-        if asked.resource == "selfsubjectaccessreviews" and user is not ANONYMOUS:
+        if wanted.resource == "selfsubjectaccessreviews" and user is not ANONYMOUS:
             return True, ""
-        for reason, rules in self._rules(user, asked.namespace):
-            if any(_permits(rule, asked) for rule in rules):
+        for reason, rules in self._rules(user, wanted.namespace):
+            if any(_permits(rule, wanted) for rule in rules):
                 return True, f"RBAC: allowed by {reason}"
         return False, ""
 
@@ -95,27 +95,27 @@ class Authorizer:
                     found.get("rules") or [],
                 )
 
-    def demand(self, user: User, resource: Resource | None, asked: Attributes) -> None:
+    def demand(self, user: User, resource: Resource | None, wanted: Attributes) -> None:
         """Raises 403 as RBAC words it."""
-        if self.allowed(user, asked)[0]:
+        if self.allowed(user, wanted)[0]:
             return
-        if asked.path or resource is None:
+        if wanted.path or resource is None:
             raise StatusError(
                 403,
                 "Forbidden",
-                f'forbidden: User "{user.name}" cannot {asked.verb} path "{asked.path}"',
+                f'forbidden: User "{user.name}" cannot {wanted.verb} path "{wanted.path}"',
                 {},
             )
         where = (
-            f'in the namespace "{asked.namespace}"' if asked.namespace else "at the cluster scope"
+            f'in the namespace "{wanted.namespace}"' if wanted.namespace else "at the cluster scope"
         )
-        named = f'{resource.qualified} "{asked.name}"' if asked.name else resource.qualified
-        details = {"name": asked.name, "group": asked.group, "kind": asked.resource}
+        named = f'{resource.qualified} "{wanted.name}"' if wanted.name else resource.qualified
+        details = {"name": wanted.name, "group": wanted.group, "kind": wanted.resource}
         raise StatusError(
             403,
             "Forbidden",
-            f'{named} is forbidden: User "{user.name}" cannot {asked.verb} resource '
-            f'"{asked.full_resource}" in API group "{asked.group}" {where}',
+            f'{named} is forbidden: User "{user.name}" cannot {wanted.verb} resource '
+            f'"{wanted.full_resource}" in API group "{wanted.group}" {where}',
             {key: value for key, value in details.items() if value},
         )
 
@@ -129,16 +129,16 @@ def _is(user: User, subject: Mapping[str, Any], binding_namespace: str) -> bool:
     return bool(subject["name"] == user.name)
 
 
-def _permits(rule: Mapping[str, Any], asked: Attributes) -> bool:
+def _permits(rule: Mapping[str, Any], wanted: Attributes) -> bool:
     names = rule.get("resourceNames")
     return (
-        bool({"*", asked.verb} & set(rule.get("verbs") or ()))
-        and bool({"*", asked.group} & set(rule.get("apiGroups") or ()))
+        bool({"*", wanted.verb} & set(rule.get("verbs") or ()))
+        and bool({"*", wanted.group} & set(rule.get("apiGroups") or ()))
         and bool(
-            {"*", asked.full_resource, f"*/{asked.subresource}" if asked.subresource else "*"}
+            {"*", wanted.full_resource, f"*/{wanted.subresource}" if wanted.subresource else "*"}
             & set(rule.get("resources") or ())
         )
-        and (not names or asked.name in names)
+        and (not names or wanted.name in names)
     )
 
 
@@ -148,7 +148,7 @@ def review(authorizer: Authorizer, body: Json, user: User | None) -> Json:
     who = user or user_of(spec.get("user", ""), tuple(spec.get("groups") or ()))
     wanted = spec.get("resourceAttributes")
     if wanted is not None:
-        asked = Attributes(
+        wanted = Attributes(
             verb=wanted.get("verb", ""),
             group=wanted.get("group", ""),
             resource=wanted.get("resource", ""),
@@ -158,6 +158,6 @@ def review(authorizer: Authorizer, body: Json, user: User | None) -> Json:
         )
     else:
         path = spec.get("nonResourceAttributes") or {}
-        asked = Attributes(verb=path.get("verb", ""), path=path.get("path", "/"))
-    allowed, reason = authorizer.allowed(who, asked)
+        wanted = Attributes(verb=path.get("verb", ""), path=path.get("path", "/"))
+    allowed, reason = authorizer.allowed(who, wanted)
     return body | {"status": {"allowed": allowed} | ({"reason": reason} if reason else {})}

@@ -88,7 +88,7 @@ _FIELD = re.compile(r"\s*([^\s=!,]+)\s*(==|=|!=)\s*([^,]*?)\s*(?:,|$)")
 
 
 def field_predicate(selector: str, resource: Resource) -> Predicate:
-    """``a.b=c,d!=e`` over the fields that the real server knows for this resource; 400 else."""
+    """``a.b=c,d!=e`` over the fields that the real server supports for this resource; else 400."""
     known = (
         *_EVERYWHERE,
         *(() if resource.custom else _MORE_FIELDS.get(resource.plural, ())),

@@ -74,7 +74,7 @@ class ApiServer:
     """A Kubernetes API server on 127.0.0.1, real enough for kubectl and the official client.
 
     ``clock`` gives the seconds since the epoch that rule timestamps, ages and the Date header.
-    Without ``rbac`` everything is allowed to everybody; with it a bearer token tells the user
+    Without ``rbac`` everything is allowed; with it a bearer token identifies the user
     (``add_user``, ``add_service_account``; the token ``admin`` is in system:masters).
     """
 

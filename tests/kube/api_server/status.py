@@ -1,4 +1,4 @@
-"""The API server's refusals: one exception that knows its ``metav1.Status`` body.
+"""The API server's refusals: one exception with its ``metav1.Status`` body.
 
 The wording follows k8s.io/apimachinery's error constructors, since people and programs match on
 it.

@@ -27,7 +27,7 @@ class Change:
 
 
 class Compacted(Exception):
-    """The revision asked for is older than the log; ``oldest`` is what can still be asked."""
+    """The requested revision is older than the log; ``oldest`` is the oldest available one."""
 
     def __init__(self, oldest: int) -> None:
         super().__init__(f"compacted up to revision {oldest}")
@@ -117,7 +117,7 @@ class Storage:
             ]
 
     def changes(self, key: Key, after: int, *, running: bool) -> tuple[int, list[Change]]:
-        """(revision of now, the changes of later than ``after``).
+        """(current revision, the changes later than ``after``).
 
         Raises Compacted when ``after`` is forgotten, except for a ``running`` watch.
         """

@@ -1,6 +1,6 @@
 """The semantics of writing: creation, replacement, patches, server-side apply, deletion.
 
-Everything that holds whoever writes, over HTTP or directly from a test, is here: versions and
+All rules for writes, over HTTP or directly from a test, are here: versions and
 conversion, schemas, generations, optimistic concurrency, managed fields, garbage collection.
 """
 

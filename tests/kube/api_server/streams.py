@@ -36,15 +36,15 @@ _CHUNK = 32 * 1024
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
-def container_of(pod: Json, asked: str | None) -> str:
+def container_of(pod: Json, wanted: str | None) -> str:
     """The container meant; raises 400 where several could be, or where there is none such."""
     spec, name = pod["spec"], pod["metadata"]["name"]
     names = [c["name"] for c in spec["containers"]]
     every = names + [c["name"] for c in spec.get("initContainers", ())]
-    if asked:
-        if asked not in every:
-            raise bad_request(f"container {asked} is not valid for pod {name}")
-        return asked
+    if wanted:
+        if wanted not in every:
+            raise bad_request(f"container {wanted} is not valid for pod {name}")
+        return wanted
     default: str = (pod["metadata"].get("annotations") or {}).get(_DEFAULT_CONTAINER, "")
     if default in names:
         return default
@@ -130,7 +130,7 @@ def _upgrade() -> web.WebSocketResponse:
 
 
 async def serve_exec(request: web.Request, files: Files | None) -> web.StreamResponse:
-    """Run the command, send what it left, close. Standard input is read by nobody."""
+    """Run the command, send what it left, close. Standard input is not read."""
     socket = _upgrade()
     await socket.prepare(request)
     out, err, code = await asyncio.to_thread(run, files, request.query.getall("command", []))
@@ -149,7 +149,7 @@ async def serve_exec(request: web.Request, files: Files | None) -> web.StreamRes
 async def serve_forward(
     request: web.Request, targets: Mapping[int, tuple[str, int] | None]
 ) -> web.StreamResponse:
-    """``targets``: pod port -> where it leads, in the order asked for; None leads nowhere."""
+    """``targets``: pod port -> address, in the order of the request; None is a closed port."""
     socket = _upgrade()
     await socket.prepare(request)
     writers: dict[int, asyncio.StreamWriter] = {}
@@ -164,7 +164,7 @@ async def serve_forward(
             pumps.append(asyncio.create_task(_pump(reader, socket, 2 * at)))
         except OSError as problem:
             result = f"error forwarding port {port} to pod: {problem}"
-            with contextlib.suppress(ConnectionError):  # who asked may be gone
+            with contextlib.suppress(ConnectionError):  # the client may have gone
                 await socket.send_bytes(bytes([2 * at + 1]) + result.encode())
     try:
         async for message in socket:
@@ -195,7 +195,7 @@ async def _pump(reader: asyncio.StreamReader, socket: web.WebSocketResponse, cha
 def log_text(
     logs: Mapping[tuple[str, str, str, bool], str], pod: Json, query: Mapping[str, str]
 ) -> str:
-    """The log asked for; raises 400 where there is none of that container before this one."""
+    """The requested log; raises 400 if the container has no previous run."""
     container = container_of(pod, query.get("container"))
     previous = flag(query, "previous")
     metadata = pod["metadata"]

@@ -1,4 +1,4 @@
-"""Watches: the events of one list from a revision on, as long as somebody reads them."""
+"""Watches: the events of one list from a revision on, as long as a client reads them."""
 
 import asyncio
 import random

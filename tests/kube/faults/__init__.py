@@ -1,7 +1,7 @@
 """The fault matrix: everything that can go wrong between a node's label and the router, on a
 living cluster, with the code by which verify must name it.
 
-A fault is done to the cluster as it happens in the world (somebody relabels a node, a right is
+A fault is done to the cluster as it happens in the world (a node is relabelled, a right is
 missing, a kubelet lags), and what follows from it follows by itself.
 """
 

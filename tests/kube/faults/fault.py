@@ -15,7 +15,7 @@ DECODE = "my-llm-decode-a-0"
 
 
 _SIZE = {"prefill": 2, "decode": 6}
-"""So many decode workers that one more or less is no uneven capacity (DYT0908)."""
+"""Enough decode workers that one more or less is not an uneven capacity (DYT0908)."""
 
 
 def nothing(sim: Simulation) -> object:
@@ -77,7 +77,7 @@ def relabel_pod(name: str, value: str | None, key: str = ZONE) -> Callable[[Simu
 
 
 def spoil_pod(sim: Simulation, pod: str, spoil: Callable[[Json], Json]) -> None:
-    """Have the operator make a pod anew, and ``spoil`` what it creates, too."""
+    """Have the operator create a pod again, and ``spoil`` what it creates, too."""
     before = sim.operator.mutate
 
     def mutate(body: Json) -> Json:

@@ -103,7 +103,7 @@ def _other_annotation(sim: Simulation) -> None:
 
 
 def _moved(sim: Simulation, lag: float | None) -> None:
-    """The node is relabelled and the pod's label copied anew; the file is as late as ``lag``."""
+    """The node is relabelled and the pod's label copied again; the file is as late as ``lag``."""
     sim.kubelet.lags[DECODE] = lag
     node = sim.pod(DECODE)["spec"]["nodeName"]
     for pod in [one for one in sim.pods() if sim.pod(one)["spec"]["nodeName"] == node]:

@@ -15,7 +15,7 @@ from tests.kube.faults.fault import DECODE, Fault, relabel_node, relabel_pod, th
 
 
 def _publishing(how: Published, *pods: str) -> Callable[[Simulation], object]:
-    """These pods (the one of :data:`DECODE` where none is named) start anew and publish so."""
+    """These pods (default: :data:`DECODE`) restart and publish this."""
 
     def change(sim: Simulation) -> None:
         for pod in pods or (DECODE,):
@@ -46,7 +46,7 @@ def _other_config(lines: list[str]) -> list[str]:
 
 
 def _moved(sim: Simulation) -> None:
-    """A node is relabelled, and the labels of its pods are copied anew while they run."""
+    """A node is relabelled, and the labels of its pods are copied again while they run."""
     node = sim.pod(DECODE)["spec"]["nodeName"]
     relabel_node(node, "us-east-1c")(sim)
     for pod in [one for one in sim.pods() if sim.pod(one)["spec"]["nodeName"] == node]:

@@ -92,7 +92,7 @@ def worker_metadata(
 ) -> Json:
     """DynamoWorkerMetadata of a pod (with uid and IP). ``role``: prefill, decode or aggregated.
 
-    ``domains`` None: a runtime that knows no topology. ``taints`` None: derived from the domains.
+    ``domains`` None: a runtime without topology support. ``taints`` None: derived from the domains.
     ``worker_id`` None: by the hash of the name, as the runtime does it.
     """
     about = pod["metadata"]

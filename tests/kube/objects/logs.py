@@ -51,7 +51,7 @@ def no_domain(at: float) -> str:
 
 
 def configured(at: float, config: Mapping[str, Any], mount: str = MOUNT_PATH) -> str:
-    """The line by which a worker tells its topology; ``config``: a card's runtime_config."""
+    """The log line with a worker's topology; ``config``: a card's runtime_config."""
     text = (
         "Topology config: TopologyConfig("
         f"topology_domains={dict(config['topology_domains'])!r}, "

@@ -99,8 +99,8 @@ def test_unknown_users_are_unauthorized_and_missing_ones_anonymous(guarded: ApiS
         "reason": "Unauthorized",
         "code": 401,
     }
-    with Api(guarded.url, ca=guarded.ca) as nobody:
-        assert 'User "system:anonymous" cannot list resource' in denied(nobody, "/api/v1/nodes")
+    with Api(guarded.url, ca=guarded.ca) as anonymous:
+        assert 'User "system:anonymous" cannot list resource' in denied(anonymous, "/api/v1/nodes")
 
 
 def test_discovery_is_for_all_known_users(alice: Api):
@@ -183,7 +183,7 @@ def test_exec_needs_get_and_create(guarded: ApiServer, tmp_path: Path):
     assert "No such file" in kubectl.refused("exec", "web", "--", "cat", "/x")
 
 
-def asked(namespace: str | None, verb: str, resource: str, group: str = "") -> Json:
+def attributes(namespace: str | None, verb: str, resource: str, group: str = "") -> Json:
     plural, _, subresource = resource.partition("/")
     attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource}
     return attributes | ({"namespace": namespace} if namespace else {})
@@ -203,10 +203,10 @@ def test_a_self_review_of_the_official_client_agrees_with_the_answer(
             status = reviews.create_self_subject_access_review(body).status
             return bool(status.allowed)
 
-        assert may(asked("dyn", "list", "pods"))
-        assert not may(asked("other", "list", "pods"))
-        assert not may(asked(None, "list", "pods"))
-        assert not may(asked("dyn", "create", "pods/exec"))
+        assert may(attributes("dyn", "list", "pods"))
+        assert not may(attributes("other", "list", "pods"))
+        assert not may(attributes(None, "list", "pods"))
+        assert not may(attributes("dyn", "create", "pods/exec"))
 
 
 def test_reviews_of_other_users_need_a_permission(guarded: ApiServer, alice: Api):
@@ -214,7 +214,7 @@ def test_reviews_of_other_users_need_a_permission(guarded: ApiServer, alice: Api
     guarded.store.create(binding("worker", "ClusterRole", "nodes", WORKER))
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
     user = "system:serviceaccount:dyn:worker"
-    body: Json = {"spec": {"user": user, "resourceAttributes": asked(None, "get", "nodes")}}
+    body: Json = {"spec": {"user": user, "resourceAttributes": attributes(None, "get", "nodes")}}
     with pytest.raises(ApiError, match="cannot create resource"):
         alice.create(path, body)
     with Api(guarded.url, ADMIN_TOKEN, guarded.ca) as admin:
@@ -231,7 +231,7 @@ def test_reviews_of_other_users_need_a_permission(guarded: ApiServer, alice: Api
             admin.create(local, body)
         guarded.store.create(role("reader", ("list", "", "pods"), namespace="dyn"))
         guarded.store.create(binding("worker", "Role", "reader", WORKER, "dyn"))
-        body["spec"]["resourceAttributes"] = asked("dyn", "list", "pods")
+        body["spec"]["resourceAttributes"] = attributes("dyn", "list", "pods")
         assert admin.create(local, body)["status"]["allowed"] is True
 
 
@@ -244,9 +244,9 @@ def test_a_review_in_protobuf_is_not_understood(guarded: ApiServer, tmp_path: Pa
 
 def test_without_rbac_everything_is_allowed(api_server: ApiServer):
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    with Api(api_server.url) as nobody:
-        body = {"spec": {"resourceAttributes": asked(None, "delete", "nodes")}}
-        assert nobody.create(path, body)["status"]["allowed"] is True
+    with Api(api_server.url) as anonymous:
+        body = {"spec": {"resourceAttributes": attributes(None, "delete", "nodes")}}
+        assert anonymous.create(path, body)["status"]["allowed"] is True
 
 
 def test_a_certificate_of_another_authority_is_not_trusted(guarded: ApiServer):
