@@ -25,7 +25,7 @@ from dynctl.verify.facts import (
     TopologyFile,
     VerifyFacts,
 )
-from dynctl.verify.gather.permissions import operator_questions, questions, worker_questions
+from dynctl.verify.gather.permissions import operator_reviews, verify_reviews, worker_reviews
 from dynctl.wire.dynamo.worker_log import read_start_log
 from dynctl.wire.kubernetes import objects as read
 from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL, GRAPH_LABEL, OPERATOR_APP
@@ -95,7 +95,7 @@ def facts_of(
         "served": _served(by_kind),
         "schemas": SCHEMAS,
         "access": {
-            **dict.fromkeys(questions(namespace, [*plurals, *sets]), True),
+            **dict.fromkeys(verify_reviews(namespace, [*plurals, *sets]), True),
             **(access or {}),
         },
         "graphs": _manifests(by_kind.get("DynamoGraphDeployment", ())),
@@ -113,7 +113,7 @@ def facts_of(
         "operators": operators,
         "operator_accounts": _accounts(
             {(one.namespace, one.service_account) for one in operators},
-            lambda _: operator_questions(plurals, sorted(spaces)),
+            lambda _: operator_reviews(plurals, sorted(spaces)),
             operator_may,
         ),
         "worker_accounts": _accounts(
@@ -122,7 +122,7 @@ def facts_of(
                 for body in by_kind.get("Pod", ())
                 if deployment.is_worker(body)
             },
-            worker_questions,
+            worker_reviews,
             workers_may,
         ),
         "grove_sets": tuple("/".join(key_of(body)) for body in by_kind.get("PodCliqueSet", ())),

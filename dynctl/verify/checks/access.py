@@ -102,7 +102,7 @@ def _allowed(joined: JoinedFacts) -> Outcome:
     if not access:
         return Skipped("no access review was requested")
     unread = [
-        f"{_question(item)}: {one.why}" for item, one in access.items() if isinstance(one, Unread)
+        f"{_permission(item)}: {one.why}" for item, one in access.items() if isinstance(one, Unread)
     ]
     denied = [item for item, one in access.items() if one is False]
     return outcome(_denials(denied), unread, summary=f"{len(access)} of {len(access)} permissions")
@@ -139,7 +139,7 @@ def rule(group: str, resource: str, verbs: Sequence[str]) -> str:
     return f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{quoted}]}}'
 
 
-def _question(one: AccessReview) -> str:
+def _permission(one: AccessReview) -> str:
     return f"{one.verb} {one.resource}" + (f" in {one.namespace}" if one.namespace else "")
 
 

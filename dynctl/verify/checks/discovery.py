@@ -161,9 +161,9 @@ def _permitted(joined: JoinedFacts) -> Outcome:
     return outcome(wrong, unread, f"{many(len(users), 'account')} ({names})")
 
 
-def _named(question: AccessReview) -> str:
-    group = f".{question.group}" if question.group else ""
-    return f"{question.verb} {question.resource}{group}"
+def _named(review: AccessReview) -> str:
+    group = f".{review.group}" if review.group else ""
+    return f"{review.verb} {review.resource}{group}"
 
 
 # -- metadata --------------------------------------------------------------------------------------

@@ -30,11 +30,11 @@ from dynctl.verify.gather.permissions import (
     SETS,
     account,
     graph_namespaces,
-    operator_questions,
+    operator_reviews,
     operator_users,
-    questions,
     unread,
-    worker_questions,
+    verify_reviews,
+    worker_reviews,
     worker_users,
 )
 from dynctl.verify.gather.pods import Sampling, chosen, read_files, read_start
@@ -106,7 +106,7 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
     sets = [SETS] if f"{SETS}.grove.io" in names else []
     selected = _graph_selector(wanted.graphs)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
-        permissions = questions(wanted.namespace, [*topologies, *sets])
+        permissions = verify_reviews(wanted.namespace, [*topologies, *sets])
         access = pool.map(lambda one: _or_unread(lambda: cluster.allowed(one)), permissions)
         reader = _Reader(cluster, wanted.namespace)
         jobs: dict[str, Future[Any]] = {
@@ -134,8 +134,8 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
         )
         spaces = graph_namespaces(facts)
         accounts = [
-            *((user, operator_questions(topologies, spaces)) for user in operator_users(facts)),
-            *((user, worker_questions(space)) for user, space in worker_users(facts)),
+            *((user, operator_reviews(topologies, spaces)) for user in operator_users(facts)),
+            *((user, worker_reviews(space)) for user, space in worker_users(facts)),
         ]
         read = tuple(pool.map(lambda one: account(cluster, *one), accounts))
     operators = len(operator_users(facts))

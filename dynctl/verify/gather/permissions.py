@@ -19,7 +19,7 @@ SETS: Final = "podcliquesets"
 _MOST_ACCOUNTS: Final = 50
 
 
-def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessReview, ...]:
+def verify_reviews(namespace: str | None, grove: Iterable[str]) -> tuple[AccessReview, ...]:
     """The permissions of verify. ``grove``: the resources of Grove that are read."""
     inside = namespace
     return (
@@ -44,7 +44,7 @@ def questions(namespace: str | None, grove: Iterable[str]) -> tuple[AccessReview
     )
 
 
-def operator_questions(
+def operator_reviews(
     topologies: Iterable[str], namespaces: Iterable[str] = ()
 ) -> tuple[AccessReview, ...]:
     """The permissions of the operator for topology; ``namespaces``: of its graphs."""
@@ -56,7 +56,7 @@ def operator_questions(
     )
 
 
-def worker_questions(namespace: str) -> tuple[AccessReview, ...]:
+def worker_reviews(namespace: str) -> tuple[AccessReview, ...]:
     """The permissions of a worker to register and to find other workers."""
     return (
         AccessReview("create", METADATA, GRAPH_GROUP, namespace),
@@ -99,9 +99,9 @@ def account(cluster: Cluster, user: str, wanted: tuple[AccessReview, ...]) -> Ac
     space = user.split(":")[2]
     groups = ("system:serviceaccounts", f"system:serviceaccounts:{space}", "system:authenticated")
     allowed: dict[AccessReview, bool] = {}
-    for question in wanted:
+    for review in wanted:
         try:
-            allowed[question] = cluster.allowed(question, user=user, groups=groups)
+            allowed[review] = cluster.allowed(review, user=user, groups=groups)
         except ClusterRefusal as refusal:
             return Account(user, unread(refusal))
     return Account(user, allowed)

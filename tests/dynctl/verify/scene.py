@@ -28,7 +28,7 @@ from dynctl.verify.facts import (
     TopologyFile,
     VerifyFacts,
 )
-from dynctl.verify.gather.permissions import worker_questions
+from dynctl.verify.gather.permissions import worker_reviews
 from dynctl.verify.join import JoinedFacts, join
 from dynctl.wire.kubernetes.objects import Container, Endpoint, Node, Pod, PodEvent
 from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata, instance_id
@@ -86,7 +86,7 @@ class Scene:
         self.accounts = (
             Account(
                 f"system:serviceaccount:{SPACE}:my-llm-k8s-service-discovery",
-                dict.fromkeys(worker_questions(SPACE), True),
+                dict.fromkeys(worker_reviews(SPACE), True),
             ),
         )
         self.registry: Registry | None = None

@@ -150,9 +150,9 @@ def test_every_lost_check_is_a_code(every_question: tuple[AccessReview, ...]):
 
 @pytest.fixture
 def every_question() -> tuple[AccessReview, ...]:
-    from dynctl.verify.gather.permissions import questions
+    from dynctl.verify.gather.permissions import verify_reviews
 
-    return questions("prod", ("clustertopologies", "clustertopologybindings"))
+    return verify_reviews("prod", ("clustertopologies", "clustertopologybindings"))
 
 
 def test_the_checks_need_no_workers():
