@@ -364,7 +364,7 @@ function __dynctl_flags
                 '--kv-transfer-ms-per-block'\t'Time to pull one KV block from a prefill engine, ms' \
                 '--kv-transfer-cross-domain-factor'\t'Slow-down of a pull between different values of the KV transfer domain' \
                 '--kv-load-failure-policy'\t'What a decode engine does when the prefill engine lost the KV blocks' \
-                '--kv-hold-timeout-s'\t'Seconds that a prefill engine keeps blocks nobody pulled, and that a ..' \
+                '--kv-hold-timeout-s'\t'Seconds that a prefill engine keeps unpulled blocks and a decode ..' \
                 '--kv-events'\t'ZMQ endpoint of the KV events' \
                 '--replay'\t'ZMQ endpoint that replays recent KV events, ranks as above' \
                 '--kv-events-topic'\t'First frame of each KV event message' \

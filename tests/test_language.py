@@ -55,11 +55,8 @@ FIELDS: Final = frozenset({"told", "waiting_told"})
 #: gets no new entries.
 NOT_CLEAN: Final[frozenset[str]] = frozenset(
     {
-        "completions",
-        "docs",
         "docs/decisions",
         "dynctl/adapters",
-        "dynctl/cli",
         "dynctl/simulation",
     }
 )

@@ -169,6 +169,7 @@ def _group(help: str, cls: type[PlainGroup] = PlainGroup, *, imported: bool = Tr
 def _usage_error(error: Any, arguments: Sequence[str]) -> int:
     context = getattr(error, "ctx", None)
     message = error.format_message() if hasattr(error, "format_message") else "aborted"
+    message = message.replace("Value error, ", "")
     if type(error).__name__ == "NoArgsIsHelpError":
         _say(message, file=sys.stdout)
         return ExitCode.YES

@@ -80,7 +80,7 @@ def _signals(result: ThresholdList, signals: Sequence[SignalRow], canvas: Canvas
         one = rows[0]
         who = f"{one.worker} rank {one.dp_rank}" if len(rows) == 1 else plural(len(rows), "rank")
         text += "\n".join(canvas.paragraph(f"{signal}, {who}: {why}", first="", rest="  ")) + "\n"
-    total = f"{len(acting)} of {plural(len(ranks), 'rank')} busy: no new requests"
+    total = f"{len(acting)} of {plural(len(ranks), 'rank')} busy"
     if any(row.busy is None for row in signals):
         total += " (as far as their load is known)"
     return text + total + "\n"

@@ -135,7 +135,7 @@ def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
         ("kv transfer", policy),
         ("other taints", ", ".join(_own_taints(worker)) or "none"),
         ("block size", plural(worker.block_size, "token")),
-        ("KV blocks", count(config.get("total_kv_blocks")) + " a rank"),
+        ("KV blocks", count(config.get("total_kv_blocks")) + " per rank"),
         ("batch budget", count(config.get("max_num_batched_tokens")) + " tokens"),
         ("routed by", _routed_by(worker)),
     ]

@@ -18,7 +18,9 @@ def demo(
     ] = True,
     port: Annotated[
         int,
-        typer.Option("--port", min=0, max=65535, help="Port of the frontend; 0: a free one."),
+        typer.Option(
+            "--port", metavar="PORT", min=0, max=65535, help="Port of the frontend; 0: a free one."
+        ),
     ] = 0,
 ) -> int:
     """Start six simulated engines in two zones and a frontend; route, explain, stop.

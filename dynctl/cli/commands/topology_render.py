@@ -10,7 +10,7 @@ from dynctl.base.options import GlobalOptions
 def render_topology(
     options: GlobalOptions,
     what: Annotated[
-        str, typer.Argument(metavar="[pod|cluster-topology]", help="What to render.")
+        str, typer.Argument(metavar="pod|cluster-topology", help="What to render.")
     ] = "pod",
     domain: Annotated[
         str, typer.Option("--domain", metavar="NAME", help="pod: the KV-transfer domain.")
@@ -117,7 +117,7 @@ def render_topology(
             + (
                 f"Kubernetes does not copy {', '.join(keys)} from the node; set it in the template"
                 if keys
-                else "Kubernetes 1.35 copies it from the node; before, set it in the template"
+                else "Kubernetes 1.35 copies it from the node; older ones need it in the template"
             )
         )
     else:

@@ -42,8 +42,7 @@ def verify_topology(
             metavar="N",
             min=0,
             max=1000,
-            help="Send N chats of one token to each model of each frontend and check their route. "
-            "[default: none]",
+            help="Send N chats of one token to each model of each frontend and check their route.",
         ),
     ] = 0,
     path: Annotated[

@@ -154,7 +154,7 @@ class EngineConfig:
     )
     kv_hold_timeout_s: float = _option(
         30.0,
-        "Seconds that a prefill engine keeps blocks nobody pulled, and that a decode engine waits.",
+        "Seconds that a prefill engine keeps unpulled blocks and a decode engine waits for them.",
         minimum=0.01,
         maximum=3600.0,
     )

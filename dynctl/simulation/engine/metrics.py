@@ -89,7 +89,7 @@ def render(engine: Engine) -> str:
         "# HELP dynctl_engine_held_handoffs Prefills whose KV blocks wait to be pulled.",
         "# TYPE dynctl_engine_held_handoffs gauge",
         f"dynctl_engine_held_handoffs {len(engine.held)}",
-        "# HELP dynctl_engine_expired_handoffs_total Hand-offs freed because nobody pulled them.",
+        "# HELP dynctl_engine_expired_handoffs_total Hand-offs freed after no engine pulled them.",
         "# TYPE dynctl_engine_expired_handoffs_total counter",
         f"dynctl_engine_expired_handoffs_total {engine.held.expired}",
     ]
