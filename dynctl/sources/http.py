@@ -1,17 +1,26 @@
-"""HTTP requests to frontends, bounded in time and size. Used for control calls only."""
+"""HTTP requests to frontends, bounded in time and size. Used for control calls only.
+
+dynctl's frontend has ``/v1/models`` and ``/busy_threshold`` in Dynamo's format: both are read here.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NoReturn
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
+from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import TimedOut, Unreachable, UsageProblem
+from dynctl.documents.codec import Document, decode
+from dynctl.documents.models import ModelList
+from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
+from dynctl.sources.thresholds import Thresholds
+from router_core import THRESHOLD_SETTINGS
 
 CONNECT_S: Final = 5.0
 
@@ -19,11 +28,14 @@ CONNECT_S: Final = 5.0
 class HttpFrontend:
     """The address of one frontend. ``timeout``: seconds for each whole response.
 
-    ``max_bytes``: limit of a response. ``unreachable_hint``: what to do where nothing answers.
+    ``max_bytes``: limit of a response. ``described``: the frontend in errors. ``unreachable_hint``
+    and ``unexpected_hint``: what to do where nothing, or something else answers.
     """
 
     max_bytes: ClassVar[int]
+    described: ClassVar[str]
     unreachable_hint: ClassVar[str]
+    unexpected_hint: ClassVar[str]
 
     def __init__(self, url: str, timeout: float, token: str | None = None) -> None:
         self.url = frontend_url(url)
@@ -56,6 +68,31 @@ class HttpFrontend:
                 f"{self.url} does not answer: {reason(error)}",
                 self.unreachable_hint,
             ) from None
+
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        """The response to a request that succeeded. Raises DynctlError."""
+        raise NotImplementedError
+
+    def models(self) -> list[str]:
+        return [row.id for row in self.document(self.send("GET", "/v1/models"), ModelList).data]
+
+    def thresholds(self) -> dict[str, Thresholds]:
+        """Model -> its thresholds, for every model that can be served now."""
+        read = self.document(self.send("GET", "/busy_threshold"), BusyThresholdList)
+        return {row.model: threshold_values(row) for row in read.thresholds}
+
+    def document(self, response: httpx.Response, form: type[Document]) -> Document:
+        """The document of a response; raises Unreachable where it is something else."""
+        try:
+            return decode(response.content, form)
+        except (WireError, UnicodeDecodeError, RecursionError) as error:
+            self.unexpected(str(error))
+
+    def unexpected(self, problem: str, path: str = "") -> NoReturn:
+        raise Unreachable(
+            f"{self.url}{path} answers, but not as {self.described}: {problem}",
+            self.unexpected_hint,
+        )
 
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float
@@ -98,6 +135,21 @@ async def read_response(
             content += part
             _check_size(len(content), max_bytes)
     return response.status_code, bytes(content)
+
+
+def error_message(response: httpx.Response) -> str:
+    """The reason in an error response: OpenAI's shape, Dynamo's, or plain text."""
+    document = json_object(response)
+    if not document:
+        return response.text.strip()[:500]
+    error = document.get("error", document.get("message", document.get("detail", "")))
+    if isinstance(error, dict):
+        error = error.get("message", "")
+    return str(error)[:500]
+
+
+def threshold_values(row: ModelThresholds) -> Thresholds:
+    return {name: getattr(row, name) for name in THRESHOLD_SETTINGS}
 
 
 def reason(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, Final, Literal, NoReturn
 from urllib.parse import quote
 
 import httpx
@@ -12,9 +12,9 @@ import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
-from dynctl.documents.models import ModelList, ModelReadiness
-from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
-from dynctl.sources.http import HttpFrontend, json_object
+from dynctl.documents.models import ModelReadiness
+from dynctl.documents.thresholds import ModelThresholds
+from dynctl.sources.http import HttpFrontend, error_message, json_object, threshold_values
 from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.wire.dynamo.discovery import INSTANCES, Instance, Malformed, parse_entry
 from dynctl.wire.dynamo.frontend_metrics import MAX_BYTES, FrontendMetrics, read_frontend_metrics
@@ -52,6 +52,10 @@ class DynamoFrontend(HttpFrontend):
     """
 
     max_bytes: ClassVar[int] = MAX_BYTES
+    described: ClassVar[str] = "a Dynamo frontend does"
+    unexpected_hint: ClassVar[str] = (
+        "check that it is a Dynamo frontend: /openapi.json has its name and version"
+    )
     unreachable_hint: ClassVar[str] = (
         "does the Dynamo frontend run, and is it reachable from here?\n"
         "name another: --frontend http://HOST:PORT, or set DYNCTL_FRONTEND"
@@ -91,13 +95,13 @@ class DynamoFrontend(HttpFrontend):
             return version
         return None
 
-    # -- models and metrics-----------------------------------------------------------------
+    # -- models and metrics -----------------------------------------------------------------
 
     def health(self) -> FrontendHealth:
         """The instances in discovery, as this frontend reads it."""
         # Its status is 503 while it is not healthy.
-        response = self._send("GET", "/health", answers=(200, 503))
-        read = self._decode(response, _HealthJson)
+        response = self.send("GET", "/health", answers=(200, 503))
+        read = self.document(response, _HealthJson)
         entries = [parse_entry(f"{INSTANCES}health", bytes(raw)) for raw in read.instances]
         return FrontendHealth(
             status=read.status,
@@ -106,32 +110,24 @@ class DynamoFrontend(HttpFrontend):
             malformed=tuple(e for e in entries if isinstance(e, Malformed)),
         )
 
-    def models(self) -> list[str]:
-        return [row.id for row in self._decode(self._send("GET", "/v1/models"), ModelList).data]
-
     def ready(self, model: str) -> ModelReadiness:
         """Whether ``model`` can be served; raises UsageProblem for a model that is not there."""
         path = f"/v1/models/{quote(model, safe='')}/ready"
         # 503: a worker type of the model is missing; /v1/models does not list the model then.
-        response = self._send("GET", path, answers=(200, 404, 503))
+        response = self.send("GET", path, answers=(200, 404, 503))
         if response.status_code == 404:
-            if _message(response).startswith("Route not found"):
-                self._unexpected(path, "it does not report readiness; Dynamo 1.6 does")
+            if error_message(response).startswith("Route not found"):
+                self.unexpected("it does not report readiness; Dynamo 1.6 does", path)
             self._no_model(model, self.models())
-        return self._decode(response, ModelReadiness)
+        return self.document(response, ModelReadiness)
 
     def metrics(self) -> FrontendMetrics:
         try:
-            return read_frontend_metrics(self._send("GET", "/metrics").content)
+            return read_frontend_metrics(self.send("GET", "/metrics").content)
         except WireError as error:
-            self._unexpected("/metrics", str(error))
+            self.unexpected(str(error), "/metrics")
 
     # -- busy thresholds -------------------------------------------------------------------
-
-    def thresholds(self) -> dict[str, Thresholds]:
-        """Model -> its thresholds, for every model that can be served now."""
-        read = self._decode(self._send("GET", "/busy_threshold"), BusyThresholdList)
-        return {row.model: _thresholds(row) for row in read.thresholds}
 
     def set_thresholds(self, model: str, values: Values) -> Thresholds:
         """Set some thresholds of ``model`` on this frontend; returns all that are in force.
@@ -148,13 +144,12 @@ class DynamoFrontend(HttpFrontend):
         wanted = {name: value for name, value in values.items() if value is not None}
         if not wanted:
             return present[model]
-        response = self._send("POST", "/busy_threshold", {"model": model, **wanted})
-        after = _thresholds(self._decode(response, ModelThresholds))
+        path = "/busy_threshold"
+        response = self.send("POST", path, {"model": model, **wanted})
+        after = threshold_values(self.document(response, ModelThresholds))
         kept = next((name for name, value in wanted.items() if after[name] != value), None)
         if kept is not None:
-            self._unexpected(
-                "/busy_threshold", f"{kept} is {after[kept]} after setting {wanted[kept]}"
-            )
+            self.unexpected(f"{kept} is {after[kept]} after setting {wanted[kept]}", path)
         return after
 
     def refuse(self, model: str, present: Values, values: Values) -> None:
@@ -194,18 +189,18 @@ class DynamoFrontend(HttpFrontend):
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _send(
+    def send(
         self,
         method: str,
         path: str,
-        body: dict[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
         *,
         answers: tuple[int, ...] = (200,),
     ) -> httpx.Response:
         response = self.exchange(method, path, body)
         if response.status_code in answers:
             return response
-        status, message = response.status_code, _message(response)
+        status, message = response.status_code, error_message(response)
         problem = f"{self.url}{path} answered {status}{': ' + message if message else ''}"
         if status in (401, 403):
             raise UsageProblem(
@@ -216,28 +211,13 @@ class DynamoFrontend(HttpFrontend):
             raise UsageProblem(problem)
         if status == 404 and method == "POST":
             raise UsageProblem(problem)
-        raise Unreachable(problem, _IDENTITY_HINT)
-
-    def _decode(self, response: httpx.Response, kind: type[_Json]) -> _Json:
-        try:
-            return msgspec.json.decode(response.content, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            self._unexpected("", str(error))
-
-    def _unexpected(self, path: str, problem: str) -> NoReturn:
-        raise Unreachable(
-            f"{self.url}{path} answers, but not as a Dynamo frontend does: {problem}",
-            _IDENTITY_HINT,
-        )
+        raise Unreachable(problem, self.unexpected_hint)
 
     def _no_model(self, model: str, present: list[str]) -> NoReturn:
         raise UsageProblem(
             f"{self.url} serves no model {model}",
             f"it serves {', '.join(sorted(present))}" if present else "it serves none now",
         )
-
-
-_IDENTITY_HINT: Final = "check that it is a Dynamo frontend: /openapi.json has its name and version"
 
 
 # -- responses -------------------------------------------------------------------------------------
@@ -249,13 +229,6 @@ class _HealthJson(msgspec.Struct):
     instances: list[msgspec.Raw] = []
 
 
-_Json = TypeVar("_Json", bound=msgspec.Struct)
-
-
-def _thresholds(row: ModelThresholds) -> Thresholds:
-    return {name: getattr(row, name) for name in THRESHOLD_SETTINGS}
-
-
 def _refuse_unknown(values: Values) -> None:
     """Raise UsageProblem for an unknown threshold: Dynamo answers 200 to it and does nothing."""
     unknown = sorted(set(values) - set(THRESHOLD_SETTINGS))
@@ -263,12 +236,3 @@ def _refuse_unknown(values: Values) -> None:
         raise UsageProblem(
             f"{unknown[0]}: no such threshold; expected {', '.join(THRESHOLD_SETTINGS)}"
         )
-
-
-def _message(response: httpx.Response) -> str:
-    """The reason in an error response: ``error``, ``message``, or plain text."""
-    document = json_object(response)
-    for key in ("error", "message"):
-        if isinstance(document.get(key), str):
-            return str(document[key])[:500]
-    return "" if document else response.text.strip()[:500]

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 import httpx
-import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.naming import resolve_worker
-from dynctl.documents.codec import Document, decode
+from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.decisions import DecisionList
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
+from dynctl.documents.thresholds import ModelThresholds
 from dynctl.documents.workers import WorkerRow, decode_worker_rows
-from dynctl.sources.http import HttpFrontend, json_object, read_response, reason
+from dynctl.sources.http import (
+    HttpFrontend,
+    error_message,
+    json_object,
+    read_response,
+    reason,
+    threshold_values,
+)
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.thresholds import Thresholds, Values
-from router_core import THRESHOLD_SETTINGS
 
 #: A larger response is not from a frontend of ours.
 MAX_BYTES: Final = 512 * 1024 * 1024
@@ -34,6 +40,8 @@ class FrontendClient(HttpFrontend):
     """One frontend. Methods raise Unreachable, TimedOut, or UsageProblem for a refused request."""
 
     max_bytes: ClassVar[int] = MAX_BYTES
+    described: ClassVar[str] = "a dynctl frontend of this version"
+    unexpected_hint: ClassVar[str] = "dynctl version --frontend URL compares the versions"
     unreachable_hint: ClassVar[str] = (
         "start a frontend: dynctl serve frontend --worker http://HOST:PORT\n"
         "or name another: --frontend http://HOST:PORT"
@@ -55,12 +63,11 @@ class FrontendClient(HttpFrontend):
 
     def version(self) -> str | None:
         """The frontend's version, None where it does not report one."""
-        version = self._object(self._send("GET", "/v1/config")).get("version")
+        document = json_object(self.send("GET", "/v1/config"))
+        if not document:
+            self.unexpected("expected a JSON object")
+        version = document.get("version")
         return version if isinstance(version, str) else None
-
-    def models(self) -> list[str]:
-        rows = self._object(self._send("GET", "/v1/models")).get("data", [])
-        return [row["id"] for row in rows]
 
     def route(self, query: RouteQuery) -> RouteResult:
         """A dry run on the frontend, which has no ``--set`` and its own tokenizer."""
@@ -77,17 +84,13 @@ class FrontendClient(HttpFrontend):
         controls = self._controls(query)
         if controls:
             body["nvext"] = controls
-        return self._document(self._send("POST", "/v1/route", body), RouteResult)
+        return self.document(self.send("POST", "/v1/route", body), RouteResult)
 
     def workers(self) -> list[WorkerRow]:
         try:
-            return decode_worker_rows(self._send("GET", "/v1/workers").content)
+            return decode_worker_rows(self.send("GET", "/v1/workers").content)
         except WireError as error:
-            self._unexpected(str(error))
-
-    def thresholds(self) -> dict[str, Thresholds]:
-        rows = self._object(self._send("GET", "/busy_threshold")).get("thresholds", [])
-        return {row["model"]: _thresholds(row) for row in rows}
+            self.unexpected(str(error))
 
     def set_thresholds(self, model: str, values: Values) -> Thresholds:
         body: dict[str, Any] = {"model": model}
@@ -95,7 +98,8 @@ class FrontendClient(HttpFrontend):
         off = [name for name, value in values.items() if value is None]
         if off:
             body["clear"] = off
-        return _thresholds(self._object(self._send("POST", "/busy_threshold", body)))
+        response = self.send("POST", "/busy_threshold", body)
+        return threshold_values(self.document(response, ModelThresholds))
 
     def refuse(self, model: str, present: Values, values: Values) -> None:
         """Accept every value: the command checks the bounds, and the frontend again."""
@@ -105,15 +109,15 @@ class FrontendClient(HttpFrontend):
         return dict(values)
 
     def config(self) -> ConfigDocument:
-        return self._document(self._send("GET", "/v1/config"), ConfigDocument)
+        return self.document(self.send("GET", "/v1/config"), ConfigDocument)
 
     def decision(self, decision_id: str) -> RouteResult:
         path = f"/v1/decisions/{quote(decision_id, safe='')}"
-        return self._document(self._send("GET", path), RouteResult)
+        return self.document(self.send("GET", path), RouteResult)
 
     def save(self) -> bytes:
         """The router's state as a view file."""
-        return self._send("GET", "/v1/view").content
+        return self.send("GET", "/v1/view").content
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -133,14 +137,12 @@ class FrontendClient(HttpFrontend):
                     controls[key] = resolve_worker(text, workers)
         return controls
 
-    def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
-    ) -> httpx.Response:
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         response = self.exchange(method, path, body)
         status = response.status_code
         if status in (200, 201):
             return response
-        message = _error_message(response)
+        message = error_message(response)
         if status in (401, 403):
             raise UsageProblem(f"{self.url}{path} needs a token ({status}): {message}", _TOKEN_HINT)
         if status == 404 and path == "/v1/view":
@@ -150,27 +152,6 @@ class FrontendClient(HttpFrontend):
         if status >= 500:
             raise Unreachable(f"{self.url}{path} failed with {status}: {message}")
         raise UsageProblem(f"{self.url}{path} answered {status}: {message}")
-
-    def _object(self, response: httpx.Response) -> dict[str, Any]:
-        try:
-            document = msgspec.json.decode(response.content)
-        except msgspec.DecodeError as error:
-            self._unexpected(f"not JSON: {error}")
-        if not isinstance(document, dict):
-            self._unexpected(f"expected an object, got {type(document).__name__}")
-        return document
-
-    def _document(self, response: httpx.Response, form: type[Document]) -> Document:
-        try:
-            return decode(response.content, form)
-        except WireError as error:
-            self._unexpected(str(error))
-
-    def _unexpected(self, problem: str) -> NoReturn:
-        raise Unreachable(
-            f"{self.url} answers, but not as a dynctl frontend of this version: {problem}",
-            "dynctl version --frontend URL compares the versions",
-        )
 
 
 class AsyncFrontendClient:
@@ -209,21 +190,3 @@ class AsyncFrontendClient:
         if status != 200:
             raise Unreachable(f"{path} answered {status}")
         return body
-
-
-def _thresholds(row: Mapping[str, Any]) -> Thresholds:
-    return {name: row.get(name) for name in THRESHOLD_SETTINGS}
-
-
-def _error_message(response: httpx.Response) -> str:
-    """The reason in an error response: OpenAI's shape, Dynamo's, or the text itself."""
-    try:
-        document = msgspec.json.decode(response.content)
-    except msgspec.DecodeError:
-        return response.text.strip()[:500]
-    if isinstance(document, dict):
-        error = document.get("error", document.get("message", document.get("detail", "")))
-        if isinstance(error, dict):
-            error = error.get("message", "")
-        return str(error)
-    return str(document)[:500]
