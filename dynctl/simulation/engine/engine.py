@@ -4,11 +4,18 @@ import asyncio
 import secrets
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import zmq
 
 from dynctl.base.tasks import Supervisor, end_tasks
+from dynctl.documents.engine import (
+    Bootstrap,
+    EngineInfo,
+    EngineLoad,
+    EventEndpoints,
+    RankLoad,
+    engine_load,
+)
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.handoff import HeldKvTable, KvPuller
@@ -18,7 +25,7 @@ from dynctl.simulation.engine.output_plan import OutputPlan, Vocabulary
 from dynctl.simulation.engine.prefix_cache import CacheEvent, root_hash
 from dynctl.simulation.engine.scheduler import EngineRequest, RankScheduler, StepTimer
 from dynctl.tokenization import ModelTokenizer
-from router_core import ModelRuntimeConfig
+from router_core import ModelRuntimeConfig, Role
 
 
 class EngineRestarted(Exception):
@@ -37,20 +44,20 @@ class Rank:
     def active_requests(self) -> int:
         return len(self.scheduler.running) + len(self.scheduler.waiting)
 
-    def load(self) -> dict[str, int]:
+    def load(self) -> RankLoad:
         scheduler = self.scheduler
-        return {
-            "dp_rank": self.dp_rank,
-            "active_prefill_tokens": scheduler.active_prefill_tokens,
-            "active_decode_blocks": sum(
+        return RankLoad(
+            dp_rank=self.dp_rank,
+            active_prefill_tokens=scheduler.active_prefill_tokens,
+            active_decode_blocks=sum(
                 len(request.table.blocks) for request in scheduler.running if request.table
             ),
-            "kv_used_blocks": scheduler.cache.held_blocks,
-            "kv_cached_blocks": scheduler.cache.cached_blocks,
-            "kv_total_blocks": scheduler.cache.total_blocks,
-            "running": len(scheduler.running),
-            "waiting": len(scheduler.waiting),
-        }
+            kv_used_blocks=scheduler.cache.held_blocks,
+            kv_cached_blocks=scheduler.cache.cached_blocks,
+            kv_total_blocks=scheduler.cache.total_blocks,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+        )
 
 
 class Engine:
@@ -189,39 +196,37 @@ class Engine:
             kv_transfer_preferred_weight=config.kv_transfer_preferred_weight,
         )
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> EngineInfo:
         """The body of GET /engine/info."""
         config = self.config
-        bootstrap = {"host": self.reachable_host, "port": self.port}
-        return {
-            "name": config.name,
-            "engine_id": self.engine_id,
-            "model": config.model,
-            "lora": list(config.lora),
-            "role": config.role,
-            "can_prefill": config.can_prefill or config.role != "decode",
-            "simulated": True,
-            "block_size": config.block_size,
-            "data_parallel_size": config.data_parallel_size,
-            "runtime_config": self.runtime_config().to_dict(),
-            "kv_events": [
-                {
-                    "dp_rank": publisher.dp_rank,
-                    "endpoint": publisher.endpoints.endpoint,
-                    "replay": publisher.endpoints.replay or None,
-                    "topic": config.kv_events_topic,
-                    "next_seq": publisher.next_seq,
-                }
+        bootstrap = Bootstrap(self.reachable_host, self.port)
+        return EngineInfo(
+            name=config.name,
+            engine_id=self.engine_id,
+            model=config.model,
+            lora=list(config.lora),
+            role=config.role.value,
+            can_prefill=config.can_prefill or config.role is not Role.DECODE,
+            simulated=True,
+            block_size=config.block_size,
+            data_parallel_size=config.data_parallel_size,
+            runtime_config=self.runtime_config().to_dict(),
+            kv_events=[
+                EventEndpoints(
+                    dp_rank=publisher.dp_rank,
+                    endpoint=publisher.endpoints.endpoint,
+                    replay=publisher.endpoints.replay or None,
+                    topic=config.kv_events_topic,
+                    next_seq=publisher.next_seq,
+                )
                 for publisher in self._publishers
             ],
-            "bootstrap": bootstrap if config.role == "prefill" else None,
-        }
+            bootstrap=bootstrap if config.role is Role.PREFILL else None,
+        )
 
-    def load(self) -> dict[str, Any]:
+    def load(self) -> EngineLoad:
         """The body of GET /load: totals over the ranks, then each rank."""
-        ranks = [rank.load() for rank in self.ranks]
-        totals = {key: sum(row[key] for row in ranks) for key in ranks[0] if key != "dp_rank"}
-        return {**totals, "held_handoffs": len(self.held), "ranks": ranks}
+        return engine_load([rank.load() for rank in self.ranks], held_handoffs=len(self.held))
 
     def _rank(self, dp_rank: int, publisher: KvEventPublisher | None) -> Rank:
         def publish(events: list[CacheEvent]) -> None:

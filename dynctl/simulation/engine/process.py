@@ -38,13 +38,13 @@ class RunningEngine:
 
     def ready_record(self) -> dict[str, Any]:
         """What a parent process needs to reach the engine. Rank N's ports follow rank 0's."""
-        events = self.engine.info()["kv_events"]
-        first = events[0] if events else {"endpoint": None, "replay": None}
+        events = self.engine.info().kv_events
+        first = events[0] if events else None
         return {
             "engine": self.engine.config.name,
             "url": self.url,
-            "kv_events": first["endpoint"],
-            "replay": first["replay"],
+            "kv_events": None if first is None else first.endpoint,
+            "replay": None if first is None else first.replay,
         }
 
     async def drain(self) -> None:
