@@ -31,6 +31,8 @@ _WIDTH: Final = 80
 _SIMILAR: Final = 0.35
 #: Costs of a shown line without a partner, and of a printed line inside a part.
 _GONE, _NEW = -0.2, -0.15
+_CODE: Final = re.compile(r"DY[A-Z]\d{4}")
+_SAME_CODE: Final = 0.8
 #: A part is replaced if its lines are on average at least this similar to the printed ones.
 _SURE: Final = 0.5
 
@@ -66,6 +68,9 @@ class Refresher:
             self.unsure.append(f"{where}\n{printed}")
         else:
             self.blocks[page, command.line] = lines
+            lost = [line for line in _elided(command.shown) if line not in lines]
+            if lost:
+                self.unsure.append(f"{where}\nleave out again what varies: {lost}")
 
     def write(self) -> None:
         for page in {page for page, _ in self.blocks}:
@@ -114,7 +119,7 @@ def _kept(old: Sequence[str], new: Sequence[str]) -> list[str]:
     """``new``, with the old line where the two differ only in times and ids, or in what is left
     out inside a line."""
     by_mask = {masked(line): line for line in old}
-    elided = [line for line in old if LEFT_OUT in line]
+    elided = _elided(old)
 
     def kept(line: str) -> str:
         for one in elided:
@@ -123,6 +128,11 @@ def _kept(old: Sequence[str], new: Sequence[str]) -> list[str]:
         return by_mask.get(masked(line), line)
 
     return [kept(line) for line in new]
+
+
+def _elided(shown: Sequence[str]) -> list[str]:
+    """Lines that leave out a part of themselves."""
+    return [line for line in shown if LEFT_OUT in line and line.strip() != LEFT_OUT]
 
 
 def _aligned(parts: list[list[str]], printed: Sequence[str]) -> list[tuple[int, int]] | None:
@@ -221,8 +231,10 @@ def _words(line: str) -> frozenset[str]:
 
 
 def _similar(a: frozenset[str], b: frozenset[str]) -> float:
-    """Share of common words, 0 to 1; 1 for two empty lines."""
-    return 2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0
+    """Share of common words, 0 to 1; 1 for two empty lines; high for the same code of a check."""
+    alike = 2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0
+    same_code = any(_CODE.fullmatch(word) for word in a & b)
+    return max(alike, _SAME_CODE) if same_code else alike
 
 
 def _likeness(shown: Sequence[str], printed: str) -> int:
