@@ -103,10 +103,10 @@ class ViewSource:
             "--dry-run shows the effect of thresholds; --frontend URL sets them on a frontend",
         )
 
-    def refuse(self, model: str, present: Values, values: Values) -> None:
+    def check_values(self, model: str, present: Values, values: Values) -> None:
         """Accept every value, for dry runs; :meth:`set_thresholds` raises."""
 
-    def nearest(self, values: Values) -> Thresholds:
+    def settable_values(self, values: Values) -> Thresholds:
         return dict(values)
 
     @contextmanager

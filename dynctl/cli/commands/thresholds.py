@@ -288,7 +288,7 @@ def _tried(readings: "Sequence[Reading]", model: str, values: _Values) -> "list[
             continue
         problem = ""
         try:
-            one.replica.holder.refuse(model, present, values)
+            one.replica.holder.check_values(model, present, values)
         except UsageProblem as error:
             problem = error.message
         found.append(

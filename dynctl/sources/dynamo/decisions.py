@@ -36,7 +36,7 @@ class DecisionJoin:
         self._lines: OrderedDict[str, DecisionLine] = OrderedDict()
         self._transfers: Counter[tuple[str, str, bool]] = Counter()
         self._nameless = 0
-        #: Part (EVENTS, LOG) -> number of hops.
+        #: Origin (EVENTS, LOG) -> number of hops.
         self.hops: Counter[str] = Counter()
 
     def lines(self) -> tuple[DecisionLine, ...]:

@@ -140,7 +140,7 @@ class DynamoFrontend(HttpFrontend):
         present = self.thresholds()
         if model not in present:
             self._no_model(model, list(present))
-        self.refuse(model, present[model], values)
+        self.check_values(model, present[model], values)
         wanted = {name: value for name, value in values.items() if value is not None}
         if not wanted:
             return present[model]
@@ -152,7 +152,7 @@ class DynamoFrontend(HttpFrontend):
             self.unexpected(f"{kept} is {after[kept]} after setting {wanted[kept]}", path)
         return after
 
-    def refuse(self, model: str, present: Values, values: Values) -> None:
+    def check_values(self, model: str, present: Values, values: Values) -> None:
         """Raise UsageProblem where ``values`` cannot replace ``present``."""
         _refuse_unknown(values)
         for name, value in values.items():
@@ -164,7 +164,7 @@ class DynamoFrontend(HttpFrontend):
                     "or restart the frontend without it",
                 )
 
-    def nearest(self, values: Values) -> Thresholds:
+    def settable_values(self, values: Values) -> Thresholds:
         """``values`` with NEVER_BUSY in place of off."""
         return {k: NEVER_BUSY[k] if value is None else value for k, value in values.items()}
 

@@ -1,4 +1,4 @@
-"""Parts of a live Dynamo's snapshot: parts, alerts and worker rows. Pure."""
+"""Parts, alerts and worker rows of a live Dynamo's snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Readings:
 
 
 def snapshot_parts(readings: Readings, workers: Sequence[WorkerRow]) -> dict[str, Part]:
-    """The origin of every part of a snapshot of a live Dynamo."""
+    """Every part of a snapshot of a live Dynamo."""
     planes, now = readings.title, readings.now
     urls = ", ".join(readings.urls)
     from_frontends = Part(urls, now)

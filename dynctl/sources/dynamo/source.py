@@ -246,13 +246,13 @@ class _CardThresholds:
     def thresholds(self) -> dict[str, Thresholds]:
         return self._source.thresholds()
 
-    def refuse(self, model: str, present: Values, values: Values) -> None:
+    def check_values(self, model: str, present: Values, values: Values) -> None:
         raise no_frontend()
 
     def set_thresholds(self, model: str, values: Values) -> Thresholds:
         raise no_frontend()
 
-    def nearest(self, values: Values) -> Thresholds:
+    def settable_values(self, values: Values) -> Thresholds:
         return dict(values)
 
     def refuses_worker(self, model: str, worker_id: int, dp_rank: int | None) -> bool | None:

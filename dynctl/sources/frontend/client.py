@@ -101,10 +101,10 @@ class FrontendClient(HttpFrontend):
         response = self.send("POST", "/busy_threshold", body)
         return threshold_values(self.document(response, ModelThresholds))
 
-    def refuse(self, model: str, present: Values, values: Values) -> None:
+    def check_values(self, model: str, present: Values, values: Values) -> None:
         """Accept every value: the command checks the bounds, and the frontend again."""
 
-    def nearest(self, values: Values) -> Thresholds:
+    def settable_values(self, values: Values) -> Thresholds:
         """``values`` as they are: a dynctl frontend can switch a threshold off again."""
         return dict(values)
 

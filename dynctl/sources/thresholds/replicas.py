@@ -35,7 +35,7 @@ class HoldsThresholds(Protocol):
         """Model -> all its thresholds."""
         ...
 
-    def refuse(self, model: str, present: Values, values: Values) -> None:
+    def check_values(self, model: str, present: Values, values: Values) -> None:
         """Raise UsageProblem where ``values`` cannot replace ``present``."""
         ...
 
@@ -43,7 +43,7 @@ class HoldsThresholds(Protocol):
         """Set some thresholds; returns all that are in force then."""
         ...
 
-    def nearest(self, values: Values) -> Thresholds:
+    def settable_values(self, values: Values) -> Thresholds:
         """``values``, with a limit above any load in place of None where off cannot be set."""
         ...
 
@@ -259,7 +259,7 @@ def _read_before(
             error = UsageProblem(f"it serves no model {model}; it serves {served}")
         elif error is None and present is not None:
             try:
-                reading.replica.holder.refuse(model, present, values)
+                reading.replica.holder.check_values(model, present, values)
             except UsageProblem as refused:
                 error = refused
         state: State = "set" if error is None else "failed"
@@ -316,7 +316,7 @@ def _set_back(outcome: Outcome, model: str, values: Values) -> Outcome:
     wanted = {name: before.get(name) for name in values}
     state: State = "failed" if outcome.state == "failed" else "set back"
     try:
-        now = holder.set_thresholds(model, holder.nearest(wanted))
+        now = holder.set_thresholds(model, holder.settable_values(wanted))
     except DynctlError as error:
         return Outcome(outcome.replica, "left over", before, after, outcome.error or error)
     if not _holds(now, wanted):
