@@ -1,4 +1,4 @@
-"""A command line run in this process, and what it answered, as tests of a cluster ask for it."""
+"""Run a command line in this process and parse its output, for tests on a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of a cluster start from: a server of their own, with Dynamo's definitions or bare."""
+"""Fixtures of tests on a cluster: a server of their own, with or without Dynamo's definitions."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions of Dynamo and Grove that dynctl meets, as far as dynctl looks.
+"""The CustomResourceDefinitions of Dynamo and Grove, as far as dynctl reads them.
 
 Modelled from the operators' sources: what is below a component or a PodCliqueSet is kept whole,
 without a schema. The transfer policy is exact, its CEL rules included (of 1.2, the wording of the

@@ -1,6 +1,6 @@
-"""A healthy deployment over zones, as JSON: the state that the actors would have brought about.
+"""A healthy deployment over zones as JSON: the same state that the actors create.
 
-Scales to thousands of nodes and pods, and is what tests of pure checks begin with.
+It scales to thousands of nodes and pods. Tests of pure checks start with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Objects to the facts that verify judges: no server and no IO, so that checks are tested on JSON.
+"""Build the facts of verify from objects as JSON: no server and no IO.
 
 Whatever is not said is as it is in a healthy cluster in which everything may be read.
 """

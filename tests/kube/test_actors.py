@@ -1,4 +1,4 @@
-"""The simulated cluster behaves as the real parts do, and so do its faults."""
+"""The simulated cluster and its faults behave like the real components."""
 
 from __future__ import annotations
 

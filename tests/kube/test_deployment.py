@@ -1,4 +1,4 @@
-"""The deployment that is written by hand: as the actors bring it about, and as real workers are."""
+"""The handwritten deployment equals that of the actors and that of real workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated frontends answer as one of Dynamo 1.6.1 did, request by request."""
+"""The simulated frontends respond like Dynamo 1.6.1, request by request."""
 
 from __future__ import annotations
 

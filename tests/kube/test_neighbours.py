@@ -1,4 +1,4 @@
-"""The commands beside `topology verify` that look at a cluster: plan, show, workers, check,
+"""Other commands that read a cluster: topology plan and show, workers, check,
 thresholds and lint --against.
 """
 

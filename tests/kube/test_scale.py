@@ -1,4 +1,4 @@
-"""Verify on 2,000 nodes and 1,000 worker pods: what it asks for, not how long that takes."""
+"""Verify on 2,000 nodes and 1,000 worker pods: the number of requests, not the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dynctl top` on a cluster: its workers, and one worker's chain of custody when it is opened."""
+"""`dynctl top` on a cluster: its workers, and the chain of custody of one worker."""
 
 from __future__ import annotations
 

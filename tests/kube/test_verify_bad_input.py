@@ -1,7 +1,7 @@
-"""What a newcomer does wrong with `dynctl topology verify`, and clusters that cannot answer.
+"""Wrong input of `dynctl topology verify`, and clusters that cannot respond.
 
-Each is a sentence that names the thing and a way on, and the right exit code: 2 for what was typed,
-3 for what cannot be reached or is not there.
+Each error names the object and what to do, with the right exit code: 2 for wrong input, 3 for an
+unreachable cluster or missing objects.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Topology files as `dynctl topology verify` meets them: in pods of a cluster, and with --path from
-inside one; and workers that register in a directory, without any Kubernetes.
+"""Topology files in `dynctl topology verify`: in pods of a cluster, and with --path inside a pod;
+and workers that register in a directory, without Kubernetes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dynctl topology verify` where there are several graphs, none that is whole, or much else."""
+"""`dynctl topology verify` with several graphs, incomplete graphs, and other objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dynctl topology verify` does besides looking once: wait (--wait), and ask (--probe)."""
+"""`dynctl topology verify` that repeats (--wait) and sends live requests (--probe)."""
 
 from __future__ import annotations
 

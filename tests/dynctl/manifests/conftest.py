@@ -1,4 +1,4 @@
-"""Commands of topology are run as all commands are."""
+"""Fixtures of the topology commands: the same as those of all commands."""
 
 from tests.dynctl.cli.conftest import dynctl
 

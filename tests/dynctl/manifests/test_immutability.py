@@ -1,4 +1,4 @@
-"""What a file may not change of a graph that is there."""
+"""Changes of a live graph that the operator's webhook refuses: DYT0112."""
 
 from __future__ import annotations
 

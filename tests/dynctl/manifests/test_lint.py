@@ -1,4 +1,4 @@
-"""Every rule of lint on a manifest that breaks it, beside a neighbour that does not."""
+"""Every check of lint on a manifest that breaks it, and on one that does not."""
 
 from __future__ import annotations
 

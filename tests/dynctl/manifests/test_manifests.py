@@ -1,4 +1,4 @@
-"""Manifests are read within bounds, and both versions of a graph become the same components."""
+"""Reading manifests with size limits; both versions of a graph have the same components."""
 
 from __future__ import annotations
 

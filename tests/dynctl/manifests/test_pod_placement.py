@@ -1,4 +1,4 @@
-"""Whether a pod may run on a node, as the scheduler decides by labels and taints."""
+"""Whether a pod template can run on a node, by labels and taints, as in the scheduler."""
 
 from __future__ import annotations
 

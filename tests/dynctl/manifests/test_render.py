@@ -1,4 +1,4 @@
-"""What `topology render` prints is what a worker then reads, through a kubelet's volume."""
+"""A worker reads the output of `topology render` through a kubelet's volume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cluster serves and what may be read of it."""
+"""Checks of the cluster and of the user's permissions: DYT00."""
 
 from __future__ import annotations
 
@@ -142,14 +142,14 @@ def test_an_access_review_that_is_refused_is_not_a_permission():
     assert skipped(results(access={})["DYT0004"]) == (True, False)
 
 
-def test_every_lost_check_is_a_code(every_question: tuple[AccessReview, ...]):
-    checks = results(access=dict.fromkeys(every_question, False))
+def test_every_lost_check_is_a_code(every_review: tuple[AccessReview, ...]):
+    checks = results(access=dict.fromkeys(every_review, False))
     for one in checks["DYT0004"].findings:
         assert "what needs it is skipped" not in one.value, one.subject
 
 
 @pytest.fixture
-def every_question() -> tuple[AccessReview, ...]:
+def every_review() -> tuple[AccessReview, ...]:
     from dynctl.verify.gather.permissions import verify_reviews
 
     return verify_reviews("prod", ("clustertopologies", "clustertopologybindings"))

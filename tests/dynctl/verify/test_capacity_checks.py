@@ -1,4 +1,4 @@
-"""What every domain can serve now, what routers know, and where live requests went."""
+"""Checks of capacity by domain, routers and live requests: DYT09."""
 
 from __future__ import annotations
 
@@ -261,8 +261,8 @@ def test_without_routers_the_check_never_passes():
     checks = results(scene)
     assert skipped(checks["DYT0904"]) == SKIPPED
     assert checks["DYT0904"].message == NO_ROUTER
-    question = AccessReview("create", "pods/portforward", "", "prod")
-    scene.changes["access"] = {question: False}
+    review = AccessReview("create", "pods/portforward", "", "prod")
+    scene.changes["access"] = {review: False}
     assert skipped(results(scene)["DYT0904"]) == UNREAD
 
 

@@ -1,4 +1,4 @@
-"""What workers publish of their topology in their model cards."""
+"""Checks of the topology in model cards: DYT08."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each worker's chain breaks first, and which finding says so."""
+"""The rows of the chain of custody: the first break of each worker and its codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests against a cluster: the graph is changed in the file, the cluster stays as it is."""
+"""Lint with a cluster: the graph changes in the file, the cluster stays the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How workers are found: backends, EndpointSlices, metadata, permissions."""
+"""Checks of discovery: backends, EndpointSlices, metadata, permissions: DYT07."""
 
 from __future__ import annotations
 
@@ -244,8 +244,8 @@ def test_unreviewed_accounts_never_pass():
     [account] = scene.accounts
     scene.accounts = (Account(account.user, REFUSED),)
     assert skipped(results(scene)["DYT0703"]) == UNREAD
-    question = AccessReview("create", "dynamoworkermetadatas", "nvidia.com", SPACE)
-    scene.accounts = (Account("system:serviceaccount:prod:other", {question: False}),)
+    review = AccessReview("create", "dynamoworkermetadatas", "nvidia.com", SPACE)
+    scene.accounts = (Account("system:serviceaccount:prod:other", {review: False}),)
     assert skipped(results(scene)["DYT0703"]) == SKIPPED
 
 

@@ -1,4 +1,4 @@
-"""What the operator wrote into worker pods, and the files that came of it."""
+"""Checks of the operator's settings in worker pods and of topology files: DYT05."""
 
 from __future__ import annotations
 

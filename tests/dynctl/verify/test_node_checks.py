@@ -1,4 +1,4 @@
-"""Labels of nodes and the levels of Grove, from which every domain's value comes."""
+"""Checks of node labels and of Grove topologies: DYT02."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamo's operator: there, one, able and new enough."""
+"""Checks of Dynamo's operators: DYT03."""
 
 from __future__ import annotations
 

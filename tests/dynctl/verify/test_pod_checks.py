@@ -1,4 +1,4 @@
-"""Worker pods and the labels that the operator copies to them."""
+"""Checks of worker pods and of the labels that the operator copies to them: DYT04."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One fault alone: its own code, and beyond it only what truly follows."""
+"""A single fault has its own code, and otherwise only codes of true consequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How workers started, by their status and the beginning of their logs."""
+"""Checks of worker starts, by pod status and the start of the logs: DYT06."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a simulated cluster live: operator, scheduler, kubelet, workers, each a small loop.
+"""The actors of a simulated cluster: operator, scheduler, kubelet, workers, each a small loop.
 
 Every actor talks to the API server over HTTP alone and can be configured to misbehave.
 """

@@ -1,4 +1,4 @@
-"""What all actors share: a clock that only tests move, and a user's hands at the API server."""
+"""The base of all actors: a clock that only tests move, and access to the API server."""
 
 from __future__ import annotations
 

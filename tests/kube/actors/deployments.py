@@ -1,4 +1,4 @@
-"""The Deployment controller, as far as the operator's own goes: as many ready as are wanted."""
+"""The Deployment controller for the operator's Deployment: all wanted replicas are ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frontends of simulated pods: what they know of the workers, served over HTTP.
+"""The frontends of simulated pods: their workers, served over HTTP.
 
 A frontend has a worker once its ready endpoint in a slice and its metadata exist, and routes by
 the taints as Dynamo's router does.

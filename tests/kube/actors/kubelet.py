@@ -1,4 +1,4 @@
-"""The kubelets of all nodes: volumes, containers, status, and what exec and logs then show.
+"""The kubelets of all nodes: volumes, containers, status, exec and logs.
 
 The Downward API volume has the real layout (dated directories behind ``..data``), and follows the
 pod's labels with a lag, as the real one does.

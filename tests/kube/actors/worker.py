@@ -1,4 +1,4 @@
-"""What worker processes do at the API server: each registers itself once, when it serves."""
+"""The writes of worker processes to the API server: each registers once, when it serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What built-in kinds are checked for and filled in with: names everywhere, pods, definitions.
+"""Validation and defaults of built-in kinds: names, pods, definitions.
 
 Far less than the real server checks; what is here is what Dynamo's operator, dynctl and people at
 kubectl run into.

@@ -1,4 +1,4 @@
-"""What a written object must conform to: its URL, and a custom resource's schema."""
+"""Conformance of a written object with its URL and a custom resource's schema."""
 
 from dataclasses import dataclass, field
 from typing import Any

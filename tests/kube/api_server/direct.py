@@ -1,4 +1,4 @@
-"""The store as tests write to it from Python: no HTTP, no authorization, large fixtures fast."""
+"""Direct writes to the store from Python: no HTTP, no authorization, fast for large fixtures."""
 
 from collections.abc import Mapping
 from typing import Any

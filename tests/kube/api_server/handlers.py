@@ -1,4 +1,4 @@
-"""One request, answered: routing, authorization, then the verb."""
+"""Handle one request: routing, authorization, then the verb."""
 
 import contextlib
 from collections.abc import Callable

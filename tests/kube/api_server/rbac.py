@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens to users, and RBAC's roles and bindings as they are stored."""
+"""Authentication by bearer token, and authorization by RBAC roles and bindings."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

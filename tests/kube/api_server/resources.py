@@ -1,4 +1,4 @@
-"""What the server serves: the built-in resources, and those that CustomResourceDefinitions add."""
+"""The served resources: built-in ones and those of CustomResourceDefinitions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""From a URL to what it means: which resource, which object, which verb of authorization."""
+"""Parse a URL: resource, object, and verb of authorization."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

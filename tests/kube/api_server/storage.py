@@ -1,4 +1,4 @@
-"""Objects by revision: what etcd is to the real API server.
+"""Objects by revision, like etcd of a real API server.
 
 An object that was written is never changed again, so readers share it without copying. The log of
 changes lets a watch start at any kept revision and lets a paged list see one revision throughout.

@@ -1,4 +1,4 @@
-"""What a kubelet answers through the API server: exec, port-forward and logs of pods.
+"""Responses of a kubelet through the API server: exec, port-forward and logs of pods.
 
 exec speaks ``v4.channel.k8s.io`` and ``v5.channel.k8s.io`` over WebSocket, as kubectl and the
 official client do; port-forward speaks ``v4.channel.k8s.io`` as the official client does. SPDY,

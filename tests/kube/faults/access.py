@@ -1,4 +1,4 @@
-"""Faults of what we may read, and of what the cluster serves."""
+"""Faults of permissions and of served resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fault is, and how it is brought about."""
+"""A fault: its codes, and how to inject it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZE = {"prefill": 2, "decode": 6}
 
 
 def nothing(sim: Simulation) -> object:
-    """Leave the cluster as it is."""
+    """Change nothing."""
     return None
 
 
@@ -48,7 +48,7 @@ def injected(fault: Fault) -> Iterator[Simulation]:
 
 
 def fault_of(faults: tuple[Fault, ...], name: str) -> Fault:
-    """By its name; KeyError where there is none."""
+    """The fault with this name; KeyError for an unknown name."""
     return {one.name: one for one in faults}[name]
 
 
@@ -56,7 +56,7 @@ def fault_of(faults: tuple[Fault, ...], name: str) -> Fault:
 
 
 def then_settle(change: Callable[[Simulation], object]) -> Callable[[Simulation], object]:
-    """Do it, and let the cluster come to rest and ten minutes pass."""
+    """Inject the fault, let the cluster settle, and let ten minutes pass."""
 
     def inject(sim: Simulation) -> None:
         change(sim)

@@ -1,4 +1,4 @@
-"""Faults of the operator: not there, not alone, too old, not allowed, not copying."""
+"""Faults of the operator: missing, several, too old, without permission, not copying."""
 
 from __future__ import annotations
 

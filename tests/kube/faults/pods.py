@@ -1,4 +1,4 @@
-"""Faults of worker pods: what was written into them, their files, whether they are all there."""
+"""Faults of worker pods: operator settings, topology files, missing pods."""
 
 from __future__ import annotations
 

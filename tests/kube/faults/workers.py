@@ -1,4 +1,4 @@
-"""Faults of what workers say: their logs and their model cards."""
+"""Faults of worker logs and model cards."""
 
 from __future__ import annotations
 

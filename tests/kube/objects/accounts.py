@@ -1,4 +1,4 @@
-"""Who may do what: the operator's Deployment and rights, and those of a graph's workers."""
+"""Accounts and permissions: of the operator and of a graph's workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes workers found: EndpointSlices, and the metadata that a worker registers.
+"""The objects of discovery: EndpointSlices, and the metadata that a worker registers.
 
 The metadata has the shape that Dynamo 1.6.1 wrote through a real API (a test compares the two).
 """

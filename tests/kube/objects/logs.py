@@ -1,4 +1,4 @@
-"""What a worker logs at its start, in the words of Dynamo 1.6.1."""
+"""The start log of a worker, with the lines of Dynamo 1.6.1."""
 
 from __future__ import annotations
 

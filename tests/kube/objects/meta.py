@@ -1,4 +1,4 @@
-"""What all objects have: names, uids, times."""
+"""Common metadata of objects: names, uids, times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes, and Grove's view of how they stand together."""
+"""Nodes, and Grove topologies over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods as the operator makes them of a graph, and what the cluster then does to them.
+"""Pods as the operator creates them for a graph, and their later changes by the cluster.
 
 Modelled on the operator 1.2 and later. Simplified: the graph owns its pods itself (no Deployment,
 ReplicaSet or PodClique stands between them), and pods are numbered.

@@ -1,4 +1,4 @@
-"""Definitions and what they make served: versions, schemas, defaults, the rules of the policy."""
+"""Definitions and their resources: versions, schemas, defaults, the rules of the policy."""
 
 from typing import Any
 

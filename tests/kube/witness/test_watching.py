@@ -1,4 +1,4 @@
-"""Watches in every detail, and everything that can go wrong with a request on demand."""
+"""Watches in detail, and all injected faults of requests."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Answers as they go over the wire: lists, shapes, refusals, dates, and the log of requests."""
+"""Responses on the wire: lists, formats, refusals, dates, and the log of requests."""
 
 import email.utils
 from collections.abc import Iterator
