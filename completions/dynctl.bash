@@ -1,10 +1,10 @@
-# Completion of dynctl in bash. Written by `dynctl completion bash`; changes here would be lost.
+# Completion of dynctl in bash. Written by `dynctl completion bash`; do not edit.
 #
 #   source <(dynctl completion bash)                                        in this shell
-#   dynctl completion bash > ~/.local/share/bash-completion/completions/dynctl      for good
+#   dynctl completion bash > ~/.local/share/bash-completion/completions/dynctl      permanently
 #
-# Commands, options and known words are in this file. Only names of what runs now (models, workers,
-# domains) and of contexts are asked of `dynctl __complete`, which answers at once or not at all.
+# Commands, options and fixed words are in this file. Only the names of running models, workers and
+# domains and of contexts come from `dynctl __complete`, which takes at most 0.2 s.
 
 # Sets subs, flags, arguments and more (the argument that repeats) of the command $1.
 __dynctl_command() {
@@ -151,7 +151,7 @@ __dynctl_command() {
     esac
 }
 
-# Sets meaning to what the value of option $2 of the command $1 can be; empty: a switch.
+# Sets meaning to the possible values of option $2 of the command $1; empty: a switch.
 __dynctl_meaning() {
     case $1:$2 in
         'thresholds set:--active-decode-blocks-threshold' | 'thresholds set:--active-prefill-tokens-threshold' | 'thresholds set:--active-prefill-tokens-threshold-frac')
@@ -232,8 +232,8 @@ __dynctl_meaning() {
     esac
 }
 
-# Sets words, cword and cur: the line up to the cursor, joined again where readline splits (: = @);
-# and ahead: what of cur is not part of the word that readline replaces.
+# Sets words, cword and cur: the line up to the cursor, rejoined where readline splits (: = @);
+# and ahead: the part of cur before the word that readline replaces.
 __dynctl_words() {
     local i part rest line=${COMP_LINE:0:COMP_POINT}
     words=() cword=0 ahead=''
@@ -251,12 +251,12 @@ __dynctl_words() {
         line=${rest#"$part"}
     done
     cur=${words[cword]}
-    # To readline a word begins after a : or =, and with an @.
+    # For readline a word begins after a : or =, and with an @.
     [[ $part == [:=] ]] && ahead=$cur
     ahead=${ahead%@}
 }
 
-# Offers what $1 means, for the part $value of the word; $lead stands before it.
+# Offers the values of $1 for the part $value of the word; $lead is the part before it.
 __dynctl_offer() {
     local line exe
     case $1 in
@@ -276,7 +276,7 @@ __dynctl_offer() {
             fi
             ;;
         file | folder)
-            # Readline knows best how to quote a path; it takes over where it can be asked.
+            # Let readline complete paths if it can, since it quotes them.
             [[ $1 == file ]] && line=default || line=dirnames
             compopt -o "$line" 2>/dev/null && return
             [[ $1 == file ]] && line=-f || line=-d

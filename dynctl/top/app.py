@@ -262,7 +262,7 @@ class TopApp(App[int]):
             lines[-1] = f"{lines[-1][: room - 2]}.."
         return [plain(f" {line}", style) for line in lines]
 
-    def say(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Show a message in place of the keys for a few seconds."""
         self._notice, self._notice_until = text, self.wall() + NOTICE_S
         self._show_frame()
@@ -317,7 +317,7 @@ class TopApp(App[int]):
     def action_group(self) -> None:
         view = self.view
         if view is None or len(view.domains) < 2:
-            self.say("there is no other domain to group by")
+            self.show_message("there is no other domain to group by")
             return
         names = list(view.domains)
         place = names.index(view.domain) if view.domain in names else -1
@@ -378,7 +378,7 @@ class TopApp(App[int]):
         if snapshot is None or not snapshot.thresholds:
             unknown = snapshot.unknown("thresholds") if snapshot is not None else None
             why = unknown.unknown if unknown is not None else "no model is served"
-            self.say(f"thresholds are unknown: {why}")
+            self.show_message(f"thresholds are unknown: {why}")
             return
 
         def done(changed: bool | None) -> None:
@@ -396,35 +396,35 @@ class TopApp(App[int]):
     def _push_details(self, title: str, read: Callable[[Any, Shown], Any]) -> None:
         row = self.focused_panel.current
         if row is None or self.snapshot is None or self.view is None:
-            self.say(_NO_ROW)
+            self.show_message(_NO_ROW)
             return
         shown = Shown(self.snapshot, self.view, self.wall())
         self.push_screen(TextScreen(row_name(row) + title, partial(read, row, shown)))
 
     async def _export(self) -> None:
         """``e``: save the source's view to a new file."""
-        self.say("saving the view ..")
+        self.show_message("saving the view ..")
         try:
             data = await self.source.save()
             name = strftime("dynctl-view-%Y%m%d-%H%M%S.json", localtime(self.wall()))
             path = await asyncio.to_thread(write_view, self.directory / name, data)
         except DynctlError as error:
-            self.say(f"not saved: {error.message}")
+            self.show_message(f"not saved: {error.message}")
         except OSError as error:
-            self.say(f"not saved: {error.filename}: {error.strerror}")
+            self.show_message(f"not saved: {error.filename}: {error.strerror}")
         else:
-            self.say(f"saved {path} ({len(data):,} bytes); dynctl --view FILE reads it")
+            self.show_message(f"saved {path} ({len(data):,} bytes); dynctl --view FILE reads it")
 
     async def _read_index(self, *, every: bool) -> None:
         """``i``: read the cache of the worker under the cursor; ``I``: of all workers."""
         worker = None if every else self.workers_panel.current
         if worker is None and not every:
-            self.say(_NO_ROW)
+            self.show_message(_NO_ROW)
             return
         try:
-            self.say(await self.source.read_index(worker))
+            self.show_message(await self.source.read_index(worker))
         except DynctlError as error:
-            self.say(error.message)
+            self.show_message(error.message)
         self.refresh_now()
 
 

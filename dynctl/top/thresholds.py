@@ -168,7 +168,7 @@ class ThresholdScreen(Screen[bool]):
         changes = ", ".join(
             f"{label} {_text(after.get(name))}" for name, label, _ in THRESHOLDS if name in values
         )
-        self.app.say(f"{self.model}: set {changes}")  # type: ignore[attr-defined]
+        self.app.show_message(f"{self.model}: set {changes}")  # type: ignore[attr-defined]
         self.dismiss(True)
 
     def _change(self, values: Values, judged: Sequence[Any], *, applied: bool) -> str:

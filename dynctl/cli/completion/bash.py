@@ -1,4 +1,4 @@
-"""The script for bash (3.2 and later): what it knows as ``case`` tables, and one function."""
+"""The script for bash (3.2 and later): commands and options as ``case`` tables, and a function."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 from dynctl.cli.completion.tree import Command, Tree, flags_of, meaning_arms, quoted
 
 _HEAD: Final = """\
-# Completion of dynctl in bash. Written by `dynctl completion bash`; changes here would be lost.
+# Completion of dynctl in bash. Written by `dynctl completion bash`; do not edit.
 #
 #   source <(dynctl completion bash)                                        in this shell
-#   dynctl completion bash > ~/.local/share/bash-completion/completions/dynctl      for good
+#   dynctl completion bash > ~/.local/share/bash-completion/completions/dynctl      permanently
 #
-# Commands, options and known words are in this file. Only names of what runs now (models, workers,
-# domains) and of contexts are asked of `dynctl __complete`, which answers at once or not at all.
+# Commands, options and fixed words are in this file. Only the names of running models, workers and
+# domains and of contexts come from `dynctl __complete`, which takes at most 0.2 s.
 """
 
 _WALK: Final = r"""
-# Sets words, cword and cur: the line up to the cursor, joined again where readline splits (: = @);
-# and ahead: what of cur is not part of the word that readline replaces.
+# Sets words, cword and cur: the line up to the cursor, rejoined where readline splits (: = @);
+# and ahead: the part of cur before the word that readline replaces.
 __dynctl_words() {
     local i part rest line=${COMP_LINE:0:COMP_POINT}
     words=() cword=0 ahead=''
@@ -37,12 +37,12 @@ __dynctl_words() {
         line=${rest#"$part"}
     done
     cur=${words[cword]}
-    # To readline a word begins after a : or =, and with an @.
+    # For readline a word begins after a : or =, and with an @.
     [[ $part == [:=] ]] && ahead=$cur
     ahead=${ahead%@}
 }
 
-# Offers what $1 means, for the part $value of the word; $lead stands before it.
+# Offers the values of $1 for the part $value of the word; $lead is the part before it.
 __dynctl_offer() {
     local line exe
     case $1 in
@@ -62,7 +62,7 @@ __dynctl_offer() {
             fi
             ;;
         file | folder)
-            # Readline knows best how to quote a path; it takes over where it can be asked.
+            # Let readline complete paths if it can, since it quotes them.
             [[ $1 == file ]] && line=default || line=dirnames
             compopt -o "$line" 2>/dev/null && return
             [[ $1 == file ]] && line=-f || line=-d
@@ -126,7 +126,7 @@ complete -F _dynctl dynctl
 
 
 def script(tree: Tree) -> str:
-    """The whole script."""
+    """The completion script."""
     return "".join(
         (_HEAD, "\n", *_line(_command_table(tree)), "\n", *_line(_meaning_table(tree)), _WALK)
     )
@@ -160,7 +160,7 @@ def _command_table(tree: Tree) -> Iterator[str]:
 
 
 def _meaning_table(tree: Tree) -> Iterator[str]:
-    yield "# Sets meaning to what the value of option $2 of the command $1 can be; empty: a switch."
+    yield "# Sets meaning to the possible values of option $2 of the command $1; empty: a switch."
     yield "__dynctl_meaning() {"
     yield "    case $1:$2 in"
     for places, text in meaning_arms(tree):

@@ -1,4 +1,4 @@
-"""The script for fish (3.0 and later): the same tables and walk, printed as ``word<TAB>what``."""
+"""The script for fish (3.0 and later): the same tables and walk; prints ``word<TAB>summary``."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 from dynctl.cli.completion.tree import Command, Tree, flags_of, meaning_arms
 
 _HEAD: Final = """\
-# Completion of dynctl in fish. Written by `dynctl completion fish`; changes here would be lost.
+# Completion of dynctl in fish. Written by `dynctl completion fish`; do not edit.
 #
 #   dynctl completion fish | source                                   in this shell
-#   dynctl completion fish > ~/.config/fish/completions/dynctl.fish   for good
+#   dynctl completion fish > ~/.config/fish/completions/dynctl.fish   permanently
 #
-# Commands, options and known words are in this file. Only names of what runs now (models, workers,
-# domains) and of contexts are asked of `dynctl __complete`, which answers at once or not at all.
+# Commands, options and fixed words are in this file. Only the names of running models, workers and
+# domains and of contexts come from `dynctl __complete`, which takes at most 0.2 s.
 """
 
 _WALK: Final = r"""
-# Prints what $argv[1] means for the value $argv[2]; $argv[3] stands before it in the word,
-# $argv[4] is the program and the rest the words before.
+# Prints the values of $argv[1] for the value $argv[2]; $argv[3] is the part of the word before it,
+# $argv[4] the program, and the rest the words before.
 function __dynctl_offer
     set -l lead $argv[3]
     switch $argv[1]
@@ -101,7 +101,7 @@ complete -c dynctl -f -a '(__dynctl_complete)'
 
 
 def script(tree: Tree) -> str:
-    """The whole script."""
+    """The completion script."""
     lines = [
         "# Prints the commands of the group $argv[1].",
         *_function("commands", _commands(tree)),
@@ -109,7 +109,7 @@ def script(tree: Tree) -> str:
         "# Prints the options of the command $argv[1].",
         *_function("flags", _flags(tree), common=_described(_pairs(tree, None))),
         "",
-        "# Prints what each argument of the command $argv[1] can be.",
+        "# Prints the possible values of each argument of the command $argv[1].",
         *_function("arguments", _arguments(tree)),
         "",
         *_meaning_table(tree),
@@ -155,7 +155,7 @@ def _arguments(tree: Tree) -> Iterator[tuple[str, list[str]]]:
 
 
 def _meaning_table(tree: Tree) -> Iterator[str]:
-    yield "# Prints what option $argv[2] of the command $argv[1] takes; of a switch, nothing."
+    yield "# Prints the values of option $argv[2] of the command $argv[1]; nothing for a switch."
     yield "function __dynctl_meaning"
     yield '    switch "$argv[1]:$argv[2]"'
     for places, text in meaning_arms(tree):
@@ -175,5 +175,5 @@ def _described(entries: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """A word for fish, in single quotes: there only a quote and a backslash are special."""
+    """A word for fish in single quotes, where only quote and backslash are special."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

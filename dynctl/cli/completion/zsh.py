@@ -1,4 +1,4 @@
-"""The script for zsh: the same tables and walk as bash's, with a description beside each word."""
+"""The script for zsh: the tables and walk of the bash script, with descriptions of the words."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dynctl.cli.completion.tree import Command, Tree, flags_of, meaning_arms, qu
 
 _HEAD: Final = """\
 #compdef dynctl
-# Completion of dynctl in zsh. Written by `dynctl completion zsh`; changes here would be lost.
+# Completion of dynctl in zsh. Written by `dynctl completion zsh`; do not edit.
 #
 #   source <(dynctl completion zsh)          in this shell, after compinit
-#   dynctl completion zsh > DIR/_dynctl      for good, where $fpath has DIR before compinit
+#   dynctl completion zsh > DIR/_dynctl      permanently; add DIR to $fpath before compinit
 #
-# Commands, options and known words are in this file. Only names of what runs now (models, workers,
-# domains) and of contexts are asked of `dynctl __complete`, which answers at once or not at all.
+# Commands, options and fixed words are in this file. Only the names of running models, workers and
+# domains and of contexts come from `dynctl __complete`, which takes at most 0.2 s.
 """
 
 # `path`, `commands`, `options` and `functions` are names that zsh itself uses.
 _WALK: Final = r"""
-# Offers what $1 means for the word at the cursor.
+# Offers the values of $1 for the word at the cursor.
 __dynctl_offer() {
     local dynctl_exe
     local -a dynctl_found dynctl_open
@@ -33,7 +33,7 @@ __dynctl_offer() {
             whence -p -- "$dynctl_exe" >/dev/null || dynctl_exe=dynctl
             dynctl_found=(${(f)"$("$dynctl_exe" __complete "${1#live:}" "$PREFIX" \
                 "${(@)words[2,CURRENT-1]}" 2>/dev/null)"})
-            # After `zone=` the word goes on.
+            # After `zone=` the word continues.
             dynctl_open=(${(M)dynctl_found:#*=})
             dynctl_found=(${dynctl_found:#*=})
             (( $#dynctl_open )) && compadd -S '' -- $dynctl_open
@@ -98,7 +98,7 @@ _dynctl() {
     fi
 }
 
-# Sourced, it registers itself; loaded from $fpath, it is the function that was called for.
+# When sourced, register the function; when loaded from $fpath, run it.
 if [[ ${funcstack[1]} == _dynctl ]]; then
     _dynctl "$@"
 elif (( $+functions[compdef] )); then
@@ -108,7 +108,7 @@ fi
 
 
 def script(tree: Tree) -> str:
-    """The whole script."""
+    """The completion script."""
     lines = [*_command_table(tree), "", *_meaning_table(tree)]
     return "".join((_HEAD, "\n", *(line + "\n" for line in lines), _WALK))
 
@@ -144,7 +144,7 @@ def _command_table(tree: Tree) -> Iterator[str]:
 
 
 def _meaning_table(tree: Tree) -> Iterator[str]:
-    yield "# Sets meaning to what the value of option $2 of the command $1 can be; empty: a switch."
+    yield "# Sets meaning to the possible values of option $2 of the command $1; empty: a switch."
     yield "__dynctl_meaning() {"
     yield '    case "$1:$2" in'
     for places, text in meaning_arms(tree):
@@ -166,6 +166,6 @@ def _flags(tree: Tree, command: Command | None) -> Iterator[tuple[str, str]]:
 
 
 def _described(entries: Iterable[tuple[str, str]], indent: int) -> Iterator[str]:
-    """``'name:what it does'``, as _describe wants it; no name has a colon."""
+    """``'name:summary'`` for _describe; names have no colon."""
     for name, summary in entries:
         yield " " * indent + quoted(f"{name}:{summary}" if summary else name)

@@ -85,7 +85,7 @@ def asks(dynctl, frontend, monkeypatch):
     return dynctl
 
 
-def test_route_asks_the_frontend(asks):
+def test_route_queries_the_frontend(asks):
     ran = asks("route", PROMPT, "--explain")
     assert (ran.code, ran.err) == (0, "")
     assert "answer   prefill-a0 -> decode-a0, both in zone-a" in ran.out
@@ -181,7 +181,7 @@ def test_why_explains_a_served_request(asks, frontend, tmp_path):
     assert (unknown.code, "nobody" in unknown.err) == (2, True)
 
 
-def test_a_missing_token_is_said(dynctl, frontend):
+def test_a_missing_token_is_reported(dynctl, frontend):
     ran = dynctl("route", PROMPT, "--frontend", frontend)
     assert (ran.code, ran.out) == (2, "")
     assert "needs a token (401)" in ran.err
@@ -190,7 +190,7 @@ def test_a_missing_token_is_said(dynctl, frontend):
     assert dynctl("route", PROMPT, "--frontend", frontend, "--token", TOKEN).code == 0
 
 
-def test_replicas_are_asked_in_turn_and_all_set_or_none(asks, frontend):
+def test_replicas_are_queried_in_turn_and_all_set_or_none(asks, frontend):
     dead = "http://127.0.0.1:1"
     both = ["--frontend", dead, "--frontend", frontend]
     assert asks("workers", "list", "-o", "name", *both).out.split() == ["prefill-a0", "decode-a0"]

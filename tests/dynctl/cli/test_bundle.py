@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_written(dynctl, tmp_path, monkeypatch, line, expe
     assert [*tmp_path.iterdir()] == []
 
 
-def test_nobody_there_still_makes_a_bundle_that_says_so(dynctl, tmp_path):
+def test_a_bundle_without_a_reachable_source_lists_what_is_missing(dynctl, tmp_path):
     path = tmp_path / "b.tgz"
     ran = dynctl(
         "bundle", path, "--frontend", "http://planted:pw-planted@127.0.0.1:1", "-o", "json"

@@ -131,7 +131,7 @@ def test_an_etcd_that_is_not_there_exits_3(dynctl: Run):
     assert address in ran.out
 
 
-def test_a_wrong_namespace_says_which_exist(dynctl: Run, dead: Path):
+def test_a_wrong_namespace_lists_the_existing_ones(dynctl: Run, dead: Path):
     ran = dynctl("check", "--file-kv", dead, "--dyn-namespace", "prod")
     assert ran.code == 1
     assert "FAIL DYR0102" in ran.out

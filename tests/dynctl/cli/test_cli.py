@@ -131,7 +131,7 @@ def test_every_command_has_a_help_page_of_its_own(dynctl):
         ["-o", "json", "workers", "list", "--demo", "-o", "name"],
     ],
 )
-def test_global_options_stand_before_and_after_the_command(dynctl, line: list[str]):
+def test_global_options_work_before_and_after_the_command(dynctl, line: list[str]):
     ran = dynctl(*line)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.split() == [
@@ -222,7 +222,7 @@ def test_a_reader_that_leaves_is_no_error():
     assert done.stdout.splitlines()[-1].endswith("0")
 
 
-def test_output_that_nobody_can_take_is_no_traceback():
+def test_output_to_a_closed_stream_prints_no_traceback():
     # The pipe is closed before anything is written, so that the write itself fails.
     code = (
         "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); "

@@ -85,7 +85,7 @@ def test_add_takes_the_line_as_it_is_and_nothing_else(dynctl, monkeypatch, confi
     ]
 
 
-def test_add_replaces_only_when_told(dynctl):
+def test_add_replaces_only_with_force(dynctl):
     dynctl("context", "add", "x", "--timeout", "1", "-n", "team")
     ran = dynctl("context", "add", "x", "--timeout", "2")
     assert (ran.code, ran.out) == (2, "")
@@ -136,7 +136,7 @@ def test_list_marks_the_current_one(dynctl, monkeypatch):
     assert "$DYNCTL_CONTEXT=a overrides it in this shell" in dynctl("context", "use", "b").err
 
 
-def test_show_tells_where_each_value_comes_from(dynctl, monkeypatch):
+def test_show_has_the_source_of_each_value(dynctl, monkeypatch):
     dynctl("context", "add", "x", "--frontend", "http://x:1", "--timeout", "3", "-n", "team")
     dynctl("context", "use", "x")
     monkeypatch.setenv("DYNCTL_FRONTEND", "http://e:1")
@@ -189,7 +189,7 @@ def test_a_kube_context_is_not_a_context(dynctl, tmp_path, monkeypatch):
         assert "--context names a dynctl context; did you mean --kube-context gke?" in ran.err
 
 
-def test_telling_a_kube_context_apart_loads_no_client(tmp_path, monkeypatch):
+def test_recognising_a_kube_context_loads_no_client(tmp_path, monkeypatch):
     kube = tmp_path / "kube"
     kube.write_text("contexts: [{name: gke, context: {}}]\n")
     monkeypatch.setenv("KUBECONFIG", str(kube))
@@ -215,7 +215,7 @@ def test_a_broken_file_stops_only_who_needs_it(dynctl, config):
         assert dynctl(*offline.split()).code == 0
 
 
-def test_config_show_asks_the_router_of_a_context_only_when_told(dynctl, frontend):
+def test_config_show_queries_the_router_of_a_context_only_on_request(dynctl, frontend):
     url, _ = frontend
     dynctl("context", "add", "lab", "--frontend", url)
     dynctl("context", "use", "lab")
@@ -231,7 +231,7 @@ def test_a_context_does_not_contradict_a_flag_of_the_command(dynctl):
     assert (ran.code, ran.err) == (0, "")
 
 
-def test_top_and_events_look_where_the_context_says(dynctl, tmp_path):
+def test_top_and_events_use_the_context(dynctl, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     dynctl("context", "add", "lab", "--file-kv", str(store), "--timeout", "7")

@@ -109,7 +109,7 @@ def test_jsonl_is_an_object_a_line(dynctl, store: Path):
     assert all(line["first_hash"] == f"{line['event_id']:016x}" for line in lines)
 
 
-def test_only_the_kind_that_is_asked_for(dynctl, store: Path):
+def test_only_the_requested_kind(dynctl, store: Path):
     ran = dynctl("events", "tail", "--file-kv", store, "--limit", 2, "-o", "jsonl", "--kind", "gap")
     assert [json.loads(line)["missing"] for line in ran.out.splitlines()] == [1, 1]
 

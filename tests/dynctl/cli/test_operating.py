@@ -55,7 +55,7 @@ def test_workers_list_selects_sorts_and_leaves_headings_out(dynctl, view_file):
         assert (ran.code, expected in ran.err) == (2, True)
 
 
-def test_workers_without_kv_events_are_said_to_be_routed_by_load(dynctl, tmp_path):
+def test_workers_without_kv_events_are_routed_by_load(dynctl, tmp_path):
     path = tmp_path / "view.json"
     path.write_bytes(view([worker("plain", "aggregated", 1, kv_events=False)]).save())
     out = dynctl("workers", "list", "--view", path).out
@@ -182,7 +182,7 @@ def test_config_show_of_a_view_has_the_views_settings(dynctl, view_file):
     assert (ran.code, "--router-mode" in ran.err) == (2, True)
 
 
-def test_why_reads_a_saved_result_wherever_it_stands_in_a_file(dynctl, tmp_path):
+def test_why_finds_a_saved_result_anywhere_in_a_file(dynctl, tmp_path):
     saved = tmp_path / "result.json"
     shown = dynctl("route", "hello", "--demo", "--explain").out
     saved.write_text(dynctl("route", "hello", "--demo", "-o", "json").out)
@@ -213,7 +213,7 @@ def test_why_names_a_file_that_it_cannot_use(dynctl, tmp_path, content, expected
     assert expected in ran.err
 
 
-def test_why_cannot_ask_a_view(dynctl, view_file):
+def test_why_cannot_query_a_view(dynctl, view_file):
     ran = dynctl("why", "abc", "--view", view_file)
     assert (ran.code, "keeps no decisions" in ran.err) == (2, True)
 

@@ -160,7 +160,7 @@ def test_constraints_and_pins_reach_the_decision(dynctl):
     assert pinned.split() == ["prefill-b1", "decode-b1"]
 
 
-def test_what_if_changes_settings_and_load_and_says_so(dynctl):
+def test_what_if_changes_settings_and_load_and_lists_them(dynctl):
     base = dynctl("route", DEMO, "--demo", "-o", "json").json
     by = base["prefill"]["flip"]["by"]
     line = ["route", DEMO, "--demo", "-o", "json", "--set"]

@@ -150,7 +150,7 @@ def test_bad_values_name_the_spelling_the_value_and_the_bounds(flags, env, expec
     assert expected in caught.value.message
 
 
-def test_an_enforcement_without_a_domain_is_pointless_and_said():
+def test_an_enforcement_without_a_domain_is_reported():
     found = resolve({"--kv-transfer-enforcement": "fallback"}, {})
     assert found.warnings == (
         "--kv-transfer-enforcement has no effect without --router-kv-transfer-topology-level",
@@ -173,7 +173,7 @@ def test_resolved_is_a_value():
     assert isinstance(resolve({}, {}), Resolved)
 
 
-def test_switching_kv_events_off_says_what_happens_instead():
+def test_switching_kv_events_off_reports_the_effect():
     resolved = resolve({}, {"DYN_ROUTER_USE_KV_EVENTS": "false"})
     assert resolved.config.use_kv_events is False
     assert any("routed by load only" in warning for warning in resolved.warnings)

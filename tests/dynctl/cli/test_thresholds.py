@@ -135,7 +135,7 @@ def test_workers_shows_each_signal_with_limit_latch_and_effect(dynctl, two):
     assert "active_decode_blocks_threshold" in table
 
 
-def test_a_card_without_a_total_says_why_nothing_happens(dynctl, fleet):
+def test_a_card_without_a_total_shows_why_the_threshold_has_no_effect(dynctl, fleet):
     from router_core import Worker
 
     one = fleet.add(workers=(Worker(5, "bare", "tiny"),))
@@ -229,7 +229,7 @@ def test_partial_keeps_what_could_be_set_and_exits_1(dynctl, two):
     assert [one.thresholds()[TOKENS] for one in two] == [5, None]
 
 
-def test_what_cannot_be_set_back_is_said_and_exits_1(dynctl, two):
+def test_thresholds_that_cannot_be_restored_are_reported_with_exit_1(dynctl, two):
     two[0].on_post = lambda number: refused(number) if number > 1 else None
     two[1].on_post = refused
     ran = dynctl("thresholds", "set", *named(*two), "--active-prefill-tokens", "5", "-o", "json")
@@ -457,7 +457,7 @@ def next_event(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def test_watch_tells_each_change_as_a_line_of_json(two):
+def test_watch_prints_each_change_as_a_line_of_json(two):
     with started(*named(*two), "-o", "jsonl") as process:
         assert watching(process) == "watching 2 replicas: 3 ranks, 0 busy\n"
         before = time.time()
@@ -504,7 +504,7 @@ def test_watch_ends_after_its_duration_or_limit(dynctl, two):
     assert line.split(maxsplit=1)[1] == (f"threshold  {two[0].url}: tiny {TOKENS} off -> 9")
 
 
-def test_watch_tells_of_a_frontend_that_is_not_there_and_of_one_that_is(dynctl, two):
+def test_watch_reports_an_unreachable_frontend_beside_a_reachable_one(dynctl, two):
     ran = dynctl("thresholds", "watch", *named(DEAD))
     assert (ran.code, ran.out) == (3, "")
     both = dynctl("thresholds", "watch", *named(DEAD, two[0]), "--duration", "0.1", "-o", "jsonl")

@@ -23,7 +23,7 @@ def test_json_is_one_value_and_jsonl_its_rows(dynctl):
     assert [json.loads(line) for line in lines] == shown["rows"]
 
 
-def test_a_saved_view_says_what_is_stranded(dynctl, tmp_path):
+def test_a_saved_view_shows_stranded_workers(dynctl, tmp_path):
     path = tmp_path / "view.json"
     path.write_bytes(stranded_zones().save())
     ran = dynctl("topology", "show", "--view", path, "--sort-by", "prefill_tokens")

@@ -61,7 +61,7 @@ def test_manifests_and_the_switch_to_required(dynctl):
     assert "kubectl patch dynamographdeployments.v1alpha1.nvidia.com mail" in ran.out
 
 
-def test_unpinned_workers_may_be_said_to_land_in_given_zones(dynctl):
+def test_unpinned_workers_may_be_planned_for_given_zones(dynctl):
     ran = dynctl(
         "topology", "plan", "-f", FIXTURES / "unpinned.yaml", "--over", "az-1", "-o", "json"
     )

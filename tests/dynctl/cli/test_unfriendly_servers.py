@@ -62,7 +62,7 @@ def server() -> Iterator[Server]:
     server.server_close()
 
 
-def test_nobody_there(dynctl):
+def test_an_unreachable_frontend(dynctl):
     ran = dynctl("workers", "list", "--frontend", "http://127.0.0.1:1")
     assert (ran.code, ran.out) == (3, "")
     assert "http://127.0.0.1:1 does not answer" in ran.err

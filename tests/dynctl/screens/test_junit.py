@@ -48,11 +48,11 @@ def test_a_suite_a_section_with_its_counts():
     assert cases()["DYT0003"].attrib == {"classname": "Labels", "name": "DYT0003 DYT0003 holds"}
 
 
-def test_a_passed_check_says_nothing():
+def test_a_passed_check_has_no_output():
     assert list(cases()["DYT0001"]) == []
 
 
-def test_a_warning_passes_and_tells_what_it_saw():
+def test_a_warning_passes_with_its_findings_as_output():
     (out,) = cases()["DYT0002"]
     assert out.tag == "system-out"
     assert out.text is not None
@@ -72,7 +72,7 @@ def test_a_failure_without_findings_is_one_all_the_same():
     assert failure.attrib["message"] == "nothing is there"
 
 
-def test_a_skipped_check_tells_why():
+def test_a_skipped_check_has_its_reason():
     (skipped,) = cases()["DYT0005"]
     assert (skipped.tag, skipped.attrib["message"]) == ("skipped", "pods may not be read")
 

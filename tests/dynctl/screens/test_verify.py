@@ -45,7 +45,7 @@ def test_workers_with_nothing_to_say_share_a_line_without_a_legend():
     assert table_of(worker("a")) == [["a", *["ok"] * 6]]
 
 
-def test_workers_that_break_stand_first_then_those_with_findings():
+def test_workers_with_broken_chains_are_first_then_those_with_findings():
     odd = changed(worker("z"), label=Link("us-east-1c"))
     noted = worker("y")
     report = reported(joined(*fleet(), noted, odd), DYT0501=outcome([found(noted.subject)]))
@@ -93,7 +93,7 @@ def test_reasons_of_the_unknown_are_few():
     assert legend.endswith("file of 1 worker (reason 3); and 5 more")
 
 
-def test_of_many_alike_some_are_named():
+def test_some_workers_of_a_large_group_are_named():
     dark = [changed(worker(f"a-{n:03}"), label=NOTHING) for n in range(50)]
     lines = table_of(*dark)
     assert [line[0] for line in lines[:4]] == ["a-000", "a-001", "a-002", "47"]
@@ -120,7 +120,7 @@ def test_wide_shows_every_value_where_there_is_room():
     assert narrow[0][-6:] == ["us-east-1a", *["ok"] * 5]
 
 
-def test_namespaces_are_told_where_there_are_several():
+def test_namespaces_are_shown_if_there_are_several():
     one, other = worker("a"), worker("a", namespace="test")
     assert table_of(one, other, canvas=Canvas(wide=True))[1][0] == "a.test"
     assert table_of(one, one, canvas=Canvas(wide=True))[1][0] == "a"
@@ -161,7 +161,7 @@ def test_a_bold_mark_adds_weight_and_nothing_else():
 # -- other formats ---------------------------------------------------------------------------------
 
 
-def test_a_line_of_jsonl_says_what_it_is(capsys: pytest.CaptureFixture[str]):
+def test_a_line_of_jsonl_has_its_kind(capsys: pytest.CaptureFixture[str]):
     report = broken()
     emit(report, GlobalOptions(output=OutputFormat.JSONL))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -182,21 +182,21 @@ def pods(*names: str, value: str = "unset", fix: str = "kubectl delete pod {} -n
     return [Finding(f"Pod {name}.prod", value, "set", fix.format(name)) for name in names]
 
 
-def test_findings_alike_are_told_once():
+def test_similar_findings_are_combined():
     [told] = alike(pods("a", "b", "c", fix="restart"))
     assert (told.text, told.fix) == ("Pod a.prod and 2 more: unset", "restart")
     [told] = alike(pods("a", "b", "c"))
     assert told.fix == "kubectl delete pod a -n prod\nand the same for 2 more (-o wide shows all)"
 
 
-def test_two_alike_are_told_one_by_one():
+def test_two_similar_findings_stay_separate():
     assert [one.text for one in alike(pods("a", "b"))] == [
         "Pod a.prod: unset",
         "Pod b.prod: unset",
     ]
 
 
-def test_findings_that_differ_in_more_than_their_subject_are_not_alike():
+def test_findings_that_differ_in_more_than_their_subject_are_not_combined():
     assert len(alike([*pods("a", "b", value="x"), *pods("c", "d", value="y")])) == 4
     told = alike([pods("a", fix="one")[0], pods("b", fix="two")[0], *pods("c", fix="three")])
     assert len(told) == 3
@@ -218,7 +218,7 @@ def test_others_keep_their_places():
     assert [one.count for one in alike(findings)] == [1, 3, 1]
 
 
-def test_what_is_done_alike_to_many_is_said_once():
+def test_similar_fixes_are_combined():
     done = "kubectl delete pod {} -n prod"
     told = alike(pods("a", "b", "c", "d", fix=done)) + alike(
         pods("e", "f", "g", value="other", fix=done)
@@ -231,7 +231,7 @@ def test_what_is_done_alike_to_many_is_said_once():
     assert fixes(alike(pods("x", fix="wait") + pods("y", value="z", fix="wait"))) == ["wait"]
 
 
-def test_rules_of_resources_are_all_said():
+def test_rules_of_resources_are_all_shown():
     found = [
         Finding(f"Resource {name}", f"list is denied: {name}", "allowed", f'allow: ["{name}"]')
         for name in ("nodes", "pods", "events")

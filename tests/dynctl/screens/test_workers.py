@@ -6,7 +6,7 @@ from dynctl.screens.workers import worker_list
 from tests.golden.fleets import view, worker
 
 
-def test_only_workers_that_could_be_routed_by_cache_are_said_to_be_silent():
+def test_the_note_about_missing_kv_events_excludes_decode_workers():
     workers = [
         worker("p", "prefill", 1, kv_events=False),
         worker("a", "aggregated", 2, kv_events=False),

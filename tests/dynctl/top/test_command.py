@@ -116,7 +116,7 @@ def test_a_frame_fits_its_terminal_and_needs_no_more_than_ascii(width: int):
     assert "STRANDED" in text
 
 
-def test_a_frame_says_the_same_numbers_as_the_lists():
+def test_a_frame_shows_the_same_numbers_as_the_lists():
     from dynctl.documents.workers import WorkerList
     from dynctl.screens.render import draw
 

@@ -87,7 +87,7 @@ async def test_the_cursor_stays_on_its_worker_when_others_come_and_go(shown: Sho
         await pilot.press("enter", "down", "d", "y", "i")
 
 
-async def test_new_decisions_come_in_above_unless_somebody_reads(shown: Shown):
+async def test_new_decisions_appear_on_top_and_the_cursor_stays_on_its_row(shown: Shown):
     source = StillSource()
     newer = msgspec.structs.replace(source.shown.decisions[0], id="newer", at=NOW)
     more = msgspec.structs.replace(source.shown, decisions=(newer, *source.shown.decisions))
@@ -156,7 +156,7 @@ async def test_exclamation_mark_excludes(shown: Shown):
         assert [row.name for row in panel.rows] != []
 
 
-async def test_a_filter_that_keeps_nobody_says_so(shown: Shown):
+async def test_a_filter_without_a_match_is_reported(shown: Shown):
     async with shown() as pilot:
         await pilot.press("2", "slash", *"xyz", "enter")
         assert "no row matches the filter" in screen_text(pilot.app)
@@ -199,7 +199,7 @@ async def test_enter_on_a_domain_shows_its_workers(shown: Shown):
         assert len(app_of(pilot).workers_panel.rows) == 6
 
 
-async def test_enter_on_a_worker_asks_for_its_chain(shown: Shown):
+async def test_enter_on_a_worker_reads_its_chain(shown: Shown):
     asked: list[str] = []
 
     def chain(worker: Any) -> Any:
@@ -240,7 +240,7 @@ async def test_a_decision_is_explained_as_route_explains_it(shown: Shown):
         assert "would flip with" in text
 
 
-async def test_a_decision_that_cannot_be_read_says_why(shown: Shown):
+async def test_the_reason_why_a_decision_cannot_be_read_is_shown(shown: Shown):
     source = StillSource()
 
     async def gone(line: Any) -> Any:
@@ -307,7 +307,7 @@ async def test_export_writes_a_view_that_decides_the_same(shown: Shown, tmp_path
     assert open_view(second).route(query).winner == two_zones().route(query).winner
 
 
-async def test_export_that_cannot_be_written_says_why(shown: Shown, tmp_path):
+async def test_the_reason_why_an_export_cannot_be_written_is_shown(shown: Shown, tmp_path):
     async with shown() as pilot:
         app_of(pilot).directory = tmp_path / "nowhere"
         await pilot.press("e")
@@ -316,7 +316,7 @@ async def test_export_that_cannot_be_written_says_why(shown: Shown, tmp_path):
         assert "No such file or directory" in " ".join(screen_text(pilot.app).split())
 
 
-async def test_caches_are_read_when_somebody_asks(shown: Shown):
+async def test_caches_are_read_on_request(shown: Shown):
     source = StillSource()
     unasked = {**source.shown.parts, "index": Part("etcd", unknown="nobody was asked")}
     source.shown = msgspec.structs.replace(source.shown, parts=unasked)
@@ -364,7 +364,7 @@ async def test_ctrl_c_ends_with_130_wherever_one_is(shown: Shown):
 # -- what may go wrong -------------------------------------------------------------------------
 
 
-async def test_a_source_that_is_away_fades_and_says_why(shown: Shown):
+async def test_an_unreachable_source_fades_the_panels_and_shows_why(shown: Shown):
     source = StillSource()
     async with shown(source) as pilot:
         app = app_of(pilot)
@@ -379,7 +379,7 @@ async def test_a_source_that_is_away_fades_and_says_why(shown: Shown):
         assert not any(panel.faded for panel in app.panels)
 
 
-async def test_a_defect_ends_the_app_and_is_told_to_who_ran_it(shown: Shown):
+async def test_a_defect_ends_the_app_and_is_raised(shown: Shown):
     class Broken(StillSource):
         async def snapshot(self) -> Any:
             if self.looks:

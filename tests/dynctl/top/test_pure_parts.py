@@ -44,7 +44,7 @@ def one_worker(**rank) -> WorkerRow:
         (0.4, 0.01, False), (600.0, None, False), (None, 1.0, False),
     ],
 )  # fmt: skip
-def test_stale_is_what_should_have_been_told_again(age, every, stale):
+def test_a_worker_with_an_overdue_load_report_is_stale(age, every, stale):
     assert (stale_reason(one_worker(load_age_s=age), every) is not None) is stale
 
 
@@ -73,14 +73,14 @@ def test_waiting_hand_offs_and_stale_are_counted_by_domain():
     assert (a.local, a.crossing, round(a.crossing_share or 0, 3)) == (40, 8, 0.167)
 
 
-def test_who_is_gone_is_not_stale_as_well():
+def test_an_unavailable_worker_is_not_stale_as_well():
     shown = snapshot()
     gone = [msgspec.structs.replace(row, status="unavailable") for row in shown.workers]
     rows = view_of(msgspec.structs.replace(shown, workers=tuple(gone))).rows
     assert [row.stale for row in rows] == [{}, {}]
 
 
-def test_what_nobody_tells_is_unknown_and_not_zero():
+def test_values_that_are_not_reported_are_unknown_and_not_zero():
     shown = snapshot()
     silent = tuple(with_rank(row, reported=Reported()) for row in shown.workers)
     told = {**shown.parts, "transfers": Part("", unknown="nobody counts")}
@@ -97,7 +97,7 @@ def test_capacity_is_that_of_topology_show():
     assert board.view(shown, "nowhere").domain == "zone"
 
 
-def test_capacity_is_worked_out_again_when_somebody_turns_busy_but_not_for_every_number():
+def test_capacity_is_computed_again_when_a_worker_turns_busy_but_not_for_every_number():
     time = [0.0]
 
     def clock() -> float:
@@ -161,7 +161,7 @@ def test_history_is_by_bucket_and_bounded():
     assert history.watched(end) == BUCKET_S * BUCKETS
 
 
-def test_a_time_in_which_nobody_told_stays_empty():
+def test_a_time_without_reports_stays_empty():
     shown, history = snapshot(), History()
     history.add(at(shown, 0, used=1))
     history.add(at(shown, 10, used=2, problem="away"))
@@ -255,7 +255,7 @@ def test_a_table_of_no_use_gives_its_room_away():
 # -- marks -------------------------------------------------------------------------------------
 
 
-def test_a_bar_never_says_all_or_nothing_wrongly():
+def test_a_bar_is_full_or_empty_only_at_1_or_0():
     assert BLOCKS.bar(0.0, 10) == "░" * 10
     assert BLOCKS.bar(0.001, 10) == "█" + "░" * 9
     assert BLOCKS.bar(0.999, 10) == "█" * 9 + "░"
@@ -271,7 +271,7 @@ def test_a_sparkline_is_one_mark_a_value():
     assert BLOCKS.sparkline([]) == ""
 
 
-def test_the_meter_says_how_near_and_when_it_spills():
+def test_the_meter_shows_ratio_and_crossover():
     line = meter_line(meter(1.3), ASCII, NOW)
     assert line == (
         "prefers zone-a 0.85  #######--- local 1.30x the best other, spills at 2.00x (3.0 s ago)"

@@ -165,7 +165,7 @@ async def test_every_size_is_filled_and_not_overrun(shown: Shown, name: str, siz
         assert all(len(line) <= size[0] for line in lines)
 
 
-async def test_a_screen_that_is_resized_is_drawn_anew(shown: Shown):
+async def test_a_resized_screen_is_drawn_again(shown: Shown):
     async with shown(size=SMALL) as pilot:
         for width, height in (LARGE, SMALL):
             expected = (HERE / f"first-{width}x{height}.txt").read_text()

@@ -177,7 +177,7 @@ def test_however_it_is_ended_the_terminal_is_restored(terminal):
         assert "ended with 130" in screen.screen(), end
 
 
-def test_a_defect_restores_the_terminal_and_says_what_it_is(terminal, tmp_path: Path):
+def test_a_defect_restores_the_terminal_and_is_reported(terminal, tmp_path: Path):
     script = tmp_path / "broken.py"
     script.write_text(
         "import sys\n"

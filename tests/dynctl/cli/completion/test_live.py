@@ -54,7 +54,7 @@ def test_names_by_kind(fleet: Fleet, kind, prefix, found):
     assert names(kind, prefix, ["--frontend", fleet.url]) == found
 
 
-def test_the_line_says_whom_to_ask(fleet: Fleet, config: Path, monkeypatch):
+def test_the_line_selects_the_source(fleet: Fleet, config: Path, monkeypatch):
     config.write_text(f"[contexts.lab]\nfrontend = '{fleet.url}'\ntoken-env = 'LAB'\n")
     monkeypatch.setenv("LAB", "secret")
     for line in (["--context", "lab"], ["route", "hi", "--context=lab", "-n", "x"]):
@@ -93,7 +93,7 @@ def test_environment_and_current_context_count(fleet: Fleet, config: Path, monke
         ["--frontend", '"two words"x y'],
     ],
 )
-def test_nobody_is_asked_where_the_line_names_no_frontend_of_ours(fleet, monkeypatch, line):
+def test_no_request_is_sent_unless_the_line_specifies_a_dynctl_frontend(fleet, monkeypatch, line):
     monkeypatch.setenv("DYNCTL_FRONTEND", fleet.url)
     if line[0] in ("--discovery", "--file-kv=/d"):
         # Beside planes a frontend is Dynamo's own, and may be asked.
@@ -148,7 +148,7 @@ def test_nothing_to_say_is_silence(arguments):
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_who_does_not_answer_is_not_waited_for(fleet: Fleet):
+def test_completion_does_not_wait_for_an_unreachable_frontend(fleet: Fleet):
     fleet.hang.clear()
     done = complete("model", "", "--frontend", fleet.url, hurried=True)
     assert (done.stdout, done.stderr) == ("", "")
@@ -157,7 +157,7 @@ def test_who_does_not_answer_is_not_waited_for(fleet: Fleet):
     assert not fleet.hang.is_set()
 
 
-def test_who_accepts_and_says_nothing_is_not_waited_for():
+def test_completion_does_not_wait_for_a_frontend_without_response():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         done = complete("model", "", "--frontend", url, hurried=True)

@@ -76,7 +76,7 @@ def test_no_option_is_a_switch_here_and_takes_a_value_there(tree: Tree):
     assert [name for name, kinds in found.items() if len(kinds) > 1] == []
 
 
-def test_every_live_kind_can_be_asked(tree: Tree, fleet):
+def test_every_live_kind_returns_names(tree: Tree, fleet):
     kinds = {value.live for _, _, value in tree.meanings() if value.kind is Kind.LIVE}
     kinds |= {one.live for command in tree.commands for one in command.arguments if one.live}
     for kind in kinds - {"context", "kube-context"}:
