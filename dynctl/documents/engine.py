@@ -41,7 +41,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     bootstrap: Bootstrap | None
 
 
-class RankLoad(msgspec.Struct, frozen=True):
+class EngineRankLoad(msgspec.Struct, frozen=True):
     """The load of one rank: tokens, KV blocks and requests."""
 
     dp_rank: int
@@ -65,14 +65,14 @@ class EngineLoad(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     held_handoffs: int
-    ranks: list[RankLoad]
+    ranks: list[EngineRankLoad]
 
 
-def engine_load(ranks: list[RankLoad], *, held_handoffs: int) -> EngineLoad:
+def engine_load(ranks: list[EngineRankLoad], *, held_handoffs: int) -> EngineLoad:
     """The load of an engine with these ranks."""
     totals = {
         name: sum(getattr(rank, name) for rank in ranks)
-        for name in RankLoad.__struct_fields__
+        for name in EngineRankLoad.__struct_fields__
         if name != "dp_rank"
     }
     return EngineLoad(**totals, held_handoffs=held_handoffs, ranks=ranks)

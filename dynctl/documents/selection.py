@@ -26,7 +26,7 @@ from dynctl.base.json_fields import (
     refuse_unknown,
 )
 from dynctl.documents.route_result import Constraint
-from dynctl.documents.workers import Reported, WorkerRow
+from dynctl.documents.workers import ReportedLoad, WorkerRow
 from dynctl.wire.nvext import MAX_TOKENS_IN_REQUEST
 from router_core import (
     NO_CONSTRAINTS,
@@ -176,7 +176,7 @@ class RankLoadRow(msgspec.Struct, frozen=True):
     active_requests: int
     active_prefill_tokens: int
     active_decode_blocks: float
-    reported: Reported
+    reported: ReportedLoad
     busy: bool
 
 

@@ -31,7 +31,7 @@ class CellState(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Cell(msgspec.Struct, frozen=True):
+class ChainCell(msgspec.Struct, frozen=True):
     """One link of one worker. ``why``: why it is unknown, empty otherwise."""
 
     state: CellState
@@ -53,17 +53,17 @@ class CustodyRow(msgspec.Struct, frozen=True):
     component: str
     role: str | None
     domain: str | None
-    node: Cell
-    label: Cell
-    file: Cell
-    card: Cell
-    taint: Cell
-    router: Cell
+    node: ChainCell
+    label: ChainCell
+    file: ChainCell
+    card: ChainCell
+    taint: ChainCell
+    router: ChainCell
     first_break: str | None = None
     codes: list[str] = []
 
     @property
-    def cells(self) -> dict[str, Cell]:
+    def cells(self) -> dict[str, ChainCell]:
         """The links in their order."""
         each = (self.node, self.label, self.file, self.card, self.taint, self.router)
         return dict(zip(LINK_NAMES, each, strict=True))

@@ -14,7 +14,7 @@ SCHEMA = 1
 NONE_WAITING: Final[Mapping[int, int]] = {}
 
 
-class Reported(msgspec.Struct, frozen=True):
+class ReportedLoad(msgspec.Struct, frozen=True):
     """The numbers that a rank reports; None: never reported.
 
     ``waiting_requests``: accepted by the engine and not begun.
@@ -33,7 +33,7 @@ class RankRow(msgspec.Struct, frozen=True):
     active_requests: int = 0
     active_prefill_tokens: int = 0
     active_decode_blocks: float = 0
-    reported: Reported = Reported()
+    reported: ReportedLoad = ReportedLoad()
     cached_blocks: int = 0
     busy: bool = False
     busy_reasons: list[str] = []
@@ -187,7 +187,7 @@ def rank_rows(
                 active_requests=router.load.requests[slot],
                 active_prefill_tokens=router.load.prefill_tokens[slot],
                 active_decode_blocks=router.load.decode_blocks[slot],
-                reported=Reported(
+                reported=ReportedLoad(
                     reported.active_decode_blocks,
                     reported.kv_used_blocks,
                     reported.active_prefill_tokens,

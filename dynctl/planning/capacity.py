@@ -65,7 +65,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeWorkers:
     """The workers of one cell on one node."""
 
     name: str
@@ -87,7 +87,7 @@ class Cell:
     decode: int = 0
     kv_blocks_free: int | None = None
     batched_tokens_free: int | None = None
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[NodeWorkers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,11 @@ from dynctl.planning.capacity import (
     uncarried_after,
     uncarried_prefill,
 )
-from dynctl.planning.planned_fleet import Fleet, Home
+from dynctl.planning.planned_fleet import Home, PlannedFleet
 
 
 def topology_plan(
-    fleet: Fleet,
+    fleet: PlannedFleet,
     *,
     enforcement: str | None = None,
     ratio: Ratio | None = None,
@@ -77,7 +77,7 @@ def topology_plan(
     )
 
 
-def _judged(fleet: Fleet, pool: str) -> str:
+def _judged(fleet: PlannedFleet, pool: str) -> str:
     in_force = fleet.in_force.get(pool, "required")
     return "required" if in_force == "mixed" else in_force
 
@@ -91,7 +91,7 @@ def _common(modes: Sequence[str | None]) -> str | None:
 
 
 def _rows(
-    fleet: Fleet,
+    fleet: PlannedFleet,
     judged: Mapping[str, str],
     ratio: Ratio | None,
     target: tuple[int, int] | None,
@@ -167,7 +167,7 @@ def _overall(rows: Sequence[DomainPlan], bounds: Sequence[StrandedBounds]) -> st
     return "ok"
 
 
-def _may_land(fleet: Fleet, cell: Cell, role: str) -> int:
+def _may_land(fleet: PlannedFleet, cell: Cell, role: str) -> int:
     return sum(
         one.workers
         for one in fleet.floating
@@ -176,7 +176,7 @@ def _may_land(fleet: Fleet, cell: Cell, role: str) -> int:
     )
 
 
-def _all(fleet: Fleet, pool: str, role: str) -> int:
+def _all(fleet: PlannedFleet, pool: str, role: str) -> int:
     """The workers of a role, pinned or not."""
     pinned = sum(
         cell.prefill if role == "prefill" else cell.decode
@@ -188,7 +188,9 @@ def _all(fleet: Fleet, pool: str, role: str) -> int:
     )
 
 
-def _unplaced(fleet: Fleet, ratio: Ratio | None, target: tuple[int, int] | None) -> Iterator[str]:
+def _unplaced(
+    fleet: PlannedFleet, ratio: Ratio | None, target: tuple[int, int] | None
+) -> Iterator[str]:
     """Notes about pools whose placement is unknown."""
     for pool in sorted({one.pool for one in fleet.floating}):
         prefill, decode = _all(fleet, pool, "prefill"), _all(fleet, pool, "decode")
@@ -204,7 +206,7 @@ def _unplaced(fleet: Fleet, ratio: Ratio | None, target: tuple[int, int] | None)
 # -- what placement leaves open --------------------------------------------------------------------
 
 
-def _bounds(fleet: Fleet, judged: Mapping[str, str]) -> Iterator[StrandedBounds]:
+def _bounds(fleet: PlannedFleet, judged: Mapping[str, str]) -> Iterator[StrandedBounds]:
     for pool in sorted({one.pool for one in fleet.floating}):
         if judged[pool] != "required":
             continue
@@ -220,7 +222,7 @@ def _bounds(fleet: Fleet, judged: Mapping[str, str]) -> Iterator[StrandedBounds]
 # -- losses ----------------------------------------------------------------------------------------
 
 
-def _losses(fleet: Fleet, judged: Mapping[str, str], ratio: Ratio | None) -> Iterator[Loss]:
+def _losses(fleet: PlannedFleet, judged: Mapping[str, str], ratio: Ratio | None) -> Iterator[Loss]:
     """Losses of a worker of each role, a node and a domain, for pools whose placement is known."""
     loose = {one.pool for one in fleet.floating}
     for pool in sorted({cell.pool for cell in fleet.cells} - loose):
@@ -275,7 +277,7 @@ def _share(part: Fraction, whole: int) -> float:
 # -- patches ---------------------------------------------------------------------------------------
 
 
-def _patches(fleet: Fleet, rows: Sequence[DomainPlan]) -> tuple[list[Patch], list[str]]:
+def _patches(fleet: PlannedFleet, rows: Sequence[DomainPlan]) -> tuple[list[Patch], list[str]]:
     """One patch per graph, and notes about changes that replicas cannot make."""
     wanted: dict[str, dict[str, int]] = defaultdict(dict)
     graphs = {home.graph.name: home.graph for home in fleet.homes}
@@ -350,7 +352,7 @@ def widest(components: Sequence[Component]) -> Component:
 
 
 def _warnings(
-    fleet: Fleet, rows: Sequence[DomainPlan], bounds: Sequence[StrandedBounds]
+    fleet: PlannedFleet, rows: Sequence[DomainPlan], bounds: Sequence[StrandedBounds]
 ) -> Iterator[str]:
     for pool, now in sorted(fleet.in_force.items()):
         mine = [row for row in rows if row.pool == pool]

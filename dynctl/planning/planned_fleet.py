@@ -24,7 +24,7 @@ from dynctl.manifests.graphs import (
     policy_label_key,
     topologies_of,
 )
-from dynctl.planning.capacity import MAX_WORKERS, Cell, Floating, Node
+from dynctl.planning.capacity import MAX_WORKERS, Cell, Floating, NodeWorkers
 
 MAX_PLACES = 1_000
 #: From broad to narrow; a graph packed into one level is packed into all broader levels.
@@ -43,7 +43,7 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class PlannedFleet:
     """A fleet to plan.
 
     ``in_force``: the enforcement of each pool for this domain, ``mixed`` where its workers differ;
@@ -67,7 +67,7 @@ class Fleet:
 FLAGS_POOL = "fleet"
 
 
-def fleet_of_flags(capacities: Sequence[str], domain: str | None) -> Fleet:
+def fleet_of_flags(capacities: Sequence[str], domain: str | None) -> PlannedFleet:
     """``zone-a:prefill=30,decode=60`` each; raises UsageProblem."""
     cells: dict[str, Cell] = {}
     for given in capacities:
@@ -81,7 +81,7 @@ def fleet_of_flags(capacities: Sequence[str], domain: str | None) -> Fleet:
         cells[value] = Cell(FLAGS_POOL, value, found["prefill"], found["decode"])
     if len(cells) > MAX_PLACES:
         raise UsageProblem(f"--capacity: {len(cells):,} values; expected at most {MAX_PLACES:,}")
-    return Fleet("--capacity", domain or "zone", tuple(cells.values()))
+    return PlannedFleet("--capacity", domain or "zone", tuple(cells.values()))
 
 
 def role_counts(flag: str, given: str, counts: str) -> dict[str, int]:
@@ -106,7 +106,7 @@ def role_counts(flag: str, given: str, counts: str) -> dict[str, int]:
 # -- a live deployment -----------------------------------------------------------------------------
 
 
-def fleet_of_workers(shown: TopologyShow, workers: Iterable[WorkerRow]) -> Fleet:
+def fleet_of_workers(shown: TopologyShow, workers: Iterable[WorkerRow]) -> PlannedFleet:
     """The fleet of the available workers that `topology show` counts, busy ones included."""
     rows = {row.name: row for row in workers if row.status == "ready"}
     cells, notes = [], []
@@ -140,7 +140,7 @@ def fleet_of_workers(shown: TopologyShow, workers: Iterable[WorkerRow]) -> Fleet
     gone = sum(row.prefill.unavailable + row.decode.unavailable for row in shown.rows)
     if gone:
         notes.append(f"{gone:,} unavailable, not counted: topology show")
-    return Fleet(
+    return PlannedFleet(
         shown.source,
         shown.domain or "zone",
         tuple(cells),
@@ -164,13 +164,13 @@ def _batched_tokens_free(prefill: Sequence[WorkerRow]) -> int | None:
     return free if prefill else None
 
 
-def _nodes(members: Sequence[WorkerRow]) -> tuple[Node, ...]:
+def _nodes(members: Sequence[WorkerRow]) -> tuple[NodeWorkers, ...]:
     """The workers per node, where workers publish their node as a domain."""
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, NodeWorkers] = {}
     for row in members:
         name = row.domains.get("host") or row.domains.get("node")
         if name is not None and row.role in ("prefill", "decode"):
-            node = nodes.get(name, Node(name))
+            node = nodes.get(name, NodeWorkers(name))
             nodes[name] = replace(node, **{row.role: getattr(node, row.role) + 1})
     return tuple(nodes[name] for name in sorted(nodes))
 
@@ -180,7 +180,7 @@ def _nodes(members: Sequence[WorkerRow]) -> tuple[Node, ...]:
 
 def fleet_of_manifests(
     manifests: Sequence[Manifest], source: str, domain: str | None, over: Sequence[str] = ()
-) -> Fleet:
+) -> PlannedFleet:
     """The worker replicas of every graph; each graph is a pool of its own.
 
     ``over``: all the values of the domain, where known; unpinned workers then land in no other.
@@ -199,7 +199,7 @@ def fleet_of_manifests(
     for one in manifests:
         if not (one.kind == GRAPH and one.group == GRAPH_GROUP) and one.kind not in TOPOLOGY_KINDS:
             count.notes.append(f"{one.source}: {one.kind} {one.name} is not a {GRAPH}: skipped")
-    return Fleet(
+    return PlannedFleet(
         source,
         domain,
         tuple(count.cells.values()),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dynctl.base.options import GlobalOptions
-from dynctl.documents.verify import LINK_NAMES, Cell, CellState, CustodyRow
+from dynctl.documents.verify import LINK_NAMES, CellState, ChainCell, CustodyRow
 from dynctl.documents.workers import WorkerRow
 from router_core import TOPOLOGY_PREFIX
 
@@ -32,16 +32,16 @@ def transfer_domain(worker: WorkerRow) -> str | None:
 def registered_chain(worker: WorkerRow, why: str = NO_CLUSTER) -> CustodyRow:
     """The chain as far as the card shows it. ``why``: why the links before it are unknown."""
     domain = transfer_domain(worker)
-    unknown = Cell(CellState.UNKNOWN, why=why)
+    unknown = ChainCell(CellState.UNKNOWN, why=why)
     value = worker.domains.get(domain) if domain is not None else None
-    card = Cell(CellState.MISSING) if value is None else Cell(CellState.SAME, value)
+    card = ChainCell(CellState.MISSING) if value is None else ChainCell(CellState.SAME, value)
     taint = _taint(worker, domain)
     if taint == value:
-        cell = Cell(CellState.NONE) if taint is None else Cell(CellState.SAME, taint)
+        cell = ChainCell(CellState.NONE) if taint is None else ChainCell(CellState.SAME, taint)
     else:
-        cell = Cell(CellState.MISSING if taint is None else CellState.DIFFERS, taint)
+        cell = ChainCell(CellState.MISSING if taint is None else CellState.DIFFERS, taint)
     # The source of the worker is a router that registered it with these taints.
-    router = Cell(CellState.NONE) if taint is None else Cell(CellState.SAME, taint)
+    router = ChainCell(CellState.NONE) if taint is None else ChainCell(CellState.SAME, taint)
     cells = (unknown, unknown, unknown, card, cell, router)
     broken = (CellState.DIFFERS, CellState.MISSING)
     names = zip(LINK_NAMES, cells, strict=True)

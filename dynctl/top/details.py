@@ -17,7 +17,7 @@ from dynctl.documents.snapshot import (
     stale_reason,
 )
 from dynctl.documents.topology import NO_DOMAIN, RoleCapacity
-from dynctl.documents.verify import Cell, CellState, CustodyRow
+from dynctl.documents.verify import CellState, ChainCell, CustodyRow
 from dynctl.documents.workers import WorkerDetail, WorkerRow
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.pages import page as page_of
@@ -245,7 +245,7 @@ def alert_text(alert: Alert, now: float, canvas: Canvas) -> str:
     return "\n".join(lines)
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: ChainCell) -> str:
     mark = _STATES[cell.state]
     if cell.state is CellState.UNKNOWN:
         return f"{mark}  {cell.why}"

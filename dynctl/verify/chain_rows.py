@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from dynctl.documents.verify import LINK_NAMES, Cell, CellState, CustodyRow
+from dynctl.documents.verify import LINK_NAMES, CellState, ChainCell, CustodyRow
 from dynctl.findings.report import Report
 from dynctl.verify.chain import DomainChain, WorkerChain
 from dynctl.verify.join import JoinedFacts
@@ -42,7 +42,7 @@ def _row(worker: WorkerChain, found: Mapping[str, Sequence[str]]) -> CustodyRow:
         cells = list(_cells(chain))
     else:
         why = "no KV transfer policy" if policy is None else "the label of its domain is unknown"
-        cells = [Cell(CellState.UNKNOWN, why=why)] * len(LINK_NAMES)
+        cells = [ChainCell(CellState.UNKNOWN, why=why)] * len(LINK_NAMES)
     broken = (CellState.DIFFERS, CellState.MISSING)
     first = next((n for n, one in zip(LINK_NAMES, cells, strict=True) if one.state in broken), None)
     node, label, file, card, taint, router = cells
@@ -64,26 +64,26 @@ def _row(worker: WorkerChain, found: Mapping[str, Sequence[str]]) -> CustodyRow:
     )
 
 
-def _cells(chain: DomainChain) -> Iterator[Cell]:
+def _cells(chain: DomainChain) -> Iterator[ChainCell]:
     """The cells of a chain. A :class:`~dynctl.verify.chain.Break` is ``differs`` or ``missing``."""
     before: str | None = None  # of the nearest known link, where `known`
     known = False
     carried: str | None = None  # of the nearest known link that has a value
     for link in chain.links.values():
         if not link.known:
-            yield Cell(CellState.UNKNOWN, why=link.unknown)
+            yield ChainCell(CellState.UNKNOWN, why=link.unknown)
             continue
         if link.value is None:
-            yield Cell(CellState.NONE if known and before is None else CellState.MISSING)
+            yield ChainCell(CellState.NONE if known and before is None else CellState.MISSING)
         else:
             same = carried in (None, link.value)
-            yield Cell(CellState.SAME if same else CellState.DIFFERS, link.value)
+            yield ChainCell(CellState.SAME if same else CellState.DIFFERS, link.value)
             carried = link.value
         before, known = link.value, True
 
 
 def _codes(
-    worker: WorkerChain, node: Cell, first: str | None, found: Mapping[str, Sequence[str]]
+    worker: WorkerChain, node: ChainCell, first: str | None, found: Mapping[str, Sequence[str]]
 ) -> list[str]:
     codes = [*found.get(worker.subject, ())]
     if worker.pod is not None and (first == _NODE or node.value == ""):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from dynctl.base.errors import UsageProblem
 from dynctl.health.facts import Unread
-from dynctl.planning.capacity import Cell, Node
-from dynctl.planning.planned_fleet import Fleet, Home
+from dynctl.planning.capacity import Cell, NodeWorkers
+from dynctl.planning.planned_fleet import Home, PlannedFleet
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 
@@ -16,7 +16,7 @@ _BY_TRUST = (LinkName.CARD, LinkName.FILE, LinkName.LABEL, LinkName.NODE)
 """The router uses the card; without one, the links from which it will be made."""
 
 
-def fleet_of_cluster(joined: JoinedFacts, domain: str | None) -> Fleet:
+def fleet_of_cluster(joined: JoinedFacts, domain: str | None) -> PlannedFleet:
     """The ready worker pods of every graph; each graph is a pool of its own.
 
     Raises UsageProblem if the graphs have different transfer domains and none is chosen, or if
@@ -32,7 +32,7 @@ def fleet_of_cluster(joined: JoinedFacts, domain: str | None) -> Fleet:
         if graph.workers:
             count.add(graph)
     where = ", ".join(cluster.namespaces) or "all namespaces"
-    return Fleet(
+    return PlannedFleet(
         f"{cluster.title}, {where}",
         domain,
         tuple(count.cells()),
@@ -63,7 +63,7 @@ class _Count:
     def __init__(self, joined: JoinedFacts, domain: str) -> None:
         self._joined = joined
         self._domain = domain
-        self._nodes: dict[tuple[str, str | None], dict[str, Node]] = defaultdict(dict)
+        self._nodes: dict[tuple[str, str | None], dict[str, NodeWorkers]] = defaultdict(dict)
         self.homes: list[Home] = []
         self.notes: list[str] = []
 
@@ -104,9 +104,9 @@ class _Count:
         value = self._value(worker)
         name = worker.pod.node if worker.pod is not None else ""
         nodes = self._nodes[pool, value]
-        node = nodes.get(name, Node(name))
+        node = nodes.get(name, NodeWorkers(name))
         more = (node.prefill + (role == "prefill"), node.decode + (role == "decode"))
-        nodes[name] = Node(name, *more)
+        nodes[name] = NodeWorkers(name, *more)
 
     def _value(self, worker: WorkerChain) -> str | None:
         chain = worker.chains.get(self._domain)

@@ -16,7 +16,7 @@ from dynctl.planning.capacity import Ratio
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.planning.plan import topology_plan
 from dynctl.planning.planned_fleet import (
-    Fleet,
+    PlannedFleet,
     fleet_of_flags,
     fleet_of_manifests,
     fleet_of_workers,
@@ -34,12 +34,12 @@ HALF = Ratio(1, 2)
 GUIDE = ("az-1:prefill=30,decode=60", "az-2:prefill=30,decode=60")
 
 
-def manifests(*names: str, over: tuple[str, ...] = ()) -> Fleet:
+def manifests(*names: str, over: tuple[str, ...] = ()) -> PlannedFleet:
     found = [one for n in names for one in parse_manifests((FIXTURES / n).read_bytes(), n)]
     return fleet_of_manifests(found, ", ".join(names), None, over)
 
 
-def live() -> Fleet:
+def live() -> PlannedFleet:
     source = stranded_zones()
     workers = source.workers()
     return fleet_of_workers(topology_show("test", workers, settings(source)), workers)

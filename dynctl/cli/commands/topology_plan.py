@@ -132,11 +132,7 @@ def _fleet(
     planned: bool,
 ) -> Any:
     """The fleet of the specified source. ``planned``: workers need not exist yet."""
-    from dynctl.planning.planned_fleet import (
-        fleet_of_flags,
-        fleet_of_manifests,
-        fleet_of_workers,
-    )
+    from dynctl.planning.planned_fleet import fleet_of_flags, fleet_of_manifests, fleet_of_workers
 
     planes = options.discovery or options.file_kv or options.etcd_endpoints
     live = options.demo or options.view or options.frontend or planes

@@ -212,7 +212,7 @@ def _count(value: object) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLoad:
+class LoadReading:
     """One reading. ``waiting``: rank -> requests that wait there. ``reported``: whether the engine
     reports any load."""
 
@@ -242,7 +242,7 @@ class EngineReader:
         total = gauges[0].total_blocks if 0 in gauges else None
         return facts if total is None else replace(facts, runtime_config={"total_kv_blocks": total})
 
-    async def simulated_load(self, url: str, worker: Worker) -> EngineLoad:
+    async def simulated_load(self, url: str, worker: Worker) -> LoadReading:
         """The load of a simulated engine."""
         load = await self._read_object(f"{url}/load")
         rows = load.get("ranks") if load is not None else None
@@ -254,9 +254,9 @@ class EngineReader:
                 waits = count_of(row, "waiting")
                 if waits is not None:
                     waiting[report.dp_rank] = waits
-        return EngineLoad(tuple(reports), waiting, bool(reports))
+        return LoadReading(tuple(reports), waiting, bool(reports))
 
-    async def load(self, url: str, worker: Worker) -> EngineLoad:
+    async def load(self, url: str, worker: Worker) -> LoadReading:
         """The load of any other engine, from its metrics."""
         gauges = await self._gauges(url)
         total = worker.runtime_config.total_kv_blocks
@@ -266,7 +266,7 @@ class EngineReader:
             if rank in worker.ranks and (used := gauge.used_blocks(total)) is not None
         )
         waiting = {rank: one.waiting for rank, one in gauges.items() if one.waiting is not None}
-        return EngineLoad(reports, waiting, bool(gauges))
+        return LoadReading(reports, waiting, bool(gauges))
 
     async def _gauges(self, url: str) -> Mapping[int, EngineGauges]:
         try:

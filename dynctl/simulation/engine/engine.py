@@ -12,8 +12,8 @@ from dynctl.documents.engine import (
     Bootstrap,
     EngineInfo,
     EngineLoad,
+    EngineRankLoad,
     EventEndpoints,
-    RankLoad,
     engine_load,
 )
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
@@ -44,9 +44,9 @@ class Rank:
     def active_requests(self) -> int:
         return len(self.scheduler.running) + len(self.scheduler.waiting)
 
-    def load(self) -> RankLoad:
+    def load(self) -> EngineRankLoad:
         scheduler = self.scheduler
-        return RankLoad(
+        return EngineRankLoad(
             dp_rank=self.dp_rank,
             active_prefill_tokens=scheduler.active_prefill_tokens,
             active_decode_blocks=sum(

@@ -16,7 +16,7 @@ from dynctl.planning.capacity import Ratio
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.planning.plan import topology_plan
 from dynctl.planning.planned_fleet import (
-    Fleet,
+    PlannedFleet,
     fleet_of_flags,
     fleet_of_manifests,
     fleet_of_workers,
@@ -50,16 +50,16 @@ def part(name: str, kind: str, replicas: Any, *zones: str, **more: Any) -> dict[
 
 def fleet(
     *documents: dict[str, Any], domain: str | None = None, over: tuple[str, ...] = ()
-) -> Fleet:
+) -> PlannedFleet:
     data = yaml.safe_dump_all(documents).encode()
     return fleet_of_manifests(parse_manifests(data, "g.yaml"), "g.yaml", domain, over)
 
 
-def from_file(name: str) -> Fleet:
+def from_file(name: str) -> PlannedFleet:
     return fleet_of_manifests(parse_manifests((FIXTURES / name).read_bytes(), name), name, None)
 
 
-def counted(found: Fleet) -> dict[str | None, tuple[int, int]]:
+def counted(found: PlannedFleet) -> dict[str | None, tuple[int, int]]:
     return {cell.value: (cell.prefill, cell.decode) for cell in found.cells}
 
 
@@ -289,7 +289,7 @@ def test_invalid_capacities_are_refused(given: str):
 # -- live ------------------------------------------------------------------------------------------
 
 
-def live(*workers: Any) -> Fleet:
+def live(*workers: Any) -> PlannedFleet:
     rows = view([*workers]).workers()
     return fleet_of_workers(topology_show("test", rows, {}), rows)
 

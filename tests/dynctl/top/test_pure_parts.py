@@ -8,7 +8,7 @@ import pytest
 from dynctl.documents.fleet_load import Transfer
 from dynctl.documents.snapshot import Part, Snapshot, stale_reason
 from dynctl.documents.verify import CellState
-from dynctl.documents.workers import RankRow, Reported, WorkerRow, worker_rows
+from dynctl.documents.workers import RankRow, ReportedLoad, WorkerRow, worker_rows
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.sources.alerts import AlertBoard, capacity_alerts
 from dynctl.sources.domains import DomainBoard
@@ -82,7 +82,7 @@ def test_an_unavailable_worker_is_not_stale_as_well():
 
 def test_values_that_are_not_reported_are_unknown_and_not_zero():
     shown = snapshot()
-    silent = tuple(with_rank(row, reported=Reported()) for row in shown.workers)
+    silent = tuple(with_rank(row, reported=ReportedLoad()) for row in shown.workers)
     told = {**shown.parts, "transfers": Part("", unknown="nobody counts")}
     row = view_of(msgspec.structs.replace(shown, workers=silent, parts=told)).rows[0]
     assert (row.waiting, row.local, row.crossing, row.crossing_share) == (None, None, None, None)
@@ -141,7 +141,7 @@ def test_rows_of_a_router_keep_the_card_and_renew_the_load():
 def at(shown: Snapshot, seconds: float, used: int | None = None, **changes) -> Snapshot:
     rows = shown.workers
     if used is not None:
-        rows = tuple(with_rank(row, reported=Reported(kv_used_blocks=used)) for row in rows)
+        rows = tuple(with_rank(row, reported=ReportedLoad(kv_used_blocks=used)) for row in rows)
     return msgspec.structs.replace(shown, at=NOW + seconds, workers=rows, **changes)
 
 
