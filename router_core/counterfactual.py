@@ -256,10 +256,10 @@ def _measured(
     needed = [w for raw, rest in local if (w := _weight_to_win(raw, rest, remote)) is not None]
     smallest = min(needed) if needed else None
     now = best / remote
-    if smallest is None:
-        verdict = "no weight in 0..1 can keep it local: use required or add decode workers"
-    elif weight > smallest:
+    if min(raw * preference_multiplier((rest, weight)) for raw, rest in local) < remote:
         verdict = "local wins"
+    elif smallest is None:
+        verdict = "no weight in 0..1 can keep it local: use required or add decode workers"
     else:
         verdict = "spills to another domain"
     return Preference(taint, weight, crossover, now, smallest, verdict)

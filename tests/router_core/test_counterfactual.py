@@ -185,6 +185,65 @@ def test_the_meter_agrees_with_a_sweep_of_the_formula(
         assert meter.verdict == "no effect: both cost 0, so a multiplier changes nothing"
     elif remote == 0:
         assert meter.verdict.startswith("no weight can keep it local")
+    else:
+        assert (meter.verdict == "local wins") is wins(weight)
+
+
+@pytest.mark.parametrize(
+    ("weight", "local", "remote", "verdict"),
+    [
+        (0.0, 4, 5, "local wins"),
+        (0.0, 5, 5, "spills to another domain"),
+        (-0.5, 2, 5, "local wins"),
+        (-0.5, 4, 5, "spills to another domain"),
+        (2.0, 12, 5, "local wins"),
+        (2.0, 14, 5, NO_WEIGHT),
+    ],
+)
+def test_weights_outside_0_to_1_of_a_request(
+    weight: float, local: int, remote: int, verdict: str
+) -> None:
+    made = router(worker(1, "local", taints=frozenset({"gold"})), worker(2, "remote"))
+    apply_all(made, active(1, "l", blocks=local), active(2, "r", blocks=remote))
+    decision = made.plan(request(0, constraints=constraints((), {"gold": weight}))).final
+    meter = preference(decision)
+    assert meter is not None
+    assert meter.verdict == verdict
+    winner = decision.worker
+    assert winner is not None
+    if verdict == "local wins":
+        assert winner.name == "local"
+
+
+@pytest.mark.parametrize("ratio", [math.e, math.nextafter(math.e, 0), math.nextafter(math.e, 9)])
+def test_no_weight_bridges_a_ratio_of_e(ratio: float) -> None:
+    _, decision = preferring(1.0, 3, 1)
+    position = [one.name for one in decision.workers].index("local")
+    costs = [1.0, 1.0]
+    multipliers = decision.inputs.multipliers
+    costs[position] = ratio * multipliers[position]
+    meter = preference(replace(decision, costs=costs))
+    assert meter is not None
+    assert (meter.smallest_weight, meter.verdict) == (None, NO_WEIGHT)
+
+
+def test_a_flip_of_least_loaded_is_a_number_of_requests() -> None:
+    made = router(worker(1), worker(2), router_mode="least-loaded")
+    apply_all(made, active(2, "x"), active(2, "y"))
+    found = flip(made.plan(request(16)).final)
+    assert found is not None
+    assert (found.change, found.by, found.worker, found.is_load) == (
+        "active_requests",
+        3,
+        "w1",
+        True,
+    )
+    apply_all(made, active(1, "a"), active(1, "b"), active(1, "c"))
+    decision = made.plan(request(16)).final
+    assert decision.worker is not None
+    assert decision.worker.name == "w2"
+    random = router(worker(1), worker(2), router_mode="random").plan(request(16)).final
+    assert flip(random) is None
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,31 @@ def test_a_required_router_policy_admits_prefill_workers_with_a_policy_of_their_
     assert plan.final.worker.name == "dR"
 
 
+def test_a_worker_that_drops_its_own_policy_falls_under_the_routers() -> None:
+    decode = worker(6, "dA", "decode", zone="a")
+    own = worker(
+        5,
+        "pR",
+        "prefill",
+        topology_domains={"rack": "r1"},
+        kv_transfer_domain="rack",
+        kv_transfer_enforcement="preferred",
+        kv_transfer_preferred_weight=0.5,
+    )
+    fleet = policy_fleet("required", own, decode)
+    assert fleet.plan(request(40)).ok
+    apply_all(fleet, WorkerUpserted(worker(5, "pR", "prefill")))
+    plan = fleet.plan(request(40), detail=True)
+    assert [one.filter for one in plan.prefill.funnel if not one.left] == ["domain"]
+
+
+def test_a_decode_worker_whose_new_card_allows_prefill_serves_alone() -> None:
+    fleet = router(worker(1, "d", "decode", can_prefill=False))
+    assert not fleet.plan(request(40)).ok
+    apply_all(fleet, WorkerUpserted(worker(1, "d", "decode", can_prefill=True)))
+    assert fleet.plan(request(40)).ok
+
+
 def test_a_workers_own_policy_wins_and_the_conflict_is_named() -> None:
     own = worker(1, "pA", "prefill", zone="a", policy="preferred", weight=0.3)
     policy = RouterPolicy("zone", "required")
