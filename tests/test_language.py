@@ -57,7 +57,6 @@ NOT_CLEAN: Final[frozenset[str]] = frozenset(
     {
         "docs/decisions",
         "dynctl/adapters",
-        "dynctl/simulation",
     }
 )
 

@@ -33,7 +33,7 @@ def demo(
     from dynctl.documents.demo import DemoEnd
     from dynctl.screens.render import emit, talk
     from dynctl.simulation.demo.fleet import DemoError, DemoFleet
-    from dynctl.simulation.demo.story import tell
+    from dynctl.simulation.demo.story import run_steps
 
     started = time.monotonic()
     steps = 0
@@ -42,7 +42,7 @@ def demo(
         with DemoFleet(port=port) as fleet:
             talk(f"ready after {fleet.started_in:.1f} s: {fleet.url}")
             if story:
-                for step in tell(fleet):
+                for step in run_steps(fleet):
                     steps += 1
                     emit(step, options)
             seconds = time.monotonic() - started

@@ -1,1 +1,1 @@
-"""The embedded fleet: real engine processes and a frontend, and the story told with them."""
+"""The demo fleet: engine processes and a frontend, and the steps of `dynctl demo`."""

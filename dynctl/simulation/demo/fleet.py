@@ -1,7 +1,7 @@
 """A two-zone disaggregated fleet of simulated engines and one frontend, as child processes.
 
 The engines read their zone from files and their policy from the environment, as workers on
-Kubernetes do, so that the whole path from topology file to routing decision is exercised.
+Kubernetes do, so that the demo uses the whole path from topology file to routing decision.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 
 READY_SECONDS = 30.0
 _STOP_SECONDS = 5.0
-#: Variables of the caller's deployment that must not leak into the demo.
+#: Prefixes of variables of the user's deployment, which the demo does not inherit.
 _FOREIGN = ("DYN_", "ETCD_", "NATS_")
 
 
 class DemoError(RuntimeError):
-    """A process of the fleet did not start, with the end of its log."""
+    """A failure of the demo; for a process that did not start, with the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ TWO_ZONES = tuple(
 
 @dataclass(slots=True)
 class Child:
-    """A running process, what it said when it was ready, and where its log is."""
+    """A running process. ``ready``: its ready record; ``log``: the path of its log."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -89,7 +89,7 @@ class DemoFleet:
 
     @property
     def url(self) -> str:
-        """Where the frontend listens."""
+        """The URL of the frontend."""
         if self.frontend is None:
             raise DemoError("the demo's frontend is not running")
         return self.frontend.url
@@ -118,14 +118,14 @@ class DemoFleet:
         self.close()
 
     def stop(self, name: str) -> None:
-        """Kill one engine, as a crash would."""
+        """Kill one engine, to simulate a crash."""
         child = self.engines[name]
         child.process.kill()
         child.process.wait()
         _close_output(child)
 
     def close(self) -> None:
-        """End every process, politely first; remove the directory."""
+        """End every process, by SIGTERM first; remove the directory."""
         children = [*([self.frontend] if self.frontend else []), *self.engines.values()]
         for child in children:
             if child.process.poll() is None:
@@ -192,7 +192,7 @@ class DemoFleet:
 
 
 def _await_ready(children: Iterable[Child]) -> None:
-    """Wait for the JSON line that each child prints once it listens."""
+    """Wait for the ready record (a JSON line) of each child."""
     deadline = time.monotonic() + READY_SECONDS
     for child in children:
         child.ready = _read_ready(child, deadline)

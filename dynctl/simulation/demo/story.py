@@ -1,7 +1,6 @@
-"""The demo's story: four requests that show what the router does, as values for somebody to show.
+"""The steps of the demo: four requests and the routing decision of each.
 
-Every step sends a real request to the frontend and reads the decision that was really made; what
-is explained is what happened.
+Every step sends a real request to the frontend and reads its decision.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from dynctl.simulation.demo.fleet import DemoError, DemoFleet
 MODEL = "demo"
 QUESTION = (
     "Explain how a router decides which worker should serve a request when the prompt's prefix is "
-    "already in somebody's KV cache, and what changes when prefill and decode run on different "
+    "already in a worker's KV cache, and what changes when prefill and decode run on different "
     "machines in different zones."
 )
 FOLLOW_UP = QUESTION + " Then say it again for a reader who has never operated a cluster."
 _SETTLE_SECONDS = 5.0
 
 
-def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[DemoStep]:
-    """Run the story against a running fleet; raises DemoError when a step did not come out."""
+def run_steps(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[DemoStep]:
+    """Run the steps with a running fleet. Raises DemoError if a step fails."""
     with httpx.Client(base_url=fleet.url, timeout=timeout) as client:
         _await_workers(client, ready=len(fleet.engines))
-        first = _ask(
+        first = _request(
             client,
             1,
             "A request in two hops",
@@ -43,11 +42,11 @@ def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[DemoStep]:
         if served is None:
             raise DemoError(f"the first request was not served: {first.answer}")
         _await_cached(client, served.worker)
-        yield _ask(
+        yield _request(
             client,
             2,
             "The same beginning again",
-            f"{served.worker} now has the prefix in its KV cache and said so by KV events.",
+            f"{served.worker} now has the prefix in its KV cache and published KV events.",
             FOLLOW_UP,
         )
         zone = _zone_of(first)
@@ -55,15 +54,15 @@ def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[DemoStep]:
         for name in lost:
             fleet.stop(name)
         _await_workers(client, ready=len(fleet.engines) - len(lost))
-        yield _ask(
+        yield _request(
             client,
             3,
             f"{zone} loses its decode workers",
-            f"Killed {' and '.join(lost)}. The cache is still in {zone}, but nobody there could "
+            f"Killed {' and '.join(lost)}. The cache is still in {zone}, but no worker there can "
             "decode: the decode-capacity guard moves the request.",
             FOLLOW_UP,
         )
-        yield _ask(
+        yield _request(
             client,
             4,
             f"A request bound to {zone}",
@@ -73,7 +72,7 @@ def tell(fleet: DemoFleet, timeout: float = 20.0) -> Iterator[DemoStep]:
         )
 
 
-def _ask(
+def _request(
     client: httpx.Client,
     number: int,
     title: str,
@@ -101,7 +100,7 @@ def _ask(
         raise DemoError(f"{title}: the frontend answered without a decision: {answer}")
     found = client.get(f"/v1/decisions/{decision}")
     if found.status_code != 200:
-        raise DemoError(f"{title}: decision {decision} is not kept: {found.text[:200]}")
+        raise DemoError(f"{title}: decision {decision} is not available: {found.text[:200]}")
     route = decode(found.content, RouteResult)
     return DemoStep(number, title, doing, response.status_code, answer, route, seconds)
 
@@ -116,20 +115,20 @@ def _zone_of(step: DemoStep) -> str:
 
 
 def _await_workers(client: httpx.Client, ready: int) -> None:
-    """Until the frontend counts exactly so many workers as routable."""
+    """Wait until the frontend has exactly ``ready`` ready workers."""
     seen = 0
 
-    def settled() -> bool:
+    def reached() -> bool:
         nonlocal seen
         rows = client.get("/v1/workers").json()["workers"]
         seen = sum(row["status"] == "ready" for row in rows)
         return seen == ready
 
-    _until(settled, lambda: f"expected {ready} ready workers, the frontend has {seen}")
+    _until(reached, lambda: f"expected {ready} ready workers, the frontend has {seen}")
 
 
 def _await_cached(client: httpx.Client, name: str) -> None:
-    """Until the KV events of a worker arrived: then its index is not empty."""
+    """Wait until the KV events of a worker arrive: then its index is not empty."""
 
     def arrived() -> bool:
         rows = client.get("/v1/workers").json()["workers"]

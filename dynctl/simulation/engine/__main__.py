@@ -1,7 +1,7 @@
-"""`python -m dynctl.simulation.engine`: one simulated engine process, without the rest of the tool.
+"""`python -m dynctl.simulation.engine`: one simulated engine process.
 
-`dynctl serve engine` starts the same thing; this entry imports neither typer nor rich, so a fleet
-of engines stays small.
+`dynctl serve engine` starts the same engine; this entry point imports neither typer nor rich, so
+that a fleet of engines needs little memory.
 """
 
 import argparse

@@ -74,7 +74,7 @@ class _DetokenizeBody(msgspec.Struct):
 
 
 class PullBody(msgspec.Struct):
-    """What a decode engine sends: how many blocks it lacks, and which hand-off they are of."""
+    """The request of a decode engine: the number of missing blocks and their hand-off."""
 
     num_blocks: U32
     topology_domains: Annotated[dict[str, str], msgspec.Meta(max_length=256)] = {}
@@ -92,14 +92,14 @@ class EngineApi:
 
     @web.middleware
     async def error_middleware(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Every refusal is a JSON body in OpenAI's shape; a cut connection stays cut."""
+        """Turn every error into a JSON body in OpenAI's shape, except a simulated crash."""
         try:
             return await handler(request)
         except ApiError as error:
             return _error(error)
         except EngineWentAway:
-            # As a killed process: the client sees the connection close. What is returned goes
-            # nowhere; raising instead would log a traceback for a failure that was asked for.
+            # As with a killed process, the connection closes. The returned response is never sent;
+            # an exception would log a traceback for an intended failure.
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=500)
@@ -115,15 +115,15 @@ class EngineApi:
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
             return _error(
-                ApiError(405, f"{request.path} does not take {request.method}; use {allowed}")
+                ApiError(405, f"{request.path} does not support {request.method}; use {allowed}")
             )
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        self._refuse_if_told()
+        self._refuse_if_unavailable()
         return await generate(self._engine, request, chat=True)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        self._refuse_if_told()
+        self._refuse_if_unavailable()
         return await generate(self._engine, request, chat=False)
 
     async def models(self, _request: web.Request) -> web.Response:
@@ -173,7 +173,7 @@ class EngineApi:
         return _json({"prompt": text})
 
     async def health(self, _request: web.Request) -> web.Response:
-        self._refuse_if_told()
+        self._refuse_if_unavailable()
         return _json({"status": "ok", "name": self._engine.config.name})
 
     async def live(self, _request: web.Request) -> web.Response:
@@ -195,8 +195,8 @@ class EngineApi:
             ranks = ", ".join(map(str, busy))
             raise ApiError(
                 409,
-                f"requests or hand-offs hold KV blocks of rank {ranks}, whose cache was kept; "
-                "retry when they are done",
+                f"the cache of rank {ranks} was not cleared: requests or hand-offs hold its KV "
+                "blocks; retry when they are done",
                 type="ConflictError",
             )
         return _json({"status": "ok"})
@@ -220,7 +220,7 @@ class EngineApi:
         return _json(self._engine.faults.as_dict())
 
     async def set_taints(self, request: web.Request) -> web.Response:
-        """Dynamo's route and answers: replaces the worker's own taints, keeps the topology's."""
+        """Replace the worker's own taints, as Dynamo does; topology taints stay."""
         body = decode_body(await request.read())
         taints = body.get("taints")
         if not (isinstance(taints, list) and all(isinstance(t, str) and t for t in taints)):
@@ -237,10 +237,12 @@ class EngineApi:
         body = read_fields(decode_body(await request.read()), PullBody)
         return _json(await serve_pull(self._engine, body))
 
-    def _refuse_if_told(self) -> None:
+    def _refuse_if_unavailable(self) -> None:
         status = self._engine.faults.current.refuse
         if status:
-            raise ApiError(status, f"engine {self._engine.config.name} was told to refuse")
+            raise ApiError(
+                status, f"engine {self._engine.config.name} refuses requests (fault refuse)"
+            )
         engine = self._engine
         states = (
             ("draining", engine.draining),
@@ -253,11 +255,11 @@ class EngineApi:
 
 
 async def serve_pull(engine: Engine, body: PullBody) -> dict[str, Any]:
-    """Take the simulated transfer time, then free the blocks.
+    """POST /engine/kv/pull on a prefill engine: wait the simulated time, then free the blocks.
 
     `{"num_blocks", "topology_domains"?, "bootstrap_room"}` or `{"num_blocks", "remote_engine_id",
-    "remote_request_id"?, "remote_block_ids"?}`. ApiError 404: the blocks are not (or no longer)
-    here; 409: another engine pulls them.
+    "remote_request_id"?, "remote_block_ids"?}`. Raises ApiError 404 if the engine does not have the
+    blocks (any more), 409 if another engine pulls them.
     """
     if body.num_blocks > engine.config.total_blocks:
         raise wrong_field("num_blocks", f"this engine has {engine.config.total_blocks} blocks")
@@ -267,7 +269,7 @@ async def serve_pull(engine: Engine, body: PullBody) -> dict[str, Any]:
         raise ApiError(
             404,
             f"engine {engine.config.name} holds no KV blocks for this hand-off: it was pulled "
-            "before, timed out, or the engine restarted",
+            "before, it timed out, or the engine restarted",
             type="KvLostError",
         )
     if held.pulling:
@@ -278,7 +280,7 @@ async def serve_pull(engine: Engine, body: PullBody) -> dict[str, Any]:
         await asyncio.sleep(engine.timer.kv_transfer(body.num_blocks, body.topology_domains))
         pulled = not held.gone.is_set()
     finally:
-        # A puller that hangs up half way must not lose the blocks for the one after it.
+        # If a puller disconnects, the blocks stay available for the next one.
         held.pulling = False
         if pulled:
             engine.held.release(held, pulled=True)

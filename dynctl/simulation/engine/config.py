@@ -1,7 +1,7 @@
-"""EngineConfig: everything a simulated engine can be told, declared once.
+"""EngineConfig: all settings of a simulated engine.
 
-Each field carries its help, bounds and choices; `OPTIONS` derives the command-line flags and
-environment variables from the same fields, so no second list can drift from this one.
+Each field has its help, bounds and choices; `OPTIONS` has the command-line flags and environment
+variables of the same fields.
 """
 
 import os
@@ -15,7 +15,7 @@ KvLoadFailurePolicy = Literal["recompute", "fail"]
 
 
 class EngineConfigError(ValueError):
-    """An option has an unusable value; the text names it, the value and what was expected."""
+    """An invalid value of an option; the text has the option, the value and what was expected."""
 
 
 def _option(
@@ -41,14 +41,14 @@ def _option(
 
 @dataclass(frozen=True)
 class Faults:
-    """Failures an engine shows on purpose; all off by default, switchable live."""
+    """Failures to simulate; all are off by default and can be changed while the engine runs."""
 
     slow_factor: float = _option(
         1.0, "Multiply every simulated duration by this factor.", minimum=0.0, maximum=1e6
     )
     refuse: int = _option(
         0,
-        "Answer /health and every inference request with this HTTP status; 0 = off.",
+        "Return this HTTP status for /health and every inference request; 0 = off.",
         minimum=0,
         maximum=599,
         metavar="STATUS",
@@ -60,7 +60,7 @@ class Faults:
         False, "Number and keep KV event batches for replay, but do not send them."
     )
     drop_events: int = _option(
-        0, "Leave the next N KV event batches unsent; replay still has them.", minimum=0
+        0, "Do not send the next N KV event batches; replay still has them.", minimum=0
     )
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class EngineConfig:
     )
     role: Role = _option(  # noqa: RUF009  a dataclasses.field
         Role.AGGREGATED,
-        "Which phases the engine serves.",
+        "Phases that the engine serves.",
         choices=tuple(role.value for role in Role),
     )
     can_prefill: bool = _option(
@@ -90,7 +90,7 @@ class EngineConfig:
     )
     host: str = _option("127.0.0.1", "Address to listen on.")
     advertise_host: str = _option(
-        "", "Address that others reach this engine at; empty = the one it listens on."
+        "", "Address of this engine for others; empty = the address it listens on."
     )
     port: int = _option(0, "HTTP port; 0 picks a free one.", minimum=0, maximum=65535)
 
@@ -100,16 +100,16 @@ class EngineConfig:
     )
     max_model_len: int = _option(
         0,
-        "Context length in tokens; 0 = 8192 or what the KV blocks hold, if less.",
+        "Context length in tokens; 0 = 8192, or the size of the KV blocks if that is less.",
         minimum=0,
         maximum=10_000_000,
     )
     max_num_seqs: int = _option(
-        256, "Requests of a rank that run at once.", minimum=1, maximum=65536
+        256, "Requests that run on a rank at the same time.", minimum=1, maximum=65536
     )
     max_waiting: int = _option(
         4096,
-        "Requests that may wait on a rank; further ones get 503.",
+        "Requests that may wait on a rank; more requests get 503.",
         minimum=1,
         maximum=1_000_000,
     )
@@ -122,7 +122,7 @@ class EngineConfig:
     lora: tuple[str, ...] = _option((), "Also serve this LoRA adapter's name (repeatable).")
 
     prefill_tokens_per_s: float = _option(
-        20_000.0, "Prefill speed of a rank, tokens a second.", minimum=1e-3, maximum=1e12
+        20_000.0, "Prefill speed of a rank, tokens per second.", minimum=1e-3, maximum=1e12
     )
     decode_itl_ms: float = _option(
         10.0, "Duration of a decode step, milliseconds.", minimum=0.0, maximum=600_000.0
@@ -143,13 +143,13 @@ class EngineConfig:
     )
     kv_transfer_cross_domain_factor: float = _option(
         1.0,
-        "Slow-down of a pull between different values of the KV transfer domain.",
+        "Factor for the time of a pull between different values of the KV transfer domain.",
         minimum=1.0,
         maximum=1e4,
     )
     kv_load_failure_policy: KvLoadFailurePolicy = _option(  # noqa: RUF009  a dataclasses.field
         "recompute",
-        "What a decode engine does when the prefill engine lost the KV blocks.",
+        "Reaction of a decode engine if the prefill engine lost the KV blocks.",
         choices=("recompute", "fail"),
     )
     kv_hold_timeout_s: float = _option(
@@ -179,15 +179,15 @@ class EngineConfig:
     )
     drain_timeout_s: float = _option(
         30.0,
-        "Seconds that running requests get to finish after SIGTERM.",
+        "Seconds for running requests to finish after SIGTERM.",
         minimum=0.0,
         maximum=3600.0,
     )
 
     faults: Faults = field(default_factory=Faults)
 
-    # What the worker publishes about its place; no flags, since it comes from the worker
-    # environment contract (dynctl.base.worker_environment) under ModelRuntimeConfig's names.
+    # The worker's topology, with the names of ModelRuntimeConfig. It has no flags: it comes from
+    # the worker environment contract (dynctl.base.worker_environment).
     topology_domains: Mapping[str, str] = field(default_factory=dict)
     kv_transfer_domain: str | None = None
     kv_transfer_enforcement: str | None = None
@@ -203,7 +203,7 @@ class EngineConfig:
         if self.max_model_len > capacity:
             raise EngineConfigError(
                 f"--max-model-len is {self.max_model_len}, but {self.total_blocks} blocks of "
-                f"{self.block_size} tokens hold {capacity}; lower it or raise --total-blocks"
+                f"{self.block_size} tokens have {capacity}; lower it or raise --total-blocks"
             )
         if len({self.model, *self.lora}) != 1 + len(self.lora):
             raise EngineConfigError("--lora names must differ from each other and from --model")
@@ -215,12 +215,12 @@ class EngineConfig:
             object.__setattr__(self, "replay", "")  # nothing to replay without a stream
 
     def reachable(self, host: str) -> str:
-        """What others connect to when we listen on `host`, which may be a wildcard."""
+        """The address for others if the engine listens on `host`, which may be a wildcard."""
         return self.advertise_host or _WILDCARDS.get(host, host)
 
     @property
     def context_length(self) -> int:
-        """Longest prompt plus output in tokens, never more than the KV blocks hold."""
+        """The most tokens of prompt and output; never more than the KV blocks."""
         return self.max_model_len or min(8192, self.total_blocks * self.block_size)
 
 

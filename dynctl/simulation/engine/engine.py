@@ -1,4 +1,4 @@
-"""Engine: the ranks of one simulated engine, its hand-offs, and what it tells about itself."""
+"""Engine: the ranks of one simulated engine, its hand-offs, its load and info reports."""
 
 import asyncio
 import secrets
@@ -29,7 +29,7 @@ from router_core import ModelRuntimeConfig, Role
 
 
 class EngineRestarted(Exception):
-    """The engine lost all requests in a simulated restart; their connections are cut."""
+    """The engine lost all requests in a simulated restart; their connections close."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Engine:
         self._replays: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to schedule and to answer replay requests."""
+        """Start the schedulers and the replay sockets."""
         for rank in self.ranks:
             # A scheduler's state is unknown after a failure, so it is not restarted.
             self._tasks.start(
@@ -122,37 +122,40 @@ class Engine:
         return self.config.reachable(self.config.host)
 
     def choose_rank(self, wanted: int | None) -> Rank:
-        """The rank asked for, else the one with the fewest requests (lowest number on a tie)."""
+        """The wanted rank, else the one with the fewest requests (lowest number on a tie)."""
         if wanted is not None:
             return self.ranks[wanted]
         return min(self.ranks, key=lambda rank: rank.active_requests)
 
-    def admit(self, rank: Rank, asked: Generate, request_id: str) -> EngineRequest:
-        """Queue a generation on `rank`; raises RankBusy."""
-        remote = asked.remote_kv
+    def admit(self, rank: Rank, generate: Generate, request_id: str) -> EngineRequest:
+        """Queue a generation on `rank`. Raises RankBusy."""
+        remote = generate.remote_kv
         request = EngineRequest(
             id=request_id,
-            tokens=list(asked.prompt),
-            max_tokens=asked.max_tokens,
-            finish_as=asked.finish_as,
+            tokens=list(generate.prompt),
+            max_tokens=generate.max_tokens,
+            finish_as=generate.finish_as,
             plan=OutputPlan(
-                self._vocabulary, asked.prompt, self.config.seed, follows_text=not asked.chat
+                self._vocabulary, generate.prompt, self.config.seed, follows_text=not generate.chat
             ),
-            root=root_hash(asked.lora, asked.cache_salt),
-            lora=asked.lora,
+            root=root_hash(generate.lora, generate.cache_salt),
+            lora=generate.lora,
             load_kv=partial(self.puller.pull, remote) if remote is not None else None,
-            keep_kv=asked.hold_for_pull or asked.room is not None,
+            keep_kv=generate.hold_for_pull or generate.room is not None,
         )
         rank.scheduler.submit(request)
         return request
 
     def reset_prefix_cache(self) -> list[int]:
-        """Clear the ranks that hold no blocks, announcing it; returns the ranks that do."""
+        """Clear the idle ranks and publish it; returns the ranks whose blocks are in use."""
         return [rank.dp_rank for rank in self.ranks if not rank.scheduler.clear_cache()]
 
     async def restart_silently(self) -> None:
-        """What a crash and a restart at the same addresses look like: requests die, the cache is
-        empty, sequences start at 0 and nobody is told. New requests are refused meanwhile."""
+        """Simulate a crash and a restart at the same addresses.
+
+        Requests end, the cache is empty, sequences start at 0, and no event is published. New
+        requests are refused meanwhile.
+        """
         if self.restarting:
             return
         self.restarting = True
@@ -181,7 +184,7 @@ class Engine:
                 rank.scheduler.end_all(EngineRestarted(f"internal error in {name}: {message}"))
 
     def runtime_config(self) -> ModelRuntimeConfig:
-        """What this engine publishes about itself, with its topology and taints."""
+        """The runtime config that this engine publishes, with its topology and taints."""
         config = self.config
         return ModelRuntimeConfig(
             total_kv_blocks=config.total_blocks,

@@ -1,4 +1,4 @@
-"""FaultState: the live failure switches of a running engine."""
+"""FaultState: the current faults of a running engine."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -8,15 +8,15 @@ from dynctl.simulation.engine.config import EngineConfigError, Faults
 
 
 class FaultState:
-    """Mutable holder of the current `Faults`, shared by the HTTP side, scheduler and publisher."""
+    """The current `Faults`, shared by the HTTP handlers, the schedulers and the publishers."""
 
     def __init__(self, faults: Faults) -> None:
         self.current = faults
 
     def update(self, changes: Mapping[str, Any]) -> None:
-        """Apply switches by name; raises EngineConfigError naming an unknown or bad one.
+        """Change faults by name. Raises EngineConfigError with the unknown or invalid one.
 
-        `refuse: true` stands for status 503 and `refuse: false` for off.
+        `refuse: true` means status 503, `refuse: false` off.
         """
         known = {f.name: type(f.default) for f in fields(Faults)}
         checked: dict[str, Any] = {}
@@ -32,11 +32,11 @@ class FaultState:
         self.current = replace(self.current, **checked)
 
     def as_dict(self) -> dict[str, Any]:
-        """Switch name -> value, as GET /engine/faults answers."""
+        """Name -> value, the body of GET /engine/faults."""
         return asdict(self.current)
 
     def take_dropped_batch(self) -> bool:
-        """Whether the batch about to be sent falls to `drop_events`; counts it down."""
+        """Whether `drop_events` applies to the next batch; counts it down."""
         left = self.current.drop_events
         if left:
             self.current = replace(self.current, drop_events=left - 1)
@@ -50,5 +50,5 @@ def _typed(name: str, value: object, kind: type) -> object:
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+    expected = {bool: "true or false", int: "an integer", float: "a number"}[kind]
     raise EngineConfigError(f"fault {name!r} is {value!r}; expected {expected}")

@@ -1,4 +1,4 @@
-"""One generation over HTTP: admit, stream or collect, and hand the KV blocks on."""
+"""Serve one generation over HTTP: admit, stream or collect, and offer the KV blocks."""
 
 import asyncio
 import secrets
@@ -28,30 +28,30 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EngineWentAway(Exception):
-    """The engine shows a failure: the connection must be cut without an answer."""
+    """A simulated crash: the connection must close without an answer."""
 
 
 async def generate(engine: Engine, http: web.Request, *, chat: bool) -> web.StreamResponse:
     """Serve one chat or text completion."""
     raw = await http.read()
-    asked = await off_loop_if_long(raw, partial(_parse, engine, http.headers, chat))
+    parsed = await off_loop_if_long(raw, partial(_parse, engine, http.headers, chat))
     prefix = "chatcmpl" if chat else "cmpl"
     given_id = http.headers.get("X-Request-Id", "")[:_MAX_REQUEST_ID]
     if not given_id.isascii() or not given_id.isprintable():
         given_id = ""
     answer_id = f"{prefix}-{given_id or secrets.token_hex(16)}"
-    rank = engine.choose_rank(asked.dp_rank)
-    if asked.room is not None and not engine.held.reserve(asked.room):
-        raise ApiError(409, f"bootstrap_room {asked.room} is in use", param="bootstrap_room")
+    rank = engine.choose_rank(parsed.dp_rank)
+    if parsed.room is not None and not engine.held.reserve(parsed.room):
+        raise ApiError(409, f"bootstrap_room {parsed.room} is in use", param="bootstrap_room")
     try:
-        request = engine.admit(rank, asked, answer_id)
+        request = engine.admit(rank, parsed, answer_id)
     except RankBusy as error:
-        if asked.room is not None:
-            engine.held.fail(asked.room)
+        if parsed.room is not None:
+            engine.held.fail(parsed.room)
         raise ApiError(503, str(error)) from None
-    run = _Run(engine, rank, asked, request)
+    run = _Run(engine, rank, parsed, request)
     try:
-        if asked.stream:
+        if parsed.stream:
             return await _stream(run, http)
         return await _collect(run)
     finally:
@@ -66,7 +66,7 @@ def _parse(engine: Engine, headers: Mapping[str, str], chat: bool, raw: bytes) -
 class _Run:
     engine: Engine
     rank: Rank
-    asked: Generate
+    parsed: Generate
     request: EngineRequest
     created: int = field(default_factory=lambda: int(time.time()))
     shown: int = 0
@@ -74,11 +74,11 @@ class _Run:
     kv_transfer_params: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        self._stops = StopScanner(self.asked.stop)
-        self._handed_over = False
+        self._stops = StopScanner(self.parsed.stop)
+        self._offered = False
 
     async def pieces(self) -> AsyncIterator[list[str]]:
-        """The text of the tokens, several at a time when they came faster than we looked.
+        """The text of the new tokens, one or several at a time.
 
         Sets `finish_reason` at the end. Raises ApiError or EngineWentAway.
         """
@@ -97,7 +97,7 @@ class _Run:
                 if limit and self.shown >= limit:
                     if texts:
                         yield texts
-                    await asyncio.sleep(0)  # what was written leaves before the cut
+                    await asyncio.sleep(0)  # the written bytes leave before the connection closes
                     raise EngineWentAway
             ended = request.ended or self._stops.stopped
             if ended and not self._stops.stopped and (rest := self._stops.rest()):
@@ -106,7 +106,7 @@ class _Run:
                 yield texts
             if ended:
                 self.finish_reason = "stop" if self._stops.stopped else request.finish or "stop"
-                await self._hand_over()
+                await self._offer_kv()
                 return
 
     def usage(self) -> dict[str, Any]:
@@ -114,25 +114,25 @@ class _Run:
         return usage_of(request.prompt_tokens, self.shown, request.cached_tokens or 0)
 
     def finish(self) -> None:
-        """Stop the request if the client left, or free what nobody will pull."""
+        """Stop the request if the client left, or free blocks that are not to be pulled."""
         self.rank.scheduler.end(self.request)
-        if not self._handed_over:
+        if not self._offered:
             if self.request.table is not None:
                 self.rank.scheduler.release(self.request.table)
                 self.request.table = None
-            if self.asked.room is not None:
-                self.engine.held.fail(self.asked.room)
+            if self.parsed.room is not None:
+                self.engine.held.fail(self.parsed.room)
 
-    async def _hand_over(self) -> None:
-        request, asked, engine = self.request, self.asked, self.engine
+    async def _offer_kv(self) -> None:
+        request, parsed, engine = self.request, self.parsed, self.engine
         if not request.keep_kv or request.table is None:
             return
         self.rank.scheduler.detach(request)
-        room = asked.room
-        # A client may repeat its request id, so the hand-off's has a suffix (as vLLM's does).
+        room = parsed.room
+        # A client may repeat its request id, so the id of the hand-off has a suffix, as in vLLM.
         key = room if room is not None else f"{request.id}-{secrets.token_hex(4)}"
         held = engine.held.hold(key, request.table, self.rank.dp_rank, self.rank.scheduler.release)
-        self._handed_over = True
+        self._offered = True
         if room is not None:
             await _until_pulled(held, engine, room)
             return
@@ -159,7 +159,7 @@ class _Run:
 async def _until_pulled(held: HeldKv, engine: Engine, room: int) -> None:
     try:
         await held.gone.wait()
-    except asyncio.CancelledError:  # the client gave the request up, so nobody is to pull it
+    except asyncio.CancelledError:  # the client left, so the blocks are not pulled
         engine.held.release(held, pulled=False)
         raise
     if not held.pulled:
@@ -177,7 +177,7 @@ async def _collect(run: _Run) -> web.Response:
     async for texts in run.pieces():
         parts += texts
     body = unary(
-        run.asked,
+        run.parsed,
         run.request.id,
         run.created,
         "".join(parts),
@@ -189,11 +189,11 @@ async def _collect(run: _Run) -> web.Response:
 
 
 async def _stream(run: _Run, http: web.Request) -> web.StreamResponse:
-    """The status line waits for the first token: until then a failure is a plain error."""
+    """Stream the answer; the status line waits for the first token, so errors have a status."""
     response = web.StreamResponse(
         headers={"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
     )
-    chunks = ChunkWriter(run.asked, run.request.id, run.created)
+    chunks = ChunkWriter(run.parsed, run.request.id, run.created)
     try:
         async for texts in run.pieces():
             events = b"".join(map(chunks.text, texts))
@@ -207,11 +207,11 @@ async def _stream(run: _Run, http: web.Request) -> web.StreamResponse:
         await response.write(error_event(error.body()))
         await response.write_eof()
         return response
-    if not response.prepared:  # a stop string right at the start: no text at all
+    if not response.prepared:  # a stop string at the start: no text
         await response.prepare(http)
         await response.write(chunks.first())
     tail = chunks.last(run.finish_reason, run.kv_transfer_params)
-    if run.asked.include_usage:
+    if run.parsed.include_usage:
         tail += chunks.usage(run.usage())
     await response.write(tail + DONE)
     await response.write_eof()
@@ -222,7 +222,7 @@ async def _stream(run: _Run, http: web.Request) -> web.StreamResponse:
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """`cached_tokens` were found in this engine's own cache; pulled ones do not count."""
+    """The usage object. `cached_tokens`: found in this engine's cache, without pulled ones."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -232,7 +232,7 @@ def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> 
 
 
 def unary(
-    asked: Generate,
+    parsed: Generate,
     answer_id: str,
     created: int,
     text: str,
@@ -242,15 +242,15 @@ def unary(
 ) -> bytes:
     """The whole answer of a request without `stream`."""
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
-    if asked.chat:
+    if parsed.chat:
         choice["message"] = {"role": "assistant", "content": text}
     else:
         choice["text"] = text
     body = {
         "id": answer_id,
-        "object": "chat.completion" if asked.chat else "text_completion",
+        "object": "chat.completion" if parsed.chat else "text_completion",
         "created": created,
-        "model": asked.model,
+        "model": parsed.model,
         "choices": [choice],
         "usage": usage,
     }
@@ -262,16 +262,16 @@ def unary(
 class ChunkWriter:
     """Server-sent events of one answer. The constant parts are encoded once."""
 
-    def __init__(self, asked: Generate, answer_id: str, created: int) -> None:
-        self._chat = asked.chat
+    def __init__(self, parsed: Generate, answer_id: str, created: int) -> None:
+        self._chat = parsed.chat
         self._base = {
             "id": answer_id,
-            "object": "chat.completion.chunk" if asked.chat else "text_completion",
+            "object": "chat.completion.chunk" if parsed.chat else "text_completion",
             "created": created,
-            "model": asked.model,
+            "model": parsed.model,
         }
         head = b"data: " + _encode(self._base)[:-1] + b',"choices":[{"index":0,'
-        if asked.chat:
+        if parsed.chat:
             self._before = head + b'"delta":{"content":'
             self._after = b'},"logprobs":null,"finish_reason":null}]}\n\n'
         else:
@@ -279,7 +279,7 @@ class ChunkWriter:
             self._after = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
     def first(self) -> bytes:
-        """The chunk that announces the assistant's role; nothing for a plain completion."""
+        """The chunk with the assistant's role; empty for a plain completion."""
         if not self._chat:
             return b""
         delta = {"role": "assistant", "content": ""}
@@ -306,7 +306,7 @@ class ChunkWriter:
 
 
 def error_event(body: bytes) -> bytes:
-    """An error after the stream began: the status line is gone, so it is an event."""
+    """An error as an event, for a stream that has begun."""
     return b"data: " + body + b"\n\n"
 
 
@@ -316,12 +316,12 @@ class StopScanner:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
-        # The start of a stop string may be at the end of what is there: that much is held back.
+        # The text may end with the start of a stop string: that many characters are held back.
         self._keep = max((len(stop) for stop in stops), default=1) - 1
         self.stopped = False
 
     def feed(self, piece: str) -> str:
-        """The text that may be shown now; sets `stopped` once a stop string is complete."""
+        """The text that can be sent now; sets `stopped` once a stop string is complete."""
         if not self._stops:
             return piece
         self._held += piece
@@ -335,6 +335,6 @@ class StopScanner:
         return shown
 
     def rest(self) -> str:
-        """What was held back, when the answer ends without a stop string."""
+        """The text held back, for an answer that ends without a stop string."""
         rest, self._held = self._held, ""
         return rest

@@ -1,8 +1,8 @@
-"""The prefill to decode hand-off: blocks held for a puller, and the puller.
+"""The hand-off from prefill to decode: held blocks, and the engine that pulls them.
 
-vLLM's way: prefill answers with `kv_transfer_params`, decode pulls by request id. SGLang's way:
-both get the request at once with a bootstrap room, and decode waits at prefill's bootstrap
-address for that room. Both end in one call here, `POST /engine/kv/pull` on the prefill engine.
+vLLM: prefill returns `kv_transfer_params`, decode pulls by request id. SGLang: both engines get the
+request at the same time with a bootstrap room, and decode waits at prefill's bootstrap address for
+that room. Both use one call here, `POST /engine/kv/pull` on the prefill engine.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ HandoffKey = str | int
 
 @dataclass(eq=False)
 class HeldKv:
-    """Blocks of a finished prefill that a decode engine may pull once."""
+    """The blocks of a finished prefill; a decode engine can pull them once."""
 
     key: HandoffKey
     table: BlockTable
@@ -39,7 +39,7 @@ class HeldKv:
 
 
 class HeldKvTable:
-    """Every hand-off of a prefill engine that still waits to be pulled.
+    """All hand-offs of a prefill engine that were not pulled yet.
 
     `timeout_s` bounds how long blocks are held and how long a puller waits for them.
     """
@@ -71,21 +71,21 @@ class HeldKvTable:
         return held
 
     def reserve(self, key: HandoffKey) -> bool:
-        """Claim a key that the client chose; False while another prefill uses it."""
+        """Reserve a key of the client; False while another prefill uses it."""
         if key in self._reserved:
             return False
         self._reserved.add(key)
         return True
 
     def find_by_blocks(self, blocks: list[int]) -> HandoffKey | None:
-        """The hand-off that holds exactly `blocks`: older vLLM sends no request id."""
+        """The hand-off with exactly `blocks`: older vLLM sends no request id."""
         for key, held in self._held.items():
             if held.table.blocks == blocks:
                 return key
         return None
 
     async def expect(self, key: HandoffKey, wait: bool) -> HeldKv | None:
-        """The hand-off `key`; with `wait`, one that will only be held later. None if none comes."""
+        """The hand-off `key`, None if there is none; with `wait`, also one that is held later."""
         held = self._held.get(key)
         if held is not None or not wait:
             return held
@@ -103,14 +103,14 @@ class HeldKvTable:
                 waiter.cancel()
 
     def fail(self, key: HandoffKey) -> None:
-        """The prefill that would have held `key` failed: whoever waits for it is told."""
+        """Report to waiting pullers that the prefill for `key` failed."""
         self._reserved.discard(key)
         waiter = self._expected.pop(key, None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def release(self, held: HeldKv, *, pulled: bool) -> None:
-        """Free the blocks; without effect the second time."""
+        """Free the blocks. The second call has no effect."""
         if held.gone.is_set():
             return
         if held.timer is not None:
@@ -122,7 +122,7 @@ class HeldKvTable:
         held.gone.set()
 
     def forget_all(self) -> None:
-        """A restart: the blocks are gone with the cache, nothing is given back."""
+        """Forget all hand-offs at a restart: their blocks are lost with the cache."""
         for held in list(self._held.values()):
             held.release_blocks = _nothing_to_release
             self.release(held, pulled=False)
@@ -130,7 +130,7 @@ class HeldKvTable:
             self.fail(key)
 
     def _expire(self, held: HeldKv) -> None:
-        if held.pulling:  # a transfer under way keeps its blocks
+        if held.pulling:  # a running transfer keeps its blocks
             held.timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, held)
             return
         self.expired += 1
@@ -143,7 +143,7 @@ def _nothing_to_release(_table: BlockTable) -> None:
 
 @dataclass(frozen=True)
 class RemoteKv:
-    """Where a decode engine finds the KV of its prompt: a request's or a bootstrap room's."""
+    """The source of a prompt's KV blocks: a request of a prefill engine, or a bootstrap room."""
 
     host: str
     port: int
@@ -154,7 +154,7 @@ class RemoteKv:
 
 
 class KvPuller:
-    """The decode side. `domains` (domain -> value) is where this engine lies."""
+    """The decode side. `domains`: the topology domains of this engine (domain -> value)."""
 
     def __init__(self, domains: Mapping[str, str], timeout_s: float) -> None:
         self._domains = dict(domains)
@@ -162,7 +162,7 @@ class KvPuller:
         self._session: aiohttp.ClientSession | None = None
 
     async def pull(self, remote: RemoteKv, blocks: int) -> None:
-        """Fetch `blocks` blocks (0 just lets the other side free them); raises KvLost."""
+        """Pull `blocks` blocks; with 0 the other engine only frees them. Raises KvLost."""
         body: dict[str, Any] = {"num_blocks": blocks, "topology_domains": self._domains}
         if remote.room is not None:
             body["bootstrap_room"] = remote.room
@@ -189,7 +189,7 @@ class KvPuller:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # Longer than the other side waits, so that its answer, not our timer, explains.
+            # Longer than the time-out of the other side, so that its answer has the reason.
             timeout = aiohttp.ClientTimeout(total=self._timeout_s * 2 + 5, sock_connect=5)
             self._session = aiohttp.ClientSession(
                 timeout=timeout,
@@ -207,4 +207,4 @@ def _reason(answer: bytes) -> str:
     try:
         return str(msgspec.json.decode(answer)["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
-        return "the answer was not understood"
+        return "invalid answer"

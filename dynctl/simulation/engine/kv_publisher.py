@@ -1,8 +1,8 @@
 """KvEventPublisher: one rank's KV events over ZMQ, in vLLM's format, with a replay socket.
 
-A PUB socket sends `[topic, sequence, batch]`. A ROUTER socket answers a request for "everything
-from sequence N" out of a bounded buffer of recent batches. A batch is numbered and kept before it
-is sent, so what a subscriber misses it can ask for, as long as the buffer reaches back.
+A PUB socket sends `[topic, sequence, batch]`. A ROUTER socket answers requests for all batches from
+sequence N on, from a bounded buffer of recent batches. A batch is numbered and kept before it is
+sent, so that a subscriber can request missed batches that are still in the buffer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dynctl.wire.vllm_events import (
 )
 
 MAX_BUFFER_BYTES = 16 * 1024 * 1024
-_SEND_QUEUE = 100_000  # messages a slow subscriber may lag behind, vLLM's default
+_SEND_QUEUE = 100_000  # the most unsent messages for a slow subscriber, vLLM's default
 
 _BIND_ATTEMPTS = 20
 _REBIND_ATTEMPTS = 250
@@ -45,7 +45,7 @@ AnySocket = TypeVar("AnySocket", zmq.Socket[bytes], zmq.asyncio.Socket)
 
 
 class ReplayBuffer:
-    """The last `max_batches` published batches, and never more than `max_bytes` of payload."""
+    """The last `max_batches` published batches, with at most `max_bytes` of payload."""
 
     def __init__(self, max_batches: int, max_bytes: int = MAX_BUFFER_BYTES) -> None:
         self._batches: deque[tuple[int, bytes]] = deque()
@@ -75,7 +75,7 @@ class ReplayBuffer:
 
 @dataclass(frozen=True)
 class RankEndpoints:
-    """Where a rank's events are published; `replay` is empty without a replay socket."""
+    """The endpoints of a rank's events; `replay` is empty without a replay socket."""
 
     dp_rank: int
     endpoint: str
@@ -107,7 +107,7 @@ class KvEventPublisher:
         self._wall_clock = wall_clock
 
     def publish(self, events: Iterable[CacheEvent]) -> None:
-        """Send one batch; never blocks (a subscriber that lags too far loses messages)."""
+        """Send one batch; never blocks (a subscriber that is too slow loses messages)."""
         batch = EventBatch(
             ts=self._wall_clock(),
             events=tuple(self._to_wire(event) for event in events),
@@ -122,8 +122,10 @@ class KvEventPublisher:
         self._pub.socket.send_multipart((self._topic, encode_seq(seq), payload), zmq.NOBLOCK)
 
     async def restart(self) -> None:
-        """Start again at sequence 0 with nothing to replay, as a new process would: subscribers
-        see their connections drop and come back. `serve_replay` must not be running."""
+        """Start again at sequence 0 with an empty buffer, as a new process does.
+
+        Subscribers lose their connections and reconnect. `serve_replay` must not be running.
+        """
         self.close()
         self.next_seq = 0
         self.buffer.clear()
@@ -132,18 +134,18 @@ class KvEventPublisher:
             await self._replay.bind_again()
 
     async def serve_replay(self) -> None:
-        """Answer replay requests for ever; cancel to stop."""
+        """Answer replay requests until cancelled."""
         if self._replay is None:
             return
         replay = self._replay.socket
         while True:
             frames = await replay.recv_multipart()
-            # REQ sends an empty delimiter before its request, DEALER may leave it out.
+            # REQ sends an empty delimiter before its request, DEALER may omit it.
             *envelope, request = frames
             try:
                 start = decode_seq(request)
             except WireError:
-                continue  # not a replay request: there is no way to answer "bad request"
+                continue  # not a replay request: the protocol has no error answer
             for seq, payload in self.buffer.since(start):
                 await replay.send_multipart([*envelope, encode_seq(seq), payload])
             await replay.send_multipart([*envelope, *END_OF_REPLAY_FRAMES])
@@ -172,7 +174,7 @@ class KvEventPublisher:
 def bind_publishers(
     config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], faults: FaultState
 ) -> list[KvEventPublisher]:
-    """One publisher a rank; empty when `kv_events` is. Raises EngineConfigError."""
+    """One publisher for each rank; none if `kv_events` is empty. Raises EngineConfigError."""
     if not config.kv_events:
         return []
 
@@ -183,7 +185,7 @@ def bind_publishers(
 
     def make_replay() -> zmq.asyncio.Socket:
         socket = zmq.asyncio.Socket(context, zmq.ROUTER)
-        # An answer is at most the whole buffer and its end marker: nothing may be dropped.
+        # An answer is at most the whole buffer and its end marker: no message may be dropped.
         socket.set_hwm(2 * (config.kv_events_buffer_steps + 1))
         return socket
 
@@ -206,7 +208,7 @@ def bind_publishers(
 
 
 class BoundSocket(Generic[AnySocket]):
-    """A socket at an address that it keeps. `endpoint` is what others connect to."""
+    """A socket with a fixed address. `endpoint`: the address for others."""
 
     def __init__(self, make: Callable[[], AnySocket], address: str) -> None:
         self._make: Callable[[], AnySocket] = make
@@ -222,9 +224,9 @@ class BoundSocket(Generic[AnySocket]):
         self.socket.close(linger=0)
 
     async def bind_again(self) -> None:
-        """After `close`: a new socket at the same address, as a restarted process has.
+        """After `close`: bind a new socket to the same address, as a restarted process does.
 
-        The old listener goes away in ZMQ's own thread, so the address may need a moment.
+        ZMQ closes the old listener in its own thread, so the address may be in use for a moment.
         """
         for attempt in range(1, _REBIND_ATTEMPTS + 1):
             try:
@@ -240,10 +242,10 @@ class BoundSocket(Generic[AnySocket]):
 def bind_ranks(
     make: Callable[[], AnySocket], endpoint: str, flag: str, config: EngineConfig
 ) -> list[BoundSocket[AnySocket]]:
-    """One socket a rank; rank N gets the port of `endpoint` + N.
+    """One socket for each rank; rank N gets the port of `endpoint` + N.
 
-    With port 0 a base is chosen so that all ranks follow each other, because that is how
-    subscribers compute a rank's port. Raises EngineConfigError naming `flag` and the address.
+    With port 0 a base port is chosen with enough free ports after it, because subscribers compute
+    the port of a rank in that way. Raises EngineConfigError with `flag` and the address.
     """
     host, port = split_endpoint(endpoint, flag=flag)
     attempts = _BIND_ATTEMPTS if port == 0 else 1

@@ -1,6 +1,6 @@
-"""GET /metrics: Prometheus text under vLLM's names where the meaning is the same.
+"""GET /metrics: Prometheus text, with vLLM's names for metrics of the same meaning.
 
-Written by hand: a dozen plain numbers do not need a client library in every engine process.
+Written by hand: for a dozen numbers, an engine process needs no client library.
 """
 
 from dynctl.simulation.engine.engine import Engine
@@ -9,7 +9,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def render(engine: Engine) -> str:
-    """The exposition text, one sample for each rank (label `engine`, as in vLLM)."""
+    """The metrics as text, one sample for each rank (label `engine`, as in vLLM)."""
     config = engine.config
     schedulers = [rank.scheduler for rank in engine.ranks]
     series: list[tuple[str, str, str, list[float]]] = [
@@ -46,7 +46,7 @@ def render(engine: Engine) -> str:
         (
             "vllm:num_preemptions_total",
             "counter",
-            "Requests preempted for want of KV blocks.",
+            "Requests preempted because no KV blocks were free.",
             [s.preemptions for s in schedulers],
         ),
         (
@@ -89,7 +89,7 @@ def render(engine: Engine) -> str:
         "# HELP dynctl_engine_held_handoffs Prefills whose KV blocks wait to be pulled.",
         "# TYPE dynctl_engine_held_handoffs gauge",
         f"dynctl_engine_held_handoffs {len(engine.held)}",
-        "# HELP dynctl_engine_expired_handoffs_total Hand-offs freed after no engine pulled them.",
+        "# HELP dynctl_engine_expired_handoffs_total Hand-offs freed without a pull.",
         "# TYPE dynctl_engine_expired_handoffs_total counter",
         f"dynctl_engine_expired_handoffs_total {engine.held.expired}",
     ]

@@ -59,8 +59,11 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Generate:
-    """A checked generation request. `room` and `hold_for_pull` are the prefill sides of the two
-    hand-offs, `remote_kv` is the decode side of either."""
+    """A checked generation request.
+
+    `room` (SGLang) and `hold_for_pull` (vLLM) are the prefill sides of the two hand-offs,
+    `remote_kv` is the decode side of both.
+    """
 
     chat: bool
     model: str
@@ -79,8 +82,7 @@ class Generate:
 
 
 async def off_loop_if_long(raw: bytes, parse: Callable[[bytes], _Parsed]) -> _Parsed:
-    """`parse(raw)`, in a thread for a long body: tokenizing it inline would stop every other
-    stream for the milliseconds that it takes."""
+    """`parse(raw)`, in a thread for a long body, because tokenizing it would block all streams."""
     if len(raw) <= _INLINE_BODY_BYTES:
         return parse(raw)
     return await asyncio.to_thread(parse, raw)

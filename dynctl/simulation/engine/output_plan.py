@@ -1,8 +1,8 @@
-"""OutputPlan: the text an engine 'generates', fixed by the prompt and the seed.
+"""OutputPlan: the generated text of an engine, determined by the prompt and the seed.
 
-Every engine of a fleet answers a prompt with the same words, so a hand-off or a retry can be
-checked token for token. The words encode back to the very tokens that were streamed, so the next
-turn of a chat finds the answer of the last one in the cache, as with a real model.
+All engines of a fleet generate the same words for a prompt, so that a hand-off or a retry can be
+checked token for token. The words encode to the streamed tokens again, so that the next turn of a
+chat finds the previous answer in the cache, as with a real model.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _PAIR = Struct("<QQ")
 
 
 class Encoder(Protocol):
-    """The part of a tokenizer that generation needs."""
+    """The methods of a tokenizer that generation uses."""
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: list[int]) -> str: ...
@@ -40,9 +40,9 @@ class Vocabulary:
 
 
 class OutputPlan:
-    """Token `i` of the answer and the text it adds, made on demand.
+    """Token `i` of the answer and its text, generated on demand.
 
-    A chat's answer starts at a word; a completion (`follows_text`) with the blank before it.
+    The answer of a chat starts with a word; a completion (`follows_text`) starts with a blank.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class OutputPlan:
 
 
 def _pieces(encoder: Encoder, word: str, lead: str) -> list[tuple[int, str]]:
-    # A tokenizer may add special tokens or drop a leading blank, so the word is encoded after
-    # a known one and cut out; what lies before it is the same with and without the word.
+    # A tokenizer may add special tokens or drop a leading blank, so the word is encoded after a
+    # known word and cut out; the tokens before it are the same with and without the word.
     if lead:
         before, both = encoder.encode("the"), encoder.encode("the " + word)
         ids = both[len(before) :] if both[: len(before)] == before else encoder.encode(word)

@@ -1,12 +1,12 @@
-"""The paged prefix cache of one data-parallel rank: blocks, their hashes, and who holds them.
+"""The paged prefix cache of one data-parallel rank: blocks, their hashes and their holders.
 
-A block is *held* while a request (or a hand-off that waits to be pulled) refers to it, *cached*
-once it is full, computed and findable by its hash, and *free* while nobody holds it. Free blocks
-keep their content until they are needed; the least recently used one goes first.
+A block is *held* while a request (or a hand-off that was not pulled yet) uses it, *cached* once it
+is full, computed and findable by its hash, and *free* while it is not held. Free blocks keep their
+content until they are needed; the least recently used one is reused first.
 
-Leaf-first eviction needs no tree: whoever holds a block holds its whole prefix, and a released
-chain joins the free list tail first, so a child is always older there than its parent. Hence the
-cached blocks are prefix-closed, which is what lets `match` stop at the first miss.
+Leaf-first eviction needs no tree: a request that holds a block holds its whole prefix, and a
+released chain joins the free list tail first, so a child is always older there than its parent.
+Hence every cached block has a cached parent, so that `match` can stop at the first miss.
 """
 
 from collections import OrderedDict
@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-# Block ids of our own: like vLLM's they are the engine's private names for content, unrelated to
-# the router's hashes, yet equal on every engine (as vLLM's are under one PYTHONHASHSEED).
+# Block ids as in vLLM: private to the engine, unrelated to the router's hashes, and equal on every
+# engine (as in vLLM with the same PYTHONHASHSEED).
 _HASH_SEED = 0x6B76_5F73_696D
 _U64 = Struct("<Q")
 
 
 class Stored(NamedTuple):
-    """A run of consecutive blocks became findable; `tokens` are theirs, whole blocks only."""
+    """A run of consecutive blocks became findable; `tokens`: the tokens of these full blocks."""
 
     parent: int | None
     hashes: tuple[int, ...]
@@ -46,7 +46,7 @@ CacheEvent = Stored | Removed | Cleared
 
 
 def root_hash(lora: str | None, cache_salt: str | None) -> int:
-    """What the first block chains from: equal prompts under another adapter or salt differ."""
+    """The parent hash of the first block; it differs by adapter and salt."""
     if not lora and not cache_salt:
         return 0
     text = f"{lora or ''}\0{cache_salt or ''}"
@@ -56,7 +56,7 @@ def root_hash(lora: str | None, cache_salt: str | None) -> int:
 def extend_hashes(
     hashes: list[int], tokens: Sequence[int], block_size: int, root: int = 0
 ) -> list[int]:
-    """Append to `hashes` (chained u64) those of the further full blocks of `tokens`; returns it."""
+    """Append the hashes (chained u64) of further full blocks of `tokens`; returns `hashes`."""
     for index in range(len(hashes), len(tokens) // block_size):
         parent = hashes[index - 1] if index else root
         block = tokens[index * block_size : (index + 1) * block_size]
@@ -67,7 +67,7 @@ def extend_hashes(
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks one request holds in `owner`, in order; the first `cached` are findable."""
+    """The blocks of one request in `owner`, in order; the first `cached` are findable."""
 
     owner: "PrefixCache"
     blocks: list[int] = field(default_factory=list)
@@ -77,7 +77,7 @@ class BlockTable:
 class PrefixCache:
     """Block pool of `total_blocks` blocks of `block_size` tokens.
 
-    Changes of the cached set are queued as events; `take_events` hands them out in order.
+    Changes of the cached set are queued as events; `take_events` returns them in order.
     """
 
     def __init__(self, total_blocks: int, block_size: int) -> None:
@@ -91,7 +91,7 @@ class PrefixCache:
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that at least one request or hand-off holds."""
+        """The number of blocks that requests or hand-offs hold."""
         return self.total_blocks - len(self._free)
 
     @property
@@ -107,7 +107,7 @@ class PrefixCache:
         return len(self._block_of)
 
     def holders(self, block: int) -> int:
-        """How many tables hold `block`."""
+        """The number of tables that hold `block`."""
         return self._holders[block]
 
     def match(self, hashes: Sequence[int]) -> int:
@@ -133,7 +133,7 @@ class PrefixCache:
         return table
 
     def grow(self, table: BlockTable, blocks: int = 1) -> bool:
-        """Hold `blocks` more blocks at the end of `table`; False if there are not as many free."""
+        """Hold `blocks` more blocks at the end of `table`; False if too few are free."""
         if blocks > len(self._free):
             return False
         self._append_new(table, blocks)
@@ -147,10 +147,10 @@ class PrefixCache:
         full_blocks: int,
         lora: str | None = None,
     ) -> None:
-        """The first `full_blocks` of `table` are computed: make the new ones findable.
+        """Make the first `full_blocks` of `table`, which are computed, findable.
 
-        `hashes` and `tokens` are those of the whole request. A block that another request
-        computed meanwhile is shared: ours goes back to the pool, so content exists once.
+        `hashes` and `tokens` are those of the whole request. If another request computed the same
+        block meanwhile, that block is shared and this one is freed, so content exists once.
         """
         start: int | None = None
         for index in range(table.cached, full_blocks):
@@ -177,9 +177,9 @@ class PrefixCache:
             )
 
     def release(self, table: BlockTable) -> None:
-        """Let go of all blocks of `table`; cached ones stay findable until they are evicted.
+        """Release all blocks of `table`; cached blocks stay findable until they are evicted.
 
-        A table of another cache (the one before a restart) has nothing here to let go of.
+        A table of an earlier cache (before a restart) has no effect.
         """
         if table.owner is not self:
             return
@@ -189,7 +189,7 @@ class PrefixCache:
         table.cached = 0
 
     def clear(self) -> bool:
-        """Forget all cached blocks; False (and no change) while any block is held."""
+        """Remove all cached blocks; False, without a change, if a block is held."""
         if self.held_blocks:
             return False
         self._block_of.clear()
@@ -212,7 +212,7 @@ class PrefixCache:
         if self._holders[block] == 0:
             self._free[block] = None
             if self._hash_of[block] is None:
-                self._free.move_to_end(block, last=False)  # nothing to lose: reuse it first
+                self._free.move_to_end(block, last=False)  # it has no content: reuse it first
 
     def _append_new(self, table: BlockTable, count: int) -> None:
         evicted: list[int] = []

@@ -1,4 +1,4 @@
-"""Running an engine: `start_engine` inside an event loop, `run_engine` as a process."""
+"""Run an engine: `start_engine` inside an event loop, `run_engine` as a process."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ _BACKLOG = 1024
 
 
 class RunningEngine:
-    """An engine that answers at `url`; close it when done."""
+    """An engine that serves at `url`; close it when done."""
 
     def __init__(self, engine: Engine, runner: web.AppRunner) -> None:
         self.engine = engine
@@ -37,7 +37,7 @@ class RunningEngine:
         return f"http://{shown}:{self.engine.port}"
 
     def ready_record(self) -> dict[str, Any]:
-        """What a parent process needs to reach the engine. Rank N's ports follow rank 0's."""
+        """The addresses for a parent process. The ports of rank N are those of rank 0 plus N."""
         events = self.engine.info().kv_events
         first = events[0] if events else None
         return {
@@ -56,7 +56,7 @@ class RunningEngine:
                     await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self) -> None:
-        """Stop at once: sockets close, unfinished requests are cut."""
+        """Stop at once: sockets and the connections of unfinished requests close."""
         await self.engine.close()
         await self._runner.cleanup()
 
@@ -64,14 +64,14 @@ class RunningEngine:
 async def start_engine(
     config: EngineConfig, tokenizer: ModelTokenizer | None = None
 ) -> RunningEngine:
-    """Start an engine on the running event loop; raises EngineConfigError.
+    """Start an engine on the running event loop. Raises EngineConfigError.
 
-    `tokenizer` defaults to that of `config.model_path`, or of the demo model.
+    `tokenizer`: by default that of `config.model_path`, or of the demo model.
     """
     if tokenizer is None:
         tokenizer = _load_tokenizer(config)
     engine = Engine(config, tokenizer)
-    # handler_cancellation: a client that hangs up must free its KV blocks at once.
+    # handler_cancellation: if a client disconnects, its KV blocks are freed at once.
     runner = web.AppRunner(
         build_app(engine), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
     )
@@ -97,8 +97,8 @@ def run_engine(
 ) -> int:
     """Serve until SIGTERM (drains), SIGINT or an internal error; the exit code.
 
-    When ready, one JSON line (`ready_record`) goes to stdout and one line for people to stderr.
-    Raises EngineConfigError before anything listens.
+    When ready, it writes one JSON line (`ready_record`) to stdout and one readable line to stderr.
+    Raises EngineConfigError before it listens.
     """
     import uvloop
 
@@ -115,7 +115,7 @@ async def _serve(
     exit_code = 0
 
     def on_terminate() -> None:
-        (leave if drain.is_set() else drain).set()  # the second one does not wait
+        (leave if drain.is_set() else drain).set()  # the second signal ends the drain
 
     def on_interrupt() -> None:
         nonlocal exit_code

@@ -1,8 +1,8 @@
 """Continuous batching for one data-parallel rank.
 
-Each step shares a token budget among the running requests, as vLLM's scheduler does: a request
-has tokens that are not computed yet (a whole prompt, or the one token it sampled last), gets as
-many of them as the budget allows, and when all are computed the next token appears. Prefill,
+Each step divides a token budget among the running requests, as vLLM's scheduler does. A request has
+tokens that are not computed yet (a whole prompt, or the last sampled token); the step computes as
+many of them as the budget allows, and when all are computed, it produces the next token. Prefill,
 chunked prefill, decode and recomputation after a preemption are thus one case.
 """
 
@@ -20,11 +20,11 @@ from dynctl.simulation.engine.prefix_cache import BlockTable, CacheEvent, Prefix
 
 FinishReason = Literal["length", "stop"]
 KvLoader = Callable[[int], Awaitable[None]]
-"""Fetches that many KV blocks from another engine; raises KvLost."""
+"""Pulls that many KV blocks from another engine. Raises KvLost."""
 
-# Below this the event loop's timers are no longer worth their cost; the schedule keeps the debt.
+# Shorter sleeps cost more than they last; the schedule adds them up.
 _SHORTEST_SLEEP_S = 0.0005
-# How far the schedule may lag behind real time before it gives the lag up.
+# The most that the schedule may lag behind real time; more lag is dropped.
 _LONGEST_DEBT_S = 0.05
 
 
@@ -38,7 +38,7 @@ class RankBusy(Exception):
 
 @dataclass(slots=True, eq=False)
 class EngineRequest:
-    """One generation. `tokens` is the prompt, then what was produced."""
+    """One generation. `tokens`: the prompt, followed by the produced tokens."""
 
     id: str
     tokens: list[int]
@@ -49,7 +49,7 @@ class EngineRequest:
     lora: str | None = None
     load_kv: KvLoader | None = None
     keep_kv: bool = False
-    """Leave the blocks in `table` when finished: somebody will pull them."""
+    """Keep the blocks in `table` when finished: another engine will pull them."""
 
     prompt_tokens: int = 0
     produced: int = 0
@@ -68,14 +68,16 @@ class EngineRequest:
 
     @property
     def prefilling_tokens(self) -> int:
-        """Prompt tokens still to be computed here: 0 once the first token is out, and 0 while
-        another engine's KV is awaited."""
+        """Prompt tokens that this engine still has to compute.
+
+        0 after the first token, and 0 while KV blocks of another engine are loading.
+        """
         if self.produced or self.load_kv is not None or self.loading is not None:
             return 0
         return max(0, self.prompt_tokens - self.computed)
 
     async def news(self) -> None:
-        """Wait until more was produced or the request ended."""
+        """Wait for a new token or the end of the request."""
         await self._news.wait()
         self._news.clear()
 
@@ -84,17 +86,17 @@ class EngineRequest:
 
 
 class StepTimer:
-    """Durations in real seconds: simulated time over the speed-up, times the slow fault."""
+    """Durations in real seconds: simulated time / speed-up * slow factor."""
 
     def __init__(self, config: EngineConfig, faults: FaultState) -> None:
         self._config = config
         self._faults = faults
 
     def step(self, prefill_tokens: int, decodes: int) -> float:
-        """One engine step that computes `prefill_tokens` and one token for `decodes` requests.
+        """The duration of a step with `prefill_tokens` and one token for `decodes` requests.
 
-        Prefill is bound by compute, so it grows with the tokens; a decode step is bound by
-        memory bandwidth, so it costs the same for one request as for a batch.
+        Prefill is bound by compute, so it grows with the tokens; a decode step is bound by memory
+        bandwidth, so it takes the same time for one request as for a batch.
         """
         seconds = prefill_tokens / self._config.prefill_tokens_per_s
         if decodes:
@@ -102,7 +104,7 @@ class StepTimer:
         return self._scaled(seconds)
 
     def kv_transfer(self, blocks: int, puller_domains: Mapping[str, str]) -> float:
-        """Sending `blocks` to an engine that lies in `puller_domains` (domain -> value)."""
+        """The duration of a transfer to an engine in `puller_domains` (domain -> value)."""
         config = self._config
         seconds = blocks * config.kv_transfer_ms_per_block / 1e3
         domain = config.kv_transfer_domain
@@ -115,7 +117,7 @@ class StepTimer:
 
 
 class RankScheduler:
-    """Runs the requests of one rank over its prefix cache. `publish` gets each step's events."""
+    """Runs the requests of one rank with its prefix cache. `publish` gets the events of a step."""
 
     def __init__(
         self,
@@ -143,7 +145,7 @@ class RankScheduler:
         return waiting + sum(request.prefilling_tokens for request in self.running)
 
     def submit(self, request: EngineRequest) -> None:
-        """Queue a request; raises RankBusy when the queue is full."""
+        """Queue a request. Raises RankBusy if the queue is full."""
         if len(self.waiting) >= self._config.max_waiting:
             raise RankBusy(
                 f"{len(self.waiting)} requests are waiting, the limit of --max-waiting; "
@@ -155,7 +157,7 @@ class RankScheduler:
         self._wake.set()
 
     def end(self, request: EngineRequest, error: Exception | None = None) -> None:
-        """Stop a request now and free its blocks; without effect on one that has ended."""
+        """Stop a request now and free its blocks. No effect on a request that has ended."""
         if request.ended:
             return
         request.ended = True
@@ -181,24 +183,24 @@ class RankScheduler:
             self.end(request, error)
 
     def release(self, table: BlockTable | None) -> None:
-        """Give blocks back, for instance those of a finished hand-off."""
+        """Free blocks, for instance those of a finished hand-off."""
         if table is not None:
             self.cache.release(table)
             self._wake.set()
 
     def reset(self, error: Exception) -> None:
-        """Lose everything at once, as a restarted process would; nothing is announced."""
+        """End all requests and empty the cache, as a restart does; no event is published."""
         self.end_all(error)
         self.cache = PrefixCache(self._config.total_blocks, self._config.block_size)
 
     def clear_cache(self) -> bool:
-        """Drop all cached blocks and announce it; False while requests hold some."""
+        """Remove all cached blocks and publish it; False if requests hold blocks."""
         cleared = self.cache.clear()
         self._flush()
         return cleared
 
     async def run(self) -> None:
-        """Step for ever; cancel to stop."""
+        """Run steps until cancelled."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
@@ -223,7 +225,7 @@ class RankScheduler:
         while self.waiting and len(self.running) < self._config.max_num_seqs:
             request = self.waiting[0]
             size = self._blocks_for(len(request.tokens))
-            # The last token is always computed: its output is what the next one is drawn from.
+            # The last token is always computed: the next token comes from its output.
             reusable = (len(request.tokens) - 1) // self._config.block_size
             table = self.cache.acquire(request.hashes[:reusable], size)
             if table is None:
@@ -250,7 +252,7 @@ class RankScheduler:
             request.loading = None
             if self._config.kv_load_failure_policy == "fail" or not self._config.can_prefill:
                 self.end(request, error)
-        except Exception as error:  # a bug there must fail the request, not leave it loading
+        except Exception as error:  # a bug in the pull fails the request
             request.loading = None
             self.end(request, error)
         else:
@@ -284,7 +286,7 @@ class RankScheduler:
         return [entry for entry in batch if entry[0].table is not None], prefill_tokens, decodes
 
     def _ensure_blocks(self, request: EngineRequest, tokens: int) -> bool:
-        """Hold enough blocks for `tokens`, preempting the newest requests; False if preempted."""
+        """Get blocks for `tokens` by preempting newer requests; False if itself preempted."""
         while request.table is not None:
             missing = self._blocks_for(tokens) - len(request.table.blocks)
             if missing <= 0 or self.cache.grow(request.table, missing):

@@ -86,7 +86,7 @@ def test_the_screens_fit_80_columns() -> None:
     done = run(env=os.environ | {"COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "decode-capacity guard: passed over prefill-" in done.stdout
+    assert "decode-capacity guard: skipped prefill-" in done.stdout
     assert "would flip with" in done.stdout
 
 

@@ -86,7 +86,7 @@ async def test_slow_factor_scales_every_duration(start: StartEngine, http) -> No
     ("changes", "says"),
     [
         ({"explode": True}, "unknown fault 'explode'"),
-        ({"refuse": "yes"}, "expected a whole number"),
+        ({"refuse": "yes"}, "expected an integer"),
         ({"refuse": 200}, "400..599"),
         ({"slow_factor": -1}, "--fault-slow-factor is -1.0"),
         ({"slow_factor": True}, "expected a number"),
