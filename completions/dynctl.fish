@@ -342,41 +342,41 @@ function __dynctl_flags
                 '--name'\t'Name shown in logs and in /engine/info' \
                 '--model'\t'Model name served on the OpenAI endpoints' \
                 '--model-path'\t'Directory with tokenizer.json and its config' \
-                '--role'\t'Which phases the engine serves' \
+                '--role'\t'Phases that the engine serves' \
                 '--can-prefill'\t'A decode engine prefills a request that arrives without a hand-off' \
                 '--no-can-prefill'\t'A decode engine prefills a request that arrives without a hand-off' \
                 '--host'\t'Address to listen on' \
-                '--advertise-host'\t'Address that others reach this engine at' \
+                '--advertise-host'\t'Address of this engine for others' \
                 '--port'\t'HTTP port' \
                 '--block-size'\t'Tokens in a KV block' \
                 '--total-blocks'\t'KV blocks of each data-parallel rank' \
                 '--max-model-len'\t'Context length in tokens' \
-                '--max-num-seqs'\t'Requests of a rank that run at once' \
+                '--max-num-seqs'\t'Requests that run on a rank at the same time' \
                 '--max-waiting'\t'Requests that may wait on a rank' \
                 '--max-num-batched-tokens'\t'Token budget of one engine step' \
                 '--data-parallel-size'\t'Data-parallel ranks, each with its own cache and events' \
                 '--lora'\t'Also serve this LoRA adapter\'s name (repeatable)' \
-                '--prefill-tokens-per-s'\t'Prefill speed of a rank, tokens a second' \
+                '--prefill-tokens-per-s'\t'Prefill speed of a rank, tokens per second' \
                 '--decode-itl-ms'\t'Duration of a decode step, milliseconds' \
                 '--speedup-ratio'\t'Divide every simulated duration by this' \
                 '--default-output-tokens'\t'Output length of a request that sets no max_tokens' \
                 '--seed'\t'Seed of the generated text' \
                 '--kv-transfer-ms-per-block'\t'Time to pull one KV block from a prefill engine, ms' \
-                '--kv-transfer-cross-domain-factor'\t'Slow-down of a pull between different values of the KV transfer domain' \
-                '--kv-load-failure-policy'\t'What a decode engine does when the prefill engine lost the KV blocks' \
+                '--kv-transfer-cross-domain-factor'\t'Factor for the time of a pull between different values of the KV ..' \
+                '--kv-load-failure-policy'\t'Reaction of a decode engine if the prefill engine lost the KV blocks' \
                 '--kv-hold-timeout-s'\t'Seconds that a prefill engine keeps unpulled blocks and a decode ..' \
                 '--kv-events'\t'ZMQ endpoint of the KV events' \
                 '--replay'\t'ZMQ endpoint that replays recent KV events, ranks as above' \
                 '--kv-events-topic'\t'First frame of each KV event message' \
                 '--kv-events-buffer-steps'\t'KV event batches kept for replay (at most 16 MiB)' \
                 '--max-body-bytes'\t'Largest accepted request body' \
-                '--drain-timeout-s'\t'Seconds that running requests get to finish after SIGTERM' \
+                '--drain-timeout-s'\t'Seconds for running requests to finish after SIGTERM' \
                 '--fault-slow-factor'\t'Multiply every simulated duration by this factor' \
-                '--fault-refuse'\t'Answer /health and every inference request with this HTTP status' \
+                '--fault-refuse'\t'Return this HTTP status for /health and every inference request' \
                 '--fault-die-mid-stream-after'\t'Cut the connection after this many output tokens' \
                 '--fault-stop-publishing'\t'Number and keep KV event batches for replay, but do not send them' \
                 '--no-fault-stop-publishing'\t'Number and keep KV event batches for replay, but do not send them' \
-                '--fault-drop-events'\t'Leave the next N KV event batches unsent' \
+                '--fault-drop-events'\t'Do not send the next N KV event batches' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \

@@ -203,7 +203,7 @@ class EngineConfig:
         if self.max_model_len > capacity:
             raise EngineConfigError(
                 f"--max-model-len is {self.max_model_len}, but {self.total_blocks} blocks of "
-                f"{self.block_size} tokens have {capacity}; lower it or raise --total-blocks"
+                f"{self.block_size} tokens hold {capacity}; lower it or raise --total-blocks"
             )
         if len({self.model, *self.lora}) != 1 + len(self.lora):
             raise EngineConfigError("--lora names must differ from each other and from --model")
