@@ -17,6 +17,7 @@ from router_core.changes import (
     WorkerLost,
     WorkerUpserted,
 )
+from router_core.router import Router
 from router_core.selection import Pin
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, worker
 
@@ -176,6 +177,21 @@ def test_a_changed_default_threshold_applies_at_once() -> None:
     assert is_busy(made, 2)
     assert made.apply(ConfigSet(decode(2.0)), 1.0).code == "invalid"
     assert is_busy(made, 2)
+
+
+def test_thresholds_of_a_dry_run_replace_those_of_the_model() -> None:
+    made = fleet(**decode(0.9))
+    apply_all(made, LoadReported(2, 0, active_decode_blocks=51))
+    view = made.view(made.config.with_values(decode(0.5)))
+    assert made.plan(request(16, pin_decode=Pin(2)), view=view).final.outcome == "all_busy"
+    assert not is_busy(made, 2)
+
+
+def test_a_restored_router_has_the_thresholds_of_its_settings() -> None:
+    made = router(worker(1, total_kv_blocks=100), **decode(0.5))
+    copy = Router.restore(made.snapshot())
+    apply_all(copy, LoadReported(1, 0, active_decode_blocks=51))
+    assert is_busy(copy, 1)
 
 
 def test_a_lost_worker_leaves_its_slot_not_busy() -> None:

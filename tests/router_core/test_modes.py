@@ -85,6 +85,13 @@ def test_the_temperature_belongs_to_kv() -> None:
     assert made.plan(request(32)).final.temperature == 0.0
 
 
+def test_equal_costs_are_a_tie_only_without_a_temperature() -> None:
+    cold = router(worker(1), worker(2)).plan(request(32)).final
+    assert cold.tied == (0, 1)
+    warm = router(worker(1), worker(2), router_temperature=1.0).plan(request(32)).final
+    assert (warm.temperature, warm.tied) == (1.0, ())
+
+
 @pytest.mark.parametrize("mode", ["power-of-two", "direct", "device-aware-weighted"])
 def test_modes_that_are_not_built_are_refused_by_name(mode: str) -> None:
     with pytest.raises(ConfigError, match="not built yet"):

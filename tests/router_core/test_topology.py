@@ -20,7 +20,7 @@ from router_core.errors import ConstraintError, PolicyUnderivable, WorkerError
 from router_core.selection import Pin
 from router_core.taints import canonical_taint, constraints, topology_of
 from router_core.topology import UNCONSTRAINED, RouterPolicy, implied_constraints, policy_conflict
-from router_core.workers import ModelRuntimeConfig, Role, Worker
+from router_core.workers import MAX_RANKS, ModelRuntimeConfig, Role, Worker
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
 
 ZONE_A = canonical_taint("zone", "a")
@@ -558,3 +558,9 @@ def test_a_required_taint_given_twice_is_one_constraint() -> None:
 )
 def test_topology_of_a_taint(taint: str, parts: tuple[str, str] | None) -> None:
     assert topology_of(taint) == parts
+
+
+def test_a_worker_has_at_most_1024_ranks() -> None:
+    assert ModelRuntimeConfig(data_parallel_size=MAX_RANKS).data_parallel_size == 1024
+    with pytest.raises(WorkerError, match="expected at most 1024, got 1025"):
+        ModelRuntimeConfig(data_parallel_size=MAX_RANKS + 1)
