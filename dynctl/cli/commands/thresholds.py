@@ -333,7 +333,7 @@ def watch_thresholds(
 
     if options.demo or options.view is not None:
         flag = "--demo" if options.demo else "--view"
-        raise UsageProblem(f"{flag}: a saved view never changes; specify --frontend or --discovery")
+        raise UsageProblem(f"{flag}: it never changes; specify --frontend or --discovery to watch")
 
     async def watch() -> None:
         stream = ThresholdStream(options, limit=limit)
