@@ -101,7 +101,7 @@ def test_a_plan_prints_what_would_add_workers(cluster: Simulation, dynctl: Run) 
         (("--dgd", "nope"), 3, "no DynamoGraphDeployment nope in namespace prod"),
         (("-n", "nope"), 3, "no DynamoGraphDeployment in namespace nope"),
         (("--dgd", "No!"), 2, "--dgd 'No!': invalid name of a DynamoGraphDeployment"),
-        (("--kube-context", "nope"), 2, "--kube-context nope: there is no such context"),
+        (("--kube-context", "nope"), 2, "--kube-context nope: no such context"),
         (("-n", "prod", "--demo"), 2, "are different sources; specify only one"),
     ],
 )
@@ -313,5 +313,5 @@ def test_a_cluster_that_is_not_named_right(
     ran = dynctl("topology", "lint", "-f", manifest(), "--against", "prdo")
 
     assert ran.code == 2
-    assert ran.error[0].startswith("--against prdo: there is no such context in ")
-    assert ran.error[1] == "there are: test"
+    assert ran.error[0].startswith("--against prdo: no such context in ")
+    assert ran.error[1] == "defined: test"

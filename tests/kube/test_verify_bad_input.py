@@ -73,7 +73,7 @@ def test_no_cluster_at_all(dynctl: Run) -> None:
 
     error, hint = ran.error
     assert ran.code == 2
-    assert error.startswith("no cluster was named: --kubeconfig and $KUBECONFIG are not given")
+    assert error.startswith("no cluster is configured: --kubeconfig and $KUBECONFIG are not set")
     assert "--kubeconfig FILE" in hint
 
 
@@ -90,7 +90,7 @@ def test_a_kubeconfig_that_is_not_there(
     ("content", "says"),
     [
         (b"a: [unclosed", "is not YAML (line 2, column 1)"),
-        (b"only words", "is no kubeconfig: expected a mapping with clusters"),
+        (b"only words", "is not a kubeconfig: expected a mapping with clusters"),
         (b"\xff\xfe\x00", "is not YAML"),
         (b"", "defines no cluster"),
     ],
@@ -112,8 +112,8 @@ def test_an_unknown_context_of_the_kubeconfig(kubeconfig: Path, dynctl: Run) -> 
 
     assert ran.code == 2
     assert ran.error == (
-        f"--kube-context prdo: there is no such context in {kubeconfig}",
-        "there are: test",
+        f"--kube-context prdo: no such context in {kubeconfig}",
+        "defined: test",
     )
 
 
@@ -189,7 +189,7 @@ def nobody_listens() -> str:
         (lambda c: cluster_of(c).pop("certificate-authority-data"), "is not accepted"),
         (
             lambda c: cluster_of(c).update(server=cluster_of(c)["server"].replace("https", "http")),
-            "cannot be reached",
+            "is not reachable",
         ),
     ],
     ids=["refused", "unknown name", "unknown authority", "no TLS"],
@@ -210,7 +210,7 @@ def test_a_server_without_a_response(plain: Simulation, dynctl: Run) -> None:
     ran = dynctl(*VERIFY, "--timeout", "0.5")
 
     assert ran.code == 3
-    assert ran.error[0].endswith("cannot be reached: no answer within 0.5 s")
+    assert ran.error[0].endswith("is not reachable: no response within 0.5 s")
 
 
 @pytest.mark.parametrize("status", [500, 503])

@@ -1,7 +1,7 @@
 """The Cluster port on the official Kubernetes client.
 
-The client brings us in (kubeconfig, plugins, TLS, proxies; see login.py); requests go through
-:class:`dynctl.adapters.kubernetes.http.ApiServer`, and objects stay the JSON they are.
+The client authenticates (kubeconfig, plugins, TLS, proxies; see login.py); requests go through
+:class:`dynctl.adapters.kubernetes.http.ApiServer`, and objects stay JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dynctl.adapters.ports import AccessReview, ClusterEvent, ClusterRefusal
 from dynctl.base.errors import Unreachable
 
 WATCH_S: Final = 240
-"""After this long the server is asked to end a watch, so that a reader begins a new one."""
+"""Seconds after which the server ends a watch, so that the reader begins a new one."""
 
 _WATCH_SLACK_S: Final = 30.0
 _MOST_PAGES: Final = 20_000
@@ -31,16 +31,16 @@ _KINDS: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 def open_cluster(
     *, kubeconfig: Path | None, context: str | None, timeout: float
 ) -> KubernetesCluster:
-    """The cluster of ``context`` (None: the current one) of ``kubeconfig`` (None: where kubectl
-    looks, then the pod's service account); ``timeout`` in seconds. Nothing is connected yet.
+    """The cluster of ``context`` (None: the current one) of ``kubeconfig`` (None: kubectl's
+    locations, then the pod's service account); ``timeout`` in seconds. Does not connect yet.
 
-    Raises UsageProblem, or Unreachable where a credential plugin fails.
+    Raises UsageProblem, or Unreachable if a credential plugin fails.
     """
     return KubernetesCluster(ApiServer(Login(kube_context(kubeconfig, context)), timeout))
 
 
 class KubernetesCluster:
-    """A :class:`dynctl.adapters.ports.Cluster`. Watches, logs and forwards end when closed."""
+    """A :class:`dynctl.adapters.ports.Cluster`. Closing it ends watches, logs and forwards."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
@@ -104,14 +104,14 @@ class KubernetesCluster:
         self, question: AccessReview, *, user: str | None = None, groups: tuple[str, ...] = ()
     ) -> bool:
         resource, _, part = question.resource.partition("/")
-        told = {
+        attributes = {
             "verb": question.verb,
             "group": question.group,
             "resource": resource,
             "subresource": part,
             "namespace": question.namespace or "",
         }
-        spec: dict[str, Any] = {"resourceAttributes": {k: v for k, v in told.items() if v}}
+        spec: dict[str, Any] = {"resourceAttributes": {k: v for k, v in attributes.items() if v}}
         if user is None:
             kind, path = "SelfSubjectAccessReview", f"{_REVIEWS}/selfsubjectaccessreviews"
         else:
@@ -166,7 +166,7 @@ class KubernetesCluster:
         self._server.close()
 
     def _lines(self, response: Any, path: str) -> Iterator[bytes]:
-        """The lines of a watch. Raises Unreachable where it ends within one."""
+        """The lines of a watch. Raises Unreachable if it ends within one."""
         parts: list[bytes] = []
         size = 0
         for piece in self._server.pieces(response, path, None):
@@ -179,13 +179,13 @@ class KubernetesCluster:
             if size > MAX_LINE:
                 raise Unreachable(f"an event of the watch of {path} is over {MAX_LINE:,} bytes")
         if any(parts):
-            raise Unreachable(f"the watch of {path} was cut in the middle of an event")
+            raise Unreachable(f"the watch of {path} ended within an event")
 
     def _event(self, line: bytes, path: str) -> ClusterEvent | None:
         if not line.strip():
             return None
-        told = self._server.decoded(line, path)
-        kind, body = told.get("type"), told.get("object")
+        found = self._server.decoded(line, path)
+        kind, body = found.get("type"), found.get("object")
         body = body if isinstance(body, Mapping) else {}
         if kind == "ERROR":
             raise refusal_of(body, 500, path)

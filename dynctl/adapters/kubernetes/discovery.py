@@ -1,7 +1,7 @@
-"""Discovery in a Kubernetes cluster: what workers wrote into DynamoWorkerMetadata objects.
+"""Discovery in a Kubernetes cluster: the DynamoWorkerMetadata objects of workers.
 
-The objects are followed in threads (see kubernetes_workers). Changes are gathered for half a second
-before they are told, as Dynamo does: one start writes several objects, several times.
+The objects are followed in threads (see workers.py). Changes are collected for half a second before
+they are reported, as in Dynamo: one start writes several objects, several times.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _JOIN_STEP_S: Final = 0.005
 class KubernetesDiscovery:
     """Workers of ``namespace`` (None: all) of a cluster, which is closed with it.
 
-    All readers share two threads, which follow the cluster from the first watch on until
-    :meth:`close`. One that is just connecting then ends with the cluster's timeout.
+    All readers share two threads, which follow the cluster from the first watch until
+    :meth:`close`. A thread that is connecting then ends after the cluster's timeout.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class KubernetesDiscovery:
 
     async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
         reader = asyncio.Event()
-        # What the followers know already nobody will tell again.
+        # Changes before this reader joined are not reported again.
         reader.set()
         self._readers.add(reader)
         self._follow()
@@ -118,7 +118,7 @@ class KubernetesDiscovery:
         loop = asyncio.get_running_loop()
 
         def changed() -> None:
-            # The loop may have ended without our close.
+            # The loop may have ended without a close.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._wake)
 
@@ -134,7 +134,7 @@ class KubernetesDiscovery:
             reader.set()
 
     async def _in_thread(self, function: Callable[[], None]) -> None:
-        """Call it where it may block, in a thread that ends with it."""
+        """Call a blocking function in a separate thread that ends with it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 

@@ -1,7 +1,7 @@
-"""Requests to one API server: bounded, retried where it asks for it, its refusals made errors.
+"""Requests to one API server: bounded, retried on its request, its refusals as errors.
 
-They go over the connection pool that the official client sets up, and not through its typed
-models, which are slow and take a hundred times the memory of what they hold.
+They use the connection pool of the official client, but not its typed models, which are slow and
+need a hundred times the memory of their content.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from dynctl.adapters.ports import ClusterRefusal
 from dynctl.base.errors import DynctlError, Unreachable, single_line
 
 MAX_BYTES: Final = 256 << 20
-"""Of one answer, so of one page of a list."""
+"""Maximum of one response, so of one page of a list."""
 MAX_LINE: Final = 32 << 20
-"""Of one event of a watch. An object is at most 1.5 MB in etcd, and several times that here."""
+"""Maximum of one event of a watch. An object has 1.5 MB in etcd, several times that here."""
 
 _PIECE: Final = 1 << 16
 _MAX_ERROR_BYTES: Final = 1 << 18
 _MOST_TRIES: Final = 5
 _MOST_KEPT: Final = 64
 _SLOWEST: Final = 6
-"""Times the timeout, that a whole answer may take while it keeps coming."""
+"""A whole response may take this many times the timeout while data arrives."""
 _BUSY: Final = (429, 503)
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-"""A connection whose other end vanished is noticed within 40 s, also in the middle of a watch."""
+"""A lost connection is noticed within 40 s, also during a watch."""
 
 
 class ApiServer:
-    """Blocking, for any number of threads. ``timeout`` is in seconds: what connecting, an answer
-    and each next piece of it may take, and retries together. Raises UsageProblem, Unreachable."""
+    """Blocking, for any number of threads. ``timeout`` in seconds: for connecting, for a response
+    and each next piece of it, and for all retries together. Raises UsageProblem, Unreachable."""
 
     def __init__(self, login: Login, timeout: float) -> None:
         from kubernetes.client.rest import RESTClientObject
@@ -53,9 +53,9 @@ class ApiServer:
         if not configuration.verify_ssl:
             import urllib3
 
-            # The person asked for it in the kubeconfig; kubectl is silent about it too.
+            # Requested in the kubeconfig; kubectl does not warn about it either.
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-        # Where more are open at once, urllib3 throws them away and writes so to stderr.
+        # With more open connections, urllib3 drops some and logs that to stderr.
         configuration.connection_pool_maxsize = _MOST_KEPT
         self._pool: Any = RESTClientObject(configuration).pool_manager
         self._pool.connection_pool_kw["socket_options"] = _socket_options()
@@ -68,7 +68,7 @@ class ApiServer:
 
     @property
     def now(self) -> float:
-        """By the Date of the last answer; before the first one, by our own clock."""
+        """The Date of the last response; before the first one, our own clock."""
         with self._lock:
             return time.time() if self._now is None else self._now
 
@@ -79,7 +79,7 @@ class ApiServer:
         *,
         body: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """The JSON object that the server answers with; with ``body`` it is a POST."""
+        """The JSON object of the response; with ``body`` the request is a POST."""
         with self.answer(path, query, body=body) as response:
             within = _SLOWEST * self.timeout
             data = b"".join(self.pieces(response, path, MAX_BYTES, within=within))
@@ -94,10 +94,10 @@ class ApiServer:
         body: Mapping[str, Any] | None = None,
         silence: float | None = None,
     ) -> Iterator[Any]:
-        """A response of status 2xx, its body to be read; ``silence`` seconds without a piece of it
-        are borne, ``timeout`` unless told. Ends with the block, and when :meth:`close` is called.
+        """A response of status 2xx with an unread body; ``silence``: seconds allowed without data
+        (default: ``timeout``). Ends with the block, and when :meth:`close` is called.
         """
-        response = self._asked(path, query, body)
+        response = self._request(path, query, body)
         held = _socket_of(response)
         if silence is not None and held is not None:
             held.settimeout(silence)
@@ -110,15 +110,15 @@ class ApiServer:
             yield response
         finally:
             self.ended(wake)
-            # What was not read to its end cannot be used for another request.
+            # A connection with unread data cannot be used for another request.
             response.close()
             response.release_conn()
 
     def pieces(
         self, response: Any, path: str, most: int | None, *, within: float | None = None
     ) -> Iterator[bytes]:
-        """The body as it comes. Raises Unreachable where it is cut, over ``most`` bytes, or still
-        coming after ``within`` seconds."""
+        """The body as it arrives. Raises Unreachable if it is cut, has more than ``most`` bytes, or
+        is not complete after ``within`` seconds."""
         size = 0
         deadline = None if within is None else time.monotonic() + within
         try:
@@ -126,13 +126,13 @@ class ApiServer:
                 size += len(piece)
                 if most is not None and size > most:
                     raise Unreachable(
-                        f"the API server's answer to {path} is over {most:,} bytes",
-                        "ask for less: one namespace (-n NAME)",
+                        f"the API server's response to {path} has more than {most:,} bytes",
+                        "read less: one namespace (-n NAME)",
                     )
                 if deadline is not None and time.monotonic() > deadline:
                     raise Unreachable(
-                        f"the API server's answer to {path} is not complete after {within:g} s",
-                        "ask for less: one namespace (-n NAME), or give it time: --timeout SECONDS",
+                        f"the API server's response to {path} is not complete after {within:g} s",
+                        "read less: one namespace (-n NAME), or wait longer: --timeout SECONDS",
                     )
                 yield piece
         except DynctlError:
@@ -143,38 +143,38 @@ class ApiServer:
             raise self._closed()
 
     def decoded(self, data: bytes, path: str) -> Mapping[str, Any]:
-        """Raises Unreachable where it is no JSON object."""
+        """Decode an object. Raises Unreachable if it is not a JSON object."""
         try:
             found = msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             found = None
         if not isinstance(found, dict):
             raise Unreachable(
-                f"{self.context.server} answers {path} with something that is no JSON object",
+                f"{self.context.server} does not return a JSON object for {path}",
                 f"is that the API server? see context {self.context.name} in the kubeconfig",
             )
         return found
 
     def refusal(self, status: int, data: bytes, path: str) -> Exception:
-        """What an answer without 2xx means; ``data`` is its body."""
+        """The error of a response without 2xx; ``data`` is its body."""
         if status == 401:
             return self.login.refused()
         if 300 <= status < 400:
             return Unreachable(
-                f"{self.context.server} answers {path} with a redirect ({status})",
+                f"{self.context.server} returned a redirect ({status}) for {path}",
                 f"is that the API server? see context {self.context.name} in the kubeconfig",
             )
         try:
-            told = msgspec.json.decode(data)
+            found = msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            told = None
-        if not isinstance(told, dict) or told.get("kind") != "Status":
-            said = single_line(data.decode(errors="replace")) or "no reason given"
+            found = None
+        if not isinstance(found, dict) or found.get("kind") != "Status":
+            said = single_line(data.decode(errors="replace")) or "no reason reported"
             return ClusterRefusal(status, "", f"{path}: {said} (HTTP {status})")
-        return refusal_of(told, status, path)
+        return refusal_of(found, status, path)
 
-    def heard(self, date: str | None) -> None:
-        """Take over the Date of an answer."""
+    def note_date(self, date: str | None) -> None:
+        """Keep the Date of a response."""
         try:
             moment = parsedate_to_datetime(date).timestamp() if date else None
         except (ValueError, TypeError, OverflowError):
@@ -183,7 +183,7 @@ class ApiServer:
             self._now = self._now if moment is None else moment
 
     def unreachable(self, error: BaseException, path: str) -> Unreachable:
-        """What went wrong on the way to the server, in words."""
+        """The error of a failed connection to the server."""
         if self._closing.is_set():
             return self._closed()
         server, name = self.context.server, self.context.name
@@ -193,24 +193,24 @@ class ApiServer:
                 f"the TLS certificate of {server} (context {name}) is not accepted: "
                 f"{single_line(str(certificate.verify_message))}",
                 f"the certificate-authority of context {name} is not the one that signed it, or "
-                "the name differs; take the kubeconfig anew from whoever runs the cluster",
+                "the name differs; get a new kubeconfig from the cluster administrator",
             )
         tls = _found(error, ssl.SSLError)
         if tls is not None:
             what = f"the TLS handshake failed: {single_line(str(tls.reason or tls))}"
         elif _found(error, socket.gaierror) is not None:
-            what = "its name is not known"
+            what = "unknown host name"
         elif _found(error, ConnectionRefusedError) is not None:
             what = "connection refused"
         else:
             what = _in_words(error, self.timeout)
         return Unreachable(
-            f"the API server {server} (context {name}) cannot be reached: {what}",
-            f"is the cluster up, and is this the right context? asked for {path}",
+            f"the API server {server} (context {name}) is not reachable: {what}",
+            f"is the cluster up, and is this the right context? the request was {path}",
         )
 
     def began(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called when :meth:`close` is, from that thread; Unreachable after it."""
+        """Call ``wake`` from the thread of :meth:`close`; Unreachable after it."""
         with self._lock:
             self._under_way.add(wake)
         if self._closing.is_set():
@@ -221,7 +221,7 @@ class ApiServer:
             self._under_way.discard(wake)
 
     def close(self) -> None:
-        """Ends every answer that is being read, and leaves no connection."""
+        """Ends every response that is being read, and closes all connections."""
         self._closing.set()
         with self._lock:
             woken = list(self._under_way)
@@ -231,7 +231,7 @@ class ApiServer:
 
     # -- one request -----------------------------------------------------------------------
 
-    def _asked(
+    def _request(
         self,
         path: str,
         query: Mapping[str, str] | None,
@@ -242,7 +242,7 @@ class ApiServer:
         while True:
             tries += 1
             response = self._sent(path, query, body)
-            self.heard(response.headers.get("Date"))
+            self.note_date(response.headers.get("Date"))
             if 200 <= response.status < 300:
                 return response
             try:
@@ -276,8 +276,8 @@ class ApiServer:
         headers["User-Agent"] = self._agent
         if body is not None:
             headers["Content-Type"] = "application/json"
-        # Repeated once where a kept connection turns out to be closed: nothing was answered, and
-        # everything that is asked may be asked twice.
+        # Repeated once if a kept connection is closed: there was no response, and every request
+        # may be sent twice.
         for last in (False, True):
             try:
                 return self._pool.request(
@@ -297,7 +297,7 @@ class ApiServer:
         raise AssertionError("unreachable")
 
     def url(self, path: str, query: Mapping[str, str] | None = None) -> str:
-        """Of the API; ``path`` begins with a slash."""
+        """The URL of a path of the API; it begins with a slash."""
         return f"{self._base}{quote(path, safe='/%:~')}{f'?{urlencode(query)}' if query else ''}"
 
     def _closed(self) -> Unreachable:
@@ -305,17 +305,17 @@ class ApiServer:
 
 
 def refusal_of(status: Mapping[str, Any], code: int, path: str) -> ClusterRefusal:
-    """The refusal that a Status object tells; ``code`` where it tells none."""
-    told, reason, message = (status.get(key) for key in ("code", "reason", "message"))
+    """The refusal of a Status object; ``code`` if it has none."""
+    found, reason, message = (status.get(key) for key in ("code", "reason", "message"))
     return ClusterRefusal(
-        told if isinstance(told, int) and told else code,
+        found if isinstance(found, int) and found else code,
         reason if isinstance(reason, str) else "",
         single_line(message) if isinstance(message, str) and message else f"{path}: refused",
     )
 
 
 def _as_it_comes(response: Any) -> Iterator[bytes]:
-    """Pieces as soon as they are there; urllib3 before 2.2 may wait for a whole _PIECE."""
+    """Pieces as soon as they arrive; urllib3 before 2.2 may wait for a whole _PIECE."""
     if not hasattr(response, "read1"):
         yield from response.stream(_PIECE)
         return
@@ -324,25 +324,25 @@ def _as_it_comes(response: Any) -> Iterator[bytes]:
 
 
 def _socket_of(response: Any) -> Any:
-    """The socket under a response that is being read; None once it is read."""
+    """The socket of a response that is being read; None once it is read."""
     return getattr(getattr(response, "connection", None), "sock", None)
 
 
 def _shut(response: Any) -> None:
-    """Wake whoever reads this response."""
+    """Wake the reader of this response."""
     held = _socket_of(response)
     if held is not None:
         shut_socket(held)
     elif hasattr(response, "shutdown"):
-        # The server closes after this answer, so that the connection gave its socket away.
+        # The server closes after this response, so the connection has released its socket.
         with suppress(ValueError, RuntimeError, OSError):
             response.shutdown()
 
 
 def shut_socket(held: socket.socket) -> None:
-    """End it both ways; who is reading from it, in whatever thread, is told."""
+    """Shut it down both ways; a reader in any thread gets an error."""
     try:
-        # Not the method of an SSL socket, which would take the reader's cipher away.
+        # Not the method of an SSL socket, which would remove the reader's cipher.
         socket.socket.shutdown(held, socket.SHUT_RDWR)
     except OSError:
         return
@@ -359,12 +359,12 @@ def _socket_options() -> list[tuple[int, int, int]]:
     return options
 
 
-def _seconds(told: str | None) -> float | None:
-    return float(told) if told and told.isdecimal() else None
+def _seconds(found: str | None) -> float | None:
+    return float(found) if found and found.isdecimal() else None
 
 
 def _found(error: BaseException, kind: type[Any]) -> Any:
-    """The exception of this kind behind another one, however deep libraries have wrapped it."""
+    """The exception of this kind that another one wraps, at any depth."""
     seen: set[int] = set()
     waiting: list[Any] = [error]
     while waiting:
@@ -382,10 +382,10 @@ def _in_words(error: BaseException, timeout: float) -> str:
     import urllib3.exceptions as known
 
     if _found(error, known.TimeoutError) is not None or _found(error, TimeoutError) is not None:
-        return f"no answer within {timeout:g} s"
+        return f"no response within {timeout:g} s"
     if _found(error, known.ProxyError) is not None:
-        return "the proxy does not let us through"
+        return "the proxy refused the connection"
     if _found(error, known.ProtocolError) or _found(error, ConnectionError):
-        return "the connection was cut"
+        return "the connection was closed"
     refused = _found(error, OSError)
     return single_line((refused.strerror if refused is not None else "") or str(error))

@@ -1,8 +1,8 @@
-"""Which cluster a person means: kubeconfig files found, merged and read as kubectl does.
+"""The selected cluster: kubeconfig files found, merged and read as by kubectl.
 
-The official client merges too, but lets the last file's current context win and takes a user's
-relative paths to be the cluster's; so files are merged here, and the client gets one context. What
-a kubeconfig holds (tokens, certificates, arguments of plugins) never comes into a message.
+The official client merges too, but uses the last file's current context and resolves a user's
+relative paths like the cluster's; so files are merged here, and the client gets one context. The
+content of a kubeconfig (tokens, certificates, arguments of plugins) never appears in a message.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ VARIABLE: Final = "KUBECONFIG"
 DEFAULT: Final = "~/.kube/config"
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 IN_CLUSTER: Final = "in-cluster"
-"""What people see in place of a context's name where the pod's own service account is used."""
+"""The displayed context name if the pod's own service account is used."""
 
 _LARGEST_BYTES: Final = 16 << 20
 _MOST_NAMED: Final = 12
-_HOW: Final = "name one: --kubeconfig FILE, or KUBECONFIG=FILE in the environment"
+_HOW: Final = "set one: --kubeconfig FILE, or KUBECONFIG=FILE in the environment"
 _CLUSTER_FILES: Final = ("certificate-authority",)
 _USER_FILES: Final = ("client-certificate", "client-key", "tokenFile")
 
 
 @dataclass(frozen=True, slots=True)
 class KubeContext:
-    """One context with the cluster and the user that it names, paths made absolute.
+    """One context with its cluster and user, with absolute paths.
 
-    ``server`` is the cluster's URL without anything that logs in. ``user`` is empty where the
-    context names none. ``told_by``: the files, as people know them.
+    ``server`` is the cluster's URL without credentials. ``user`` is empty if the context has none.
+    ``origin``: the files, for display.
     """
 
     name: str
@@ -47,7 +47,7 @@ class KubeContext:
     cluster: Mapping[str, Any]
     user: Mapping[str, Any] = field(default_factory=dict, repr=False)
     user_name: str = ""
-    told_by: str = ""
+    origin: str = ""
 
     @property
     def title(self) -> str:
@@ -56,9 +56,9 @@ class KubeContext:
 
 @dataclass(slots=True)
 class _Merged:
-    """Entries by name; of two with one name the first counts, as for the current context."""
+    """Entries by name; the first of two with one name counts, as for the current context."""
 
-    told_by: str
+    origin: str
     current: str = ""
     clusters: dict[str, dict[str, Any]] = field(default_factory=dict)
     contexts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -68,9 +68,9 @@ class _Merged:
 def kube_context(
     kubeconfig: Path | None, context: str | None, *, account: Path = SERVICE_ACCOUNT
 ) -> KubeContext:
-    """The context that the options name, else the current one, else the pod's service account.
+    """The context of the options, else the current one, else the pod's service account.
 
-    ``account`` is where a pod finds its token. Raises UsageProblem.
+    ``account`` is the directory of a pod's token. Raises UsageProblem.
     """
     files = _files(kubeconfig)
     if files:
@@ -78,34 +78,31 @@ def kube_context(
     inside = _service_account(account)
     if inside is None:
         raise UsageProblem(
-            f"no cluster was named: --kubeconfig and ${VARIABLE} are not given, there is no "
-            f"{DEFAULT}, and this is no pod (no service account at {account})",
+            f"no cluster is configured: --kubeconfig and ${VARIABLE} are not set, there is no "
+            f"{DEFAULT}, and this is not a pod (no service account at {account})",
             _HOW,
         )
     if context is not None:
         raise UsageProblem(
-            f"--kube-context {context}: there is no kubeconfig to look it up in, only the service "
-            "account of this pod",
+            f"--kube-context {context}: no kubeconfig, only the service account of this pod",
             _HOW,
         )
     return inside
 
 
 def _files(kubeconfig: Path | None) -> list[Path]:
-    """The files to merge; empty where none was named and the default one is not there."""
+    """The files to merge; empty if none is set and the default one does not exist."""
     if kubeconfig is not None:
         path = kubeconfig.expanduser()
         if not path.exists():
-            raise UsageProblem(f"--kubeconfig {kubeconfig}: there is no such file")
+            raise UsageProblem(f"--kubeconfig {kubeconfig}: no such file")
         return [path]
-    told = os.environ.get(VARIABLE, "")
-    if told:
-        named = [Path(part).expanduser() for part in told.split(os.pathsep) if part]
+    where = os.environ.get(VARIABLE, "")
+    if where:
+        named = [Path(part).expanduser() for part in where.split(os.pathsep) if part]
         found = [path for path in named if path.exists()]
         if not found:
-            raise UsageProblem(
-                f"${VARIABLE} names {told}, and there is no such file", "set it right, or unset it"
-            )
+            raise UsageProblem(f"${VARIABLE} is {where}: no such file", "correct it, or unset it")
         return found
     default = Path(os.path.expanduser(DEFAULT))
     return [default] if default.exists() else []
@@ -152,17 +149,19 @@ def _document(path: Path) -> Mapping[str, Any]:
     try:
         document = read_yaml_file(path, most_bytes=_LARGEST_BYTES, strict=False)
     except OSError as error:
-        raise UsageProblem(f"kubeconfig {path} cannot be read: {error.strerror}") from error
+        raise UsageProblem(f"kubeconfig {path} is not readable: {error.strerror}") from error
     except YamlTooLarge as error:
         raise UsageProblem(f"kubeconfig {path}: {error}") from None
     except YamlError as error:
-        # The problem is not shown: it may quote a token.
+        # The problem is not displayed: it may quote a token.
         place = f" ({error.position})" if error.position else ""
         raise UsageProblem(f"kubeconfig {path} is not YAML{place}") from None
     if document is None:
         return {}
     if not isinstance(document, Mapping):
-        raise UsageProblem(f"kubeconfig {path} is no kubeconfig: expected a mapping with clusters")
+        raise UsageProblem(
+            f"kubeconfig {path} is not a kubeconfig: expected a mapping with clusters"
+        )
     return document
 
 
@@ -175,7 +174,7 @@ def _entries(
     for number, entry in enumerate(entries, 1):
         name = entry.get("name") if isinstance(entry, Mapping) else None
         if not isinstance(name, str) or not name:
-            raise UsageProblem(f"kubeconfig {path}: number {number} of {kind}s has no name")
+            raise UsageProblem(f"kubeconfig {path}: {kind} number {number} has no name")
         body = entry.get(kind)
         if body is not None and not isinstance(body, Mapping):
             raise UsageProblem(f"kubeconfig {path}: {kind} {name} is not a mapping")
@@ -183,7 +182,7 @@ def _entries(
 
 
 def _absolute(entry: dict[str, Any], names: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Paths are relative to the file that they stand in; a plugin's only where it has a slash."""
+    """Resolve relative paths by the file that has them; a plugin's only if it has a slash."""
     for name in names:
         if _word(entry.get(name)):
             entry[name] = os.path.normpath(folder / entry[name])
@@ -195,31 +194,31 @@ def _absolute(entry: dict[str, Any], names: Sequence[str], folder: Path) -> dict
 
 def _chosen(merged: _Merged, wanted: str | None) -> KubeContext:
     if not merged.clusters:
-        raise UsageProblem(f"kubeconfig {merged.told_by} defines no cluster", _HOW)
+        raise UsageProblem(f"kubeconfig {merged.origin} defines no cluster", _HOW)
     name = wanted or merged.current
     if not name:
         raise UsageProblem(
-            f"kubeconfig {merged.told_by} has no current context",
-            f"choose one: --kube-context NAME; {_there_are(merged.contexts, '')}",
+            f"kubeconfig {merged.origin} has no current context",
+            f"select one: --kube-context NAME; {_existing(merged.contexts, '')}",
         )
     if name not in merged.contexts:
         said = f"--kube-context {name}" if wanted else f"the current context {name}"
         raise UsageProblem(
-            f"{said}: there is no such context in {merged.told_by}",
-            _there_are(merged.contexts, name),
+            f"{said}: no such context in {merged.origin}",
+            _existing(merged.contexts, name),
         )
     context = merged.contexts[name]
-    told = f"context {name} of {merged.told_by}"
+    where = f"context {name} of {merged.origin}"
     cluster_name, user_name = _word(context.get("cluster")), _word(context.get("user"))
     if cluster_name not in merged.clusters:
         raise UsageProblem(
-            f"{told}: its cluster {cluster_name or '(none)'} is not defined there",
-            _there_are(merged.clusters, cluster_name),
+            f"{where}: its cluster {cluster_name or '(none)'} is not defined there",
+            _existing(merged.clusters, cluster_name),
         )
     if user_name and user_name not in merged.users:
         raise UsageProblem(
-            f"{told}: its user {user_name} is not defined there",
-            _there_are(merged.users, user_name),
+            f"{where}: its user {user_name} is not defined there",
+            _existing(merged.users, user_name),
         )
     cluster, user = merged.clusters[cluster_name], merged.users.get(user_name, {})
     _check(f"cluster {cluster_name}", cluster, _CLUSTER_FILES)
@@ -227,29 +226,29 @@ def _chosen(merged: _Merged, wanted: str | None) -> KubeContext:
     return KubeContext(
         name,
         _word(context.get("namespace")) or "default",
-        _server(f"cluster {cluster_name} of {merged.told_by}", cluster),
+        _server(f"cluster {cluster_name} of {merged.origin}", cluster),
         cluster,
         user,
         user_name,
-        merged.told_by,
+        merged.origin,
     )
 
 
-def _check(told: str, entry: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Files that an entry points to are there; what it holds itself can be decoded."""
+def _check(where: str, entry: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Validate an entry: its files exist, and its own data can be decoded."""
     for name in names:
         data, path = entry.get(f"{name}-data"), entry.get(name)
         if data:
             try:
                 base64.b64decode("".join(str(data).split()), validate=True)
             except (binascii.Error, ValueError):
-                raise UsageProblem(f"kubeconfig: {name}-data of {told} is not base64") from None
+                raise UsageProblem(f"kubeconfig: {name}-data of {where} is not base64") from None
         elif path and not Path(str(path)).is_file():
-            raise UsageProblem(f"kubeconfig: {name} of {told}: there is no file {path}")
+            raise UsageProblem(f"kubeconfig: {name} of {where}: no file {path}")
 
 
-def _server(told: str, cluster: Mapping[str, Any]) -> str:
-    """The URL without a user, a password and a query."""
+def _server(where: str, cluster: Mapping[str, Any]) -> str:
+    """The URL without user, password and query."""
     server = _word(cluster.get("server"))
     try:
         url = urlsplit(server)
@@ -257,20 +256,20 @@ def _server(told: str, cluster: Mapping[str, Any]) -> str:
     except ValueError:
         host, port, url = None, None, urlsplit("")
     if url.scheme not in ("http", "https") or not host:
-        raise UsageProblem(f"kubeconfig: {told} has no server, expected https://HOST:PORT")
+        raise UsageProblem(f"kubeconfig: {where} has no server, expected https://HOST:PORT")
     place = f"[{host}]" if ":" in host else host
     return f"{url.scheme}://{place}{f':{port}' if port else ''}{url.path.rstrip('/')}"
 
 
-def _there_are(names: Mapping[str, Any], wanted: str) -> str:
-    """All names, those most like the wanted one first."""
+def _existing(names: Mapping[str, Any], wanted: str) -> str:
+    """All names, the most similar to the wanted one first."""
     if not names:
-        return "there is none"
+        return "none is defined"
     close = difflib.get_close_matches(wanted, names, n=3) if wanted else []
     ordered = [*close, *(name for name in names if name not in close)]
     more = len(ordered) - _MOST_NAMED
     shown = ", ".join(ordered[:_MOST_NAMED])
-    return f"there are: {shown}{f' and {more} more' if more > 0 else ''}"
+    return f"defined: {shown}{f' and {more} more' if more > 0 else ''}"
 
 
 def _word(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""How we show who we are to an API server: the official client's configuration, and credentials.
+"""Authentication at an API server: the official client's configuration, and credentials.
 
 The client reads certificates, passwords and proxies and runs credential plugins. Tokens are kept
-here, because they end while a watch goes on: a plugin is asked again when its token has expired or
-was refused, a token's file is read for each request. Nothing is ever written to a kubeconfig.
+here, because they expire during a watch: a plugin runs again when its token has expired or was
+refused, a token's file is read for each request. A kubeconfig is never written.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NO_SECRETS: Final = ("command", "apiVersion", "name", "installHint", "interacti
 
 
 class Login:
-    """``configuration`` is the client's, ``tls`` for connections that are not the client's.
+    """``configuration`` is the client's, ``tls`` for other connections.
 
-    Opening it runs a credential plugin where the user has one. Raises UsageProblem, or
-    Unreachable where the plugin ran and gave nothing.
+    Opening it runs a credential plugin if the user has one. Raises UsageProblem, or
+    Unreachable if the plugin returned no credentials.
     """
 
     def __init__(self, context: KubeContext) -> None:
@@ -44,14 +44,13 @@ class Login:
         elif self._token_file:
             user.pop("token", None)
         elif "auth-provider" in user:
-            # The client would renew such a token and could not keep the new one, so that kubectl
-            # would be logged out.
+            # The client would renew such a token without saving the new one, and log kubectl out.
             self._token = _provided(context, user.pop("auth-provider"))
         self.configuration = _configured(context, user)
         self.tls = _tls(context, self.configuration)
 
     def headers(self) -> list[tuple[str, str]]:
-        """What says who asks, renewed where its time is over; a name may come several times."""
+        """The headers with the credentials, renewed if expired; a name may occur several times."""
         found = list(_impersonated(self.context.user))
         with self._lock:
             if self._plugin and self._ends is not None and _now() + _SKEW >= self._ends:
@@ -66,7 +65,7 @@ class Login:
         return found
 
     def renew(self) -> bool:
-        """After a refusal: whether there is something new to show."""
+        """After a refusal: whether there are new credentials."""
         if not self._plugin:
             return False
         with self._lock:
@@ -75,7 +74,7 @@ class Login:
             return self._token != before
 
     def refused(self) -> Unreachable:
-        """The API server does not know us."""
+        """The API server did not accept the credentials."""
         name = self.context.name
         if name == IN_CLUSTER:
             return Unreachable(
@@ -86,7 +85,7 @@ class Login:
         return Unreachable(
             f"the API server {self.context.server} does not accept the credentials of context "
             f"{name} (expired token?)",
-            f"log in again, then see that `kubectl --context {name} auth whoami` answers",
+            f"log in again, then run `kubectl --context {name} auth whoami` as a test",
         )
 
     def _read_token(self) -> str:
@@ -94,15 +93,15 @@ class Login:
             with open(self._token_file, encoding="utf-8") as stream:
                 return stream.read(1 << 20).strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            why = error.strerror if isinstance(error, OSError) else "not text"
             raise Unreachable(
-                f"the token of context {self.context.name} cannot be read from "
+                f"the token of context {self.context.name} is not readable in "
                 f"{self._token_file}: {why}"
             ) from None
 
     def _from_plugin(self) -> dict[str, Any]:
-        """Run it and keep its token; the client certificate that it gave, as a user has one."""
-        status = _asked(self.context, self._plugin)
+        """Run it and keep its token; returns its client certificate as of a user entry."""
+        status = _plugin_status(self.context, self._plugin)
         token, ends = status.get("token"), status.get("expirationTimestamp")
         self._token = token if isinstance(token, str) else ""
         self._ends = _moment(ends)
@@ -114,15 +113,15 @@ class Login:
             return pair
         if not self._token:
             raise Unreachable(
-                f"the credential plugin of context {self.context.name} gave neither a token nor a "
-                "client certificate",
-                f"see whether `kubectl --context {self.context.name} auth whoami` answers",
+                f"the credential plugin of context {self.context.name} returned neither a token "
+                "nor a client certificate",
+                f"does `kubectl --context {self.context.name} auth whoami` work?",
             )
         return {}
 
 
 def _configured(context: KubeContext, user: Mapping[str, Any]) -> Any:
-    """The client's Configuration of this context; plugin and token file are taken out already."""
+    """The client's Configuration of this context; without plugin and token file."""
     from kubernetes import client, config
 
     entry: dict[str, Any] = {"cluster": "it"}
@@ -139,17 +138,17 @@ def _configured(context: KubeContext, user: Mapping[str, Any]) -> Any:
         load(document, context="it", client_configuration=configuration, persist_config=False)
     except (config.ConfigException, OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageProblem(
-            f"kubeconfig {context.told_by}: context {context.name} cannot be used: "
-            f"{_hushed(str(error), context)}"
+            f"kubeconfig {context.origin}: context {context.name} is invalid: "
+            f"{_without_secrets(str(error), context)}"
         ) from None
-    # Client 32 does not read it.
+    # Client 32 ignores it.
     if context.cluster.get("proxy-url"):
         configuration.proxy = context.cluster["proxy-url"]
     return configuration
 
 
 def _tls(context: KubeContext, configuration: Any) -> ssl.SSLContext | None:
-    """Made before anything is sent, so that a broken certificate is told as what it is."""
+    """Created before a request, so that an invalid certificate is reported as such."""
     if not context.server.startswith("https:"):
         return None
     part = f"certificate-authority of context {context.name}"
@@ -157,11 +156,11 @@ def _tls(context: KubeContext, configuration: Any) -> ssl.SSLContext | None:
         tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert or None)
         if configuration.cert_file:
             part = f"client-certificate and client-key of user {context.user_name}"
-            # Without this, OpenSSL would ask for a password on the terminal.
+            # Without this, OpenSSL would prompt for a password on the terminal.
             tls.load_cert_chain(configuration.cert_file, configuration.key_file, lambda: b"")
     except (ssl.SSLError, OSError, ValueError):
         raise UsageProblem(
-            f"kubeconfig {context.told_by}: the {part} cannot be used: expected PEM, a key without "
+            f"kubeconfig {context.origin}: the {part} is invalid: expected PEM, a key without "
             "a password that belongs to its certificate"
         ) from None
     if not configuration.verify_ssl:
@@ -170,8 +169,8 @@ def _tls(context: KubeContext, configuration: Any) -> ssl.SSLContext | None:
     return tls
 
 
-def _asked(context: KubeContext, plugin: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a credential plugin answers: the ``status`` of its ExecCredential."""
+def _plugin_status(context: KubeContext, plugin: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The output of a credential plugin: the ``status`` of its ExecCredential."""
     from kubernetes import config
     from kubernetes.config import exec_provider, kube_config
 
@@ -179,48 +178,48 @@ def _asked(context: KubeContext, plugin: Mapping[str, Any]) -> Mapping[str, Any]
     node: Any = kube_config.ConfigNode
     command = plugin.get("command")
     name = os.path.basename(command) if isinstance(command, str) else ""
-    told = f"the credential plugin {name or '(none)'} of context {context.name}"
+    title = f"the credential plugin {name or '(none)'} of context {context.name}"
     try:
         cluster = node("cluster", dict(context.cluster))
         status: Any = provider(node("exec", dict(plugin)), None, cluster).run()
     except FileNotFoundError:
         hint = plugin.get("installHint")
         raise UsageProblem(
-            f"{told} is not installed", hint if isinstance(hint, str) else "is it on PATH?"
+            f"{title} is not installed", hint if isinstance(hint, str) else "is it on PATH?"
         ) from None
     except PermissionError:
-        raise UsageProblem(f"{told} may not be executed") from None
+        raise UsageProblem(f"{title} is not executable") from None
     except (config.ConfigException, OSError) as error:
         raise Unreachable(
-            f"{told} failed: {_hushed(str(error), context)}",
-            f"log in again, then see that `kubectl --context {context.name} auth whoami` answers",
+            f"{title} failed: {_without_secrets(str(error), context)}",
+            f"log in again, then run `kubectl --context {context.name} auth whoami` as a test",
         ) from None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UsageProblem(
-            f"{told} is set up wrongly, or answers with something that is no ExecCredential"
+            f"{title} is configured wrongly, or its output is not an ExecCredential"
         ) from None
     return status if isinstance(status, Mapping) else {}
 
 
 def _provided(context: KubeContext, provider: Any) -> str:
-    """The token that kubectl kept for an auth-provider."""
+    """The token that kubectl saved for an auth-provider."""
     settings = provider.get("config") if isinstance(provider, Mapping) else None
     for key in ("id-token", "access-token"):
         token = settings.get(key) if isinstance(settings, Mapping) else None
         if isinstance(token, str) and token:
             return token
     raise UsageProblem(
-        f"user {context.user_name} of context {context.name} logs in with an auth-provider that "
-        "keeps no token",
+        f"user {context.user_name} of context {context.name} has an auth-provider without "
+        "a saved token",
         f"`kubectl --context {context.name} auth whoami` fetches one; or use a credential plugin",
     )
 
 
 def _impersonated(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Whom the user acts as; the client does not read this, and would show another's cluster."""
+    """The impersonation headers; the client ignores them and would act as another user."""
     for key, header in (("as", "User"), ("as-uid", "Uid"), ("as-groups", "Group")):
-        told = user.get(key) or []
-        for value in told if isinstance(told, list) else [told]:
+        values = user.get(key) or []
+        for value in values if isinstance(values, list) else [values]:
             yield f"Impersonate-{header}", str(value)
     more = user.get("as-user-extra")
     for key, values in more.items() if isinstance(more, Mapping) else ():
@@ -228,8 +227,8 @@ def _impersonated(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"Impersonate-Extra-{quote(str(key), safe='')}", str(value)
 
 
-def _hushed(text: str, context: KubeContext) -> str:
-    """One line of what somebody else said, without any value of the user's entry."""
+def _without_secrets(text: str, context: KubeContext) -> str:
+    """A foreign message as one line, without any value of the user's entry."""
     for secret in sorted(_values(context.user), key=len, reverse=True):
         text = text.replace(secret, "***")
     return single_line(text)

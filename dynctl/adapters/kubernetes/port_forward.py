@@ -1,7 +1,7 @@
-"""A port of a pod, reachable on this machine while somebody needs it.
+"""A port of a pod, forwarded to this machine.
 
-A listening socket on loopback; each connection to it gets a stream and a thread of its own, which
-copies both ways. One thread does both because TLS connections do not bear two at once.
+A listening socket on loopback; each connection to it gets a stream and a thread, which copies both
+ways. One thread does both because a TLS connection does not support two at once.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dynctl.base.errors import DynctlError
 DATA, ERROR = 0, 1
 _PIECE: Final = 1 << 16
 _MOST_WAITING: Final = 1 << 20
-"""Bytes that may wait for a slow reader on this machine before the pod's side waits too."""
+"""Bytes that may wait for a slow local reader before the pod's side waits too."""
 
 
 @contextmanager
 def forwarded(server: ApiServer, namespace: str, pod: str, port: int) -> Iterator[str]:
-    """``HOST:PORT`` on loopback. Raises ClusterRefusal or Unreachable where the API server does
-    not let us through; that nobody listens in the pod shows as a connection that is closed."""
+    """``HOST:PORT`` on loopback. Raises ClusterRefusal or Unreachable if the API server
+    refuses; a port without a listener in the pod closes the connection."""
     path, query = pod_path(namespace, pod, "portforward"), [("ports", str(port))]
-    # Asked once before anybody connects, to say why not.
+    # Tried once before the first connection, to report a refusal.
     with pod_stream(server, path, query):
         pass
     with ExitStack() as stack:
@@ -42,7 +42,7 @@ def forwarded(server: ApiServer, namespace: str, pod: str, port: int) -> Iterato
 
 
 class _Forwarder:
-    """Runs from its construction until :meth:`close`, which leaves no thread."""
+    """Runs from its construction until :meth:`close`, which ends all threads."""
 
     def __init__(
         self, listener: socket.socket, opened: Callable[[], PodStream], timeout: float
@@ -50,13 +50,13 @@ class _Forwarder:
         self._listener = listener
         self._opened = opened
         self._timeout = timeout
-        # Its reading end becomes readable for every thread at once when the other one is shut.
+        # Its reading end becomes readable for all threads when the other end is closed.
         self._ending, self._end = socket.socketpair()
         self._connections: list[threading.Thread] = []
         self._accepting = self._started(self._accept)
 
     def wake(self) -> None:
-        """Have all threads end."""
+        """Make all threads end."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 
@@ -99,10 +99,10 @@ class _Forwarder:
                 stream.close()
 
     def _copy(self, local: socket.socket, stream: PodStream) -> None:
-        """Until one side ends. What came from the pod before its end still goes out."""
+        """Copy until one side ends. Data from the pod before its end is still written."""
         local.setblocking(False)
         to_local = bytearray()
-        told_port: set[int] = set()
+        port_received: set[int] = set()
         open_there = True
         with selectors.DefaultSelector() as selector:
             selector.register(self._ending, selectors.EVENT_READ)
@@ -128,9 +128,9 @@ class _Forwarder:
                         open_there = False
                         continue
                     channel, data = message
-                    if channel not in told_port:
+                    if channel not in port_received:
                         # The first message of each channel is the number of the port.
-                        told_port.add(channel)
+                        port_received.add(channel)
                     elif channel == ERROR and data:
                         return
                     elif channel == DATA:
@@ -138,7 +138,7 @@ class _Forwarder:
 
 
 def _watch(selector: selectors.BaseSelector, held: socket.socket, events: int) -> None:
-    """Have exactly these events of a socket told."""
+    """Register exactly these events of a socket."""
     known = held in selector.get_map()
     if known and events:
         selector.modify(held, events)

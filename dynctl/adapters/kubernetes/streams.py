@@ -1,9 +1,9 @@
-"""What goes both ways through an API server: a command in a container, a port of a pod.
+"""Two-way streams through an API server: a command in a container, a port of a pod.
 
-Kubernetes sends these over WebSockets whose messages begin with the number of a channel. They are
-opened with websocket-client, on which the official client's own streams stand, and not with those:
-they decode what is no text, wait for ever while connecting, say nothing of why the server refused,
-and would follow a redirect with our token.
+Kubernetes uses WebSockets whose messages begin with the number of a channel. They are opened with
+websocket-client, not with the official client's streams (which use it too): those decode binary
+data as text, connect without a timeout, lose the reason of a refusal, and would follow a redirect
+with our token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PROTOCOL: Final = "v4.channel.k8s.io"
 STDOUT, STDERR, STATUS = 1, 2, 3
 MAX_MESSAGE: Final = 32 << 20
-"""Bytes of one message; API servers send some tens of thousands at most."""
+"""Maximum bytes of one message; API servers send a few tens of thousands."""
 
 _MAX_STDERR: Final = 1 << 16
 _MAX_STATUS: Final = 1 << 20
@@ -45,19 +45,19 @@ class PodStream:
 
     @property
     def socket(self) -> Any:
-        """To wait for, beside :attr:`waiting`."""
+        """The socket to wait for, in addition to :attr:`waiting`."""
         return self._socket.sock
 
     @property
     def waiting(self) -> bool:
-        """Whether something was read from the network already that no selector would tell of."""
+        """Whether data was already read from the network, so that a selector does not report it."""
         pending = getattr(self._socket.sock, "pending", None)
         return bool(pending is not None and pending())
 
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
-        """The next message: channel and content; None where the stream has ended.
+        """The next message: channel and content; None if the stream has ended.
 
-        Raises Unreachable where nothing comes in ``timeout`` seconds or the connection breaks.
+        Raises Unreachable if no message arrives in ``timeout`` seconds or the connection fails.
         """
         import websocket
 
@@ -70,7 +70,7 @@ class PodStream:
                 return None
             except websocket.WebSocketTimeoutException:
                 raise Unreachable(
-                    f"{self._path}: nothing came from the pod within {timeout:.3g} s"
+                    f"{self._path}: no data from the pod within {timeout:.3g} s"
                 ) from None
             except (websocket.WebSocketException, OSError) as error:
                 raise self._server.unreachable(error, self._path) from error
@@ -81,7 +81,7 @@ class PodStream:
                 return data[0], data[1:]
 
     def send(self, channel: int, data: bytes, timeout: float) -> None:
-        """Raises Unreachable where it cannot be sent."""
+        """Raises Unreachable if sending fails."""
         import websocket
 
         self._socket.settimeout(timeout)
@@ -91,7 +91,7 @@ class PodStream:
             raise self._server.unreachable(error, self._path) from error
 
     def shut(self) -> None:
-        """Wake who waits for it, with the end of the stream."""
+        """Wake the waiting thread, with the end of the stream."""
         held = self._socket.sock
         if held is not None:
             shut_socket(held)
@@ -105,7 +105,7 @@ class PodStream:
 def pod_stream(
     server: ApiServer, path: str, query: Sequence[tuple[str, str]]
 ) -> Iterator[PodStream]:
-    """Raises ClusterRefusal or Unreachable where it cannot be opened."""
+    """Raises ClusterRefusal or Unreachable if opening fails."""
     stream = PodStream(server, path, query)
     try:
         yield stream
@@ -114,18 +114,18 @@ def pod_stream(
 
 
 def pod_path(namespace: str, pod: str, part: str) -> str:
-    """Of a subresource of a pod."""
+    """The path of a subresource of a pod."""
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/{part}"
 
 
 def file_of_container(
     server: ApiServer, namespace: str, pod: str, container: str, path: str, max_bytes: int
 ) -> bytes:
-    """What ``cat PATH`` writes there; see ``Cluster.read_file`` for the errors."""
+    """The output of ``cat PATH``; see ``Cluster.read_file`` for the errors."""
     query = [("command", "cat"), ("command", path), ("container", container)]
     query += [("stdin", "false"), ("stdout", "true"), ("stderr", "true"), ("tty", "false")]
-    told = f"cat {path} in container {container} of pod {namespace}/{pod}"
-    content, said, status = bytearray(), bytearray(), bytearray()
+    what = f"cat {path} in container {container} of pod {namespace}/{pod}"
+    content, output, status = bytearray(), bytearray(), bytearray()
     deadline = time.monotonic() + server.timeout
     with pod_stream(server, pod_path(namespace, pod, "exec"), query) as stream:
         while (message := stream.receive(deadline - time.monotonic())) is not None:
@@ -133,43 +133,43 @@ def file_of_container(
             if channel == STDOUT:
                 content += data
                 if len(content) > max_bytes:
-                    raise ValueError(f"{told}: the file is larger than {max_bytes:,} bytes")
+                    raise ValueError(f"{what}: the file is larger than {max_bytes:,} bytes")
             elif channel == STDERR:
-                said += data[: _MAX_STDERR - len(said)]
+                output += data[: _MAX_STDERR - len(output)]
             elif channel == STATUS:
                 status += data[: _MAX_STATUS - len(status)]
                 if _complete(status):
                     break
-    _judge(status, said, path, told)
+    _judge(status, output, path, what)
     return bytes(content)
 
 
 def _complete(status: bytearray) -> bool:
-    """Some servers keep the stream open behind the status."""
+    """Some servers keep the stream open after the status."""
     try:
         return isinstance(msgspec.json.decode(status), dict)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return False
 
 
-def _judge(status: bytearray, said: bytearray, path: str, told: str) -> None:
-    """Return where the command ended well; raise what it means where it did not."""
+def _judge(status: bytearray, output: bytearray, path: str, what: str) -> None:
+    """Return if the command succeeded; else raise its error."""
     if not _complete(status):
-        raise Unreachable(f"{told}: the stream ended without telling how the command did")
+        raise Unreachable(f"{what}: the stream ended without the status of the command")
     end = msgspec.json.decode(status)
     if end.get("status") == "Success":
         return
     if end.get("reason") != "NonZeroExitCode":
-        refusal = refusal_of(end, 500, told)
-        raise ClusterRefusal(refusal.status, refusal.reason, f"{told}: {refusal.message}")
-    text = single_line(said.decode(errors="replace"))
+        refusal = refusal_of(end, 500, what)
+        raise ClusterRefusal(refusal.status, refusal.reason, f"{what}: {refusal.message}")
+    text = single_line(output.decode(errors="replace"))
     if any(words in text for words in _MISSING):
-        raise FileNotFoundError(errno.ENOENT, f"{told}: there is no such file", path)
-    raise ClusterRefusal(500, "NonZeroExitCode", f"{told}: {text or refusal_text(end)}")
+        raise FileNotFoundError(errno.ENOENT, f"{what}: no such file", path)
+    raise ClusterRefusal(500, "NonZeroExitCode", f"{what}: {text or refusal_text(end)}")
 
 
 def refusal_text(status: dict[str, Any]) -> str:
-    """What a Status says in words."""
+    """The message of a Status."""
     message = status.get("message")
     return single_line(message) if isinstance(message, str) and message else "it failed"
 
@@ -186,11 +186,11 @@ def _connected(server: ApiServer, path: str, query: Sequence[tuple[str, str]]) -
             return _handshake(server, path, query)
         except websocket.WebSocketBadStatusException as error:
             headers = error.resp_headers or {}
-            server.heard(headers.get("date"))
+            server.note_date(headers.get("date"))
             if error.status_code == 401 and not renewed and server.login.renew():
                 renewed = True
                 continue
-            # Where a server tells no length, this version of the library does not read the body.
+            # Without a content-length, this version of the library does not read the body.
             body = getattr(error, "resp_body", None) or b""
             raise server.refusal(error.status_code, bytes(body), path) from None
         except websocket.WebSocketTimeoutException:
@@ -226,14 +226,14 @@ def _handshake(server: ApiServer, path: str, query: Sequence[tuple[str, str]]) -
 
 
 def _bounded_socket(tls: dict[str, Any]) -> Any:
-    """A WebSocket that breaks off a message of more than MAX_MESSAGE bytes."""
+    """A WebSocket that aborts messages of more than MAX_MESSAGE bytes."""
     import websocket
 
     class BoundedSocket(websocket.WebSocket):
         _taken = 0
 
         def begin(self) -> None:
-            """The next message is counted anew."""
+            """Restart the count for the next message."""
             self._taken = 0
 
         def _recv(self, bufsize: int) -> Any:
@@ -248,15 +248,15 @@ def _bounded_socket(tls: dict[str, Any]) -> Any:
 
 
 def _proxy(configuration: Any) -> dict[str, Any]:
-    """The client's proxy, as websocket-client wants to be told of it."""
+    """The client's proxy as options for websocket-client."""
     if not configuration.proxy:
         return {}
     url = urlsplit(configuration.proxy)
-    told: dict[str, Any] = {"http_proxy_host": url.hostname, "http_proxy_port": url.port or 80}
+    what: dict[str, Any] = {"http_proxy_host": url.hostname, "http_proxy_port": url.port or 80}
     if url.scheme.startswith("socks"):
-        told["proxy_type"] = url.scheme
+        what["proxy_type"] = url.scheme
     if url.username:
-        told["http_proxy_auth"] = (unquote(url.username), unquote(url.password or ""))
+        what["http_proxy_auth"] = (unquote(url.username), unquote(url.password or ""))
     if configuration.no_proxy:
-        told["http_no_proxy"] = [part.strip() for part in configuration.no_proxy.split(",")]
-    return told
+        what["http_no_proxy"] = [part.strip() for part in configuration.no_proxy.split(",")]
+    return what

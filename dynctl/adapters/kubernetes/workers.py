@@ -1,7 +1,7 @@
 """Dynamo's workers in a cluster: two kinds of objects listed, followed and joined. Blocking.
 
-A worker is discoverable when a labelled EndpointSlice calls its pod ready and its metadata exists;
-where both tell the pod's uid, it must be the same pod, so that a recreated one does not inherit.
+A worker is discoverable if a labelled EndpointSlice has its pod as ready and its metadata exists;
+if both have the pod's uid, it must be the same, so that a recreated pod does not inherit metadata.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from dynctl.wire.kubernetes.objects import endpoints
 
 MAX_OBJECTS: Final = 100_000
 PAGE: Final = 100
-"""Objects asked for at once: with its model cards one may have 1.5 MB."""
+"""Objects per request: with its model cards one may have 1.5 MB."""
 
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 5.0
 _SOUND_S: Final = 5.0
-"""A watch that lasted as long was a good one: what fails then is a new failure."""
+"""A watch that lasted as long was healthy: a failure after it is a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of objects, by its place in the API, and what is asked of it."""
+    """A kind of objects: its path in the API, and the parameters of its requests."""
 
     group: str
     version: str
@@ -77,13 +77,13 @@ _Name = tuple[str, str]
 
 
 class WorkerRegister:
-    """What is known of both kinds of objects. For any thread."""
+    """The current objects of both kinds. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._workers: dict[_Name, _PodEntries] = {}
         self._ready: dict[_Name, tuple[tuple[_Name, str], ...]] = {}
-        """Of each slice: the pods that it calls ready, and their uids."""
+        """The ready pods of each slice, with their uids."""
 
     def replace(self, resource: Resource, bodies: list[Mapping[str, Any]]) -> None:
         """All objects of a kind, as listed."""
@@ -110,7 +110,7 @@ class WorkerRegister:
                 _set(self._ready, name, pods)
 
     def entries(self) -> dict[str, DiscoveryEntry]:
-        """What the discoverable workers registered, by key."""
+        """The entries of the discoverable workers, by key."""
         with self._lock:
             workers = sorted(self._workers.items())
             slices = list(self._ready.values())
@@ -129,8 +129,8 @@ class WorkerRegister:
 def read_all(
     cluster: Cluster, resource: Resource, namespace: str | None
 ) -> tuple[list[Mapping[str, Any]], str]:
-    """All objects, and the version from which to watch. Raises Unreachable, also where the API
-    server says no."""
+    """All objects, and the version from which to watch. Raises Unreachable, also if the API server
+    refuses."""
     bodies: list[Mapping[str, Any]] = []
     version = ""
     try:
@@ -142,8 +142,8 @@ def read_all(
             bodies += [one for one in page.get("items") or [] if isinstance(one, Mapping)]
             if len(bodies) > MAX_OBJECTS:
                 raise Unreachable(
-                    f"there are more than {MAX_OBJECTS:,} {resource.plural}",
-                    "look at one namespace: -n NAME",
+                    f"more than {MAX_OBJECTS:,} {resource.plural}",
+                    "read one namespace: -n NAME",
                 )
     except ClusterRefusal as refusal:
         raise refused(resource, namespace, "list", refusal) from refusal
@@ -153,7 +153,7 @@ def read_all(
 def refused(
     resource: Resource, namespace: str | None, verb: str, refusal: ClusterRefusal
 ) -> Unreachable:
-    """Why discovery cannot be read, and what would let it be."""
+    """The reason why discovery is not readable, and the permission that it needs."""
     where = "in all namespaces" if namespace is None else f"in namespace {namespace}"
     if refusal.forbidden:
         kind = "ClusterRole" if namespace is None else "ClusterRole or Role"
@@ -167,7 +167,7 @@ def refused(
         return Unreachable(
             f"the cluster does not serve {resource.plural} ({resource.group}/{resource.version}): "
             f"{refusal.message}",
-            "are the CRDs of the Dynamo operator installed? Or do workers register elsewhere: "
+            "are the CRDs of the Dynamo operator installed? or do workers register in etcd: "
             "--discovery etcd",
         )
     return Unreachable(
@@ -176,11 +176,11 @@ def refused(
 
 
 class Follower:
-    """Keeps one kind of objects up to date in the register, until ``stopped``; tells by
-    ``changed``, called in its own thread.
+    """Keeps one kind of objects up to date in the register, until ``stopped``; calls
+    ``changed`` from its own thread.
 
-    ``reason`` says why it cannot be followed now, and is empty while it can; ``listed``: whether
-    the register has it.
+    ``reason`` is why it cannot be followed now, empty if it can; ``listed``: whether the register
+    has it.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Follower:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _until_it_fails(self) -> str:
-        """List and follow. Why not any longer; empty where only the list must be read again."""
+        """List and follow; returns why it ended, empty if only the list must be read again."""
         try:
             bodies, version = read_all(self._cluster, self._resource, self._namespace)
             self._register.replace(self._resource, bodies)
@@ -227,7 +227,7 @@ class Follower:
                 began = time.monotonic()
                 version = self._watch(version)
                 if time.monotonic() - began < 1:
-                    # A server that ends every watch at once must not keep us busy.
+                    # A server that ends every watch at once must not cause a busy loop.
                     self._rest(_FIRST_PAUSE_S)
         except Unreachable as error:
             return error.message
@@ -236,12 +236,12 @@ class Follower:
                 return ""
             return refused(self._resource, self._namespace, "watch", refusal).message
         except Exception as error:
-            # Of which nobody thought: the thread must not end, and leave an old picture for good.
-            return f"{self._resource.plural} cannot be read: {type(error).__name__}: {error}"
+            # An unexpected error: the thread must not end and leave outdated entries.
+            return f"{self._resource.plural} not readable: internal error: {error!r}"
         return ""
 
     def _watch(self, version: str) -> str:
-        """Take over changes until the server ends the watch; the version of the last one."""
+        """Apply changes until the server ends the watch; returns the version of the last one."""
         path, query = self._resource.path(self._namespace), self._resource.query
         for event in self._cluster.watch(path, version, query):
             if self._stopped.is_set():
@@ -254,7 +254,7 @@ class Follower:
         return version
 
     def _rest(self, seconds: float) -> None:
-        """Spread, so that many readers do not come back to a restarted server in one moment."""
+        """A random pause, so that many readers do not reconnect to a restarted server at once."""
         self._stopped.wait(seconds * random.uniform(0.75, 1.25))
 
 
@@ -266,7 +266,7 @@ def _name(body: Mapping[str, Any]) -> _Name:
 def _pod_entries(body: Mapping[str, Any]) -> _PodEntries:
     read = metadata.worker_metadata(body)
     entries = tuple(DiscoveryEntry(key, value, read.name) for key, value in read.entries())
-    # In container mode the object's name has the container's behind the pod's.
+    # In container mode the object's name is the pod's, then the container's.
     return _PodEntries(read.owner or read.name, read.owner_uid, entries)
 
 
@@ -275,7 +275,7 @@ def _ready_pods(body: Mapping[str, Any]) -> tuple[tuple[_Name, str], ...]:
 
 
 def _same_pod(uid: str, ready: set[str]) -> bool:
-    """Whether one of the ready pods of this name is the worker's; an unknown uid fits all."""
+    """Whether one of the ready pods of this name is the worker's; an unknown uid matches all."""
     return bool(ready) and (not uid or uid in ready or "" in ready)
 
 
@@ -289,7 +289,7 @@ def _set(into: dict[_Name, Any], name: _Name, value: Any) -> None:
 def changes(
     before: Mapping[str, DiscoveryEntry], now: Mapping[str, DiscoveryEntry]
 ) -> Iterator[Put | Deleted]:
-    """What leads from one to the other."""
+    """The chain of causes of an exception."""
     for key in before.keys() - now.keys():
         yield Deleted(key)
     for key, entry in now.items():

@@ -403,7 +403,7 @@ async def test_it_is_opened_by_option_and_by_dynamos_variable(
         (GlobalOptions(namespace="a", all_namespaces=True), "-n a and -A"),
         (GlobalOptions(namespace="../nodes"), "not a namespace name"),
         (GlobalOptions(namespace=""), "not a namespace name"),
-        (GlobalOptions(kube_context="absent"), "there are: test"),
+        (GlobalOptions(kube_context="absent"), "defined: test"),
     ],
 )
 async def test_options_that_cannot_be_used(

@@ -89,7 +89,7 @@ def test_a_server_that_asks_for_ever_is_asked_five_times(
 def test_silence_ends_with_the_timeout(server: ApiServer, tmp_path: Path):
     server.faults.hang("/api/v1/nodes", 30, times=1)
     one = opened(server, tmp_path, timeout=0.3)
-    with pytest.raises(Unreachable, match=r"no answer within 0\.3 s"):
+    with pytest.raises(Unreachable, match=r"no response within 0\.3 s"):
         one.get("/api/v1/nodes")
     one.close()
 
@@ -106,7 +106,7 @@ def test_nobody_listens(tmp_path: Path):
 
 def test_a_name_that_is_not_known(tmp_path: Path):
     one = elsewhere(tmp_path, {"server": "https://no-such-host.invalid:6443"})
-    with pytest.raises(Unreachable, match="its name is not known"):
+    with pytest.raises(Unreachable, match="unknown host name"):
         one.get("/api/v1/nodes")
     one.close()
 
@@ -163,7 +163,7 @@ def test_tls_to_a_server_without(server: ApiServer, tmp_path: Path):
 def test_an_answer_that_is_no_object(tmp_path: Path, body: bytes):
     with answering(whole(body)) as url:
         one = elsewhere(tmp_path, {"server": url})
-        with pytest.raises(Unreachable, match="no JSON object"):
+        with pytest.raises(Unreachable, match="not return a JSON object"):
             one.get("/api/v1/nodes")
         one.close()
 
@@ -171,7 +171,7 @@ def test_an_answer_that_is_no_object(tmp_path: Path, body: bytes):
 def test_a_redirect_is_not_followed(tmp_path: Path):
     with answering(whole(b"", 302, Location="http://127.0.0.1:1/login")) as url:
         one = elsewhere(tmp_path, {"server": url})
-        with pytest.raises(Unreachable, match="with a redirect"):
+        with pytest.raises(Unreachable, match="a redirect"):
             one.get("/api/v1/nodes")
         one.close()
 
@@ -191,7 +191,7 @@ def test_an_answer_that_is_too_large_names_the_bound(
     monkeypatch.setattr(kubernetes_http, "MAX_BYTES", 1_000)
     with answering(whole(b'{"a":"' + b"x" * 2_000 + b'"}')) as url:
         one = elsewhere(tmp_path, {"server": url})
-        with pytest.raises(Unreachable, match="over 1,000 bytes"):
+        with pytest.raises(Unreachable, match="more than 1,000 bytes"):
             one.get("/api/v1/nodes")
         one.close()
 
@@ -206,7 +206,7 @@ def test_an_answer_that_is_cut(tmp_path: Path):
 
     with answering(answer) as url:
         one = elsewhere(tmp_path, {"server": url})
-        with pytest.raises(Unreachable, match="the connection was cut"):
+        with pytest.raises(Unreachable, match="the connection was closed"):
             one.get("/api/v1/nodes")
         one.close()
 
