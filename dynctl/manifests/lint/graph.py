@@ -119,10 +119,10 @@ def _both_roles(facts: LintFacts) -> Outcome:
             lacks = "decode" if there == "prefill" else "prefill"
             yield found(subject_of(graph), there=there, lacks=lacks)
 
-    return outcome(all_of(), summary=_counted(facts))
+    return outcome(all_of(), summary=_counts(facts))
 
 
-def _counted(facts: LintFacts) -> str:
+def _counts(facts: LintFacts) -> str:
     named = len(facts.governed) > 1
     counts = [
         (f"{short_name(graph)}: " if named else "")
@@ -195,7 +195,7 @@ def _mode(frontend: Component) -> str | None:
 # -- pod templates ---------------------------------------------------------------------------------
 
 
-def _shadowed(facts: LintFacts) -> Outcome:
+def _no_topology_label(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.governed:
             policy = graph.policy or {}
@@ -208,18 +208,18 @@ def _shadowed(facts: LintFacts) -> Outcome:
     return outcome(all_of())
 
 
-def _overwritten(facts: LintFacts) -> Outcome:
+def _no_operator_settings(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.governed:
             for one in graph.workers:
-                taken = ", ".join(_taken(one))
+                taken = ", ".join(_operator_settings(one))
                 if taken:
                     yield found(subject_of(graph), taken=f"{taken} in {one.name}")
 
     return outcome(all_of())
 
 
-def _taken(component: Component) -> Iterator[str]:
+def _operator_settings(component: Component) -> Iterator[str]:
     yield from (name for name in _OPERATOR_ENV if name in component.env)
     for volume in _named(component.pod.get("volumes")):
         if volume.get("name") == _VOLUME:
@@ -242,6 +242,6 @@ GRAPH_CHECKS: Final[Sequence[Check[LintFacts]]] = (
     Check("DYT0110", _router_mode, (has_policy,)),
 )
 POD_CHECKS: Final[Sequence[Check[LintFacts]]] = (
-    Check("DYT0406", _shadowed, (has_policy,)),
-    Check("DYT0506", _overwritten, (has_policy,)),
+    Check("DYT0406", _no_topology_label, (has_policy,)),
+    Check("DYT0506", _no_operator_settings, (has_policy,)),
 )

@@ -28,7 +28,7 @@ _SAME: Final = {"hostname": "host", "node": "host", "dc": "datacenter", "az": "z
 _LONGEST_DOMAIN: Final = 63
 
 
-def present(facts: LintFacts, spread: Callable[[Graph], str] = lambda graph: "") -> Outcome:
+def policy_exists(facts: LintFacts, spread: Callable[[Graph], str] = lambda graph: "") -> Outcome:
     """DYT0102. ``spread``: the zones of a graph's workers in words, if they are known."""
     without = [
         graph
@@ -57,7 +57,7 @@ def _policies(facts: LintFacts) -> str:
     return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if texts[3:] else "")
 
 
-def _drafts(facts: LintFacts) -> Outcome:
+def _no_drafts(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for one in facts.graphs:
             for draft in drafts_of(one):
@@ -82,7 +82,7 @@ def raw_policy(graph: Graph) -> Any:
     return mapping(spec.get("experimental")).get("kvTransferPolicy")
 
 
-def _objected(aspect: str, facts: LintFacts) -> Outcome:
+def _has_no_objection(aspect: str, facts: LintFacts) -> Outcome:
     return outcome(objections_to(facts, aspect))
 
 
@@ -110,7 +110,7 @@ def _objection(facts: LintFacts, graph: Graph, one: Objection) -> Found:
     )
 
 
-def _written(facts: LintFacts) -> Any:
+def _has_policy_field(facts: LintFacts) -> Any:
     """At least one graph has a kvTransferPolicy, valid or not."""
     return (
         None if any(raw_policy(graph) is not None for graph in facts.graphs) else has_policy(facts)
@@ -242,14 +242,14 @@ def _float32(value: Any) -> Any:
 
 
 POLICY_CHECKS: Final[Sequence[Check[LintFacts]]] = (
-    Check("DYT0102", present, (has_graphs,)),
-    Check("DYT0103", _drafts),
-    Check("DYT0104", partial(_objected, "source"), (_written,)),
-    Check("DYT0105", partial(_objected, "label key"), (_written,)),
-    Check("DYT0106", partial(_objected, "domain"), (_written,)),
-    Check("DYT0107", partial(_objected, "weight"), (_written,)),
+    Check("DYT0102", policy_exists, (has_graphs,)),
+    Check("DYT0103", _no_drafts),
+    Check("DYT0104", partial(_has_no_objection, "source"), (_has_policy_field,)),
+    Check("DYT0105", partial(_has_no_objection, "label key"), (_has_policy_field,)),
+    Check("DYT0106", partial(_has_no_objection, "domain"), (_has_policy_field,)),
+    Check("DYT0107", partial(_has_no_objection, "weight"), (_has_policy_field,)),
     Check("DYT0108", _key_fits_domain, (has_policy,)),
-    Check("DYT0114", partial(_objected, "field"), (_written,)),
+    Check("DYT0114", partial(_has_no_objection, "field"), (_has_policy_field,)),
     Check("DYT0116", _weight_acts, (has_policy,)),
     Check("DYT0117", _domain_short, (has_policy,)),
 )

@@ -48,7 +48,7 @@ def _reachable(joined: JoinedFacts) -> Outcome:
 # -- resource definitions --------------------------------------------------------------------------
 
 
-def _served(joined: JoinedFacts) -> Outcome:
+def _serves_graphs(joined: JoinedFacts) -> Outcome:
     served = cluster_of(joined).served
     if isinstance(served, Unread):
         return Skipped(f"resources: {served.why}", unread=True)
@@ -59,7 +59,7 @@ def _served(joined: JoinedFacts) -> Outcome:
     return outcome([found(f"{_DEFINITION} {GRAPHS_RESOURCE}", how=how)])
 
 
-def _metadata_served(joined: JoinedFacts) -> Outcome:
+def _serves_metadata(joined: JoinedFacts) -> Outcome:
     served = cluster_of(joined).served
     if isinstance(served, Unread):
         return Skipped(f"resources: {served.why}", unread=True)
@@ -72,7 +72,7 @@ def _metadata_served(joined: JoinedFacts) -> Outcome:
     return outcome([found(f"{_DEFINITION} {METADATA_RESOURCE}", workers=f"{len(workers):,}")])
 
 
-def _policy_known(joined: JoinedFacts) -> Outcome:
+def _schema_has_policy(joined: JoinedFacts) -> Outcome:
     schemas = cluster_of(joined).schemas
     if isinstance(schemas, Unread):
         return Skipped(f"the definition of {GRAPHS_RESOURCE}: {schemas.why}", unread=True)
@@ -97,7 +97,7 @@ def _policy_known(joined: JoinedFacts) -> Outcome:
 # -- permissions of the user -----------------------------------------------------------------------
 
 
-def _allowed(joined: JoinedFacts) -> Outcome:
+def _user_permissions(joined: JoinedFacts) -> Outcome:
     access = cluster_of(joined).access
     if not access:
         return Skipped("no access review was requested")
@@ -145,8 +145,8 @@ def _permission(one: AccessReview) -> str:
 
 ACCESS_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
     Check("DYT0001", _reachable, (clustered,)),
-    Check("DYT0002", _served, (clustered,)),
-    Check("DYT0003", _policy_known, (clustered,)),
-    Check("DYT0004", _allowed, (clustered,)),
-    Check("DYT0005", _metadata_served, (clustered,)),
+    Check("DYT0002", _serves_graphs, (clustered,)),
+    Check("DYT0003", _schema_has_policy, (clustered,)),
+    Check("DYT0004", _user_permissions, (clustered,)),
+    Check("DYT0005", _serves_metadata, (clustered,)),
 )

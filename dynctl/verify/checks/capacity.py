@@ -188,7 +188,7 @@ def _pool(
 # -- capacity by domain ----------------------------------------------------------------------------
 
 
-def _judged(
+def _check_pools(
     rule: Callable[[DomainSplit], Iterator[Found]],
     joined: JoinedFacts,
     *,
@@ -235,7 +235,7 @@ def _outcome(
     return Passed(summary)
 
 
-def _untainted(joined: JoinedFacts, *, required: bool) -> Outcome:
+def _decode_has_taints(joined: JoinedFacts, *, required: bool) -> Outcome:
     """Decode workers without a taint. Earlier codes have the reason, this check the effect."""
     ready = ready_pools(joined)
     pools = [pool for pool in ready.pools if pool.policy.required is required]
@@ -277,7 +277,7 @@ def _routers_queried(joined: JoinedFacts) -> Skipped | None:
     return Skipped(NO_ROUTER, unread=refused)
 
 
-def _known_to_routers(joined: JoinedFacts) -> Outcome:
+def _routers_have_workers(joined: JoinedFacts) -> Outcome:
     """Without workers that no router can find: in no slice (DYT0702), wrong id (DYT0706)."""
     cards = cards_of(joined, all_workers(joined))
     uids = {} if joined.cluster is None else pod_uids(joined.cluster)
@@ -339,7 +339,7 @@ def _routers_of(
 # -- live requests ---------------------------------------------------------------------------------
 
 
-def _served(joined: JoinedFacts) -> Outcome:
+def _live_requests(joined: JoinedFacts) -> Outcome:
     """Requests that failed, and requests that left the domain of a required policy."""
     answers = joined.facts.probe
     if answers is None:
@@ -417,13 +417,13 @@ def _policies(joined: JoinedFacts) -> Skipped | None:
 _NEEDS: Final = (_policies,)
 
 CAPACITY_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
-    Check("DYT0901", partial(_judged, without_decode, counted=True), _NEEDS),
-    Check("DYT0902", partial(_judged, single_decode), _NEEDS),
-    Check("DYT0903", partial(_untainted, required=True), _NEEDS),
-    Check("DYT0904", _known_to_routers, (registrations_read, _routers_queried)),
-    Check("DYT0905", _served),
-    Check("DYT0906", partial(_judged, without_decode, required=False, counted=True), _NEEDS),
-    Check("DYT0907", partial(_judged, without_prefill), _NEEDS),
-    Check("DYT0908", partial(_judged, uneven), _NEEDS),
-    Check("DYT0909", partial(_untainted, required=False), _NEEDS),
+    Check("DYT0901", partial(_check_pools, without_decode, counted=True), _NEEDS),
+    Check("DYT0902", partial(_check_pools, single_decode), _NEEDS),
+    Check("DYT0903", partial(_decode_has_taints, required=True), _NEEDS),
+    Check("DYT0904", _routers_have_workers, (registrations_read, _routers_queried)),
+    Check("DYT0905", _live_requests),
+    Check("DYT0906", partial(_check_pools, without_decode, required=False, counted=True), _NEEDS),
+    Check("DYT0907", partial(_check_pools, without_prefill), _NEEDS),
+    Check("DYT0908", partial(_check_pools, uneven), _NEEDS),
+    Check("DYT0909", partial(_decode_has_taints, required=False), _NEEDS),
 )

@@ -42,17 +42,17 @@ _LONGEST: Final = 80
 # -- against the link before -----------------------------------------------------------------------
 
 
-def _published(joined: JoinedFacts) -> Outcome:
+def _has_topology(joined: JoinedFacts) -> Outcome:
     """Without workers whose volume or variables are wrong: DYT0501 and DYT0502 report those."""
     skipped = first_skip(joined, (registrations_read,) if joined.cluster is None else _GRAPHS)
     if skipped is not None:
         return skipped
     if joined.cluster is None:
-        return _published_alike(joined)
+        return _same_as_other_workers(joined)
     cards = _registered(joined)
     wrong = []
     for worker in cards.workers:
-        missing = list(_lacking(worker))
+        missing = list(_missing_domains(worker))
         if missing:
             pod = pod_of(worker)
             fix = (
@@ -78,7 +78,7 @@ def _registered(joined: JoinedFacts) -> Cards:
     return cards
 
 
-def _lacking(worker: WorkerChain) -> Iterator[str]:
+def _missing_domains(worker: WorkerChain) -> Iterator[str]:
     """The domains that are missing in its card, compared with the nearest known link."""
     for domain, chain in worker.chains.items():
         for one in chain.breaks():
@@ -86,7 +86,7 @@ def _lacking(worker: WorkerChain) -> Iterator[str]:
                 yield f"its model card has no {domain}, the {one.before} has {one.expected}"
 
 
-def _published_alike(joined: JoinedFacts) -> Outcome:
+def _same_as_other_workers(joined: JoinedFacts) -> Outcome:
     """Without a cluster: compare a worker with the other workers of its model."""
     groups = _by_model(joined.loose)
     wrong = []
@@ -117,7 +117,7 @@ def _domains(item: RegisteredWorker) -> Mapping[str, Any]:
     return mapping(item.card.runtime_config.get("topology_domains"))
 
 
-def _equal(joined: JoinedFacts) -> Outcome:
+def _matches_file(joined: JoinedFacts) -> Outcome:
     cards = _registered(joined)
     wrong = []
     for worker in cards.workers:
@@ -143,7 +143,7 @@ def _equal(joined: JoinedFacts) -> Outcome:
 # -- the policy ------------------------------------------------------------------------------------
 
 
-def _as_in_policy(joined: JoinedFacts) -> Outcome:
+def _matches_policy(joined: JoinedFacts) -> Outcome:
     """Not a card without topology (DYT0801), nor one that matches wrong variables (DYT0501)."""
     cards = cards_of(joined, live_workers(joined))
     wrong = []
@@ -214,12 +214,12 @@ def _shown(value: Any) -> str:
 # -- taints ----------------------------------------------------------------------------------------
 
 
-def _tainted(joined: JoinedFacts) -> Outcome:
+def _has_taints(joined: JoinedFacts) -> Outcome:
     cards = cards_of(joined, all_workers(joined))
     wrong, carrying = [], 0
     for worker in cards.workers:
         carrying += any(map(_domains, worker.cards))
-        missing = list(dict.fromkeys(one for item in worker.cards for one in _untainted(item)))
+        missing = list(dict.fromkeys(one for item in worker.cards for one in _missing_taints(item)))
         if missing:
             wrong.append(found(worker.subject, missing=", ".join(missing)))
     if cards.workers and not wrong and not carrying:
@@ -227,7 +227,7 @@ def _tainted(joined: JoinedFacts) -> Outcome:
     return cards.outcome(wrong)
 
 
-def _untainted(item: RegisteredWorker) -> Iterator[str]:
+def _missing_taints(item: RegisteredWorker) -> Iterator[str]:
     """The missing taints of its domains."""
     published = sequence(item.card.runtime_config.get("taints"))
     taints = {one for one in published if isinstance(one, str)}
@@ -280,9 +280,9 @@ _GRAPHS: Final = (in_cluster, governed, has_workers)
 
 
 CARD_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
-    Check("DYT0801", _published),
-    Check("DYT0802", _equal, _GRAPHS),
-    Check("DYT0803", _as_in_policy, _GRAPHS),
-    Check("DYT0804", _tainted, (registrations_read,)),
+    Check("DYT0801", _has_topology),
+    Check("DYT0802", _matches_file, _GRAPHS),
+    Check("DYT0803", _matches_policy, _GRAPHS),
+    Check("DYT0804", _has_taints, (registrations_read,)),
     Check("DYT0805", _one_policy, (registrations_read,)),
 )

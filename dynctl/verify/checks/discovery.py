@@ -79,7 +79,7 @@ def _one_backend(joined: JoinedFacts) -> Outcome:
     return outcome(wrong, summary=by_graph(backends))
 
 
-def _known_backend(joined: JoinedFacts) -> Outcome:
+def _specifies_backend(joined: JoinedFacts) -> Outcome:
     wrong = [
         found(subject, variable=BACKEND_ENV, label=DISCOVERY_BACKEND_LABEL)
         for graph in joined.governed
@@ -110,7 +110,7 @@ def _leaders(joined: JoinedFacts, *, elsewhere: bool = False) -> list[WorkerChai
 # -- EndpointSlices --------------------------------------------------------------------------------
 
 
-def _listed(joined: JoinedFacts) -> Outcome:
+def _in_endpoint_slices(joined: JoinedFacts) -> Outcome:
     workers, cluster = _leaders(joined), cluster_of(joined)
     slices = cluster.endpoints
     unread = [f"EndpointSlices: {slices.why}"] if isinstance(slices, Unread) else []
@@ -143,7 +143,7 @@ def _listed(joined: JoinedFacts) -> Outcome:
 # -- permissions -----------------------------------------------------------------------------------
 
 
-def _permitted(joined: JoinedFacts) -> Outcome:
+def _may_register(joined: JoinedFacts) -> Outcome:
     users = {user_of(pod_of(one)) for one in _leaders(joined)}
     accounts = [one for one in cluster_of(joined).worker_accounts if one.user in users]
     if not accounts:
@@ -155,13 +155,13 @@ def _permitted(joined: JoinedFacts) -> Outcome:
         if isinstance(account.allowed, Unread):
             unread.append(f"{subject}: {account.allowed.why}")
         elif refused[account.user]:
-            permissions = ", ".join(_named(one) for one in refused[account.user])
+            permissions = ", ".join(_permission(one) for one in refused[account.user])
             wrong.append(found(subject, denied=permissions, namespace=namespace))
     names = some(sorted(one.rpartition(":")[2] for one in users))
     return outcome(wrong, unread, f"{many(len(users), 'account')} ({names})")
 
 
-def _named(review: AccessReview) -> str:
+def _permission(review: AccessReview) -> str:
     group = f".{review.group}" if review.group else ""
     return f"{review.verb} {review.resource}{group}"
 
@@ -174,7 +174,7 @@ def _metadata_read(joined: JoinedFacts) -> Skipped | None:
     return Skipped(f"{PLURAL}: {items.why}", unread=True) if isinstance(items, Unread) else None
 
 
-def _registered(joined: JoinedFacts) -> Outcome:
+def _has_metadata(joined: JoinedFacts) -> Outcome:
     """A pod that is not Ready is still starting, unless its log shows a failed registration."""
     cluster = cluster_of(joined)
     workers, uids = _leaders(joined), pod_uids(cluster)
@@ -231,7 +231,7 @@ def _rejected(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
     return f": {excerpt(why)}" if why else ""
 
 
-def _its_own(joined: JoinedFacts) -> Outcome:
+def _metadata_is_own(joined: JoinedFacts) -> Outcome:
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
     wrong, judged = [], 0
     for worker in workers:
@@ -252,7 +252,7 @@ def _its_own(joined: JoinedFacts) -> Outcome:
     return tally(wrong, (), judged, len(workers), "pod", {"DYT0704"})
 
 
-def _orphans(joined: JoinedFacts) -> Outcome:
+def _metadata_has_pod(joined: JoinedFacts) -> Outcome:
     """Objects without a pod. Only for whole namespaces: pods of other graphs are unknown."""
     cluster = cluster_of(joined)
     if isinstance(cluster.metadata, Unread) or isinstance(cluster.endpoints, Unread):
@@ -280,7 +280,7 @@ def _orphans(joined: JoinedFacts) -> Outcome:
     return outcome(wrong, summary=f"{len(cluster.metadata):,} objects")
 
 
-def _numbered(joined: JoinedFacts) -> Outcome:
+def _ids_match(joined: JoinedFacts) -> Outcome:
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
     wrong, judged = [], 0
     for worker in workers:
@@ -303,7 +303,7 @@ def _numbered(joined: JoinedFacts) -> Outcome:
 # -- other backends --------------------------------------------------------------------------------
 
 
-def _in_backend(joined: JoinedFacts) -> Outcome:
+def _in_other_backend(joined: JoinedFacts) -> Outcome:
     workers, registry = _leaders(joined, elsewhere=True), joined.facts.registry
     if not workers:
         return Skipped("no worker registers outside Kubernetes")
@@ -336,12 +336,12 @@ _KUBE: Final = (*_PODS, _some_in_kubernetes)
 
 DISCOVERY_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0701", _one_backend, _PODS),
-    Check("DYT0702", _listed, _KUBE),
-    Check("DYT0703", _permitted, _KUBE),
-    Check("DYT0704", _registered, (*_KUBE, _metadata_read)),
-    Check("DYT0705", _its_own, (*_KUBE, _metadata_read)),
-    Check("DYT0706", _numbered, (*_KUBE, _metadata_read)),
-    Check("DYT0707", _in_backend, _PODS),
-    Check("DYT0708", _known_backend, _PODS),
-    Check("DYT0709", _orphans, (in_cluster,)),
+    Check("DYT0702", _in_endpoint_slices, _KUBE),
+    Check("DYT0703", _may_register, _KUBE),
+    Check("DYT0704", _has_metadata, (*_KUBE, _metadata_read)),
+    Check("DYT0705", _metadata_is_own, (*_KUBE, _metadata_read)),
+    Check("DYT0706", _ids_match, (*_KUBE, _metadata_read)),
+    Check("DYT0707", _in_other_backend, _PODS),
+    Check("DYT0708", _specifies_backend, _PODS),
+    Check("DYT0709", _metadata_has_pod, (in_cluster,)),
 )

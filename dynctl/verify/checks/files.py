@@ -53,12 +53,12 @@ mount the volume of topology files there (dynctl topology render shows it), or u
 # -- the operator's settings -----------------------------------------------------------------------
 
 
-def _variables(joined: JoinedFacts) -> Outcome:
-    return _written(joined, _env_differs)
+def _has_variables(joined: JoinedFacts) -> Outcome:
+    return _check_settings(joined, _env_differs)
 
 
-def _mounted(joined: JoinedFacts) -> Outcome:
-    return _written(joined, _mount_differs)
+def _has_mount(joined: JoinedFacts) -> Outcome:
+    return _check_settings(joined, _mount_differs)
 
 
 def _env_differs(worker: WorkerChain) -> list[str]:
@@ -72,7 +72,9 @@ def _mount_differs(worker: WorkerChain) -> list[str]:
     return [] if main is None or policy is None else list(mount_differences(pod, main, policy))
 
 
-def _written(joined: JoinedFacts, differences: Callable[[WorkerChain], list[str]]) -> Outcome:
+def _check_settings(
+    joined: JoinedFacts, differences: Callable[[WorkerChain], list[str]]
+) -> Outcome:
     """Without pods that have none of the settings: DYT0402 reports those."""
     workers = live_workers(joined)
     wrong, elsewhere = [], []
@@ -143,7 +145,7 @@ def _is_fresh(worker: WorkerChain, domain: str, now: float) -> bool:
     return old is not None and old <= REFRESH_S
 
 
-def _filled(joined: JoinedFacts) -> Outcome:
+def _file_has_value(joined: JoinedFacts) -> Outcome:
     """Only files of existing labels: without its label a file is empty, as expected."""
     mount = joined.facts.mount
     wrong, unread = ([], []) if mount is None else _mount_filled(mount)
@@ -188,7 +190,7 @@ def _differing(worker: WorkerChain) -> Iterator[tuple[str, str, str]]:
                 yield domain, one.value, one.expected
 
 
-def _equal(joined: JoinedFacts) -> Outcome:
+def _file_matches_label(joined: JoinedFacts) -> Outcome:
     read, now = _read(joined), cluster_of(joined).now
     wrong = []
     for worker, _ in read.workers:
@@ -204,7 +206,7 @@ def _equal(joined: JoinedFacts) -> Outcome:
     return read.outcome(wrong, len(live_workers(joined)))
 
 
-def _updating(joined: JoinedFacts) -> Outcome:
+def _files_up_to_date(joined: JoinedFacts) -> Outcome:
     """Files that do not match a label yet which was written a moment ago."""
     read, now = _read(joined), cluster_of(joined).now
     wrong = []
@@ -311,11 +313,11 @@ _FILES: Final = (in_cluster, governed, has_workers, sourced)
 _OF_LINT: Final = judged_live(lint_graph.POD_CHECKS, graphs_read)
 
 FILE_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
-    Check("DYT0501", _variables, _PODS),
-    Check("DYT0502", _mounted, _PODS),
-    Check("DYT0503", _filled),
-    Check("DYT0504", _equal, _FILES),
+    Check("DYT0501", _has_variables, _PODS),
+    Check("DYT0502", _has_mount, _PODS),
+    Check("DYT0503", _file_has_value),
+    Check("DYT0504", _file_matches_label, _FILES),
     Check("DYT0505", _other_domains),
     _OF_LINT["DYT0506"],
-    Check("DYT0507", _updating, _FILES),
+    Check("DYT0507", _files_up_to_date, _FILES),
 )

@@ -271,7 +271,7 @@ def grove_named(joined: JoinedFacts) -> Skipped | None:
     return Skipped("no policy has a Grove topology")
 
 
-def topology_there(joined: JoinedFacts) -> Skipped | None:
+def topology_exists(joined: JoinedFacts) -> Skipped | None:
     """At least one Grove topology of a policy exists."""
     return None if _named(joined) else Skipped("the referenced topologies do not exist (DYT0201)")
 
@@ -394,7 +394,7 @@ def _spans(nodes: Iterable[Node], broad: str, narrow: str) -> dict[str, set[str]
 _OF_PLACEMENT: Final = [one for one in LINT_CHECKS if one.code == "DYT0211"]
 _OF_LEVELS: Final = [one for one in LINT_CHECKS if one not in _OF_PLACEMENT]
 _GROVE: Final = (clustered, governed, topology_named, grove_named)
-_LEVELS: Final = (*_GROVE, topologies_read, topology_there)
+_LEVELS: Final = (*_GROVE, topologies_read, topology_exists)
 
 _LEVEL_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
     Check("DYT0201", _topology_exists, (*_GROVE, topologies_read)),

@@ -78,7 +78,7 @@ def scope(operator: Workload) -> Scope:
     return Scope(known=option(words, _CONFIG_OPTION) is None)
 
 
-def in_charge(operators: Iterable[Workload], namespaces: Iterable[str]) -> list[Workload]:
+def watching(operators: Iterable[Workload], namespaces: Iterable[str]) -> list[Workload]:
     """The operators that may watch one of these namespaces, running or not."""
     spaces = sorted(set(namespaces))
     return [one for one in operators if any(map(scope(one).may_watch, spaces))]
@@ -125,23 +125,23 @@ def operators_read(joined: JoinedFacts) -> Skipped | None:
     return None
 
 
-def graphs_there(joined: JoinedFacts) -> Skipped | None:
+def graphs_exist(joined: JoinedFacts) -> Skipped | None:
     """The cluster has graphs."""
     return None if joined.graphs else Skipped("no graphs")
 
 
-def operators_there(joined: JoinedFacts) -> Skipped | None:
+def operators_exist(joined: JoinedFacts) -> Skipped | None:
     """At least one operator may watch a graph's namespace."""
-    there = in_charge(_operators(joined), _namespaces(joined, governed_only=False))
+    there = watching(_operators(joined), _namespaces(joined, governed_only=False))
     return None if there else Skipped(_NO_OPERATOR)
 
 
 # -- running operators -----------------------------------------------------------------------------
 
 
-def _runs(joined: JoinedFacts) -> Outcome:
+def _operator_runs(joined: JoinedFacts) -> Outcome:
     namespaces = _namespaces(joined, governed_only=False)
-    mine = in_charge(_operators(joined), namespaces)
+    mine = watching(_operators(joined), namespaces)
     if not mine:
         what = (
             f"no Deployment with app.kubernetes.io/name={OPERATOR_APP} watches {some(namespaces)}"
@@ -175,12 +175,12 @@ def _version_text(one: Workload) -> str:
     return "" if number is None else f"{number[0]}.{number[1]}"
 
 
-def _alone(joined: JoinedFacts) -> Outcome:
+def _one_operator(joined: JoinedFacts) -> Outcome:
     running = [one for one in _operators(joined) if one.replicas]
     wrong: list[Found] = []
     unclear: list[str] = []
     for namespace in _namespaces(joined, governed_only=False):
-        mine = [(one, scope(one)) for one in in_charge(running, [namespace])]
+        mine = [(one, scope(one)) for one in watching(running, [namespace])]
         restricted = [one for one, its in mine if its.namespace]
         unknown = [one for one, its in mine if not its.known]
         wide = [one for one, its in mine if its.known and not its.namespace]
@@ -197,8 +197,8 @@ def _alone(joined: JoinedFacts) -> Outcome:
     return outcome(wrong)
 
 
-def _new_enough(joined: JoinedFacts) -> Outcome:
-    mine = in_charge(_operators(joined), _namespaces(joined, governed_only=True))
+def _supports_policy(joined: JoinedFacts) -> Outcome:
+    mine = watching(_operators(joined), _namespaces(joined, governed_only=True))
     versions = [(one, version(one)) for one in mine]
     wrong = [
         found(subject(one), image=image(one))
@@ -215,9 +215,9 @@ def _new_enough(joined: JoinedFacts) -> Outcome:
 # -- permissions -----------------------------------------------------------------------------------
 
 
-def _may(joined: JoinedFacts) -> Outcome:
+def _has_permissions(joined: JoinedFacts) -> Outcome:
     cluster = cluster_of(joined)
-    operators = in_charge(_operators(joined), _namespaces(joined, governed_only=True))
+    operators = watching(_operators(joined), _namespaces(joined, governed_only=True))
     accounts = {account(one): one for one in operators}
     mine = [one for one in cluster.operator_accounts if one.user in accounts]
     if not mine:
@@ -277,11 +277,11 @@ def _finding(one: Account, group: str, resource: str, verb: str, where: str = ""
     )
 
 
-_OPERATORS: Final = (clustered, operators_read, graphs_there)
+_OPERATORS: Final = (clustered, operators_read, graphs_exist)
 
 OPERATOR_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
-    Check("DYT0301", _runs, _OPERATORS),
-    Check("DYT0302", _alone, (*_OPERATORS, operators_there)),
-    Check("DYT0303", _may, (*_OPERATORS, governed)),
-    Check("DYT0304", _new_enough, (*_OPERATORS, governed)),
+    Check("DYT0301", _operator_runs, _OPERATORS),
+    Check("DYT0302", _one_operator, (*_OPERATORS, operators_exist)),
+    Check("DYT0303", _has_permissions, (*_OPERATORS, governed)),
+    Check("DYT0304", _supports_policy, (*_OPERATORS, governed)),
 )

@@ -41,7 +41,7 @@ COPY_S: Final = 30.0
 # -- existing pods --------------------------------------------------------------------------------
 
 
-def _present(joined: JoinedFacts) -> Outcome:
+def _has_pods(joined: JoinedFacts) -> Outcome:
     counts = []
     wrong = []
     for graph in joined.governed:
@@ -65,7 +65,7 @@ def _pods_of(component: Component) -> int:
     return component.replicas * max(1, nodes)
 
 
-def _complete(joined: JoinedFacts) -> Outcome:
+def _has_all_pods(joined: JoinedFacts) -> Outcome:
     wrong, judged = [], 0
     for graph in joined.governed:
         there = Counter(worker.component.lower() for worker in live(graph))
@@ -89,12 +89,12 @@ def _complete(joined: JoinedFacts) -> Outcome:
     return outcome(wrong, summary=many(judged, "component"))
 
 
-def _running(joined: JoinedFacts) -> Outcome:
+def _engine_runs(joined: JoinedFacts) -> Outcome:
     """Without pods that wait for their topology: more exact codes report those."""
     workers = live_workers(joined)
     wrong = []
     for worker in workers:
-        pod, why = pod_of(worker), _idle(pod_of(worker))
+        pod, why = pod_of(worker), _why_not_running(pod_of(worker))
         if not why or (pod.node and stuck_at_start(joined, worker)):
             continue
         now = cluster_of(joined).now
@@ -112,7 +112,7 @@ def _running(joined: JoinedFacts) -> Outcome:
     return outcome(wrong, summary=of(len(workers), len(workers), "pod"))
 
 
-def _idle(pod: Pod) -> str:
+def _why_not_running(pod: Pod) -> str:
     """Why the engine of a pod does not run; empty if it runs."""
     main = engine(pod) or pod.main
     if pod.phase != "Pending" and (main is None or main.running_since is not None):
@@ -129,7 +129,7 @@ def _idle(pod: Pod) -> str:
 # -- annotation and labels -----------------------------------------------------------------------
 
 
-def _annotated(joined: JoinedFacts) -> Outcome:
+def _has_annotation(joined: JoinedFacts) -> Outcome:
     workers = live_workers(joined)
     wrong = []
     for worker in workers:
@@ -146,7 +146,7 @@ def _annotated(joined: JoinedFacts) -> Outcome:
     return outcome(wrong, summary=of(len(workers), len(workers), "pod"))
 
 
-def _unlabelled(worker: WorkerChain) -> list[str]:
+def _missing_labels(worker: WorkerChain) -> list[str]:
     """The topology labels that are missing on a pod.
 
     Without labels that the node does not have (DYT0205), and none for a pod with a wrong
@@ -168,12 +168,12 @@ def _is_young(pod: Pod, now: float) -> bool:
     return since is not None and now - since <= COPY_S
 
 
-def _labelled(joined: JoinedFacts) -> Outcome:
+def _has_label(joined: JoinedFacts) -> Outcome:
     cluster, events = cluster_of(joined), _events(cluster_of(joined))
     workers = live_workers(joined)
     wrong = []
     for worker in workers:
-        pod, missing = pod_of(worker), _unlabelled(worker)
+        pod, missing = pod_of(worker), _missing_labels(worker)
         if not missing or _is_young(pod, cluster.now):
             continue
         event = next(iter(events.get((*key_of(worker), pod.uid), ())), None)
@@ -193,11 +193,11 @@ def _labelled(joined: JoinedFacts) -> Outcome:
         )
     bare = [one for one in workers if not _has_labels(one)]
     judged, whole = len(workers) - len(bare), len(workers)
-    elsewhere = (_explained(one) for one in bare)
+    elsewhere = (_explaining_code(one) for one in bare)
     return tally(wrong, unsourced(joined), judged, whole, "pod", elsewhere)
 
 
-def _explained(worker: WorkerChain) -> str:
+def _explaining_code(worker: WorkerChain) -> str:
     """The code that explains why a pod without its label is not a finding of DYT0403."""
     if worker.chain is None:
         return "DYT0201, DYT0202"
@@ -215,7 +215,7 @@ def _has_labels(worker: WorkerChain) -> bool:
     return bool(chains) and all(chain[LinkName.LABEL].value is not None for chain in chains)
 
 
-def _arriving(joined: JoinedFacts) -> Outcome:
+def _labels_copied(joined: JoinedFacts) -> Outcome:
     now = cluster_of(joined).now
     wrong = [
         found(
@@ -225,12 +225,12 @@ def _arriving(joined: JoinedFacts) -> Outcome:
             limit=f"{COPY_S:.0f} s",
         )
         for worker in live_workers(joined)
-        if (missing := _unlabelled(worker)) and _is_young(pod_of(worker), now)
+        if (missing := _missing_labels(worker)) and _is_young(pod_of(worker), now)
     ]
     return outcome(wrong, unsourced(joined))
 
 
-def _current(joined: JoinedFacts) -> Outcome:
+def _label_matches_node(joined: JoinedFacts) -> Outcome:
     cluster, workers = cluster_of(joined), live_workers(joined)
     if isinstance(cluster.nodes, Unread):
         return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
@@ -241,7 +241,7 @@ def _current(joined: JoinedFacts) -> Outcome:
     }
     wrong, compared = [], 0
     for worker in workers:
-        differs = list(_stale(worker))
+        differs = list(_label_differences(worker))
         compared += any(
             chain[LinkName.NODE].value is not None and chain[LinkName.LABEL].value is not None
             for chain in worker.chains.values()
@@ -259,7 +259,7 @@ def _current(joined: JoinedFacts) -> Outcome:
     return tally(wrong, unsourced(joined), compared, len(workers), "pod", elsewhere)
 
 
-def _stale(worker: WorkerChain) -> Iterator[tuple[str, str]]:
+def _label_differences(worker: WorkerChain) -> Iterator[tuple[str, str]]:
     """Label key and difference, of each label that differs from the current node label."""
     policy = worker.policy
     for domain, chain in worker.chains.items():
@@ -318,7 +318,7 @@ def _is_over(worker: WorkerChain, event: PodEvent) -> bool:
 # -- replicas and generations ----------------------------------------------------------------------
 
 
-def _together(joined: JoinedFacts) -> Outcome:
+def _ranks_in_one_domain(joined: JoinedFacts) -> Outcome:
     replicas: dict[tuple[str, str], list[WorkerChain]] = defaultdict(list)
     for worker in live_workers(joined):
         if worker.replica:
@@ -368,15 +368,15 @@ _LABELS: Final = (in_cluster, governed, has_workers, sourced)
 _OF_LINT: Final = judged_live(lint_graph.POD_CHECKS, graphs_read)
 
 POD_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
-    Check("DYT0401", _present, _NEEDS),
-    Check("DYT0402", _annotated, _PODS),
-    Check("DYT0403", _labelled, _LABELS),
-    Check("DYT0404", _current, _LABELS),
+    Check("DYT0401", _has_pods, _NEEDS),
+    Check("DYT0402", _has_annotation, _PODS),
+    Check("DYT0403", _has_label, _LABELS),
+    Check("DYT0404", _label_matches_node, _LABELS),
     Check("DYT0405", _old_events, _LABELS),
     _OF_LINT["DYT0406"],
-    Check("DYT0407", _together, _PODS),
+    Check("DYT0407", _ranks_in_one_domain, _PODS),
     Check("DYT0408", _one_generation, _PODS),
-    Check("DYT0409", _complete, _NEEDS),
-    Check("DYT0410", _running, _PODS),
-    Check("DYT0411", _arriving, _LABELS),
+    Check("DYT0409", _has_all_pods, _NEEDS),
+    Check("DYT0410", _engine_runs, _PODS),
+    Check("DYT0411", _labels_copied, _LABELS),
 )

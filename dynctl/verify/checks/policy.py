@@ -39,7 +39,7 @@ _LINT: Final = judged_live((*lint_policy.POLICY_CHECKS, *lint_graph.GRAPH_CHECKS
 # -- the graph -------------------------------------------------------------------------------------
 
 
-def _exists(joined: JoinedFacts) -> Outcome:
+def _graph_exists(joined: JoinedFacts) -> Outcome:
     cluster = cluster_of(joined)
     wrong = []
     names = {one.name.rpartition("/")[2] for one in joined.graphs}
@@ -62,7 +62,7 @@ def _in(namespaces: tuple[str, ...]) -> str:
     return f" -n {namespaces[0]}" if len(namespaces) == 1 else " -A"
 
 
-def _state(joined: JoinedFacts) -> Outcome:
+def _is_deployed(joined: JoinedFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for one in joined.graphs:
             if one.graph is not None:
@@ -118,7 +118,7 @@ def _kubectl(verb: str, graph: Graph) -> str:
 # -- the policy ------------------------------------------------------------------------------------
 
 
-def _present(joined: JoinedFacts) -> Outcome:
+def _has_policy(joined: JoinedFacts) -> Outcome:
     """Without graphs whose missing policy DYT0103 or DYT0120 explains."""
     facts = lint_facts(joined)
     explained = {
@@ -129,10 +129,12 @@ def _present(joined: JoinedFacts) -> Outcome:
     left = tuple(one for one in facts.graphs if one.policy or one.name not in explained)
     if facts.graphs and not left:
         return Skipped("the applied policies are missing (DYT0103, DYT0120)")
-    return lint_policy.present(replace(facts, graphs=left), partial(_spread, joined))
+    return lint_policy.policy_exists(
+        replace(facts, graphs=left), partial(_zones_of_workers, joined)
+    )
 
 
-def _spread(joined: JoinedFacts, graph: Graph) -> str:
+def _zones_of_workers(joined: JoinedFacts, graph: Graph) -> str:
     """The zones of the workers of a graph without a policy, by their nodes.
 
     Empty if the nodes have no zone label or could not be read.
@@ -152,7 +154,7 @@ def _spread(joined: JoinedFacts, graph: Graph) -> str:
     return f"its workers run in {some(counts)}: KV cache can cross zones" if zones else ""
 
 
-def _kept(joined: JoinedFacts) -> Outcome:
+def _applied_policy_exists(joined: JoinedFacts) -> Outcome:
     """Policies that kubectl applied and the API server removed as an unknown field."""
 
     def dropped(graph: Graph, applied: Graph) -> bool:
@@ -174,7 +176,7 @@ def _kept(joined: JoinedFacts) -> Outcome:
     return outcome(wrong)
 
 
-def _fields(joined: JoinedFacts) -> Outcome:
+def _known_fields(joined: JoinedFacts) -> Outcome:
     """The findings of lint, and fields that kubectl applied and the API server removed."""
     facts = lint_facts(joined)
     wrong = list(lint_policy.objections_to(facts, "field"))
@@ -199,7 +201,7 @@ def _fields(joined: JoinedFacts) -> Outcome:
 # -- draft formats ------------------------------------------------------------------------------
 
 
-def _drafts(joined: JoinedFacts) -> Outcome:
+def _no_drafts(joined: JoinedFacts) -> Outcome:
     facts = lint_facts(joined)
 
     def all_of() -> Iterator[Found]:
@@ -262,20 +264,20 @@ def _draft_formats(pod: Pod) -> set[tuple[str, str, str]]:
     return found
 
 
-def graphs_there(joined: JoinedFacts) -> Skipped | None:
+def graphs_exist(joined: JoinedFacts) -> Skipped | None:
     """At least one graph exists; other graphs only have leftover pods."""
     exists = any(one.graph is not None for one in joined.graphs)
     return None if exists else Skipped(f"no {GRAPH}")
 
 
-_THERE: Final = (graphs_read, graphs_there)
+_GRAPHS_EXIST: Final = (graphs_read, graphs_exist)
 _OWN: Final = (
-    Check("DYT0101", _exists, (graphs_read,)),
-    Check("DYT0102", _present, _THERE),
-    Check("DYT0103", _drafts, (graphs_read,)),
-    Check("DYT0113", _state, _THERE),
-    Check("DYT0114", _fields, _THERE),
-    Check("DYT0120", _kept, _THERE),
+    Check("DYT0101", _graph_exists, (graphs_read,)),
+    Check("DYT0102", _has_policy, _GRAPHS_EXIST),
+    Check("DYT0103", _no_drafts, (graphs_read,)),
+    Check("DYT0113", _is_deployed, _GRAPHS_EXIST),
+    Check("DYT0114", _known_fields, _GRAPHS_EXIST),
+    Check("DYT0120", _applied_policy_exists, _GRAPHS_EXIST),
 )
 POLICY_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = tuple(
     check for _, check in sorted({**_LINT, **{one.code: one for one in _OWN}}.items())

@@ -35,7 +35,7 @@ _WEIGHT: Final = "kv_transfer_preferred_weight"
 # -- waiting for topology --------------------------------------------------------------------------
 
 
-def _started(joined: JoinedFacts) -> Outcome:
+def _got_topology_in_time(joined: JoinedFacts) -> Outcome:
     """Without workers whose label or file is missing: earlier codes report those."""
     workers = live_workers(joined)
     wrong: list[Found] = []
@@ -53,7 +53,7 @@ def _started(joined: JoinedFacts) -> Outcome:
                     found(
                         worker.subject,
                         line=excerpt(log.timed_out),
-                        now=_now(pod),
+                        now=_state_now(pod),
                         pod=pod.name,
                         namespace=pod.namespace,
                     )
@@ -73,14 +73,14 @@ def _may_have_timed_out(pod: Pod) -> bool:
     return ended is not None and ended.exit_code == _TIMED_OUT_EXIT_CODE
 
 
-def _now(pod: Pod) -> str:
+def _state_now(pod: Pod) -> str:
     main = engine(pod)
     if main is None or main.running_since is None:
         return (main.waiting if main is not None else "") or "not running"
     return "waiting again"
 
 
-def _recovered(joined: JoinedFacts) -> Outcome:
+def _no_restart(joined: JoinedFacts) -> Outcome:
     workers, now = live_workers(joined), cluster_of(joined).now
     wrong: list[Found] = []
     elsewhere: list[str] = []
@@ -137,7 +137,7 @@ def _logs(joined: JoinedFacts) -> _Logs:
     return logs
 
 
-def _as_configured(joined: JoinedFacts) -> Outcome:
+def _matches_current(joined: JoinedFacts) -> Outcome:
     """Without differences that DYT0802, DYT0803 (card) or DYT0501 (variables) report."""
     logs = _logs(joined)
     logs.workers = [(worker, log) for worker, log in logs.workers if log.domains is not None]
@@ -197,7 +197,7 @@ def _shown(weight: float | None, missing: str = "not set") -> str:
     return missing if weight is None else f"{weight:.9g}"
 
 
-def _logged(joined: JoinedFacts) -> Outcome:
+def _log_has_topology(joined: JoinedFacts) -> Outcome:
     """Without workers whose card has no topology either (DYT0801)."""
     logs, wrong = _logs(joined), []
     for worker, log in logs.workers:
@@ -223,8 +223,8 @@ def _card_has_topology(worker: WorkerChain) -> bool:
 _PODS: Final = (in_cluster, governed, has_workers)
 
 START_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
-    Check("DYT0601", _started, _PODS),
-    Check("DYT0602", _as_configured, _PODS),
-    Check("DYT0603", _recovered, _PODS),
-    Check("DYT0604", _logged, _PODS),
+    Check("DYT0601", _got_topology_in_time, _PODS),
+    Check("DYT0602", _matches_current, _PODS),
+    Check("DYT0603", _no_restart, _PODS),
+    Check("DYT0604", _log_has_topology, _PODS),
 )
