@@ -209,7 +209,7 @@ def test_json_names_codes_and_subjects(dynctl):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "no file to check"),
+        ([], "no manifest specified"),
         (["-f", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
         (["-f", "x", "--fail-on", "skip"], "expected fail or warn"),
         (["-f", "x", "--suppress", "DYT9999"], "unknown code"),
