@@ -49,8 +49,17 @@ async def test_workers_are_the_same_as_in_workers_list():
     async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
         assert (await fleet.chat(WORDS * 8))[0] == 200
         await fleet.idle()
-        shown = await seen(source, lambda s: any(r.ranks[0].cached_blocks for r in s.workers))
-        listed = await in_thread(FrontendClient(fleet.frontend.url).workers)
+        # Engines report every 0.1 s, so the two readings may have different reports in between.
+        async with asyncio.timeout(patience(10)):
+            while True:
+                shown = await seen(
+                    source, lambda s: any(r.ranks[0].cached_blocks for r in s.workers)
+                )
+                listed = await in_thread(FrontendClient(fleet.frontend.url).workers)
+                if [r.ranks[0].reported for r in shown.workers] == [
+                    r.ranks[0].reported for r in listed
+                ]:
+                    break
         assert [(row.name, row.domains, row.runtime_config) for row in shown.workers] == [
             (row.name, row.domains, row.runtime_config) for row in listed
         ]
