@@ -83,7 +83,7 @@ def test_a_kubeconfig_that_is_not_there(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "gone"))
 
     assert dynctl(*VERIFY).code == 2
-    assert f"$KUBECONFIG names {tmp_path / 'gone'}, and there is no" in dynctl(*VERIFY).error[0]
+    assert f"$KUBECONFIG is {tmp_path / 'gone'}: no such file" in dynctl(*VERIFY).error[0]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def nobody_listens() -> str:
     ("change", "says"),
     [
         (lambda c: cluster_of(c).update(server=nobody_listens()), "connection refused"),
-        (lambda c: cluster_of(c).update(server="https://nowhere.invalid"), "its name is not known"),
+        (lambda c: cluster_of(c).update(server="https://nowhere.invalid"), "unknown host name"),
         (lambda c: cluster_of(c).pop("certificate-authority-data"), "is not accepted"),
         (
             lambda c: cluster_of(c).update(server=cluster_of(c)["server"].replace("https", "http")),
