@@ -57,7 +57,7 @@ def test_a_worker_reads_its_domain_from_what_was_rendered(dynctl, tmp_path: Path
     _kubelet(spec, {ZONE: "us-east-1a", "other": "x"})
     assert _worker(spec) == TopologyConfig({"zone": "us-east-1a"}, "zone", "required", None)
     assert "initContainers" not in spec
-    assert ran.err.startswith(f"note: the pod itself must carry {ZONE}: Kubernetes 1.35 copies")
+    assert ran.err.startswith(f"note: the pod must have the label {ZONE}: Kubernetes 1.35 copies")
 
 
 def test_several_domains_and_a_preference(dynctl, tmp_path: Path):
@@ -70,7 +70,7 @@ def test_several_domains_and_a_preference(dynctl, tmp_path: Path):
     _kubelet(spec, {ZONE: "a", "nvidia.com/rack": "r1"})
     assert _worker(spec) == TopologyConfig({"rack": "r1", "zone": "a"}, "rack", "preferred", 0.85)
     assert spec["containers"][0]["name"] == "engine"
-    assert "no Kubernetes copies nvidia.com/rack from the node" in ran.err
+    assert "Kubernetes does not copy nvidia.com/rack from the node" in ran.err
 
 
 @pytest.mark.parametrize("weight", ["0", "1", "0.1", "0.00001"])
@@ -169,7 +169,7 @@ def test_levels_in_the_wrong_order_are_rendered_with_a_warning(dynctl):
     )  # fmt: skip
     assert ran.code == 0
     assert yaml.safe_load(ran.out)["kind"] == "ClusterTopology"
-    assert ran.err == "warning: levels go from broad to narrow; zone stands behind rack\n"
+    assert ran.err == "warning: levels must go from broad to narrow; zone is after rack\n"
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,8 @@ def test_what_cannot_be_read_ends_the_wait_at_once(dynctl, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "no domain to wait for"),
-        (["--domain", "../secret"], "expected the plain name of a file"),
+        ([], "no domain specified"),
+        (["--domain", "../secret"], "expected the name of a file"),
         (["--domain", "zone", "--timeout", "soon"], "'soon' is not a duration"),
         (["--domain", "zone", "--timeout", "0s"], "'0s' is not a duration"),
         (["--domain", "zone", "--timeout", "25h"], "'25h' is not a duration"),
