@@ -53,7 +53,7 @@ def given(**values: Any) -> GlobalOptions:
 
 
 def held(options: GlobalOptions) -> dict[str, tuple[Any, str]]:
-    """Key -> value and origin, of those that somebody says."""
+    """Key -> value and origin, without defaults."""
     found = apply_context(options)
     return {
         key.name: (effective_value(key, found), found.origins[key.name])

@@ -1,4 +1,4 @@
-"""`dynctl demo` as a person runs it: real processes, the story's claims, nothing left behind."""
+"""`dynctl demo` in real processes: its steps, its screens, no process left behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def told() -> list[dict[str, Any]]:
+def demo_steps() -> list[dict[str, Any]]:
     """The story once, as JSON lines."""
     done = run("-o", "jsonl")
     assert done.returncode == 0, done.stderr
@@ -42,8 +42,8 @@ def zone(step: dict[str, Any], hop: str) -> str:
     return str(next(row["domains"]["zone"] for row in rows if row["worker"] == winner))
 
 
-def test_prefill_and_decode_stay_in_one_zone(told: list[dict[str, Any]]) -> None:
-    for step in told[:3]:
+def test_prefill_and_decode_stay_in_one_zone(demo_steps: list[dict[str, Any]]) -> None:
+    for step in demo_steps[:3]:
         assert step["status"] == 200
         assert zone(step, "prefill") == zone(step, "decode")
         (constraint,) = step["route"]["decode"]["constraints"]
@@ -51,8 +51,8 @@ def test_prefill_and_decode_stay_in_one_zone(told: list[dict[str, Any]]) -> None
         assert constraint["origin"].startswith("kv-transfer policy of worker prefill-")
 
 
-def test_the_second_request_hits_the_cache_of_the_first(told: list[dict[str, Any]]) -> None:
-    first, second = told[0]["route"], told[1]["route"]
+def test_the_second_request_hits_the_cache_of_the_first(demo_steps: list[dict[str, Any]]) -> None:
+    first, second = demo_steps[0]["route"], demo_steps[1]["route"]
     assert second["winner"]["prefill"] == first["winner"]["prefill"]
     winner = second["winner"]["prefill"]["worker"]
     overlap = {row["worker"]: row["overlap_blocks"] for row in second["prefill"]["candidates"]}
@@ -61,25 +61,25 @@ def test_the_second_request_hits_the_cache_of_the_first(told: list[dict[str, Any
 
 
 def test_the_guard_moves_the_request_when_its_zone_cannot_decode(
-    told: list[dict[str, Any]],
+    demo_steps: list[dict[str, Any]],
 ) -> None:
-    assert zone(told[2], "prefill") != zone(told[1], "prefill")
-    steps = {step["filter"]: step for step in told[2]["route"]["prefill"]["funnel"]}
+    assert zone(demo_steps[2], "prefill") != zone(demo_steps[1], "prefill")
+    steps = {step["filter"]: step for step in demo_steps[2]["route"]["prefill"]["funnel"]}
     guard = steps["decode_capacity"]
     assert (guard["entered"], guard["left"]) == (2, 1)
     (passed_over,) = guard["rejected"]
-    assert passed_over["worker"] == told[1]["route"]["winner"]["prefill"]["worker"]
+    assert passed_over["worker"] == demo_steps[1]["route"]["winner"]["prefill"]["worker"]
 
 
 def test_a_request_bound_to_the_lost_zone_is_refused_with_the_reason(
-    told: list[dict[str, Any]],
+    demo_steps: list[dict[str, Any]],
 ) -> None:
-    refused = told[3]
+    refused = demo_steps[3]
     assert refused["status"] == 503
     assert refused["route"]["winner"] == {"prefill": None, "decode": None}
     assert refused["route"]["prefill"]["outcome"] == "no_eligible_worker"
     assert "no eligible decode worker" in refused["answer"]
-    assert told[4]["kind"] == "DemoEnd"
+    assert demo_steps[4]["kind"] == "DemoEnd"
 
 
 def test_the_screens_fit_80_columns() -> None:
@@ -90,7 +90,7 @@ def test_the_screens_fit_80_columns() -> None:
     assert "would flip with" in done.stdout
 
 
-def test_keep_says_what_to_try_and_ends_cleanly_on_ctrl_c() -> None:
+def test_keep_prints_what_to_try_and_stops_on_ctrl_c() -> None:
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "dynctl", "demo", "--keep", "--no-story"],
         stdout=subprocess.PIPE,
@@ -100,9 +100,9 @@ def test_keep_says_what_to_try_and_ends_cleanly_on_ctrl_c() -> None:
     try:
         assert process.stdout is not None
         lines: list[str] = []
-        while not lines or "Ctrl-C ends it." not in lines[-1]:
+        while not lines or "Ctrl-C stops it." not in lines[-1]:
             line = process.stdout.readline()
-            assert line, "the demo ended before it said what to try"
+            assert line, "the demo ended before it printed what to try"
             lines.append(line)
         children = _children(process.pid)
         assert len(children) == 7

@@ -49,14 +49,14 @@ async def test_killed_engines_cost_their_own_streams_at_most() -> None:
         timeout = aiohttp.ClientTimeout(total=60)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            asked = [asyncio.create_task(stream(session, fleet.url, n)) for n in range(STREAMS)]
+            requests = [asyncio.create_task(stream(session, fleet.url, n)) for n in range(STREAMS)]
             async with asyncio.timeout(patience(20)):
                 while not any(map(any, active(await workers(session, fleet.url)).values())):
                     pass  # each look is a request of its own
             for name in ("decode-a0", "prefill-b0"):
                 await asyncio.sleep(0.2)
                 fleet.engines[name].process.kill()
-            ended = Counter(await asyncio.gather(*asked))
+            ended = Counter(await asyncio.gather(*requests))
             rows = await workers(session, fleet.url)
     assert ended["cut"] == 0, ended
     assert ended["done"] >= 1, ended

@@ -140,7 +140,7 @@ async def test_stop_strings_cut_the_text(start: StartEngine, http) -> None:
     await complete(http, engine, PROMPT, max_tokens=60)
 
 
-async def test_a_stop_string_that_never_comes_changes_nothing(start: StartEngine, http) -> None:
+async def test_an_absent_stop_string_changes_nothing(start: StartEngine, http) -> None:
     engine = await start()
     plain = await complete(http, engine, PROMPT, max_tokens=20)
     stopped = await complete(http, engine, PROMPT, max_tokens=20, stop="zzzzzzzz")
@@ -254,7 +254,7 @@ async def test_wrong_messages_are_named(start: StartEngine, http, messages, para
     assert (status, answer["error"]["param"]) == (400, param)
 
 
-async def test_bodies_that_are_no_request(start: StartEngine, http) -> None:
+async def test_invalid_bodies(start: StartEngine, http) -> None:
     engine = await start(max_body_bytes=2048)
     for raw, status in ((b"{", 400), (b"[]", 400), (b"\xff", 400), (b"[" * 1500, 400)):
         async with http.post(engine.url + "/v1/completions", data=raw) as answer:
@@ -384,7 +384,7 @@ async def test_taints_are_replaced_and_topology_kept(start: StartEngine, http) -
     assert answer["message"].endswith("'taints' must be a JSON array of strings")
 
 
-async def test_others_are_told_an_address_they_can_connect_to(start: StartEngine, http) -> None:
+async def test_published_addresses_can_be_connected_to(start: StartEngine, http) -> None:
     engine = await start(host="0.0.0.0", kv_events="tcp://*:0", role="prefill")
     assert engine.url.startswith("http://127.0.0.1:")
     info = await get(http, engine, "/engine/info")

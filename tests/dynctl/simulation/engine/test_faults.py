@@ -1,4 +1,4 @@
-"""The failure switches, at start and live."""
+"""Faults, at start and changed while the engine runs."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ CUT = (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, OSError)
 BODY = {"model": "demo", "prompt": PROMPT, "max_tokens": 20}
 
 
-async def test_refuse_hits_inference_and_health_but_not_control(start: StartEngine, http) -> None:
+async def test_refuse_applies_to_inference_and_health_only(start: StartEngine, http) -> None:
     engine = await start()
     status, answer = await post(http, engine, "/engine/faults", {"refuse": True})
     assert (status, answer["refuse"]) == (200, 503)
@@ -94,7 +94,7 @@ async def test_slow_factor_scales_every_duration(start: StartEngine, http) -> No
         ({"restart_silently": 1}, "restart_silently: expected true or false, got 1"),
     ],
 )
-async def test_a_wrong_switch_changes_nothing(
+async def test_an_invalid_fault_changes_nothing(
     start: StartEngine, http, changes: dict, says: str
 ) -> None:
     engine = await start()
@@ -110,7 +110,7 @@ def test_dropped_batches_are_counted_down() -> None:
     assert [state.take_dropped_batch() for _ in range(3)] == [True, True, False]
 
 
-def test_a_success_status_is_no_refusal() -> None:
+def test_a_success_status_is_not_a_refusal() -> None:
     with pytest.raises(EngineConfigError, match="--fault-refuse is 200"):
         Faults(refuse=200)
 

@@ -54,7 +54,7 @@ async def test_vllm_hand_off_pulls_and_frees(start: StartEngine, http) -> None:
     assert load["kv_cached_blocks"] == 3  # 40 prompt + 19 computed output tokens
 
 
-async def test_older_vllm_sends_block_ids_alone(start: StartEngine, http) -> None:
+async def test_older_vllm_sends_only_block_ids(start: StartEngine, http) -> None:
     one, two = await start(role="prefill"), await start(role="decode", can_prefill=False)
     params = await prefill(http, one)
     del params["remote_request_id"]
@@ -104,7 +104,7 @@ async def test_lost_kv_is_recomputed_or_fails(start: StartEngine, http, loss: st
     assert answer["usage"]["completion_tokens"] == 5
 
 
-async def test_blocks_that_nobody_pulls_are_freed(start: StartEngine, http) -> None:
+async def test_unpulled_blocks_are_freed(start: StartEngine, http) -> None:
     engine = await start(role="prefill", kv_hold_timeout_s=0.05)
     await prefill(http, engine)
     await idle(http, engine)
@@ -112,7 +112,7 @@ async def test_blocks_that_nobody_pulls_are_freed(start: StartEngine, http) -> N
         assert "dynctl_engine_expired_handoffs_total 1" in await answer.text()
 
 
-async def test_only_what_the_decode_engine_lacks_is_pulled(start: StartEngine, http) -> None:
+async def test_only_missing_blocks_are_pulled(start: StartEngine, http) -> None:
     one, two = await start(role="prefill"), await start(role="decode")
     await complete(http, two, PROMPT, max_tokens=1)
     params = await prefill(http, one)
@@ -180,7 +180,7 @@ async def test_a_room_is_used_once_at_a_time(start: StartEngine, http) -> None:
     await idle(http, engine)  # the client left: blocks and room are free again
 
 
-async def test_a_room_that_no_decode_engine_visits_is_an_error(start: StartEngine, http) -> None:
+async def test_an_unpulled_room_is_an_error(start: StartEngine, http) -> None:
     engine = await start(role="prefill", kv_hold_timeout_s=0.05)
     body = {"model": "demo", "prompt": PROMPT, "bootstrap_room": 3}
     status, answer = await post(http, engine, "/v1/completions", body)
@@ -189,7 +189,7 @@ async def test_a_room_that_no_decode_engine_visits_is_an_error(start: StartEngin
     assert await used(http, engine) == 0
 
 
-async def test_a_prefill_that_fails_tells_the_waiting_decode(start: StartEngine, http) -> None:
+async def test_a_failed_prefill_ends_the_waiting_decode(start: StartEngine, http) -> None:
     slow = Faults(slow_factor=1e6)
     one = await start(role="prefill", speedup_ratio=1.0, faults=slow)
     two = await start(role="decode", kv_load_failure_policy="fail")

@@ -1,4 +1,4 @@
-"""KV events as a subscriber sees them: vLLM's frames, sequences and replay."""
+"""KV events at a subscriber: vLLM's frames, sequences and replay."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -90,7 +90,7 @@ class Subscriber:
 
 
 async def replay(context: Client, endpoint: str, start: int) -> list[tuple[int, EventBatch]]:
-    """What the replay socket has from `start` on, asked as vLLM's example client does."""
+    """The batches of the replay socket from `start` on, requested as in vLLM's example client."""
     socket = context.socket(zmq.DEALER)
     socket.connect(endpoint)
     await socket.send_multipart([b"", encode_seq(start)])
@@ -105,9 +105,7 @@ async def replay(context: Client, endpoint: str, start: int) -> list[tuple[int, 
         batches.append((decode_seq(seq), decode_batch(payload)))
 
 
-async def test_stored_blocks_are_announced_when_prefill_computed_them(
-    start: StartEngine, http, context
-) -> None:
+async def test_stored_blocks_are_published_when_computed(start: StartEngine, http, context) -> None:
     engine = await start(kv_events_topic="kv@a")
     events = (await get(http, engine, "/engine/info"))["kv_events"][0]
     subscriber = await Subscriber(context, events["endpoint"], b"kv@a").ready()
@@ -135,7 +133,7 @@ async def test_stored_blocks_are_announced_when_prefill_computed_them(
     assert len(stored.token_ids) == 16
 
 
-async def test_chunked_prefill_announces_block_by_block(start: StartEngine, http, context) -> None:
+async def test_chunked_prefill_publishes_block_by_block(start: StartEngine, http, context) -> None:
     engine = await start(max_num_batched_tokens=20, lora=("adapter-a",))
     events = (await get(http, engine, "/engine/info"))["kv_events"][0]
     await complete(http, engine, PROMPT, max_tokens=1, model="adapter-a")
@@ -150,7 +148,7 @@ async def test_chunked_prefill_announces_block_by_block(start: StartEngine, http
     assert one.lora_name == two.lora_name == "adapter-a"
 
 
-async def test_eviction_and_reset_are_announced(start: StartEngine, http, context) -> None:
+async def test_eviction_and_reset_are_published(start: StartEngine, http, context) -> None:
     engine = await start(total_blocks=3, max_model_len=48)
     events = (await get(http, engine, "/engine/info"))["kv_events"][0]
     await complete(http, engine, PROMPT, max_tokens=1)
@@ -178,7 +176,7 @@ async def test_reset_is_refused_while_blocks_are_held(start: StartEngine, http) 
     assert "rank 0" in answer["error"]["message"]
 
 
-async def test_replay_starts_where_asked_and_survives_nonsense(
+async def test_replay_starts_at_the_requested_number_and_ignores_invalid_requests(
     start: StartEngine, http, context
 ) -> None:
     engine = await start()

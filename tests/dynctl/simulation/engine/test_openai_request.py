@@ -1,4 +1,4 @@
-"""Whatever JSON comes, it is a request or a refusal that names a field."""
+"""Any JSON is a request, or an error that names a field."""
 
 import json
 from collections.abc import Callable
@@ -54,10 +54,10 @@ def test_any_body_is_a_request_or_a_named_refusal(fields, chat: bool, role, vali
     body = {"model": "demo", "prompt": [1, 2], "messages": [{"role": "user", "content": "hi"}]}
     body = {**body, **fields} if valid else fields
     config = EngineConfig(role=role)
-    asked, error = tried(partial(parse_generate, body, {}, config, TOKENIZER, chat=chat))
-    if asked is not None:
-        assert asked.prompt
-        assert 1 <= asked.max_tokens <= config.context_length - len(asked.prompt)
+    parsed, error = tried(partial(parse_generate, body, {}, config, TOKENIZER, chat=chat))
+    if parsed is not None:
+        assert parsed.prompt
+        assert 1 <= parsed.max_tokens <= config.context_length - len(parsed.prompt)
     else:
         assert error is not None
         assert 400 <= error.status < 500

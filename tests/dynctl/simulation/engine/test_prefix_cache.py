@@ -110,7 +110,7 @@ def test_match_is_the_longest_common_prefix(one: list[int], other: list[int]) ->
     assert cache.match(extend_hashes([], other, BLOCK)) == common // BLOCK
 
 
-def test_the_least_recently_used_prefix_goes_first() -> None:
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     cache = PrefixCache(4, 1)
     for tokens in ([1, 2], [5, 6]):
         hashes = extend_hashes([], tokens, 1)
@@ -147,7 +147,7 @@ def test_adapters_and_salts_do_not_share_blocks() -> None:
     assert len({extend_hashes([], [1] * BLOCK, BLOCK, root)[0] for root in roots}) == 4
 
 
-def test_a_table_of_the_cache_before_a_restart_frees_nothing_here() -> None:
+def test_a_table_of_an_earlier_cache_frees_nothing() -> None:
     old, new = PrefixCache(4, BLOCK), PrefixCache(4, BLOCK)
     before, now = old.acquire([], 2), new.acquire([], 2)
     assert before is not None
@@ -156,7 +156,7 @@ def test_a_table_of_the_cache_before_a_restart_frees_nothing_here() -> None:
     assert new.held_blocks == 2
 
 
-def test_clear_is_announced() -> None:
+def test_clear_is_an_event() -> None:
     cache = PrefixCache(2, BLOCK)
     assert cache.clear()
     assert cache.take_events() == [Cleared()]
