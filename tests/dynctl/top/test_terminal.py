@@ -57,11 +57,11 @@ class Terminal:
             time.sleep(0.05)
         raise AssertionError(f"{wanted!r} did not come up:\n{self.screen()}")
 
-    def told(self, variable: str) -> str:
+    def format(self, variable: str) -> str:
         return self._tmux("display-message", "-p", f"#{{{variable}}}").strip()
 
     def pane_children(self) -> list[int]:
-        shell = self.told("pane_pid")
+        shell = self.format("pane_pid")
         told = subprocess.run(["ps", "-o", "pid=", "--ppid", shell], capture_output=True, text=True)
         return [int(pid) for pid in told.stdout.split()]
 
@@ -71,9 +71,10 @@ class Terminal:
     def restored(self) -> None:
         """The command ended, and the terminal is as it was before."""
         self.wait("ended with")
-        assert self.told("alternate_on") == "0"
-        assert self.told("cursor_flag") == "1"
-        assert self.told("mouse_any_flag") == "0"
+        self.wait("opost")  # stty prints the modes after that line
+        assert self.format("alternate_on") == "0"
+        assert self.format("cursor_flag") == "1"
+        assert self.format("mouse_any_flag") == "0"
         modes = self.screen()
         for mode in ("icanon", "echo", "isig", "icrnl", "opost"):
             assert re.search(rf"(?<![-a-z]){mode}\b", modes), mode
