@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynctl.simulation.demo.fleet import DemoError, DemoFleet, EnginePlan
+from tests.waiting import patience
 
 TIMEOUT = 90.0
 
@@ -97,6 +99,8 @@ def test_keep_prints_what_to_try_and_stops_on_ctrl_c() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
+    watchdog = threading.Timer(patience(TIMEOUT), process.kill)
+    watchdog.start()
     try:
         assert process.stdout is not None
         lines: list[str] = []
@@ -107,9 +111,10 @@ def test_keep_prints_what_to_try_and_stops_on_ctrl_c() -> None:
         children = _children(process.pid)
         assert len(children) == 7
         process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT) == 0
+        assert process.wait(patience(TIMEOUT)) == 0
         assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
     finally:
+        watchdog.cancel()
         process.kill()
         process.communicate()
 
