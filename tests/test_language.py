@@ -56,7 +56,6 @@ FIELDS: Final = frozenset({"told", "waiting_told"})
 NOT_CLEAN: Final[frozenset[str]] = frozenset(
     {
         "docs/decisions",
-        "dynctl/adapters",
     }
 )
 

@@ -109,7 +109,7 @@ class Supervisor:
                     await work()
                     return
                 except (Exception, asyncio.CancelledError) as error:
-                    # A cancellation that nobody requested is a failure; a failure that replaced
+                    # A cancellation without a request is a failure; a failure that replaced
                     # a requested cancellation is the end.
                     if task.cancelling():
                         raise asyncio.CancelledError from error

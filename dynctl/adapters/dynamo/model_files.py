@@ -325,8 +325,8 @@ def _private(directory: Path) -> Path:
 
 def _key(wanted: Mapping[str, CardFile]) -> str:
     """One directory for each set of contents, so that the cache never mixes two models."""
-    told = "\n".join(f"{name} {file.checksum}" for name, file in sorted(wanted.items()))
-    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+    checksums = "\n".join(f"{name} {file.checksum}" for name, file in sorted(wanted.items()))
+    return hashlib.blake2b(checksums.encode(), digest_size=16).hexdigest()
 
 
 # -- words -----------------------------------------------------------------------------------------

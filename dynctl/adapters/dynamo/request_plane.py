@@ -195,16 +195,16 @@ class TcpRequestPlane:
     async def _home_for(self, instance: Instance, writer: asyncio.StreamWriter) -> str:
         """HOST:PORT for this worker's connection to us."""
         local: str = writer.get_extra_info("sockname")[0]
-        told = self._advertised_host or self._listen_host
-        if told is None or told in _ANY:
-            told = local
+        advertised = self._advertised_host or self._listen_host
+        if advertised is None or advertised in _ANY:
+            advertised = local
         if self._listen_host is None and self._advertised_host is not None:
             # The advertised address is usually one of this host; behind NAT it is not.
             with suppress(OSError):
-                return format_host_port(_unmapped(told), await self._home.port(told))
+                return format_host_port(_unmapped(advertised), await self._home.port(advertised))
         listen = local if self._listen_host is None else self._listen_host
         try:
-            return format_host_port(_unmapped(told), await self._home.port(listen))
+            return format_host_port(_unmapped(advertised), await self._home.port(listen))
         except OSError as error:
             _fail(
                 instance,

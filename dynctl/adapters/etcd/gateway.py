@@ -254,10 +254,10 @@ def _decode(content: bytes, kind: type[_Answer]) -> _Answer:
 
 def _refusal(status: int, body: bytes) -> EtcdFailure:
     try:
-        told = msgspec.json.decode(body, type=dict[str, Any])
+        error_body = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        told = {}
-    return _said(str(told.get("message") or told.get("error") or f"HTTP {status}"))
+        error_body = {}
+    return _said(str(error_body.get("message") or error_body.get("error") or f"HTTP {status}"))
 
 
 def _said(text: str) -> EtcdFailure:

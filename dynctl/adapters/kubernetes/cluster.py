@@ -63,14 +63,16 @@ class KubernetesCluster:
     def pages(
         self, path: str, query: Mapping[str, str] | None = None, *, page: int = 500
     ) -> Iterator[Mapping[str, Any]]:
-        asked = {**(query or {}), "limit": str(page)}
+        parameters = {**(query or {}), "limit": str(page)}
         token, restarted, count = "", False, 0
         while True:
             count += 1
             if count > _MOST_PAGES:
                 raise Unreachable(f"the API server's list of {path} has no end")
             try:
-                found = self._server.object(path, asked | ({"continue": token} if token else {}))
+                found = self._server.object(
+                    path, parameters | ({"continue": token} if token else {})
+                )
             except ClusterRefusal as refusal:
                 if refusal.status != 410 or not token or restarted:
                     raise
@@ -86,15 +88,15 @@ class KubernetesCluster:
     def watch(
         self, path: str, resource_version: str, query: Mapping[str, str] | None = None
     ) -> Iterator[ClusterEvent]:
-        asked = {
+        parameters = {
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_S),
             **(query or {}),
             "resourceVersion": resource_version,
             "watch": "true",
         }
-        silence = float(asked["timeoutSeconds"]) + _WATCH_SLACK_S
-        with self._server.answer(path, asked, silence=silence) as response:
+        silence = float(parameters["timeoutSeconds"]) + _WATCH_SLACK_S
+        with self._server.answer(path, parameters, silence=silence) as response:
             for line in self._lines(response, path):
                 event = self._event(line, path)
                 if event is not None:

@@ -26,9 +26,9 @@ class NatsServer:
         return "@" in self.url
 
 
-def nats_servers(told: str | Sequence[str]) -> tuple[NatsServer, ...]:
+def nats_servers(given: str | Sequence[str]) -> tuple[NatsServer, ...]:
     """Servers from a list, or from a text with commas. Raises UsageProblem."""
-    several = [told] if isinstance(told, str) else told
+    several = [given] if isinstance(given, str) else given
     parts = [part.strip() for each in several for part in each.split(",")]
     servers = tuple(_server(part) for part in parts if part)
     if not servers:
@@ -36,8 +36,8 @@ def nats_servers(told: str | Sequence[str]) -> tuple[NatsServer, ...]:
     return servers
 
 
-def _server(told: str) -> NatsServer:
-    url = told if "://" in told else f"nats://{told}"
+def _server(given: str) -> NatsServer:
+    url = given if "://" in given else f"nats://{given}"
     # The part before an @ may be a password, so a wrong address is quoted from there on.
     shown = f"{url.partition('://')[0]}://{url.rpartition('@')[2].removeprefix('nats://')}"
     try:
