@@ -54,14 +54,14 @@ class EtcdServer:
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=10, **options)
 
     def start(self) -> None:
-        """Until it is healthy; a port that somebody took meanwhile fails loudly."""
+        """Until it is healthy; a port that was taken meanwhile is an error."""
         peer = f"http://127.0.0.1:{self._peer_port}"
         command = [
             *(str(etcd_binary()), "--name", "test", "--data-dir", str(self._folder / "data")),
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", f"test={peer}", "--unsafe-no-fsync", "--log-level", "error"),
-            # Elections within a tenth of a second: there is nobody else to vote.
+            # Elections within a tenth of a second: there is no other member.
             *("--heartbeat-interval", "10", "--election-timeout", "100"),
         ]
         if self._certificate is not None:

@@ -164,7 +164,7 @@ class ZmqRig:
 
     async def publisher(self, publisher_id: int = NAME) -> EventChannel:
         publisher = ScriptedPublisher(self._context)
-        publisher.pub.set(zmq.XPUB_VERBOSE, 1)  # else the second of two followers is not told of
+        publisher.pub.set(zmq.XPUB_VERBOSE, 1)  # else the second of two followers is not reported
         channel = EventChannel(SCOPE, KV_EVENTS, publisher_id, ZmqTransport(publisher.endpoint))
         self._publishers[channel] = publisher
         return channel

@@ -354,7 +354,7 @@ async def test_close_ends_a_watch_that_waits(backend: Backend):
 async def test_nothing_is_left_behind(backend: Backend, ending: str):
     await _warm_up(backend)
     complaints: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     threads, sockets, tasks = set(threading.enumerate()), _sockets(), asyncio.all_tasks()
     discovery = backend.discovery()
     await discovery.list()

@@ -29,7 +29,7 @@ async def rig(request, tmp_path):
 
 @contextlib.asynccontextmanager
 async def following(rig, channel=None):
-    """A follower that runs and hears, and what it tells."""
+    """A running follower and the values that it emits."""
     recorder = Recorder()
     channel = channel or await rig.publisher()
     follower = rig.plane.follow(channel, recorder)
@@ -63,8 +63,8 @@ async def test_lost_messages_are_counted_and_told_before_the_next(rig):
         await rig.send(channel, *map(envelope, (0, 1, 5, 6, 8)))
         await heard.until_number(8)
     assert heard.numbers == [0, 1, 5, 6, 8]
-    told = [(value.code, value.count) for value in heard.conditions[1:]]
-    assert told == [("EVENTS_DROPPED", 3), ("EVENTS_DROPPED", 1)]
+    reported = [(value.code, value.count) for value in heard.conditions[1:]]
+    assert reported == [("EVENTS_DROPPED", 3), ("EVENTS_DROPPED", 1)]
     assert heard.values[3] == heard.conditions[1]
     assert follower.counts == ChannelCounts(received=5, dropped=4)
 
@@ -123,7 +123,7 @@ async def test_messages_of_another_publisher_are_skipped(rig):
         await heard.until_number(1)
     assert heard.numbers == [0, 1]
     if rig.name == "nats":
-        # All publishers share a subject there; who is not followed is nobody's business.
+        # All publishers share a subject there; messages of others are ignored.
         assert heard.codes == ["CHANNEL_CONNECTED"]
         assert rig.plane.unclaimed == 2
     else:

@@ -253,9 +253,9 @@ async def test_credentials(tmp_path, caplog, config, accepted, refused):
         plane = nats_plane(server, refused)
         with pytest.raises(Unreachable) as caught:
             await plane.connect()
-    told = f"{caught.value.message} {caught.value.hint} {plane.title} {refused!r} {caplog.text}"
-    assert "secret" not in told
-    assert server.address in told
+    given = f"{caught.value.message} {caught.value.hint} {plane.title} {refused!r} {caplog.text}"
+    assert "secret" not in given
+    assert server.address in given
     if not accepted.nkey_seed:
         assert "uthorization" in caught.value.message
         assert "NATS_AUTH_USERNAME" in caught.value.hint
@@ -289,7 +289,7 @@ async def test_a_subject_that_may_not_be_read_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "titles"),
+    ("given", "titles"),
     [
         ("host", ["nats://host:4222"]),
         ("host:1, tls://u:p@other:2", ["nats://host:1", "tls://other:2"]),
@@ -297,18 +297,18 @@ async def test_a_subject_that_may_not_be_read_is_told(tmp_path):
         ("nats://token@host", ["nats://host:4222"]),
     ],
 )
-def test_addresses(told, titles):
-    servers = nats_servers(told)
+def test_addresses(given, titles):
+    servers = nats_servers(given)
     assert [server.title for server in servers] == titles
     assert "u:p" not in repr(servers)
 
 
 @pytest.mark.parametrize(
-    "told", ["", " , ", "http://host", "nats://", "host:port", "nats://u:secret@host:x"]
+    "given", ["", " , ", "http://host", "nats://", "host:port", "nats://u:secret@host:x"]
 )
-def test_addresses_that_cannot_be_used(told):
+def test_addresses_that_cannot_be_used(given):
     with pytest.raises(UsageProblem) as caught:
-        nats_servers(told)
+        nats_servers(given)
     assert "NATS_SERVER" in caught.value.hint
     assert "secret" not in caught.value.message
 
@@ -316,8 +316,8 @@ def test_addresses_that_cannot_be_used(told):
 def test_variables_are_dynamos():
     assert NatsAuth.from_environment({}) == NatsAuth()
     names = ("USERNAME", "PASSWORD", "TOKEN", "NKEY", "CREDENTIALS_FILE")
-    told = {f"NATS_AUTH_{name}": name.lower() for name in names} | {"NATS_TLS_CA_CERT_PATH": "ca"}
-    assert NatsAuth.from_environment(told) == NatsAuth(
+    given = {f"NATS_AUTH_{name}": name.lower() for name in names} | {"NATS_TLS_CA_CERT_PATH": "ca"}
+    assert NatsAuth.from_environment(given) == NatsAuth(
         "username", "password", "token", "nkey", "credentials_file", "ca"
     )
 

@@ -54,7 +54,7 @@ def frame(header: Any = None, body: bytes = b"") -> bytes:
 
 
 class FakeEndpoint:
-    """``answer(body)`` gives the items. Everything that it was told is kept."""
+    """``answer(body)`` gives the items. Received messages are kept."""
 
     def __init__(self, answer: Callable[[Any], Sequence[Any]], fault: Fault, codec: str) -> None:
         self.questions: list[Question] = []
@@ -150,16 +150,16 @@ class FakeEndpoint:
         fault, codec = self.fault, question.control["payload_codec"]
         encode = msgspec.msgpack.encode if codec == "msgpack" else msgspec.json.encode
 
-        def item(told: Any) -> bytes:
-            return frame(body=encode({"data": told, "complete_final": False}))
+        def item(value: Any) -> bytes:
+            return frame(body=encode({"data": value, "complete_final": False}))
 
-        named = "somebody-else" if fault is Fault.WRONG_SUBJECT else subject
+        named = "another-subject" if fault is Fault.WRONG_SUBJECT else subject
         pieces = [frame({"subject": named, "stream_type": "response"})]
         if fault is Fault.ERROR_PROLOGUE:
             return [*pieces, frame({"error": "no such model\n"})]
         if fault is not Fault.NO_PROLOGUE:
             pieces.append(frame({"error": None}))
-        items = [item(told) for told in self._answer(question.body)]
+        items = [item(value) for value in self._answer(question.body)]
         end = [frame(body=encode({"complete_final": True})), frame("sentinel")]
         match fault:
             case Fault.HALF_A_FRAME:
@@ -179,8 +179,8 @@ class FakeEndpoint:
         try:
             while True:
                 header_length, body_length, _ = struct.unpack(">QQQ", await reader.readexactly(24))
-                told = await reader.readexactly(header_length + body_length)
-                self.controls.append(json.loads(told))
+                control = await reader.readexactly(header_length + body_length)
+                self.controls.append(json.loads(control))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
 

@@ -41,10 +41,10 @@ DEFINITION: Json = {
 
 
 def opened(
-    server: ApiServer, folder: Path, *, timeout: float = 10.0, **told: Any
+    server: ApiServer, folder: Path, *, timeout: float = 10.0, **values: Any
 ) -> KubernetesCluster:
-    """Through a kubeconfig in ``folder``; ``told`` goes into it."""
-    path = server.kubeconfig(folder / "kubeconfig", **told)
+    """Through a kubeconfig in ``folder``; ``values`` goes into it."""
+    path = server.kubeconfig(folder / "kubeconfig", **values)
     return open_cluster(kubeconfig=path, context=None, timeout=timeout)
 
 

@@ -1,4 +1,4 @@
-"""Servers in the place of an API server, which answer as they are told."""
+"""Servers in place of an API server, with scripted responses."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dynctl.adapters.kubernetes.cluster import KubernetesCluster, open_cluster
 
 def elsewhere(folder: Path, cluster: dict[str, Any], timeout: float = 10) -> KubernetesCluster:
     """The cluster of a kubeconfig in ``folder``; ``cluster`` is its entry there."""
-    told = {
+    content = {
         "clusters": [{"name": "c", "cluster": cluster}],
         "contexts": [{"name": "lab", "context": {"cluster": "c"}}],
         "current-context": "lab",
     }
     path = folder / "elsewhere"
-    path.write_text(yaml.safe_dump(told))
+    path.write_text(yaml.safe_dump(content))
     return open_cluster(kubeconfig=path, context=None, timeout=timeout)
 
 

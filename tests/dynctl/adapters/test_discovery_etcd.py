@@ -215,5 +215,5 @@ def test_a_user_needs_a_password():
 
 def test_a_certificate_without_a_scheme_means_tls():
     broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
-    with pytest.raises(UsageProblem, match="cannot be used"):
+    with pytest.raises(UsageProblem, match="invalid certificates"):
         etcd_access(["a"], ca=broken)

@@ -65,7 +65,7 @@ def test_a_missing_etcd3_points_to_the_gateway():
         "        print(error)\n"
         "asyncio.run(main())\n"
     )
-    assert "the etcd3 library cannot be used" in done.stdout, done.stderr
+    assert "the etcd3 library does not work" in done.stdout, done.stderr
     assert "--etcd-client gateway" in done.stdout
 
 

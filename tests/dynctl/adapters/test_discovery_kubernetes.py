@@ -60,20 +60,20 @@ def card(number: int) -> str:
     return f"v1/mdc/ns/backend/generate/{number:x}"
 
 
-def worker(server: ApiServer, number: int, *, ready: bool = True, **told: Any) -> None:
+def worker(server: ApiServer, number: int, *, ready: bool = True, **values: Any) -> None:
     """A pod ``w-N`` with an EndpointSlice of its own and metadata."""
     server.store.create(
         endpoint_slice(f"s-{number}", [endpoint(f"w-{number}", f"uid-{number}", ready=ready)])
     )
-    server.store.create(metadata(f"w-{number}", data(number), uid=f"uid-{number}", **told))
+    server.store.create(metadata(f"w-{number}", data(number), uid=f"uid-{number}", **values))
 
 
 @asynccontextmanager
 async def discovering(
-    server: ApiServer, folder: Path, namespace: str | None = NAMESPACE, **told: Any
+    server: ApiServer, folder: Path, namespace: str | None = NAMESPACE, **values: Any
 ) -> AsyncIterator[KubernetesDiscovery]:
     before = set(threading.enumerate())
-    one = KubernetesDiscovery(opened(server, folder, **told), namespace, debounce_s=0.05)
+    one = KubernetesDiscovery(opened(server, folder, **values), namespace, debounce_s=0.05)
     try:
         yield one
     finally:
@@ -84,10 +84,10 @@ async def discovering(
 
 @asynccontextmanager
 async def watching(
-    server: ApiServer, folder: Path, **told: Any
+    server: ApiServer, folder: Path, **values: Any
 ) -> AsyncIterator[Callable[[], Awaitable[DiscoveryChange]]]:
     """The next change, on demand."""
-    async with discovering(server, folder, **told) as discovery:
+    async with discovering(server, folder, **values) as discovery:
         changes = discovery.watch()
 
         async def following() -> DiscoveryChange:
@@ -218,13 +218,13 @@ async def test_without_the_right_the_missing_rule_is_told(tmp_path: Path):
             with pytest.raises(Unreachable) as caught:
                 await discovery.list()
             changes = discovery.watch()
-            told = await asyncio.wait_for(anext(changes), patience(20))
+            values = await asyncio.wait_for(anext(changes), patience(20))
             await changes.aclose()
     assert "not allowed to list endpointslices in namespace lab" in caught.value.message
     assert "apiGroups: [discovery.k8s.io], resources: [endpointslices]" in caught.value.hint
     assert "verbs: [get, list, watch]" in caught.value.hint
-    assert isinstance(told, Interrupted)
-    assert "not allowed to list endpointslices" in told.reason
+    assert isinstance(values, Interrupted)
+    assert "not allowed to list endpointslices" in values.reason
 
 
 async def test_with_an_expired_token(tmp_path: Path):
@@ -269,12 +269,12 @@ async def test_readiness_alone_brings_and_takes_a_worker(server: ApiServer, tmp_
     worker(server, 1, ready=False)
     async with watching(server, tmp_path) as following:
         assert keys(await following()) == set()
-        for ready, told in ((True, {instance(1): "x", card(1): ""}), (False, None)):
+        for ready, values in ((True, {instance(1): "x", card(1): ""}), (False, None)):
             body = server.store.get("endpointslices", "s-1", NAMESPACE)
             body["endpoints"] = [endpoint("w-1", "uid-1", ready=ready)]
             server.store.update(body)
             seen = {**wanted(await following()), **wanted(await following())}
-            assert seen == (told or {instance(1): "gone", card(1): "gone"})
+            assert seen == (values or {instance(1): "gone", card(1): "gone"})
 
 
 async def test_a_burst_is_told_once(server: ApiServer, tmp_path: Path):
@@ -311,8 +311,8 @@ async def test_a_cut_watch_interrupts_and_is_listed_anew(server: ApiServer, tmp_
         await asyncio.to_thread(until_watched, server)
         refused = server.faults.answer(WORKERS, 503)
         server.faults.cut_watches()
-        told = await following()
-        assert isinstance(told, Interrupted)
+        values = await following()
+        assert isinstance(values, Interrupted)
         worker(server, 2)
         server.faults.remove(refused)
         assert keys(await following()) == {instance(1), card(1), instance(2), card(2)}
@@ -321,14 +321,14 @@ async def test_a_cut_watch_interrupts_and_is_listed_anew(server: ApiServer, tmp_
 
 
 def until_watched(server: ApiServer) -> None:
-    """Both watches run; they tell nothing of themselves, so their requests do."""
+    """Both watches run; only their requests show that."""
     ticks = threading.Event()
     for _ in range(1000):
         watched = {one.path for one in list(server.requests) if one.query.get("watch")}
         if watched == {WORKERS, SLICES}:
             return
         ticks.wait(0.01)
-    raise AssertionError("nobody watches")
+    raise AssertionError("no watch runs")
 
 
 async def test_a_cluster_that_is_away_at_first(tmp_path: Path):
@@ -337,9 +337,9 @@ async def test_a_cluster_that_is_away_at_first(tmp_path: Path):
         worker(server, 1)
         refused = server.faults.answer("", 500, message="not yet")
         async with watching(server, tmp_path) as following:
-            told = await following()
-            assert isinstance(told, Interrupted)
-            assert "not yet" in told.reason
+            values = await following()
+            assert isinstance(values, Interrupted)
+            assert "not yet" in values.reason
             server.faults.remove(refused)
             assert keys(await following()) == {instance(1), card(1)}
 

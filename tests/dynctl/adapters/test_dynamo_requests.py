@@ -62,7 +62,7 @@ async def test_items_come_decoded_and_in_order(plane: TcpRequestPlane, codec: st
     assert question.path == PATH == question.headers["x-endpoint-path"]
     assert question.headers["request-id"] == question.control["id"]
     assert question.control["payload_codec"] == codec
-    assert endpoint.controls == []  # nobody was told to stop
+    assert endpoint.controls == []  # no request was cancelled
     assert (plane.calls.matched, plane.calls.dropped) == (1, 0)
 
 
@@ -92,7 +92,7 @@ async def test_many_questions_at_once_share_one_listener(plane: TcpRequestPlane)
 
 
 @pytest.mark.parametrize(
-    ("listen", "advertised", "told"),
+    ("listen", "advertised", "address"),
     [
         (None, None, "127.0.0.1:"),
         ("127.0.0.2", None, "127.0.0.2:"),
@@ -104,10 +104,10 @@ async def test_many_questions_at_once_share_one_listener(plane: TcpRequestPlane)
     ],
 )
 async def test_workers_are_told_the_route_to_them_unless_told_otherwise(
-    listen: str | None, advertised: str | None, told: str
+    listen: str | None, advertised: str | None, address: str
 ) -> None:
     plane = TcpRequestPlane(listen_host=listen, advertised_host=advertised)
-    elsewhere = told.startswith("192.0.2.1")  # TEST-NET: no worker reaches us there
+    elsewhere = address.startswith("192.0.2.1")  # TEST-NET: no worker reaches us there
     async with fake_endpoint(fault=Fault.NO_ACK if elsewhere else Fault.NONE) as endpoint:
         if elsewhere:
             with pytest.raises(RequestPlaneError):
@@ -115,7 +115,7 @@ async def test_workers_are_told_the_route_to_them_unless_told_otherwise(
         else:
             assert await ask(plane, endpoint.instance(), 1) == [{"asked": 1}]
         info = endpoint.questions[-1].control["connection_info"]["info"]
-        assert f'"address":"{told}' in info
+        assert f'"address":"{address}' in info
     await plane.close()
 
 

@@ -196,11 +196,11 @@ def test_a_refused_token_is_renewed_by_its_plugin(tmp_path: Path):
         )
         command.chmod(0o755)
         (tmp_path / "token").write_text("old")
-        told = yaml.safe_load(path.read_text())
-        told["users"][0]["user"] = {
+        values = yaml.safe_load(path.read_text())
+        values["users"][0]["user"] = {
             "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(command)}
         }
-        path.write_text(yaml.safe_dump(told))
+        path.write_text(yaml.safe_dump(values))
         one = open_cluster(kubeconfig=path, context=None, timeout=10)
         (tmp_path / "token").write_text("admin")
         assert one.get("/api/v1/nodes")["items"] == []
@@ -234,8 +234,8 @@ def test_a_watch_tells_changes_from_a_version_on(server: ApiServer, cluster: Kub
 def test_a_watch_ends_quietly_when_the_server_ends_it(
     server: ApiServer, cluster: KubernetesCluster
 ):
-    told = list(cluster.watch(PODS, str(server.store.revision), {"timeoutSeconds": "1"}))
-    assert [one.kind for one in told] == ["BOOKMARK"]
+    values = list(cluster.watch(PODS, str(server.store.revision), {"timeoutSeconds": "1"}))
+    assert [one.kind for one in values] == ["BOOKMARK"]
 
 
 def test_a_version_that_is_too_old_is_410(server: ApiServer, cluster: KubernetesCluster):

@@ -65,12 +65,12 @@ def written(path: Path, content: Any) -> Path:
     return path
 
 
-def login(tmp_path: Path, **told: Any) -> Login:
-    return Login(kube_context(written(tmp_path / "config", config(**told)), None))
+def login(tmp_path: Path, **values: Any) -> Login:
+    return Login(kube_context(written(tmp_path / "config", config(**values)), None))
 
 
-def headers(tmp_path: Path, **told: Any) -> list[tuple[str, str]]:
-    return login(tmp_path, **told).headers()
+def headers(tmp_path: Path, **values: Any) -> list[tuple[str, str]]:
+    return login(tmp_path, **values).headers()
 
 
 def refused(kubeconfig: Path | None, context: str | None = None) -> UsageProblem:
@@ -207,17 +207,17 @@ def test_certificates_that_are_none(tmp_path: Path, part: str):
     pair = {"client-certificate-data": junk, "client-key-data": junk}
     server = {"server": "https://lab:1"}
     if part == "client-certificate":
-        told = config("lab", cluster=server, user=pair)
+        values = config("lab", cluster=server, user=pair)
     else:
-        told = config("lab", cluster=server | {"certificate-authority-data": junk})
-    problem = refused(written(tmp_path / "config", told))
+        values = config("lab", cluster=server | {"certificate-authority-data": junk})
+    problem = refused(written(tmp_path / "config", values))
     assert f"the {part}" in problem.message
     assert "expected PEM" in problem.message
 
 
 def test_the_title_has_no_credentials(tmp_path: Path):
-    told = config("lab", cluster={"server": f"https://me:{SECRET}@api.lab:6443/base/"})
-    assert kube_context(written(tmp_path / "config", told), None).title == (
+    values = config("lab", cluster={"server": f"https://me:{SECRET}@api.lab:6443/base/"})
+    assert kube_context(written(tmp_path / "config", values), None).title == (
         "lab (https://api.lab:6443/base)"
     )
 
@@ -237,9 +237,9 @@ def test_a_token_and_a_password(tmp_path: Path):
 
 
 def test_nobody(tmp_path: Path):
-    told = config("lab")
-    told["contexts"][0]["context"].pop("user")
-    assert Login(kube_context(written(tmp_path / "config", told), None)).headers() == []
+    values = config("lab")
+    values["contexts"][0]["context"].pop("user")
+    assert Login(kube_context(written(tmp_path / "config", values), None)).headers() == []
 
 
 def test_a_token_file_is_read_each_time(tmp_path: Path):

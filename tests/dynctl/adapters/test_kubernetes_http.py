@@ -121,8 +121,8 @@ def authority(server: ApiServer) -> str:
 
 def test_a_certificate_of_another_authority_is_said_with_the_host(tmp_path: Path):
     with ApiServer(tls=True) as server, ApiServer(tls=True) as other:
-        told = {"server": server.url, "certificate-authority-data": authority(other)}
-        one = elsewhere(tmp_path, told)
+        values = {"server": server.url, "certificate-authority-data": authority(other)}
+        one = elsewhere(tmp_path, values)
         with pytest.raises(Unreachable) as caught:
             one.get("/api/v1/nodes")
         assert f"the TLS certificate of {server.url}" in caught.value.message
@@ -132,12 +132,12 @@ def test_a_certificate_of_another_authority_is_said_with_the_host(tmp_path: Path
 
 def test_a_certificate_of_another_name_is_not_accepted(tmp_path: Path):
     with ApiServer(tls=True) as server:
-        told = {"server": server.url, "certificate-authority-data": authority(server)}
-        one = elsewhere(tmp_path, told | {"tls-server-name": "elsewhere"})
+        values = {"server": server.url, "certificate-authority-data": authority(server)}
+        one = elsewhere(tmp_path, values | {"tls-server-name": "elsewhere"})
         with pytest.raises(Unreachable, match="elsewhere"):
             one.get("/api/v1/nodes")
         one.close()
-        one = elsewhere(tmp_path, told | {"tls-server-name": "kubernetes.default.svc"})
+        one = elsewhere(tmp_path, values | {"tls-server-name": "kubernetes.default.svc"})
         assert one.get("/api/v1/nodes")["items"] == []
         one.close()
 
@@ -250,7 +250,7 @@ def test_a_kept_connection_that_was_closed_is_opened_again(tmp_path: Path):
 
 
 def test_a_proxy_is_gone_through(server: ApiServer, tmp_path: Path):
-    """A plain HTTP proxy, which is told the whole URL."""
+    """A plain HTTP proxy, which gets the whole URL."""
     asked: list[str] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:

@@ -137,8 +137,8 @@ def saying(*messages: tuple[int, bytes]) -> Script:
     return script
 
 
-def failure(**told: object) -> tuple[int, bytes]:
-    return 3, json.dumps({"kind": "Status", "status": "Failure", **told}).encode()
+def failure(**values: object) -> tuple[int, bytes]:
+    return 3, json.dumps({"kind": "Status", "status": "Failure", **values}).encode()
 
 
 def test_a_stream_that_ends_without_a_status(tmp_path: Path):
@@ -150,9 +150,9 @@ def test_a_stream_that_ends_without_a_status(tmp_path: Path):
 
 
 def test_an_image_without_cat(tmp_path: Path):
-    told = failure(code=500, reason="InternalError", message='exec: "cat": not found in $PATH')
+    values = failure(code=500, reason="InternalError", message='exec: "cat": not found in $PATH')
     with (
-        scripted(saying(told), tmp_path) as cluster,
+        scripted(saying(values), tmp_path) as cluster,
         pytest.raises(ClusterRefusal, match="not found in") as caught,
     ):
         read(cluster, "/f")
@@ -160,9 +160,9 @@ def test_an_image_without_cat(tmp_path: Path):
 
 
 def test_an_exit_code_without_words(tmp_path: Path):
-    told = failure(reason="NonZeroExitCode", message="exit code 137")
+    values = failure(reason="NonZeroExitCode", message="exit code 137")
     with (
-        scripted(saying(told), tmp_path) as cluster,
+        scripted(saying(values), tmp_path) as cluster,
         pytest.raises(ClusterRefusal, match="exit code 137"),
     ):
         read(cluster, "/f")

@@ -130,7 +130,7 @@ async def test_a_chat_template_of_its_own_is_read_from_the_live_shape_of_a_card(
     text = template if kind == "hf_chat_template" else json.dumps({"chat_template": template})
     path = tmp_path / "template"
     path.write_text(text)
-    told = {"path": str(path), "checksum": checksum(text.encode()), "size": len(text)}
+    values = {"path": str(path), "checksum": checksum(text.encode()), "size": len(text)}
     tokenizer = (MODEL / "tokenizer.json").read_bytes()
     value = {
         "type": "Model",
@@ -147,7 +147,7 @@ async def test_a_chat_template_of_its_own_is_read_from_the_live_shape_of_a_card(
                     "size": len(tokenizer),
                 }
             },
-            "chat_template_file": {kind: {"is_custom": False, "file": told}},
+            "chat_template_file": {kind: {"is_custom": False, "file": values}},
         },
     }
     card = parse_entry("v1/mdc/dynamo/backend/generate/1", json.dumps(value).encode())

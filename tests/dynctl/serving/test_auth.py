@@ -1,4 +1,4 @@
-"""The bearer token: what it guards, and what a request without it is told."""
+"""The bearer token: what it protects, and the response to a request without it."""
 
 import pytest
 

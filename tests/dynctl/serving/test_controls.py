@@ -79,11 +79,11 @@ async def test_a_pin_against_the_policy_is_refused_with_both_values():
         }
         status, body, _ = await fleet.chat(nvext=pins)
         assert status == 503
-        told = body["error"]["dynctl"]
-        assert told["outcome"] == "pinned_ineligible"
-        assert told["rejected"][0]["limit"] == "dynamo.topology/zone=zone-a"
-        assert told["rejected"][0]["value"] == "zone-b"
-        assert told["constraints"][0]["origin"] == "kv-transfer policy of worker prefill-a0"
+        details = body["error"]["dynctl"]
+        assert details["outcome"] == "pinned_ineligible"
+        assert details["rejected"][0]["limit"] == "dynamo.topology/zone=zone-a"
+        assert details["rejected"][0]["value"] == "zone-b"
+        assert details["constraints"][0]["origin"] == "kv-transfer policy of worker prefill-a0"
 
 
 @pytest.mark.parametrize("field", ["decode_worker_id", "prefill_worker_id", "backend_instance_id"])
@@ -106,10 +106,10 @@ async def test_required_taints_choose_the_zone():
         nvext = {"routing_constraints": {"required_taints": [taint[:-1] + "z"]}, **IDS}
         status, body, _ = await fleet.chat(nvext=nvext)
         assert status == 503
-        told = body["error"]["dynctl"]
-        assert told["filter"] == "taints"
-        assert told["what_would_admit"].endswith("with the taint dynamo.topology/zone=zone-z")
-        assert {row["worker"] for row in told["rejected"]} == {"prefill-a0", "prefill-b0"}
+        details = body["error"]["dynctl"]
+        assert details["filter"] == "taints"
+        assert details["what_would_admit"].endswith("with the taint dynamo.topology/zone=zone-z")
+        assert {row["worker"] for row in details["rejected"]} == {"prefill-a0", "prefill-b0"}
 
 
 async def test_streams_carry_workers_first_and_timing_before_done():

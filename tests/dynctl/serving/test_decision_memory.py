@@ -206,7 +206,7 @@ def test_refusals_are_covered_too():
 
 
 def test_cards_of_a_fleet_that_keeps_changing_are_covered():
-    """Plans of before a change hold the cards of then, which nobody else does any more."""
+    """Plans of before a change hold the cards of then, which no other plan does any more."""
     memory = DecisionMemory(sample_every=2, small_fleet=0)
     made = router()
 

@@ -23,12 +23,12 @@ class Vllm:
     """Serves a model name and metrics; ``text`` None: has no metrics."""
 
     def __init__(self) -> None:
-        self.text: str | None = self.told(waiting=4, usage=0.5)
+        self.text: str | None = self.metrics(waiting=4, usage=0.5)
         self.asked = 0
         self.url = ""
 
     @staticmethod
-    def told(*, waiting: int, usage: float) -> str:
+    def metrics(*, waiting: int, usage: float) -> str:
         return (
             f'vllm:num_requests_waiting{{engine="0",model_name="m"}} {waiting}.0\n'
             f'vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} {usage}\n'
@@ -71,11 +71,11 @@ def rank(frontend: Frontend) -> Any:
 
 async def test_its_cache_and_its_queue_are_told(vllm: Vllm):
     async with site([], workers=(f"{vllm.url},name=v",), health=QUICK) as fleet:
-        row, told = rank(fleet.frontend)
+        row, found = rank(fleet.frontend)
         assert row.runtime_config["total_kv_blocks"] == 1000
-        assert (told.reported.kv_used_blocks, told.reported.waiting_requests) == (500, 4)
-        assert told.load_age_s is not None
-        vllm.text = vllm.told(waiting=0, usage=0.999)
+        assert (found.reported.kv_used_blocks, found.reported.waiting_requests) == (500, 4)
+        assert found.load_age_s is not None
+        vllm.text = vllm.metrics(waiting=0, usage=0.999)
         await until(lambda: rank(fleet.frontend)[1].reported.kv_used_blocks == 999)
         assert rank(fleet.frontend)[1].reported.waiting_requests == 0
 
@@ -84,17 +84,17 @@ async def test_a_threshold_counts_what_the_engine_says(vllm: Vllm):
     async with site([], workers=(f"{vllm.url},name=v",), health=QUICK) as fleet:
         limit = {"active_decode_blocks_threshold": 0.4}
         assert fleet.service.apply(ThresholdsSet("m", limit)).ok
-        row, told = rank(fleet.frontend)
+        row, found = rank(fleet.frontend)
         assert row.busy
-        assert "500 used KV blocks reported" in told.busy_reasons[0]
+        assert "500 used KV blocks reported" in found.busy_reasons[0]
 
 
 async def test_the_spec_has_the_last_word_on_the_size(vllm: Vllm):
     worker = f"{vllm.url},name=v,total-blocks=400"
     async with site([], workers=(worker,), health=QUICK) as fleet:
-        row, told = rank(fleet.frontend)
+        row, found = rank(fleet.frontend)
         assert row.runtime_config["total_kv_blocks"] == 400
-        assert told.reported.kv_used_blocks == 200
+        assert found.reported.kv_used_blocks == 200
 
 
 async def test_an_engine_without_metrics_is_not_asked_all_the_time(vllm: Vllm):
@@ -103,6 +103,6 @@ async def test_an_engine_without_metrics_is_not_asked_all_the_time(vllm: Vllm):
         await until(lambda: vllm.asked >= 2)
         await asyncio.sleep(0.3)
         assert vllm.asked == 2
-        _, told = rank(fleet.frontend)
-        assert (told.reported.kv_used_blocks, told.reported.waiting_requests) == (None, None)
-        assert told.load_age_s is None
+        _, found = rank(fleet.frontend)
+        assert (found.reported.kv_used_blocks, found.reported.waiting_requests) == (None, None)
+        assert found.load_age_s is None

@@ -61,11 +61,11 @@ async def test_when_no_engine_is_left_the_refusal_says_who_failed_and_how():
             await engine.close()
         status, body, headers = await fleet.chat()
         assert status == 503
-        told = body["error"]["dynctl"]
-        assert told["filter"] == "available"
-        assert {row["worker"] for row in told["rejected"]} == {"a0", "a1"}
-        assert "refused the connection" in told["rejected"][0]["message"]
-        assert "responding again" in told["what_would_admit"]
+        details = body["error"]["dynctl"]
+        assert details["filter"] == "available"
+        assert {row["worker"] for row in details["rejected"]} == {"a0", "a1"}
+        assert "refused the connection" in details["rejected"][0]["message"]
+        assert "responding again" in details["what_would_admit"]
         assert int(headers["retry-after"]) >= 1
         await fleet.idle()
 
@@ -87,7 +87,7 @@ async def test_the_engines_own_words_come_back_when_all_of_them_fail():
             set_fault(fleet, name, refuse=503)
         status, body, _ = await fleet.chat()
         assert status == 503
-        assert "told to refuse" in body["error"]["message"]
+        assert "refuses requests" in body["error"]["message"]
         assert {row["worker"] for row in body["error"]["dynctl"]["attempts"]} == {"a0", "a1"}
         await fleet.idle()
 

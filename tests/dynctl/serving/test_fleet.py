@@ -234,8 +234,8 @@ async def test_both_policies_present_and_different_is_a_condition():
     engines = [{"name": "p0", "role": "prefill", **zone("zone-a")}]
     async with site(engines, router=router) as fleet:
         assert RouterPolicy.of(fleet.service.router.config) is not None
-        told = condition(fleet, "POLICY_CONFLICT", "p0")
-        assert "the worker's policy is used" in told.message
+        found = condition(fleet, "POLICY_CONFLICT", "p0")
+        assert "the worker's policy is used" in found.message
         _, health = await fleet.get("/health")
         assert [c["code"] for c in health["conditions"]] == ["POLICY_CONFLICT"]
 
@@ -268,7 +268,7 @@ async def test_lost_events_show_and_a_silent_restart_empties_the_index():
         await until(lambda: router.freshness[slot].index_state == "gapped")
         assert condition(fleet, "EVENTS_LOST", "a0")
         await engine.restart_silently()
-        # What it publishes before the subscription is back is lost; the next batch tells.
+        # What it publishes before the subscription is back is lost; the next batch shows it.
         for i in range(100):
             await fleet.chat(f"{i} " + WORDS * 4)
             if condition(fleet, "ENGINE_RESTARTED", "a0") is not None:

@@ -1,4 +1,4 @@
-"""What somebody who looks once a second asks: the fleet's load, and decisions as they are made."""
+"""What a client that polls once a second reads: the load of the fleet, and new decisions."""
 
 import asyncio
 from typing import Any
@@ -185,9 +185,9 @@ async def test_the_preference_of_the_newest_plan_of_each_domain():
             service.decided(service.plan(wanted), wanted, record)
         rows = (await (await client.get("/v1/decisions?preferences=1")).json())["decisions"]
         assert [row["preference"] is not None for row in rows] == [True, False, False]
-        told = rows[0]["preference"]
-        assert told["taint"] == "dynamo.topology/zone=zone-a"
-        assert round(told["crossover"], 3) == 1.996
+        preference = rows[0]["preference"]
+        assert preference["taint"] == "dynamo.topology/zone=zone-a"
+        assert round(preference["crossover"], 3) == 1.996
         plain = (await (await client.get("/v1/decisions")).json())["decisions"]
         assert all(row["preference"] is None for row in plain)
 

@@ -51,18 +51,18 @@ async def test_no_same_domain_decode_fails_with_the_reason_before_any_dispatch()
     async with site(**fleet_of("prefill-a", "decode-b"), router=policy()) as fleet:
         status, body, _ = await fleet.chat(WORDS)
         assert status == 503
-        told = body["error"]["dynctl"]
-        assert told["filter"] == "decode_capacity"
+        details = body["error"]["dynctl"]
+        assert details["filter"] == "decode_capacity"
         assert "zone=zone-a has no eligible decode worker" in body["error"]["message"]
-        assert "decode worker in zone zone-a" in told["what_would_admit"]
+        assert "decode worker in zone zone-a" in details["what_would_admit"]
         assert fleet.engines["prefill-a"].engine.ranks[0].scheduler.cache.cached_blocks == 0
 
 
 async def test_no_same_domain_decode_falls_back_with_a_warning():
     async with site(**fleet_of("prefill-a", "decode-b"), router=policy("fallback")) as fleet:
         assert await chosen(fleet) == {("prefill-a", "decode-b")}
-        told = fleet.service.conditions.get("TRANSFER_CROSSED", "demo")
-        assert "dynamo.topology/zone=zone-a" in told.message
+        details = fleet.service.conditions.get("TRANSFER_CROSSED", "demo")
+        assert "dynamo.topology/zone=zone-a" in details.message
 
 
 async def test_workers_that_lack_the_level_are_excluded():

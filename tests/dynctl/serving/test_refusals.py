@@ -70,13 +70,13 @@ async def test_all_busy(name, status):
         got, body, headers = await fleet.chat()
         assert got == status
         assert body["error"]["type"] == "overloaded"
-        told = body["error"]["dynctl"]
-        assert (told["outcome"], told["filter"]) == ("all_busy", "busy")
-        assert told["nearest"]["worker"] == "a1"
-        assert (told["nearest"]["value"], told["nearest"]["limit"]) == (300, 100)
-        assert "/busy_threshold" in told["what_would_admit"]
+        details = body["error"]["dynctl"]
+        assert (details["outcome"], details["filter"]) == ("all_busy", "busy")
+        assert details["nearest"]["worker"] == "a1"
+        assert (details["nearest"]["value"], details["nearest"]["limit"]) == (300, 100)
+        assert "/busy_threshold" in details["what_would_admit"]
         assert headers["retry-after"] == "1"
-        assert headers["x-dynctl-decision"] == told["decision"]
+        assert headers["x-dynctl-decision"] == details["decision"]
 
 
 async def test_no_worker_at_all():
