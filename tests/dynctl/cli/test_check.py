@@ -85,7 +85,7 @@ def test_a_dead_fleet_is_named_worker_by_worker(dynctl: Run, dead: Path):
     assert len(workers) == 2
     assert {finding["subject"] for finding in found["DYR0303"]["findings"]} == workers
     for finding in found["DYR0303"]["findings"]:
-        assert "cannot be connected to" in finding["value"]
+        assert "is not reachable" in finding["value"]
     assert found["DYR0103"]["state"] == "fail"
     assert (found["DYR0104"]["state"], found["DYR0104"]["unread"]) == ("skip", True)
     assert (found["DYR0305"]["state"], found["DYR0305"]["unread"]) == ("skip", True)
