@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from router_core.router import Captured, Freshness, Router
     from router_core.changes import (
-        OK, STAGES, Applied, Booked, Change, ConfigSet, Expired, Freed, IndexMarked, KvEvent,
-        LoadReported, OutputBlock, PrefillDone, Progressed, Stage, ThresholdsSet,
+        OK, STAGES, Applied, Booked, Change, ConfigSet, Expired, Freed, IndexConnected, IndexMarked,
+        KvEvent, LoadReported, OutputBlock, PrefillDone, Progressed, Stage, ThresholdsSet,
         WorkerAvailability, WorkerLost, WorkerUpserted,
     )
     from router_core.events import DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 
 __all__ = [  # noqa: RUF022 - grouped by module
     "Captured", "Freshness", "Router",
-    "OK", "STAGES", "Applied", "Booked", "Change", "ConfigSet", "Expired", "Freed", "IndexMarked",
-    "KvEvent", "LoadReported", "OutputBlock", "PrefillDone", "Progressed", "Stage", "ThresholdsSet",
-    "WorkerAvailability", "WorkerLost", "WorkerUpserted",
+    "OK", "STAGES", "Applied", "Booked", "Change", "ConfigSet", "Expired", "Freed",
+    "IndexConnected", "IndexMarked", "KvEvent", "LoadReported", "OutputBlock", "PrefillDone",
+    "Progressed", "Stage", "ThresholdsSet", "WorkerAvailability", "WorkerLost", "WorkerUpserted",
     "DEVICE", "BlocksRemoved", "BlocksStored", "CacheEvent", "Cleared",
     "MAX_RANKS", "UNKNOWN_BATCHED_TOKENS", "ModelRuntimeConfig", "Role", "Worker",
     "WorkerWithDpRank",
@@ -93,7 +93,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
 _MODULES = {
     "router": "Captured Freshness Router",
     "changes":
-        "OK STAGES Applied Booked Change ConfigSet Expired Freed IndexMarked KvEvent LoadReported "
+        "OK STAGES Applied Booked Change ConfigSet Expired Freed IndexConnected IndexMarked KvEvent LoadReported "
         "OutputBlock PrefillDone Progressed Stage ThresholdsSet WorkerAvailability WorkerLost "
         "WorkerUpserted",
     "events": "DEVICE BlocksRemoved BlocksStored CacheEvent Cleared",

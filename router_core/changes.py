@@ -63,6 +63,18 @@ class IndexMarked:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexConnected:
+    """Whether the events of one rank can be received now.
+
+    While they cannot, the index keeps its last contents and its state is ``disconnected``.
+    """
+
+    worker_id: int
+    dp_rank: int
+    connected: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Booked:
     """A request was given to a rank and counts as its load.
 
@@ -151,6 +163,7 @@ Change = (
     | WorkerAvailability
     | KvEvent
     | IndexMarked
+    | IndexConnected
     | Booked
     | PrefillDone
     | Progressed

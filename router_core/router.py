@@ -36,12 +36,20 @@ class Freshness:
     """Age and completeness of one rank's data. Times are those passed to ``apply``; None: never.
 
     ``index_state``: ``current``, ``gapped`` (batches were lost) or ``absent`` (no cache events).
+    ``connected``: events can be received now.
     """
 
     index_state: str = "absent"
     index_at: float | None = None
     load_at: float | None = None
     gaps: int = 0
+    connected: bool = True
+
+    @property
+    def state(self) -> str:
+        """``index_state``, or ``disconnected`` while no events can be received."""
+        disconnected = not self.connected and self.index_state != "absent"
+        return "disconnected" if disconnected else self.index_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +233,8 @@ class Router:
                     return _unknown_worker(change.worker_id)
                 self.registry.set_available(change.worker_id, change.reason)
                 return OK
+            case c.IndexConnected():
+                return self._index_connected(change)
             case c.IndexMarked():
                 return self._index_marked(change, now)
             case c.ThresholdsSet():
@@ -271,7 +281,7 @@ class Router:
                 "busy": self.busy.dump(),
                 "rotation": [[model, stage, n] for (model, stage), n in self.rotation.items()],
                 "freshness": {
-                    str(slot): [f.index_state, f.index_at, f.load_at, f.gaps]
+                    str(slot): [f.index_state, f.index_at, f.load_at, f.gaps, f.connected]
                     for slot, f in self.freshness.items()
                 },
             },
@@ -392,6 +402,13 @@ class Router:
         row.index_at = now
         if change.state == "gapped":
             row.gaps += max(1, change.missing)
+        return OK
+
+    def _index_connected(self, change: c.IndexConnected) -> Applied:
+        slot = self.registry.slot(change.worker_id, change.dp_rank)
+        if slot is None:
+            return _unknown_rank(change.worker_id, change.dp_rank)
+        self.freshness[slot].connected = change.connected
         return OK
 
     def _booked(self, change: Booked, now: float) -> Applied:

@@ -12,7 +12,15 @@ from typing import Any, Literal, Protocol
 from dynctl.documents.workers import StreamState
 from dynctl.wire.dynamo.discovery import EventChannel, Instance
 from dynctl.wire.dynamo.request_plane import RawItem
-from router_core import BlocksRemoved, BlocksStored, Change, Cleared, IndexMarked, KvEvent
+from router_core import (
+    BlocksRemoved,
+    BlocksStored,
+    Change,
+    Cleared,
+    IndexConnected,
+    IndexMarked,
+    KvEvent,
+)
 
 
 class StreamCode(StrEnum):
@@ -75,6 +83,9 @@ class StreamCondition:
     def changes(self) -> Iterator[Change]:
         """The router's changes, in order; none for a condition that is only displayed."""
         for rank in self.ranks:
+            if self.code in (StreamCode.STREAM_CONNECTED, StreamCode.STREAM_DISCONNECTED):
+                connected = self.code == StreamCode.STREAM_CONNECTED
+                yield IndexConnected(self.worker_id, rank, connected)
             if self.clears:
                 yield KvEvent(self.worker_id, rank, Cleared())
             if self.missing is not None:

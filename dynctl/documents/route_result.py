@@ -353,7 +353,7 @@ def freshness_of(router: Router, decision: Decision, now: float, load_source: st
     return FreshnessRow(
         IndexFreshness(
             publishers=len(publishers),
-            current=sum(row.index_state == "current" for row in publishers),
+            current=sum(row.state == "current" for row in publishers),
             gaps=sum(row.gaps for row in publishers),
             oldest_s=_oldest([row.index_at for row in publishers], now),
         ),

@@ -196,7 +196,7 @@ def rank_rows(
                 cached_blocks=router.index.block_count(slot),
                 busy=bool(router.busy.busy_ranks >> slot & 1),
                 busy_reasons=[reason.message for reason in router.busy.reasons(slot)],
-                index=fresh.index_state,
+                index=fresh.state,
                 index_age_s=_age(now, fresh.index_at),
                 load_age_s=_age(now, fresh.load_at),
                 gaps=fresh.gaps,

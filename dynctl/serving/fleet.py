@@ -35,7 +35,7 @@ from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.serving.service import RoutingService
-from router_core import Cleared, KvEvent, Worker
+from router_core import Cleared, IndexConnected, KvEvent, Worker
 
 _log = logging.getLogger(__name__)
 
@@ -328,6 +328,8 @@ class Fleet:
         self.index.unfollow(member.spec.worker_id)
         self._clear_index(member)
         for source in sources:
+            # Disconnected until the stream reports that it is connected.
+            self._service.apply(IndexConnected(source.worker_id, source.dp_rank, False))
             self.index.follow(source, member.spec.name)
 
     def _restarts(self, member: Member) -> int:

@@ -52,6 +52,7 @@ def change(draw: st.DrawFn) -> c.Change:
         c.KvEvent(who, rank, BlocksRemoved(stored(1, 6, 0).event.block_hashes[2:3])),  # type: ignore[union-attr]
         c.KvEvent(who, rank, Cleared()),
         c.IndexMarked(who, rank, draw(st.sampled_from(["current", "gapped", "absent"])), 2),
+        c.IndexConnected(who, rank, draw(st.booleans())),
         c.Booked(
             draw(NAMES),
             draw(st.sampled_from(c.STAGES)),

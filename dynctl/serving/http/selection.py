@@ -135,7 +135,7 @@ class SelectionApi:
                 ref.worker_id,
                 ref.dp_rank,
                 held.get(slot, 0),
-                router.freshness[slot].index_state,
+                router.freshness[slot].state,
             )
             for slot, worker, ref in zip(
                 candidates.slots, candidates.workers, candidates.refs, strict=True
