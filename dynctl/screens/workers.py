@@ -223,7 +223,10 @@ def _cached(worker: WorkerRow) -> str:
 
 def _index_state(worker: WorkerRow) -> str:
     states = {rank.index for rank in worker.ranks}
-    return next((state for state in ("disconnected", "gapped", "absent", "current") if state in states), "absent")
+    return next(
+        (state for state in ("disconnected", "gapped", "absent", "current") if state in states),
+        "absent",
+    )
 
 
 def _index(worker: WorkerRow) -> str:
