@@ -93,9 +93,9 @@ __all__ = [  # noqa: RUF022 - grouped by module
 _MODULES = {
     "router": "Captured Freshness Router",
     "changes":
-        "OK STAGES Applied Booked Change ConfigSet Expired Freed IndexConnected IndexMarked KvEvent "
-        "LoadReported OutputBlock PrefillDone Progressed Stage ThresholdsSet WorkerAvailability WorkerLost "
-        "WorkerUpserted",
+        "OK STAGES Applied Booked Change ConfigSet Expired Freed IndexConnected IndexMarked "
+        "KvEvent LoadReported OutputBlock PrefillDone Progressed Stage ThresholdsSet "
+        "WorkerAvailability WorkerLost WorkerUpserted",
     "events": "DEVICE BlocksRemoved BlocksStored CacheEvent Cleared",
     "workers": "MAX_RANKS UNKNOWN_BATCHED_TOKENS ModelRuntimeConfig Role Worker WorkerWithDpRank",
     "registry": "CandidateSet WorkerRegistry",

@@ -88,7 +88,11 @@ class EngineHealth(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The answer of ``GET /health``. ``status``: healthy or draining."""
+    """The answer of ``GET /health``.
+
+    ``status``: healthy, degraded (a condition holds), unhealthy (no model can be served), or
+    draining.
+    """
 
     status: str
     instances: list[EngineHealth]

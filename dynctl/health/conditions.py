@@ -1,6 +1,7 @@
 """The named conditions of a fleet: problems in force, each with a stable code."""
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -19,6 +20,15 @@ WORKER_REJECTED = "WORKER_REJECTED"
 TRANSFER_CROSSED = "TRANSFER_CROSSED"
 WORKERS_FILE_INVALID = "WORKERS_FILE_INVALID"
 BACKGROUND_TASK_FAILED = "BACKGROUND_TASK_FAILED"
+LOAD_OVERDUE = "LOAD_OVERDUE"
+MODEL_NOT_SERVED = "MODEL_NOT_SERVED"
+NO_WORKERS = "NO_WORKERS"
+STREAM_DISCONNECTED = "STREAM_DISCONNECTED"
+WORKERS_BUSY = "WORKERS_BUSY"
+
+INCIDENTS: Final = frozenset({ENGINE_RESTARTED, TRANSFER_CROSSED})
+"""Conditions without an end of their own: they end INCIDENT_S after their last report."""
+INCIDENT_S: Final = 600.0
 
 
 class Conditions:

@@ -50,7 +50,7 @@ WAITING = "waiting for its first health probe"
 #: Code of a stream that recovered -> the conditions that end.
 _ENDED_BY = {
     str(StreamCode.INDEX_CURRENT): (str(StreamCode.EVENTS_LOST),),
-    str(StreamCode.STREAM_CONNECTED): (str(StreamCode.STREAM_DISCONNECTED),),
+    str(StreamCode.ENGINE_RESTARTED): (str(StreamCode.EVENTS_LOST),),
 }
 
 
@@ -106,6 +106,8 @@ class Fleet:
             service.tasks,
         )
         service.tokenizers.engine = self.tokenize
+        service.rows = self._all_rows
+        service.probe_s = lambda: self.load_interval
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -148,6 +150,10 @@ class Fleet:
             endpoint=spec.url,
             events=self.index.states(spec.worker_id),
         )
+
+    def _all_rows(self) -> list[WorkerRow]:
+        registered = [row for row in self.rows() if isinstance(row, EngineRow)]
+        return [*registered, *self.unregistered()]
 
     def unregistered(self) -> list[WorkerRow]:
         """Engines whose model is unknown yet, or that are not routable."""
@@ -369,10 +375,11 @@ class Fleet:
         name = member.spec.name
         for over in _ENDED_BY.get(condition.code, ()):
             self._service.clear_condition(over, name)
-        if condition.code in _ENDED_BY:
+        if condition.code in (StreamCode.INDEX_CURRENT, StreamCode.STREAM_CONNECTED):
             return
         if condition.code == StreamCode.STREAM_DISCONNECTED:
             member.probe_now.set()  # most likely the process ended
+            return
         self._service.set_condition(str(condition.code), name, condition.message)
 
     # -- tokenizing ------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from typing import Any
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.health import conditions as codes
-from dynctl.health.conditions import Conditions
+from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
+from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluate
 from dynctl.serving.config import SMALL_FLEET
 from dynctl.serving.prompts import (
     NOT_MODELLED,
@@ -95,6 +96,12 @@ class RoutingService:
         self.wall = wall
         self.sample = sample
         self.conditions = Conditions(wall)
+        #: All workers, registered or not, seconds between two load reports, and whether the
+        #: process is draining; the fleet and the server set them.
+        self.rows: Callable[[], list[WorkerRow]] = self.workers
+        self.probe_s: Callable[[], float] = lambda: 1.0
+        self.draining = False
+        self._health: tuple[float, FleetHealth] | None = None
         self.observers: list[ServiceObserver] = []
         self.tasks = Supervisor(self._task_failed, self._task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
@@ -281,6 +288,38 @@ class RoutingService:
             _log.warning("%s %s: %s", code, subject, message)
             for observer in self.observers:
                 observer.on_condition(changed, False)
+
+    def health(self, max_age_s: float = 0.0) -> FleetHealth:
+        """Evaluate the fleet, and set and end the conditions that follow.
+
+        An evaluation that is at most ``max_age_s`` old is returned again.
+        """
+        now = self.clock()
+        if self._health is not None and now - self._health[0] <= max_age_s:
+            return self._health[1]
+        for old in self.conditions:
+            if old.code in INCIDENTS and self.wall() - old.seen > INCIDENT_S:
+                self.clear_condition(old.code, old.subject)
+        config = self.router.config
+        reported = [one for one in self.conditions if one.code not in DERIVED_CODES]
+        health = evaluate(
+            FleetState(
+                self.rows(),
+                reported,
+                {name: getattr(config, name) for name in config.__dataclass_fields__},
+                self.probe_s(),
+                now - self.started_at,
+                self.draining,
+            )
+        )
+        found = {(one.code, one.subject): one.message for one in health.derived}
+        for old in self.conditions:
+            if old.code in DERIVED_CODES and (old.code, old.subject) not in found:
+                self.clear_condition(old.code, old.subject)
+        for (code, subject), message in found.items():
+            self.set_condition(code, subject, message)
+        self._health = now, health
+        return health
 
     def clear_condition(self, code: str, subject: str) -> None:
         over = self.conditions.clear(code, subject)

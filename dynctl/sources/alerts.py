@@ -12,58 +12,33 @@ from typing import Final
 import msgspec
 
 from dynctl.documents.snapshot import Alert, Snapshot
-from dynctl.documents.topology import DomainCapacity, TopologyShow
+from dynctl.documents.topology import TopologyShow
 from dynctl.findings.catalogue import catalogue, conditions
-from router_core import topology_of
+from dynctl.health.evaluation import capacity_conditions
 
 _LEVELS: Final = ("fail", "warn")
+#: Shorter than the fixes of the catalogue, which are for graphs on Kubernetes.
+_FIXES: Final = {
+    "DYT0901": "add or restart decode workers there, or use enforcement preferred",
+    "DYT0902": "add a decode worker there",
+}
 
 
 def condition_alert(code: str, subject: str, message: str, since: float | None = None) -> Alert:
-    """A condition of a frontend, as an alert."""
-    entry = conditions().get(code)
+    """A condition as an alert, with the level and the fix of its code."""
+    entry = conditions().get(code) or catalogue().get(code)
     if entry is None:  # of another version
         return Alert(code, "warn", subject, message, "", since)
-    return Alert(code, entry.level, subject, message, entry.fix, since)
+    fix = _FIXES.get(code, entry.fix)
+    return Alert(code, entry.level, subject, message, fix, since)
 
 
 def capacity_alerts(shown: TopologyShow) -> Iterator[Alert]:
     """Domains whose prefill workers can hand over to no decode worker, or to one only."""
-    for row in shown.rows:
-        for one in row.stranded:
-            taint = one.requires
-            place = topology_of(taint) if taint is not None else None
-            where = "=".join(place) if place is not None else row.model
-            named = ", ".join(one.workers[:3]) + (", .." if one.workers[3:] else "")
-            yield Alert(
-                "DYT0901",
-                catalogue()["DYT0901"].level,
-                where,
-                f"{named}: {one.reason}; {one.outcome}",
-                "add or revive decode workers there, or use enforcement preferred",
-            )
-        domain = _single_decode_domain(row)
-        if domain is not None:
-            yield Alert(
-                "DYT0902",
-                catalogue()["DYT0902"].level,
-                f"{domain}={row.value}",
-                "one decode worker takes all that is prefilled here: while it restarts, "
-                "requests fail or wait",
-                f"add a decode replica in {row.value}",
-            )
-
-
-def _single_decode_domain(row: DomainCapacity) -> str | None:
-    """The domain that a row's prefill workers are bound to, if it has one decode worker only."""
-    bound = next(
-        (one.domain for one in row.policies if one.enforcement == "required" and one.domain), None
-    )
-    decode = row.decode.ready + row.decode.busy
-    prefill = row.prefill.ready + row.prefill.busy
-    if bound is None or row.stranded or decode != 1 or not prefill:
-        return None
-    return bound
+    for one in capacity_conditions(shown):
+        yield Alert(
+            one.code, catalogue()[one.code].level, one.subject, one.message, _FIXES[one.code]
+        )
 
 
 class AlertBoard:

@@ -36,7 +36,7 @@ from dynctl.serving.http.json_responses import (
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from router_core import Role, Worker
+from router_core import Worker
 
 
 class ControlApi:
@@ -90,22 +90,12 @@ class ControlApi:
 
     def readiness(self, name: str) -> ModelReadiness:
         """Readiness in Dynamo's format: the present roles, and those missing to serve a request."""
-        registry = self._service.router.registry
         model = self._service.base_model(name) or name
-        counts: dict[str, int] = {}
-        able = False
-        for worker in registry:
-            if worker.model != model or registry.unavailable_reason(worker.worker_id):
-                continue
-            counts[worker.role.value] = counts.get(worker.role.value, 0) + 1
-            able |= worker.role is Role.AGGREGATED
-            able |= worker.role is Role.DECODE and worker.can_prefill
-        both = bool(counts.get("prefill")) and bool(counts.get("decode"))
-        missing = []
-        if not able and not both:
-            missing = [role for role in ("prefill", "decode") if not counts.get(role)]
-        needs = {"prefill": [["decode"]], "decode": [] if able else [["prefill"]]}
+        found = next(one for one in self._service.health(HEALTH_AGE_S).models if one.model == model)
+        counts, missing = found.ready, list(found.missing)
         ready = not missing
+        able = ready and not (counts.get("prefill") and counts.get("decode"))
+        needs = {"prefill": [["decode"]], "decode": [] if able else [["prefill"]]}
         namespace = NamespaceReadiness(
             ready=ready,
             worker_types={
@@ -144,17 +134,16 @@ class ControlApi:
         return json_response({"status": "live", "message": "Service is live"})
 
     async def health(self, _http: web.Request) -> web.Response:
-        """200 while the process serves; the fleet's state is in the body."""
+        """200 while at least one model can be served; the conditions are in the body."""
         instances = [EngineHealth(m.spec.name, m.spec.url, m.problem) for m in self._fleet]
-        healthy = not self._inference.draining
-        status = "healthy" if healthy else "draining"
-        body = Health(status, instances, list(self._service.conditions))
-        return json_response(body, 200 if healthy else 503)
+        health = self._service.health(HEALTH_AGE_S)
+        body = Health(health.status, instances, list(self._service.conditions))
+        return json_response(body, 200 if health.status in ("healthy", "degraded") else 503)
 
     async def ready(self, _http: web.Request) -> web.Response:
         """200 when at least one model can be served now."""
         rows = [self.readiness(name) for name in sorted(self._service.models())]
-        ready = any(row.ready for row in rows) and not self._inference.draining
+        ready = any(row.ready for row in rows) and not self._service.draining
         reason = "no worker is registered; set --worker URL, or POST /v1/workers"
         body = Readiness(ready, rows, UNSET if rows else reason)
         return json_response(body, 200 if ready else 503)
@@ -218,6 +207,8 @@ class ControlApi:
 
 
 FLEET_PATH = "/v1/fleet"
+#: An evaluation of the fleet is shown again for this time, in seconds.
+HEALTH_AGE_S = 0.5
 
 #: (domain, value) -> hand-offs within it, and out of it.
 Transfers = Mapping[tuple[str, str], tuple[int, int]]
@@ -257,6 +248,7 @@ class FleetFeed:
     def read(self, known: str | None = None) -> FleetLoad:
         """The fleet now. ``known``: the set of cards that the client has."""
         service = self._service
+        service.health(HEALTH_AGE_S)
         router, now = service.router, service.clock()
         registry, waiting = router.registry, self._waiting()
         others = self._others()

@@ -26,7 +26,7 @@ class RouterProcess(Frontend):
 
     async def drain(self) -> None:
         """Refuse new bookings. The requests of existing ones run in their frontends."""
-        self.selection.draining = True
+        self.selection.draining = self.service.draining = True
         await super().drain()
 
     async def _expire_often(self) -> None:
@@ -34,6 +34,7 @@ class RouterProcess(Frontend):
         while True:
             await asyncio.sleep(min(_LONGEST_SWEEP_S, limit / 4))
             self.service.expire()
+            self.service.health()
             self.selection.sweep()
 
 

@@ -147,7 +147,7 @@ class Frontend:
 
     async def drain(self) -> None:
         """Refuse new requests and wait for the running ones, at most for the drain timeout."""
-        self.inference.draining = True
+        self.inference.draining = self.service.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.limits.drain_s):
                 while self.inference.in_flight:  # noqa: ASYNC110  no event for it
@@ -225,6 +225,7 @@ class Frontend:
         while True:
             await asyncio.sleep(_EXPIRY_S)
             self.service.expire()
+            self.service.health()
 
     async def _check_tokenizers(self) -> None:
         check = TokenizerCheck(self.service, self.fleet)

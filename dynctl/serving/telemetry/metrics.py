@@ -251,6 +251,9 @@ class Metrics(ServiceObserver):
         yield self._text("dynamo_component_kv_cache_events_applied", events.items())
         failures = {(task,): n for task, n in self._service.tasks.failures.items()}
         yield self._text("dynctl_background_task_failures_total", failures.items())
+        self._service.health(1.0)
+        each = {(one.code, one.subject): 1.0 for one in self._service.conditions}
+        yield self._text("dynctl_condition", each.items())
         by_code = Tally((condition.code,) for condition in self._service.conditions)
         yield self._text("dynctl_conditions", by_code.items())
         if self._memory is not None:

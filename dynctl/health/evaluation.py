@@ -1,0 +1,247 @@
+"""The health of a fleet of ours: one reading in, conditions and readiness out. Pure.
+
+Every surface shows this evaluation: `/health`, `/ready`, `/metrics`, `/v1/fleet`, and through it
+`check`, `top`, `route` and `bundle`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from dynctl.documents.fleet_load import Condition
+from dynctl.documents.topology import DomainCapacity, TopologyShow
+from dynctl.documents.workers import EngineRank, RankRow, WorkerRow
+from dynctl.findings.catalogue import catalogue, conditions
+from dynctl.health.conditions import (
+    LOAD_OVERDUE,
+    MODEL_NOT_SERVED,
+    NO_WORKERS,
+    STREAM_DISCONNECTED,
+    WORKERS_BUSY,
+)
+from dynctl.planning.domain_capacity import topology_show
+from router_core import Role, topology_of
+
+#: A load report is overdue after this many intervals, at the earliest after _OVERDUE_S.
+_OVERDUE_INTERVALS: Final = 5
+_OVERDUE_S: Final = 10.0
+#: A KV event stream that has not connected yet is a condition after this time.
+CONNECT_S: Final = 3.0
+_NAMED: Final = 3
+
+
+class Derived(NamedTuple):
+    """A condition that follows from the reading."""
+
+    code: str
+    subject: str
+    message: str
+
+
+#: The codes that :func:`evaluate` sets and ends; parts of the frontend report all others.
+DERIVED_CODES: Final = frozenset(
+    {
+        "DYT0901",
+        "DYT0902",
+        LOAD_OVERDUE,
+        MODEL_NOT_SERVED,
+        NO_WORKERS,
+        STREAM_DISCONNECTED,
+        WORKERS_BUSY,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """One reading of a fleet.
+
+    ``workers``: all of them, registered or not. ``reported``: the conditions that parts of the
+    frontend reported. ``settings``: the router's, by name. ``probe_s``: seconds between two load
+    reports. ``age_s``: seconds since the start of the process.
+    """
+
+    workers: Sequence[WorkerRow] = ()
+    reported: Sequence[Condition] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    probe_s: float = 1.0
+    age_s: float = float("inf")
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHealth:
+    """Whether a model can be served now. Role -> workers that are ready, and registered.
+
+    ``missing``: the roles without which no request can be served, empty where one can.
+    """
+
+    model: str
+    ready: Mapping[str, int]
+    registered: Mapping[str, int]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetHealth:
+    """``status``: healthy, degraded (a condition holds), unhealthy (no model can be served), or
+    draining. ``derived``: the conditions that follow from the reading."""
+
+    status: str
+    models: tuple[ModelHealth, ...]
+    derived: tuple[Derived, ...]
+
+    @property
+    def serves(self) -> bool:
+        """At least one model can be served."""
+        return any(not model.missing for model in self.models)
+
+
+def level(code: str) -> str:
+    """``fail`` or ``warn``, by the catalogue; an unknown code is a warning."""
+    entry = conditions().get(code) or catalogue().get(code)
+    return "warn" if entry is None else entry.level
+
+
+def evaluate(state: FleetState) -> FleetHealth:
+    """Judge one reading."""
+    by_model: dict[str, list[WorkerRow]] = defaultdict(list)
+    for row in state.workers:
+        if row.model:
+            by_model[row.model].append(row)
+    models = tuple(_model(name, rows) for name, rows in sorted(by_model.items()))
+    derived = [*_served(state, models), *_busy(by_model), *_streams(state), *_loads(state)]
+    registered = [row for row in state.workers if row.ranks]
+    derived += capacity_conditions(topology_show("", registered, state.settings))
+    serves = any(not model.missing for model in models)
+    status = "healthy"
+    if state.draining:
+        status = "draining"
+    elif not serves:
+        status = "unhealthy"
+    elif derived or state.reported:
+        status = "degraded"
+    return FleetHealth(status, models, tuple(dict.fromkeys(derived)))
+
+
+def _model(name: str, rows: Sequence[WorkerRow]) -> ModelHealth:
+    ready: dict[str, int] = {}
+    registered: dict[str, int] = {}
+    able = False
+    for row in rows:
+        role = row.role or Role.AGGREGATED.value
+        registered[role] = registered.get(role, 0) + 1
+        if row.status == "ready":
+            ready[role] = ready.get(role, 0) + 1
+            able |= role == Role.AGGREGATED or (role == Role.DECODE and row.can_prefill)
+    missing: tuple[str, ...] = ()
+    if not able and not (ready.get("prefill") and ready.get("decode")):
+        split = ("prefill", "decode") if registered.keys() & {"prefill", "decode"} else ()
+        missing = tuple(role for role in split or ("aggregated",) if not ready.get(role))
+    return ModelHealth(name, dict(sorted(ready.items())), dict(sorted(registered.items())), missing)
+
+
+def _served(state: FleetState, models: Sequence[ModelHealth]) -> Iterator[Derived]:
+    if not state.workers:
+        yield Derived(NO_WORKERS, "fleet", "no worker is configured: every request is refused")
+    for model in models:
+        if model.missing:
+            counts = ", ".join(
+                f"{model.ready.get(role, 0):,}/{model.registered.get(role, 0):,} {role}"
+                for role in model.missing
+            )
+            yield Derived(
+                MODEL_NOT_SERVED,
+                model.model,
+                f"{counts} workers are ready: every request for the model is refused",
+            )
+
+
+def _busy(by_model: Mapping[str, Sequence[WorkerRow]]) -> Iterator[Derived]:
+    for model, rows in by_model.items():
+        roles: dict[str, list[WorkerRow]] = defaultdict(list)
+        for row in rows:
+            if row.status == "ready":
+                roles[row.role].append(row)
+        for role, ready in roles.items():
+            if all(row.busy for row in ready):
+                yield Derived(
+                    WORKERS_BUSY,
+                    f"{model} {role}",
+                    f"all {len(ready):,} ready {role} workers are above a busy threshold: "
+                    "requests are refused",
+                )
+
+
+def _streams(state: FleetState) -> Iterator[Derived]:
+    if state.age_s < CONNECT_S:
+        return
+    for row in state.workers:
+        ranks = [rank for rank in row.ranks if rank.index == "disconnected"]
+        if row.status != "ready" or not ranks:
+            continue
+        never = all(_never_connected(rank) for rank in ranks)
+        named = ", ".join(f"{rank.dp_rank}" for rank in ranks[:_NAMED])
+        of = f"rank {named}" if len(row.ranks) > 1 else "its KV event stream"
+        yield Derived(
+            STREAM_DISCONNECTED,
+            row.name,
+            f"{of} never connected: no engine publishes at the endpoint"
+            if never
+            else f"{of} is not connected: the index has its last contents",
+        )
+
+
+def _never_connected(rank: RankRow) -> bool:
+    return isinstance(rank, EngineRank) and rank.events is not None and not rank.events.batches
+
+
+def _loads(state: FleetState) -> Iterator[Derived]:
+    limit = max(_OVERDUE_S, _OVERDUE_INTERVALS * state.probe_s)
+    for row in state.workers:
+        ages = [rank.load_age_s for rank in row.ranks if rank.load_age_s is not None]
+        if row.status == "ready" and ages and max(ages) > limit:
+            yield Derived(
+                LOAD_OVERDUE,
+                row.name,
+                f"load report is overdue: the last one is more than {limit:,.0f} s old",
+            )
+
+
+def capacity_conditions(shown: TopologyShow) -> Iterator[Derived]:
+    """Domains whose prefill workers can hand over to no decode worker, or to only one."""
+    for row in shown.rows:
+        for one in row.stranded:
+            place = topology_of(one.requires) if one.requires is not None else None
+            where = "=".join(place) if place is not None else row.model
+            named = ", ".join(one.workers[:_NAMED]) + (", .." if one.workers[_NAMED:] else "")
+            yield Derived("DYT0901", where, f"{named}: {one.reason}; {one.outcome}")
+        domain = _single_decode_domain(row)
+        if domain is not None:
+            yield Derived(
+                "DYT0902",
+                f"{domain}={row.value}",
+                "one decode worker takes all that is prefilled here: while it restarts, "
+                "requests fail or wait",
+            )
+
+
+def _single_decode_domain(row: DomainCapacity) -> str | None:
+    """The domain that a row's prefill workers are bound to, if it has one decode worker only."""
+    bound = next(
+        (one.domain for one in row.policies if one.enforcement == "required" and one.domain), None
+    )
+    decode = row.decode.ready + row.decode.busy
+    prefill = row.prefill.ready + row.prefill.busy
+    if bound is None or row.stranded or decode != 1 or not prefill:
+        return None
+    return bound
+
+
+def worst(codes: Iterable[str]) -> str | None:
+    """The worst level of some codes; None without any."""
+    found = {level(code) for code in codes}
+    return "fail" if "fail" in found else "warn" if found else None
