@@ -115,7 +115,10 @@ def evaluate(state: FleetState) -> FleetHealth:
     models = tuple(_model(name, rows) for name, rows in sorted(by_model.items()))
     derived = [*_served(state, models), *_busy(by_model), *_streams(state), *_loads(state)]
     registered = [row for row in state.workers if row.ranks]
-    derived += capacity_conditions(topology_show("", registered, state.settings))
+    refused = {model.model for model in models if model.missing}
+    # A model that is not served has no domain that could be served.
+    served = [row for row in registered if row.model not in refused]
+    derived += capacity_conditions(topology_show("", served, state.settings))
     serves = any(not model.missing for model in models)
     status = "healthy"
     if state.draining:

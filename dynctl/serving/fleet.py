@@ -152,7 +152,8 @@ class Fleet:
         )
 
     def _all_rows(self) -> list[WorkerRow]:
-        registered = [row for row in self.rows() if isinstance(row, EngineRow)]
+        engines = {row.worker_id: row for row in self.rows() if isinstance(row, EngineRow)}
+        registered = [engines.get(row.worker_id, row) for row in self._service.workers()]
         return [*registered, *self.unregistered()]
 
     def unregistered(self) -> list[WorkerRow]:
