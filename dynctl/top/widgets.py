@@ -238,8 +238,12 @@ class _Line(Input):
 
 
 class Prompt(Horizontal):
-    """An input line behind a label. ``field``: the input is a field of a form, and ``hint`` stays
-    behind it; otherwise the hint shows only while the input is empty. Messages are the input's."""
+    """An input line behind a label.
+
+    ``field``: the input is a field of a form. Its text is selected when it gets the focus, so that
+    typing replaces it, and ``hint`` stays behind it. Otherwise the hint shows only while the input
+    is empty.
+    """
 
     DEFAULT_CSS = """
     Prompt { height: 1; padding-left: 1; }
@@ -250,6 +254,9 @@ class Prompt(Horizontal):
         width: 1fr; height: 1; border: none; padding: 0; background: ansi_default;
         & > .input--cursor { color: ansi_default; background: ansi_default; text-style: reverse; }
         & > .input--placeholder { color: ansi_default; text-style: dim; }
+        & > .input--selection {
+            color: ansi_default; background: ansi_default; text-style: reverse;
+        }
     }
     Prompt.-field Input { width: 16; }
     """
@@ -258,7 +265,7 @@ class Prompt(Horizontal):
         super().__init__(id=id, classes="-field" if field else "")
         self.label = label.strip()
         self.input = _Line(
-            placeholder="" if field else hint, max_length=_LONGEST, select_on_focus=False
+            placeholder="" if field else hint, max_length=_LONGEST, select_on_focus=field
         )
         self.input.cursor_blink = False
         self._label = Label(label, markup=False, classes="label")
@@ -274,6 +281,9 @@ class Prompt(Horizontal):
         return self.input.value
 
     def put(self, text: str) -> None:
-        """Replace the text; the cursor goes to its end."""
+        """Replace the text. A field that has the focus selects it, else the cursor goes to its
+        end."""
         self.input.value = text
         self.input.cursor_position = len(text)
+        if self.input.select_on_focus and self.input.has_focus:
+            self.input.action_select_all()

@@ -13,10 +13,20 @@ import pytest
 from textual.pilot import Pilot
 
 from dynctl.top.app import TopApp
+from dynctl.top.keys import BINDINGS
 from tests.dynctl.top.fleet import NOW, StillSource
 from tests.waiting import patience
 
 Shown = Callable[..., AbstractAsyncContextManager[Pilot[int]]]
+
+#: The printable keys that act on panels, and their text in a form.
+TYPED = [
+    key for one in BINDINGS for key in one.key.split(",")  # type: ignore[union-attr]
+    if len(key) == 1 or key in ("slash", "exclamation_mark", "question_mark")
+]  # fmt: skip
+TEXT = "".join(
+    {"slash": "/", "exclamation_mark": "!", "question_mark": "?"}.get(k, k) for k in TYPED
+)
 
 
 @pytest.fixture(autouse=True)

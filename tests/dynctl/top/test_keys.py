@@ -16,7 +16,7 @@ from dynctl.sources.view import open_view
 from dynctl.top.app import TopApp
 from dynctl.top.keys import KEYS
 from dynctl.top.widgets import TextScreen
-from tests.dynctl.top.conftest import Shown, settled
+from tests.dynctl.top.conftest import TEXT, TYPED, Shown, settled
 from tests.dynctl.top.fleet import NOW, StillSource
 from tests.dynctl.top.golden import screen_text
 from tests.golden.fleets import TOKENS, two_zones
@@ -144,6 +144,13 @@ async def test_the_filter_is_edited_at_the_cursor(shown: Shown):
         assert app_of(pilot)._prompt.value == "zone-b prefill"
         names = [row.name for row in app_of(pilot).workers_panel.rows]
         assert names == ["prefill-b0", "prefill-b1"]
+
+
+async def test_keys_of_the_panels_are_text_in_the_filter(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("slash", *TYPED)
+        assert not isinstance(pilot.app.screen, TextScreen)
+        assert app_of(pilot)._prompt.value == TEXT
 
 
 async def test_exclamation_mark_excludes(shown: Shown):

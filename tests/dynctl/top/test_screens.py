@@ -39,7 +39,7 @@ SCREENS = {
     "decision": "3,d",
     "finding": "4,down,enter",
     "thresholds": "t",
-    "thresholds-tried": "t,down,backspace,backspace,backspace,enter",
+    "thresholds-tried": "t,down,1,0,enter",
     "help": "question_mark",
 }
 

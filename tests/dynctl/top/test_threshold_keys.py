@@ -6,13 +6,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.snapshot import Part
 from dynctl.top.thresholds import ThresholdScreen
-from tests.dynctl.top.conftest import Shown, settled
+from tests.dynctl.top.conftest import TEXT, TYPED, Shown, settled
 from tests.dynctl.top.fleet import StillSource, snapshot
 from tests.dynctl.top.golden import screen_text
+
+
+def field_value(pilot: Pilot[int]) -> str:
+    """The text of the field that has the focus."""
+    assert isinstance(pilot.app.screen.focused, Input)
+    return pilot.app.screen.focused.value
 
 
 async def test_thresholds_are_set_after_their_effect_was_seen_and_a_y(shown: Shown):
@@ -38,7 +46,7 @@ async def test_nothing_is_set_without_a_y(shown: Shown):
         await settled(pilot)
         await pilot.press("escape")
         await pilot.press("y")  # typed into the field, where it sets nothing
-        assert pilot.app.screen.focused.value == "offy"  # type: ignore[union-attr]
+        assert pilot.app.screen.focused.value == "y"  # type: ignore[union-attr]
         await pilot.press("escape", "escape")
         assert source.asked == []
         assert not isinstance(pilot.app.screen, ThresholdScreen)
@@ -108,6 +116,40 @@ async def test_page_keys_change_the_model(shown: Shown):
         assert "thresholds of tiny  2 of 2" in screen_text(pilot.app)
         await pilot.press("pageup", "pageup")
         assert "thresholds of tiny  2 of 2" in screen_text(pilot.app)
+
+
+async def test_typing_replaces_the_value_of_a_field(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("t", *"100")
+        assert field_value(pilot) == "100"
+        await pilot.press("down", *"2000", "up", "up", *"0.5", "down", "down")
+        assert field_value(pilot) == "2000"
+        await pilot.press("3")
+        assert field_value(pilot) == "3"
+
+
+async def test_typing_replaces_the_value_after_a_change_of_the_model(shown: Shown):
+    source = StillSource()
+    other = {"other": {"active_decode_blocks_threshold": 0.5}, **source.shown.thresholds}
+    source.shown = msgspec.structs.replace(source.shown, thresholds=other)
+    async with shown(source) as pilot:
+        await pilot.press("t", "pagedown", *"100")
+        assert field_value(pilot) == "100"
+
+
+async def test_typing_replaces_the_value_after_the_effect_was_shown(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("t", *"0.5", "enter")
+        await settled(pilot)
+        await pilot.press("escape", *"0.7")
+        assert field_value(pilot) == "0.7"
+
+
+async def test_keys_of_the_panels_are_text_in_the_form(shown: Shown):
+    async with shown() as pilot:
+        await pilot.press("t", *TYPED)
+        assert isinstance(pilot.app.screen, ThresholdScreen)
+        assert field_value(pilot) == TEXT
 
 
 async def test_a_value_is_edited_at_the_cursor(shown: Shown):
