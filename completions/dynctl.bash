@@ -12,8 +12,8 @@ __dynctl_command() {
     flags='--frontend --view --demo --token --token-env --token-file --context --discovery --dyn-namespace --file-kv --etcd-endpoints --etcd-client --nats-server --namespace -n --all-namespaces -A --kube-context --kubeconfig --reach --no-color --debug --help -h'
     case $1 in
         '')
-            subs='demo serve route workers topology top events thresholds config context check explain why bundle completion version'
-            flags+=' --output -o --timeout --wait'
+            subs='demo serve route workers topology top events thresholds config context check explain why bundle completion version options help'
+            flags+=' --version -V --output -o --timeout --wait'
             ;;
         'demo')
             flags+=' --keep --story --no-story --port --output -o --timeout --wait'
@@ -147,6 +147,14 @@ __dynctl_command() {
             ;;
         'version')
             flags+=' --client --output -o --timeout --wait'
+            ;;
+        'options')
+            flags+=' --output -o --timeout --wait'
+            ;;
+        'help')
+            flags+=' --output -o --timeout --wait'
+            arguments=('words:demo serve route workers topology top events thresholds config context check explain why bundle completion version options help')
+            more='words:demo serve route workers topology top events thresholds config context check explain why bundle completion version options help'
             ;;
     esac
 }

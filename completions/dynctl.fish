@@ -26,7 +26,9 @@ function __dynctl_commands
                 'why'\t'Explain a past decision of a frontend' \
                 'bundle'\t'Write a bundle file for a bug report' \
                 'completion'\t'Print the shell completion script' \
-                'version'\t'Print the versions of dynctl and of the frontends'
+                'version'\t'Print the versions of dynctl and of the frontends' \
+                'options'\t'List the global options' \
+                'help'\t'Show the help page of a command'
         case 'serve'
             printf '%s\n' \
                 'frontend'\t'Run the OpenAI frontend with the router inside' \
@@ -95,6 +97,8 @@ function __dynctl_flags
     switch "$argv[1]"
         case ''
             printf '%s\n' \
+                '--version'\t'Print the version and exit' \
+                '-V'\t'Print the version and exit' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -727,6 +731,18 @@ function __dynctl_flags
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
                 '--wait'\t'Time limit for reading the workers\' caches'
+        case 'options'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'help'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
     end
 end
 
@@ -776,6 +792,10 @@ function __dynctl_arguments
         case 'completion'
             printf '%s\n' \
                 'words:bash zsh fish'
+        case 'help'
+            printf '%s\n' \
+                'words:demo serve route workers topology top events thresholds config context check explain why bundle completion version options help' \
+                +
     end
 end
 

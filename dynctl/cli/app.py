@@ -12,12 +12,27 @@ from dynctl.base.errors import DynctlError, ExitCode, ReaderLeft, exit_code_of
 from dynctl.cli.global_options import group_callback, with_globals
 from dynctl.cli.help import PlainCommand, PlainGroup
 
-HELP = """Route, explain and verify topology-aware disaggregated LLM serving.
+#: The page of `dynctl` without arguments: at most 80x24, every command once.
+FIRST_SCREEN = """\
+dynctl: KV-cache-aware, topology-aware routing for LLM fleets
 
-Start with `dynctl demo`, `dynctl serve frontend --worker URL`, or
-`dynctl route --demo --explain "a prompt"`.
+Look    top         live dashboard            workers    list, show one worker
+        check       is the fleet healthy?     topology   domains, verify, plan
+        events      KV events, live           config     settings, sources
+Ask     route       where would a prompt go?  why        explain past decisions
+        explain     explain a finding's code
+Change  thresholds  busy thresholds, live     context    saved endpoints
+Run     serve       frontend, router, engine  demo       a fleet on this host
+Other   bundle      file for a bug report     version    client and frontends
+        completion  shell completion script   help       help page of a command
+        options     the global options
 
-Exit codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 unreachable, 4 timeout.
+Try     dynctl demo --keep           then, in a second terminal: dynctl top
+        dynctl route --demo --explain "a prompt"
+        dynctl check --discovery etcd
+
+Point it at a fleet: --frontend URL, --discovery etcd|file|kubernetes, or
+dynctl context add NAME.  More: dynctl options, dynctl COMMAND --help
 """
 
 #: Every command in the order of the help page: path, module:function, summary. A new command is
@@ -53,6 +68,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("bundle", "bundle:bundle", "Write a bundle file for a bug report."),
     ("completion", "completion:completion", "Print the shell completion script."),
     ("version", "version:version", "Print the versions of dynctl and of the frontends."),
+    ("options", "help:options", "List the global options."),
+    ("help", "help:help_page", "Show the help page of a command."),
 )
 
 GROUPS = {
@@ -65,6 +82,17 @@ GROUPS = {
     "context": "Saved endpoints.",
 }
 
+#: Commands that read no fleet: the options for its source have no effect on them.
+LOCAL = frozenset(
+    (
+        *("demo", "explain", "completion", "options", "help"),
+        *("serve frontend", "serve router", "serve engine", "topology render", "topology wait"),
+        *("context list", "context use", "context remove"),
+    )
+)
+_MORE = "Global options (--frontend, --discovery, --demo, -n, -o, ..): dynctl options"
+_MORE_LOCAL = "Global options (-o, --no-color, --debug): dynctl options"
+
 #: The command that needs all other commands imported.
 WHOLE = "completion"
 
@@ -73,7 +101,13 @@ _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class _Root(PlainGroup):
-    """Lists commands and groups in the order of COMMANDS; Typer lists all groups last."""
+    """The program itself: its page is the first screen.
+
+    Commands and groups have the order of COMMANDS; Typer lists all groups last.
+    """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(FIRST_SCREEN)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(dict.fromkeys(path.partition(" ")[0] for path, _, _ in COMMANDS))
@@ -86,17 +120,20 @@ def build_app(arguments: Sequence[str] | None = None) -> typer.Typer:
     listed. None, and the command ``completion``, import every command.
     """
     given = None if arguments is None or WHOLE in arguments else set(arguments)
-    app = _group(HELP, _Root)
+    app = _group(FIRST_SCREEN, _Root)
     groups: dict[str, typer.Typer] = {}
     for path, place, summary in COMMANDS:
         first, _, second = path.partition(" ")
         if second and first not in groups:
             groups[first] = _group(GROUPS[first], imported=given is None or first in given)
+            local = all(one in LOCAL for one, _, _ in COMMANDS if one.startswith(f"{first} "))
+            groups[first].info.epilog = _MORE_LOCAL if local else _MORE
             app.add_typer(groups[first], name=first)
         imported = given is None or set(path.split()) <= given
         function = with_globals(_load(place)) if imported else _listed
         owner = groups[first] if second else app
-        owner.command(second or first, cls=PlainCommand, short_help=summary)(function)
+        more = _MORE_LOCAL if path in LOCAL else _MORE
+        owner.command(second or first, cls=PlainCommand, short_help=summary, epilog=more)(function)
     return app
 
 
@@ -162,7 +199,7 @@ def _group(help: str, cls: type[PlainGroup] = PlainGroup, *, imported: bool = Tr
         no_args_is_help=True,
     )
     if imported:
-        app.callback(cls=cls)(group_callback(help))
+        app.callback(cls=cls)(group_callback(help, version=cls is _Root))
     return app
 
 

@@ -16,8 +16,8 @@ import typer
 from dynctl.base.options import GlobalOptions, OutputFormat
 
 PANEL = "Global options"
-DYNAMO = "A live Dynamo (global options)"
-KUBERNETES = "Kubernetes (global options)"
+DYNAMO = "Global options for a live Dynamo"
+KUBERNETES = "Global options for Kubernetes"
 
 
 _ANNOTATIONS: dict[str, Any] = {
@@ -253,14 +253,37 @@ def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
     return _with_signature(command, own)
 
 
-def group_callback(help: str) -> Callable[..., Any]:
-    """The callback of a group of commands; it only takes the global options."""
+def group_callback(help: str, *, version: bool = False) -> Callable[..., Any]:
+    """The callback of a group of commands; it takes the global options, and --version."""
 
     def callback(**arguments: Any) -> None:
+        arguments.pop("version", None)
         _merge(arguments.pop("context"), arguments)
 
     callback.__doc__ = help
-    return _with_signature(callback, [])
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [inspect.Parameter("version", keyword, default=False, annotation=_VERSION)]
+    return _with_signature(callback, own if version else [])
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from dynctl import version
+
+        typer.echo(f"dynctl {version()}")
+        raise typer.Exit
+
+
+_VERSION = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        "-V",
+        help="Print the version and exit.",
+        is_eager=True,
+        callback=_print_version,
+    ),
+]
 
 
 def _merge(context: typer.Context, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Typer's rich help doubles the start-up time and draws boxes that do not fit 80 columns.
 """
 
+from textwrap import wrap
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -10,8 +11,8 @@ from typer.core import TyperCommand, TyperGroup
 from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
 from dynctl.cli.quick_values import QuickValues
 
-#: On every page except the one of `dynctl`, which lists them.
-_GLOBAL = "Global options (--frontend, --discovery, --demo, -n, -o, ..): dynctl --help"
+#: Options under this heading have no effect yet: pages list only their names.
+NOT_SUPPORTED = "Not supported yet (validated and ignored)"
 
 
 class PlainCommand(QuickValues, TyperCommand):
@@ -29,8 +30,24 @@ class PlainGroup(QuickValues, TyperGroup):
         _write_options(self, ctx, formatter)
 
 
-def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    sections: dict[str, list[tuple[str, str]]] = {}
+def options_page(root: Any, ctx: Any) -> str:
+    """The global options, which no command's page repeats."""
+    formatter = ctx.make_formatter()
+    found = _sections(root, ctx)
+    for title in (PANEL, DYNAMO, KUBERNETES):
+        with formatter.section(title):
+            formatter.write_dl(found[title])
+    formatter.write_paragraph()
+    formatter.write_text("They stand before or after the command's name.")
+    formatter.write_text(
+        "Exit codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 unreachable, 4 timeout."
+    )
+    return str(formatter.getvalue())
+
+
+def _sections(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Heading -> (spelling, meaning) of the arguments and options below it."""
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
         if record is None:
@@ -41,13 +58,18 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
         if argument and parameter.metavar:
             record = (parameter.metavar, record[1])
         sections.setdefault(title, []).append(record)
-    shared = (PANEL, DYNAMO, KUBERNETES)
-    own = [title for title in sections if title not in ("Arguments", "Options", *shared)]
-    is_root = ctx.parent is None
-    for title in ("Arguments", "Options", *own, *(shared if is_root else ())):
-        if title in sections:
-            with formatter.section(title):
-                formatter.write_dl(sections[title])
-    if not is_root:
-        formatter.write_paragraph()
-        formatter.write_text(_GLOBAL)
+    return {title: records for title, records in sections.items() if records}
+
+
+def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    for title, records in _sections(command, ctx).items():
+        if title in (PANEL, DYNAMO, KUBERNETES):
+            continue
+        with formatter.section(title):
+            if title == NOT_SUPPORTED:
+                names = ", ".join(name.split()[0] for name, _ in records)
+                indent = " " * formatter.current_indent
+                lines = wrap(names, formatter.width - len(indent), break_on_hyphens=False)
+                formatter.write("".join(f"{indent}{line}\n" for line in lines))
+            else:
+                formatter.write_dl(records)

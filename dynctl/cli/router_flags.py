@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dynctl.cli.help import NOT_SUPPORTED
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import MISMATCH_FLAG, PRESET_FLAG, bounds, spellings
 from router_core import PRESETS, SETTINGS, Setting
@@ -13,7 +14,6 @@ from router_core import PRESETS, SETTINGS, Setting
 PANEL = "Router settings"
 POLICY_PANEL = "KV-transfer policy (for workers that publish none)"
 BUSY_PANEL = "Busy thresholds"
-UNBUILT_PANEL = "Not supported yet (validated and ignored)"
 _PREFIX = "router_flag_"
 
 
@@ -86,7 +86,7 @@ def _flags() -> Iterator[tuple[str, Any]]:
 
 
 def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
-    panel = PANEL if setting.built else UNBUILT_PANEL
+    panel = PANEL if setting.built else NOT_SUPPORTED
     if setting.name.startswith("kv_transfer"):
         panel = POLICY_PANEL
     if setting.name.endswith(("_threshold", "_threshold_frac")) and setting.built:

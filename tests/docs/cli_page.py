@@ -16,8 +16,9 @@ _HEAD = """\
 # Every command
 
 `dynctl COMMAND --help` shows the same. The [global options](#global-options) stand before or
-after the command's name and are listed once, at the end. Exit codes: 0 yes, 1 the answer is no,
-2 usage or configuration, 3 unreachable, 4 timeout. The answer is on stdout, talk on stderr.
+after the command's name; `dynctl options` and the end of this page list them. Exit codes: 0 yes,
+1 the answer is no, 2 usage or configuration, 3 unreachable, 4 timeout. The answer is on stdout,
+messages are on stderr.
 """
 _GLOBAL_PANELS = (PANEL, DYNAMO, KUBERNETES)
 
@@ -96,7 +97,9 @@ def _global(root: Any) -> Iterator[str]:
 
 
 def _row(spelling: str, meaning: str) -> str:
-    spelling = spelling.replace("<int range>", "N").removesuffix(" <str>")
+    spelling = (
+        spelling.replace("<int range>", "N").removesuffix(" <str>").removesuffix(" <list[str]>")
+    )
     return f"| `{_cell(spelling)}` | {_cell(_marked(meaning))} |"
 
 

@@ -87,6 +87,7 @@ def meaning(path: str, names: Iterable[str], metavar: str | None) -> Meaning:
 def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
     """(path or nothing, flag or metavar) -> the words that it accepts."""
     from dynctl.base.options import OutputFormat
+    from dynctl.cli.app import COMMANDS
     from dynctl.documents.events import TailKind
     from dynctl.findings.catalogue import catalogue, conditions
     from dynctl.planning.capacity import ENFORCEMENTS
@@ -101,6 +102,7 @@ def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
         ("", "--fail-on"): ("fail", "warn"),
         ("", "--suppress"): codes,
         ("", "CODE"): (*codes, *conditions()),
+        ("help", "COMMAND"): tuple(dict.fromkeys(path.split()[0] for path, _, _ in COMMANDS)),
         ("workers list", "--role"): tuple(one.value for one in Role),
         ("events tail", "--kind"): tuple(TailKind),
         ("topology plan", "--enforcement"): tuple(ENFORCEMENTS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 
@@ -51,6 +52,9 @@ def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[st
     [
         [],
         ["--help"],
+        ["--version"],
+        ["help", "route"],
+        ["options"],
         ["route", "--help"],
         ["serve", "frontend", "--help"],
         ["workers"],
@@ -65,7 +69,7 @@ def test_help_loads_no_client_library(line: list[str]):
     )
     done = in_new_process(code, *line)
     assert done.stderr == "0 []\n"
-    assert done.stdout.startswith("Usage: dynctl")
+    assert done.stdout.startswith(("Usage: dynctl", "dynctl", "Global options"))
 
 
 def test_help_loads_of_this_program_what_it_shows():
@@ -105,11 +109,60 @@ def test_groups_and_commands_agree():
     assert groups == set(cli.GROUPS)
 
 
-def test_help_lists_every_command_in_order(dynctl):
-    out = dynctl("--help").out
-    section = out[out.index("Commands:") : out.index("Options:")]
-    listed = [line.split()[0] for line in section.splitlines()[1:] if line.strip()]
-    assert listed == list(dict.fromkeys(path.split()[0] for path, _, _ in cli.COMMANDS))
+def test_the_first_screen_fits_a_terminal_and_lists_every_command_once(dynctl):
+    ran = dynctl()
+    lines = ran.out.splitlines()
+    assert ran.code == 0
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 79
+    table = [line for line in lines[2:] if line][: lines[2:].index("")]
+    listed = [part.split()[0] for line in table for part in (line[8:46], line[46:]) if part.strip()]
+    assert sorted(listed) == sorted({path.split()[0] for path, _, _ in cli.COMMANDS})
+    assert dynctl("--help").out == dynctl("help").out == ran.out
+
+
+def test_the_examples_of_the_first_screen_are_commands(dynctl):
+    page = dynctl().out
+    words = set(re.findall(r"dynctl ([a-z]+)", page[page.index("Try ") :]))
+    assert words <= {path.split()[0] for path, _, _ in cli.COMMANDS}
+    assert set(re.findall(r"--[a-z-]+", page)) - {"--keep", "--explain", "--help"} <= set(
+        re.findall(r"--[a-z-]+", dynctl("options").out)
+    )
+
+
+def test_global_options_have_one_page_and_stand_on_no_other(dynctl):
+    page = dynctl("options").out
+    assert all(len(line) <= 80 for line in page.splitlines())
+    for name in ("--frontend", "--kubeconfig", "--discovery", "--no-color"):
+        assert page.count(f"{name} ") == 1
+        assert f"\n  {name} " not in dynctl("workers", "list", "--help").out
+    assert "--frontend" in dynctl("workers", "list", "--help").out
+    for local in ("serve frontend", "topology render", "context use"):
+        assert "--frontend" not in dynctl(*local.split(), "--help").out
+
+
+def test_a_page_states_a_default_once(dynctl):
+    for path in ("", *(path for path, _, _ in cli.COMMANDS)):
+        page = dynctl(*path.split(), "--help").out + dynctl("options").out
+        for entry in re.split(r"\n  (?=-)", page):
+            assert entry.count("default: ") <= 1, entry
+
+
+def test_version_and_help_in_their_usual_spellings(dynctl):
+    from dynctl import version
+
+    assert dynctl("--version").out == dynctl("-V").out == f"dynctl {version()}\n"
+    assert dynctl("help", "workers", "list").out == dynctl("workers", "list", "--help").out
+    assert dynctl("help", "serve").out == dynctl("serve", "--help").out
+    ran = dynctl("help", "workers", "lst")
+    assert (ran.code, ran.err) == (2, "error: unknown command 'workers lst'\n  try: dynctl help\n")
+
+
+def test_options_without_effect_are_listed_by_name_only(dynctl):
+    page = dynctl("serve", "frontend", "--help").out
+    section = page[page.index("Not supported yet") :]
+    assert "--router-replica-sync," in section
+    assert len(section.splitlines()) < 12
 
 
 def test_every_command_has_a_help_page_of_its_own(dynctl):
@@ -117,7 +170,7 @@ def test_every_command_has_a_help_page_of_its_own(dynctl):
         ran = dynctl(*path.split(), "--help")
         assert ran.code == 0
         assert ran.out.startswith(f"Usage: dynctl {path} ")
-        assert "Global options (" in ran.out
+        assert ran.out.splitlines()[-1].startswith("  Global options (")
         assert all(len(line) <= 100 for line in ran.out.splitlines())
 
 
