@@ -135,6 +135,12 @@ def catalogue() -> Catalogue:
     return parse(b"\n".join(Path(__file__).with_name(name).read_bytes() for name in _FILES))
 
 
+@cache
+def all_codes() -> Catalogue:
+    """The codes and the conditions: every code that a surface shows."""
+    return Catalogue({**catalogue(), **conditions()})
+
+
 def parse(data: bytes) -> Catalogue:
     """Parse the codes. Raises CatalogueError with the code and the problem."""
     try:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from dynctl.findings.catalogue import Catalogue, Entry, catalogue, conditions
+from dynctl.findings.catalogue import Catalogue, Entry, all_codes
 from dynctl.findings.report import CodeList, CodePage
 
 _HEAD = """\
@@ -16,8 +16,8 @@ objects could not be read is skipped, never passed. `dynctl explain CODE` shows 
 without a network. `--suppress CODE` leaves a check out, `--suppress 'CODE=Pod my-llm-*.prod'` its
 findings about some subjects; `--fail-on warn` also fails on warnings. Codes are never reused.
 Each page shows an example of a finding: names and values are those of the example. Codes without a
-number are conditions of a running `dynctl serve frontend`: its log, `/health` and the dashboard
-show them.
+number are conditions of a running `dynctl serve frontend`: its log, `/health`, `dynctl check` and
+the dashboard show them.
 """
 
 
@@ -42,23 +42,23 @@ def page(entry: Entry) -> CodePage:
 
 def code_list(prefix: str = "") -> CodeList:
     """The pages of all codes that start with ``prefix``, for example of a family (DYT)."""
-    return CodeList([page(one) for code, one in catalogue().items() if code.startswith(prefix)])
+    return CodeList([page(one) for code, one in all_codes().items() if code.startswith(prefix)])
 
 
-def markdown(codes: Catalogue) -> str:
+def markdown() -> str:
     """The content of docs/checks.md."""
-    every = {**codes, **conditions()}
+    every = all_codes()
     return "\n".join([_HEAD, *_index(every), *_pages(every)])
 
 
-def _index(codes: Mapping[str, Entry]) -> Iterator[str]:
+def _index(codes: Catalogue) -> Iterator[str]:
     yield "| code | level | healthy condition |\n|---|---|---|"
     for entry in codes.values():
         level = "retired" if entry.retired else entry.level
         yield f"| [{entry.code}](#{entry.anchor}) | {level} | {entry.title} |"
 
 
-def _pages(codes: Mapping[str, Entry]) -> Iterator[str]:
+def _pages(codes: Catalogue) -> Iterator[str]:
     section = ""
     for entry in codes.values():
         if entry.section != section:

@@ -7,6 +7,8 @@ from enum import StrEnum
 import msgspec
 
 SCHEMA = 1
+FLEET = "fleet"
+"""The section with the conditions of dynctl frontends."""
 
 
 class State(StrEnum):

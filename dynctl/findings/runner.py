@@ -35,10 +35,14 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The condition does not hold for ``subject``; ``arguments`` fill in the texts of its code."""
+    """The condition does not hold for ``subject``; ``arguments`` fill in the texts of its code.
+
+    ``texts``: what was found, what was expected and the fix, where they are complete already.
+    """
 
     subject: str
     arguments: Mapping[str, object] = field(default_factory=dict)
+    texts: tuple[str, str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,4 +142,4 @@ def _unsuppressed(code: str, wrong: Wrong, suppressed: Suppressions) -> Wrong | 
 
 
 def _finding(entry: Entry, one: Found) -> Finding:
-    return Finding(one.subject, *entry.texts(one.subject, one.arguments))
+    return Finding(one.subject, *(one.texts or entry.texts(one.subject, one.arguments)))

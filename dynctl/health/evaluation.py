@@ -7,14 +7,14 @@ Every surface shows this evaluation: `/health`, `/ready`, `/metrics`, `/v1/fleet
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from dynctl.documents.fleet_load import Condition
 from dynctl.documents.topology import DomainCapacity, TopologyShow
 from dynctl.documents.workers import EngineRank, RankRow, WorkerRow
-from dynctl.findings.catalogue import catalogue, conditions
+from dynctl.findings.catalogue import Level, all_codes
 from dynctl.health.conditions import (
     LOAD_OVERDUE,
     MODEL_NOT_SERVED,
@@ -100,10 +100,33 @@ class FleetHealth:
         return any(not model.missing for model in self.models)
 
 
-def level(code: str) -> str:
-    """``fail`` or ``warn``, by the catalogue; an unknown code is a warning."""
-    entry = conditions().get(code) or catalogue().get(code)
-    return "warn" if entry is None else entry.level
+class ConditionTexts(NamedTuple):
+    """What a condition's page says on every surface."""
+
+    level: Level
+    expected: str
+    fix: str
+
+
+#: Shorter than the pages of these codes, which are for graphs on Kubernetes as well.
+_FLEET_TEXTS: Final = {
+    "DYT0901": (
+        "decode workers in every domain with prefill workers",
+        "add or restart decode workers there, or use enforcement preferred",
+    ),
+    "DYT0902": (
+        "at least two decode workers in a domain with enforcement required",
+        "add a decode worker there",
+    ),
+}
+
+
+def condition_texts(code: str) -> ConditionTexts:
+    """Level, expected state and fix of a condition. An unknown code is a warning without texts."""
+    entry = all_codes().get(code)
+    if entry is None:
+        return ConditionTexts("warn", "", "")
+    return ConditionTexts(entry.level, *_FLEET_TEXTS.get(code, (entry.expected, entry.fix)))
 
 
 def evaluate(state: FleetState) -> FleetHealth:
@@ -242,9 +265,3 @@ def _single_decode_domain(row: DomainCapacity) -> str | None:
     if bound is None or row.stranded or decode != 1 or not prefill:
         return None
     return bound
-
-
-def worst(codes: Iterable[str]) -> str | None:
-    """The worst level of some codes; None without any."""
-    found = {level(code) for code in codes}
-    return "fail" if "fail" in found else "warn" if found else None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from dynctl.documents.fleet_load import Condition
 from dynctl.documents.models import ModelReadiness
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import Deployment
@@ -92,7 +93,7 @@ class FrontendFacts:
     """One frontend. Where ``kind`` is Unread, all else is unknown.
 
     ``mode``: the router mode, None where the frontend does not report it. ``models``: the models
-    that it serves.
+    that it serves. ``conditions``: those that a dynctl frontend reports.
     """
 
     url: str
@@ -103,6 +104,7 @@ class FrontendFacts:
     metrics: FrontendMetrics | Unread = Unread("not read")
     ready: Mapping[str, ModelReadiness | Unread] = field(default_factory=dict)
     thresholds: Mapping[str, Thresholds] | Unread = Unread("not read")
+    conditions: tuple[Condition, ...] | Unread = Unread("not read")
 
     @property
     def is_dynamo(self) -> bool:

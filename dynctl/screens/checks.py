@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from dynctl.findings.catalogue import catalogue
-from dynctl.findings.report import CheckResult, CodeList, CodePage, Finding, Report, Section, State
+from dynctl.findings.catalogue import all_codes
+from dynctl.findings.report import (
+    FLEET,
+    CheckResult,
+    CodeList,
+    CodePage,
+    Finding,
+    Report,
+    Section,
+    State,
+)
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import opening, plural
@@ -51,15 +60,21 @@ def joined(lines: Iterable[str]) -> str:
 
 def _section(section: Section, canvas: Canvas) -> Iterator[str]:
     reasons: set[str] = set()
+    together = 0
     for check in section.checks:
         if check.state is State.SKIP:
             if check.message not in reasons:
                 reasons.add(check.message)
                 yield from _skipped(section, check, canvas)
+        elif check.state is State.PASS and section.name == FLEET and not canvas.wide:
+            together += 1
         elif check.state is State.PASS:
             yield from _passed(check, canvas)
         else:
             yield from _wrong(check, canvas)
+    if together:
+        other = "" if together == len(section.checks) else "other "
+        yield f"{_MARKS[State.PASS]} {plural(together, f'{other}condition')}: not in force"
 
 
 def _passed(check: CheckResult, canvas: Canvas) -> Iterator[str]:
@@ -113,7 +128,7 @@ def _wrong(check: CheckResult, canvas: Canvas) -> Iterator[str]:
         yield f"{_INDENT}and {hidden:,} more (-o wide shows all)"
     yield from _labelled("expected", _unique([one.first.expected for one in shown]), canvas)
     if canvas.wide or canvas.screen_width >= _ROOMY:
-        entry = catalogue().get(check.code)
+        entry = all_codes().get(check.code)
         yield from _labelled("why", [] if entry is None else [entry.cause], canvas)
     texts = _unique([one.fix for one in shown]) if canvas.wide else fixes(shown)
     yield from _labelled("fix", texts, canvas)

@@ -13,32 +13,21 @@ import msgspec
 
 from dynctl.documents.snapshot import Alert, Snapshot
 from dynctl.documents.topology import TopologyShow
-from dynctl.findings.catalogue import catalogue, conditions
-from dynctl.health.evaluation import capacity_conditions
+from dynctl.health.evaluation import capacity_conditions, condition_texts
 
 _LEVELS: Final = ("fail", "warn")
-#: Shorter than the fixes of the catalogue, which are for graphs on Kubernetes.
-_FIXES: Final = {
-    "DYT0901": "add or restart decode workers there, or use enforcement preferred",
-    "DYT0902": "add a decode worker there",
-}
 
 
 def condition_alert(code: str, subject: str, message: str, since: float | None = None) -> Alert:
     """A condition as an alert, with the level and the fix of its code."""
-    entry = conditions().get(code) or catalogue().get(code)
-    if entry is None:  # of another version
-        return Alert(code, "warn", subject, message, "", since)
-    fix = _FIXES.get(code, entry.fix)
-    return Alert(code, entry.level, subject, message, fix, since)
+    level, _, fix = condition_texts(code)
+    return Alert(code, level, subject, message, fix, since)
 
 
 def capacity_alerts(shown: TopologyShow) -> Iterator[Alert]:
     """Domains whose prefill workers can hand over to no decode worker, or to one only."""
     for one in capacity_conditions(shown):
-        yield Alert(
-            one.code, catalogue()[one.code].level, one.subject, one.message, _FIXES[one.code]
-        )
+        yield condition_alert(*one)
 
 
 class AlertBoard:

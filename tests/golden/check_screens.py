@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dynctl.documents.fleet_load import Condition
 from dynctl.documents.workers import StreamState
 from dynctl.findings.catalogue import catalogue
 from dynctl.findings.pages import code_list, page
@@ -20,7 +21,7 @@ from dynctl.health.facts import CheckFacts, PlaneFacts, Unread
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.render import draw
 from tests.dynctl.health import check_facts as made
-from tests.dynctl.health.check_facts import FIRST, SECOND, healthy
+from tests.dynctl.health.check_facts import FIRST, SECOND, healthy, ours
 
 HERE = Path(__file__).parent / "checks"
 WIDTHS = (80, 200)
@@ -63,6 +64,26 @@ def many_dead() -> CheckFacts:
     return CheckFacts(replace(whole, ranks=ranks))
 
 
+def dead_fleet() -> CheckFacts:
+    """A dynctl frontend whose two aggregated engines are dead."""
+    conditions = [
+        Condition(
+            "MODEL_NOT_SERVED",
+            "tiny",
+            "0/2 aggregated workers are ready: every request for the model is refused",
+            1.0,
+            2.0,
+        ),
+        *(
+            Condition(
+                "WORKER_UNREACHABLE", name, f"127.0.0.1:{port} refused the connection", 1.0, 2.0
+            )
+            for name, port in (("a", 8001), ("b", 8002))
+        ),
+    ]
+    return CheckFacts(frontends=(ours(*conditions),))
+
+
 def nobody_there() -> CheckFacts:
     why = "etcd at 10.0.0.1:2379 did not accept a connection within 3 s"
     hint = "is it up? name another: --etcd-endpoints HOST:2379, or ETCD_ENDPOINTS"
@@ -75,6 +96,8 @@ def screens() -> dict[str, Callable[[int], str]]:
         "half-dead": judge(half_dead(), Suppressions(frozenset({"DYR0212"}))),
         "many-dead": judge(many_dead()),
         "frontends-only": judge(replace(healthy(), planes=None)),
+        "dead-fleet": judge(dead_fleet()),
+        "healthy-fleet": judge(CheckFacts(frontends=(ours(),))),
         "unreachable": judge(nobody_there()),
         "explain": page(catalogue()["DYR0210"]),
         "codes": code_list(),

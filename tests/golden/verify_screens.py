@@ -254,7 +254,7 @@ RESULTS: Mapping[str, Callable[[], VerifyReport]] = {
 
 
 def drawn(report: VerifyReport, canvas: Canvas) -> str:
-    with patch("dynctl.screens.checks.catalogue", lambda: CODES):
+    with patch("dynctl.screens.checks.all_codes", lambda: CODES):
         return draw(report, canvas)
 
 

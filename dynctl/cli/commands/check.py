@@ -9,20 +9,20 @@ def check(
     fail_on: FailOn = "fail",
     suppress: Suppress = None,
 ) -> int:
-    """Check a live deployment: planes, workers, events, frontends, versions.
+    """Check a live deployment: planes, workers, events, frontends, fleet, versions.
 
     Specify its discovery backend, every frontend, or both. The checks only read. Exit code 0: no
     check failed, 1: a check failed, 3: discovery is not reachable.
     """
     from dynctl.base.errors import ExitCode
-    from dynctl.findings.catalogue import catalogue
+    from dynctl.findings.catalogue import all_codes
     from dynctl.findings.suppression import Suppressions
     from dynctl.health.checks.run import judge
     from dynctl.screens.render import emit
     from dynctl.sources.dynamo.check_facts import gather
 
     expect_level(fail_on)
-    suppressed = Suppressions.parse(suppress or (), catalogue())
+    suppressed = Suppressions.parse(suppress or (), all_codes())
     facts = gather(options)
     report = judge(facts, suppressed)
     emit(report, options)

@@ -19,23 +19,22 @@ def explain(
 ) -> int:
     """Explain the code of a finding: cause and fix. Without a code, list all codes."""
     from dynctl.base.errors import UsageProblem
-    from dynctl.findings.catalogue import catalogue, conditions
+    from dynctl.findings.catalogue import all_codes
     from dynctl.findings.pages import code_list, page
     from dynctl.findings.pages import markdown as document
     from dynctl.screens.render import emit
 
-    codes = catalogue()
+    codes = all_codes()
     if markdown:
-        emit(code_list(), options, screen=lambda *_: document(codes) + "\n")
+        emit(code_list(), options, screen=lambda *_: document() + "\n")
         return 0
     if code is None:
         emit(code_list(), options)
         return 0
-    every = {**codes, **conditions()}
-    entry = every.get(code.strip().upper())
+    entry = codes.get(code.strip().upper())
     if entry is None:
-        near = codes.near(code) or conditions().near(code)
-        hint = "\n".join(f"dynctl explain {one}  # {every[one].title}" for one in near)
+        near = codes.near(code)
+        hint = "\n".join(f"dynctl explain {one}  # {codes[one].title}" for one in near)
         raise UsageProblem(f"{code}: unknown code", hint or "list all codes: dynctl explain")
     emit(page(entry), options)
     return 0

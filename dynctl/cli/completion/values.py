@@ -89,20 +89,20 @@ def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
     from dynctl.base.options import OutputFormat
     from dynctl.cli.app import COMMANDS
     from dynctl.documents.events import TailKind
-    from dynctl.findings.catalogue import catalogue, conditions
+    from dynctl.findings.catalogue import all_codes
     from dynctl.planning.capacity import ENFORCEMENTS
     from dynctl.settings.contexts.keys import KEYS
     from router_core import PRESETS, Role
 
-    codes = tuple(entry.code for entry in catalogue().values() if not entry.retired)
+    codes = tuple(entry.code for entry in all_codes().values() if not entry.retired)
     return {
         ("", "--output"): tuple(OutputFormat),
         **{("", key.flag): key.choices for key in KEYS.values() if key.choices},
         ("", "--preset"): tuple(PRESETS),
         ("", "--fail-on"): ("fail", "warn"),
         ("", "--suppress"): codes,
-        ("", "CODE"): (*codes, *conditions()),
         ("help", "COMMAND"): tuple(dict.fromkeys(path.split()[0] for path, _, _ in COMMANDS)),
+        ("", "CODE"): codes,
         ("workers list", "--role"): tuple(one.value for one in Role),
         ("events tail", "--kind"): tuple(TailKind),
         ("topology plan", "--enforcement"): tuple(ENFORCEMENTS),

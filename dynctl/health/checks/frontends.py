@@ -45,13 +45,14 @@ def _dynamo(facts: CheckFacts) -> Skipped | None:
     return Skipped("no Dynamo frontend: this check is about Dynamo frontends")
 
 
-def _unanswered(facts: CheckFacts) -> list[str]:
+def unanswered_frontends(facts: CheckFacts) -> list[str]:
+    """Frontends that did not answer, with the codes that report them."""
     return [f"{one.url} (DYR0401, DYR0402)" for one in facts.frontends if not one.answers]
 
 
 def _measured(facts: CheckFacts) -> tuple[list[tuple[FrontendFacts, FrontendMetrics]], list[str]]:
     """Dynamo frontends with their metrics, and what could not be read."""
-    read, unread = [], _unanswered(facts)
+    read, unread = [], unanswered_frontends(facts)
     for one in facts.frontends:
         if not one.is_dynamo:
             continue
@@ -123,7 +124,7 @@ def _sources(facts: CheckFacts) -> Outcome:
 
 def _ready(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
-    unread, ready = _unanswered(facts), set()
+    unread, ready = unanswered_frontends(facts), set()
     for one in facts.frontends:
         for model, state in one.ready.items():
             if isinstance(state, Unread):
@@ -144,7 +145,7 @@ def _uses_all(facts: CheckFacts) -> Outcome:
     for item in deployed(facts).workers:
         key = (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
         registered[key] = registered.get(key, 0) + 1
-    findings, unread = [], _unanswered(facts)
+    findings, unread = [], unanswered_frontends(facts)
     for one in facts.frontends:
         for (namespace, model, role), total in sorted(registered.items()):
             state = one.ready.get(model)
@@ -161,7 +162,7 @@ def _uses_all(facts: CheckFacts) -> Outcome:
 
 def _effect(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
-    unread, limits = _unanswered(facts), 0
+    unread, limits = unanswered_frontends(facts), 0
     for one in facts.frontends:
         if isinstance(one.thresholds, Unread):
             if one.answers:
@@ -248,7 +249,7 @@ def _block_size(facts: CheckFacts) -> Outcome:
 
 
 def _same_thresholds(facts: CheckFacts) -> Outcome:
-    unread = _unanswered(facts)
+    unread = unanswered_frontends(facts)
     read: dict[str, Mapping[str, Thresholds]] = {}
     for one in facts.frontends:
         if isinstance(one.thresholds, Unread):
@@ -278,7 +279,7 @@ def _differences(
 
 
 def _same_models(facts: CheckFacts) -> Outcome:
-    unread = _unanswered(facts)
+    unread = unanswered_frontends(facts)
     served: dict[str, set[str]] = {}
     for one in facts.frontends:
         if isinstance(one.models, Unread):
@@ -317,7 +318,7 @@ def _replica_sync(facts: CheckFacts) -> Outcome:
 
 def _versions(facts: CheckFacts) -> tuple[dict[str, str], list[str]]:
     """url -> version of the Dynamo frontends that report one, and what could not be read."""
-    versions, unread = {}, _unanswered(facts)
+    versions, unread = {}, unanswered_frontends(facts)
     for one in facts.frontends:
         if one.is_dynamo and isinstance(one.version, Unread):
             unread.append(f"{one.url}/openapi.json: {one.version.why}")
@@ -353,25 +354,25 @@ def _one_version(facts: CheckFacts) -> Outcome:
     return outcome(findings, unread, ", ".join(sorted(set(versions.values()))))
 
 
-_FRONTENDS: Final = (_named, _answering)
+FRONTEND_NEEDS: Final = (_named, _answering)
 
 FRONTEND_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
     Check("DYR0401", _reachable, (_named,)),
     Check("DYR0402", _ours_or_theirs, (_named,)),
-    Check("DYR0403", _kv_mode, _FRONTENDS),
-    Check("DYR0404", _uses_events, (*_FRONTENDS, _dynamo)),
-    Check("DYR0405", _sources, (*_FRONTENDS, _dynamo)),
-    Check("DYR0406", _ready, (*_FRONTENDS, _dynamo)),
-    Check("DYR0407", _uses_all, (*_FRONTENDS, _dynamo, discovered, populated)),
-    Check("DYR0408", _same_thresholds, (*_FRONTENDS, _several)),
-    Check("DYR0409", _replica_sync, (*_FRONTENDS, _several, _dynamo)),
-    Check("DYR0410", _effect, _FRONTENDS),
-    Check("DYR0411", _block_size, (*_FRONTENDS, _dynamo, discovered, populated)),
-    Check("DYR0412", _same_models, (*_FRONTENDS, _several)),
+    Check("DYR0403", _kv_mode, FRONTEND_NEEDS),
+    Check("DYR0404", _uses_events, (*FRONTEND_NEEDS, _dynamo)),
+    Check("DYR0405", _sources, (*FRONTEND_NEEDS, _dynamo)),
+    Check("DYR0406", _ready, (*FRONTEND_NEEDS, _dynamo)),
+    Check("DYR0407", _uses_all, (*FRONTEND_NEEDS, _dynamo, discovered, populated)),
+    Check("DYR0408", _same_thresholds, (*FRONTEND_NEEDS, _several)),
+    Check("DYR0409", _replica_sync, (*FRONTEND_NEEDS, _several, _dynamo)),
+    Check("DYR0410", _effect, FRONTEND_NEEDS),
+    Check("DYR0411", _block_size, (*FRONTEND_NEEDS, _dynamo, discovered, populated)),
+    Check("DYR0412", _same_models, (*FRONTEND_NEEDS, _several)),
 )
 
 VERSION_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
-    Check("DYR0501", _known_version, (*_FRONTENDS, _dynamo)),
-    Check("DYR0502", _reports_version, (*_FRONTENDS, _dynamo)),
-    Check("DYR0503", _one_version, (*_FRONTENDS, _several, _dynamo)),
+    Check("DYR0501", _known_version, (*FRONTEND_NEEDS, _dynamo)),
+    Check("DYR0502", _reports_version, (*FRONTEND_NEEDS, _dynamo)),
+    Check("DYR0503", _one_version, (*FRONTEND_NEEDS, _several, _dynamo)),
 )

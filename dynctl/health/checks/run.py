@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dynctl.findings.catalogue import catalogue
-from dynctl.findings.report import Report
+from dynctl.findings.catalogue import all_codes
+from dynctl.findings.report import FLEET, Report
 from dynctl.findings.runner import Check, run
 from dynctl.findings.suppression import NOTHING, Suppressions
 from dynctl.health.checks.events import EVENT_CHECKS
+from dynctl.health.checks.fleet import FLEET_CHECKS
 from dynctl.health.checks.frontends import FRONTEND_CHECKS, VERSION_CHECKS
 from dynctl.health.checks.planes import PLANE_CHECKS, WORKER_CHECKS
 from dynctl.health.facts import CheckFacts
@@ -19,6 +20,7 @@ SECTIONS: Final[Sequence[tuple[str, Sequence[Check[CheckFacts]]]]] = (
     ("workers", WORKER_CHECKS),
     ("events", EVENT_CHECKS),
     ("frontends", FRONTEND_CHECKS),
+    (FLEET, FLEET_CHECKS),
     ("versions", VERSION_CHECKS),
 )
 NOT_CHECKED: Final = (
@@ -37,7 +39,7 @@ def judge(facts: CheckFacts, suppressed: Suppressions = NOTHING) -> Report:
     return run(
         SECTIONS,
         facts,
-        catalogue(),
+        all_codes(),
         sources=sources,
         suppressed=suppressed,
         not_checked=NOT_CHECKED,

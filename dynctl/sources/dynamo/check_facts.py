@@ -359,6 +359,7 @@ def _dynctl_facts(url: str, options: GlobalOptions) -> FrontendFacts:
         mode=_mode(client),
         models=models,
         thresholds=thresholds,
+        conditions=_read(lambda: tuple(client.fleet().conditions)),
     )
 
 

@@ -115,6 +115,10 @@ class FrontendClient(HttpFrontend):
         path = f"/v1/decisions/{quote(decision_id, safe='')}"
         return self.document(self.send("GET", path), RouteResult)
 
+    def fleet(self) -> FleetLoad:
+        """The load of the fleet and the conditions of its evaluation."""
+        return self.document(self.send("GET", "/v1/fleet"), FleetLoad)
+
     def save(self) -> bytes:
         """The router's state as a view file."""
         return self.send("GET", "/v1/view").content

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynctl.adapters.ports import DiscoveryEntry, Listed
+from dynctl.documents.fleet_load import Condition
 from dynctl.documents.models import ModelReadiness, NamespaceReadiness, WorkerTypeReadiness
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import Registrations
@@ -98,6 +99,13 @@ def frontend(url: str, **changed: Any) -> FrontendFacts:
         thresholds={"tiny": {DECODE_BLOCKS: 0.85, PREFILL_TOKENS: None, PREFILL_FRACTION: None}},
     )
     return replace(whole, **changed)
+
+
+def ours(*reported: Condition, url: str = FIRST) -> FrontendFacts:
+    """A dynctl frontend with these conditions in force."""
+    return FrontendFacts(
+        url, "dynctl", mode="kv", models=("tiny",), thresholds={"tiny": {}}, conditions=reported
+    )
 
 
 def planes(entries: Entries | None = None, **changed: Any) -> PlaneFacts:

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from dynctl.documents.fleet_load import Condition
 from dynctl.documents.workers import StreamState
-from dynctl.findings.catalogue import catalogue
-from dynctl.findings.report import CheckResult, Report, State
+from dynctl.findings.catalogue import all_codes, catalogue, conditions
+from dynctl.findings.report import FLEET, CheckResult, Report, State
 from dynctl.findings.suppression import Suppressions
 from dynctl.health.checks.run import SECTIONS, judge
-from dynctl.health.facts import CheckFacts, PlaneFacts, Unread
+from dynctl.health.facts import CheckFacts, FrontendFacts, PlaneFacts, Unread
 from tests.dynctl.health import check_facts as made
-from tests.dynctl.health.check_facts import BROKEN, FIRST, SECOND, Broken, healthy
+from tests.dynctl.health.check_facts import BROKEN, FIRST, SECOND, Broken, healthy, ours
 
-ALL = [check.code for _, checks in SECTIONS for check in checks]
+ALL = [check.code for name, checks in SECTIONS if name != FLEET for check in checks]
+OF_FLEET = [check.code for name, checks in SECTIONS if name == FLEET for check in checks]
 
 
 def result(report: Report, code: str) -> CheckResult:
@@ -28,7 +30,8 @@ def states(report: Report) -> dict[str, State]:
 
 def test_a_healthy_deployment_passes_every_check():
     report = judge(healthy())
-    assert states(report) == dict.fromkeys(ALL, State.PASS)
+    skipped = dict.fromkeys(OF_FLEET, State.SKIP)
+    assert states(report) == {**dict.fromkeys(ALL, State.PASS), **skipped}
     assert report.summary.passed == len(ALL)
     assert report.passes("warn")
 
@@ -53,8 +56,10 @@ def test_every_code_of_the_file_has_its_check():
     current = {code for code, entry in catalogue().items() if not entry.retired}
     assert {code for code in current if code.startswith("DYR")} == set(ALL)
     assert len(ALL) == len(set(ALL))
+    assert ["DYT0901", "DYT0902", *conditions()] == OF_FLEET
     for section, checks in SECTIONS:
-        assert {catalogue()[check.code].section for check in checks} == {section}
+        if section != FLEET:
+            assert {catalogue()[check.code].section for check in checks} == {section}
 
 
 # -- what is not there -----------------------------------------------------------------------------
@@ -63,7 +68,7 @@ def test_every_code_of_the_file_has_its_check():
 def test_without_frontends_their_sections_are_skipped_with_the_option():
     report = judge(replace(healthy(), frontends=()))
     for check in report.checks:
-        if check.section in ("frontends", "versions"):
+        if check.section in ("frontends", FLEET, "versions"):
             assert check.state is State.SKIP
             assert "--frontend" in check.message
             assert not check.unread
@@ -209,3 +214,62 @@ def test_a_closed_way_back_is_reported_once():
     found = result(judge(broken.change(healthy())), "DYR0303")
     assert (found.state, found.unread) == (State.SKIP, True)
     assert "DYR0104" in found.message
+
+
+# -- a fleet of ours -------------------------------------------------------------------------------
+
+DEAD = (
+    Condition("WORKER_UNREACHABLE", "a", "10.0.0.7:8001 refused the connection", 1.0, 2.0),
+    Condition("WORKER_UNREACHABLE", "b", "10.0.0.8:8001 refused the connection", 1.0, 2.0),
+    Condition("DYT0902", "zone=a", "one decode worker takes all that is prefilled here", 1.0, 2.0),
+)
+
+
+def test_a_healthy_fleet_passes_every_condition():
+    report = judge(CheckFacts(frontends=(ours(),)))
+    assert {states(report)[code] for code in OF_FLEET} == {State.PASS}
+
+
+def test_every_condition_has_its_check_with_message_level_and_fix():
+    for code in OF_FLEET:
+        report = judge(CheckFacts(frontends=(ours(Condition(code, "a", "seen", 1.0, 2.0)),)))
+        (check,) = (one for one in report.checks if one.findings)
+        assert (check.code, check.section, check.state) == (code, FLEET, all_codes()[code].level)
+        (finding,) = check.findings
+        assert (finding.subject, finding.value) == ("a", "seen")
+        assert "{" not in finding.expected + finding.fix
+        assert finding.expected.strip()
+        assert finding.fix.strip()
+
+
+def test_conditions_of_replicas_are_reported_once():
+    frontends = (ours(*DEAD), ours(*DEAD, url=SECOND))
+    found = result(judge(CheckFacts(frontends=frontends)), "WORKER_UNREACHABLE")
+    assert [(one.subject, one.value) for one in found.findings] == [
+        (one.subject, one.message) for one in DEAD[:2]
+    ]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        FrontendFacts(SECOND, Unread("refused")),
+        FrontendFacts(SECOND, "dynctl", conditions=Unread("needs a token")),
+        ours(Condition("NEW_CODE", "a", "of a later version", 1.0, 2.0), url=SECOND),
+    ],
+    ids=["frontend", "evaluation", "unknown code"],
+)
+def test_without_every_evaluation_no_condition_passes(second: FrontendFacts):
+    report = judge(CheckFacts(frontends=(ours(*DEAD), second)))
+    found = {code: result(report, code) for code in OF_FLEET}
+    assert found["WORKER_UNREACHABLE"].state is State.FAIL
+    assert found["DYT0902"].state is State.WARN
+    others = [check for check in found.values() if not check.findings]
+    assert {(check.state, check.unread) for check in others} == {(State.SKIP, True)}
+    assert all(SECOND in check.message for check in others)
+
+
+def test_conditions_can_be_suppressed():
+    facts = CheckFacts(frontends=(ours(*DEAD),))
+    suppressed = Suppressions.parse(["worker_unreachable", "DYT0902=zone=*"], all_codes())
+    assert judge(facts, suppressed).passes("warn")

@@ -1,0 +1,53 @@
+"""Checks of a fleet of ours: one for each condition that a dynctl frontend can report.
+
+They judge nothing: the frontend evaluated its fleet, and each check shows that evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from dynctl.findings.catalogue import all_codes, conditions
+from dynctl.findings.runner import Check, Found, Outcome, Skipped, outcome
+from dynctl.health.checks.frontends import FRONTEND_NEEDS, unanswered_frontends
+from dynctl.health.evaluation import DERIVED_CODES, condition_texts
+from dynctl.health.facts import CheckFacts, Unread
+
+
+def _dynctl(facts: CheckFacts) -> Skipped | None:
+    if any(frontend.kind == "dynctl" for frontend in facts.frontends):
+        return None
+    return Skipped("no dynctl frontend: this section is about fleets of dynctl frontends")
+
+
+def _check(code: str) -> Check[CheckFacts]:
+    def judge(facts: CheckFacts) -> Outcome:
+        findings: dict[tuple[str, str], Found] = {}
+        unread = unanswered_frontends(facts)
+        for one in facts.frontends:
+            if one.kind != "dynctl":
+                continue
+            if isinstance(one.conditions, Unread):
+                unread.append(f"{one.url}/v1/fleet: {one.conditions.why}")
+                continue
+            for condition in one.conditions:
+                if condition.code == code:
+                    # Several frontends of one fleet report the same.
+                    _, expected, fix = condition_texts(code)
+                    texts = (condition.message, expected, fix)
+                    key = (condition.subject, condition.message)
+                    findings[key] = Found(condition.subject, texts=texts)
+                elif condition.code not in all_codes():
+                    unread.append(
+                        f"{one.url} reports {condition.code} {condition.subject}: "
+                        f"{condition.message} (this dynctl does not know the code)"
+                    )
+        return outcome(findings.values(), unread)
+
+    return Check(code, judge, (*FRONTEND_NEEDS, _dynctl))
+
+
+FLEET_CHECKS: Final[Sequence[Check[CheckFacts]]] = tuple(
+    map(_check, (*sorted(DERIVED_CODES - set(conditions())), *conditions()))
+)
