@@ -15,10 +15,7 @@ from router_core import Role
 
 def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
     """The columns of `workers list` and of the dashboard's workers."""
-    domains = sorted(
-        {name for worker in workers for name in worker.domains},
-        key=lambda name: (name != "zone", name),
-    )
+    domains = _domains(workers)
     columns: list[Column[WorkerRow]] = [
         Column("name", "NAME", lambda w: w.name, lambda w: w.name, name=True),
         Column("role", "ROLE", lambda w: w.role, lambda w: w.role),
@@ -91,6 +88,28 @@ def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
         ),
     ]
     return columns
+
+
+def ordered(workers: Sequence[WorkerRow], domain: str | None = None) -> list[WorkerRow]:
+    """The workers by model, ``domain``, role and name; workers without the domain come last.
+
+    ``domain``: None for the first domain column, which is zone where workers publish it.
+    """
+    roles = [role.value for role in Role]
+    by = domain if domain is not None else next(iter(_domains(workers)), "")
+
+    def place(row: WorkerRow) -> tuple[str, bool, str, int, str]:
+        value = row.domains.get(by)
+        role = roles.index(row.role) if row.role in roles else len(roles)
+        return (row.model, value is None, value or "", role, row.name)
+
+    return sorted(workers, key=place)
+
+
+def _domains(workers: Sequence[WorkerRow]) -> list[str]:
+    """The domains that the workers publish, zone first."""
+    found = {name for worker in workers for name in worker.domains}
+    return sorted(found, key=lambda name: (name != "zone", name))
 
 
 def worker_list(result: WorkerList, canvas: Canvas) -> str:

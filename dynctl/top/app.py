@@ -190,7 +190,7 @@ class TopApp(App[int]):
             panel.faded = bool(snapshot.problem)
         since = watched if recent else 0.0
         self.domains.show(domain_picture(view, snapshot, self._history, since, self.size.width))
-        self.workers_panel.show(worker_picture(snapshot))
+        self.workers_panel.show(worker_picture(snapshot, view.domain))
         self.decisions.show(decision_picture(snapshot, view.domain, now, self.size.width))
         self.alerts_panel.show(alert_picture(self.alerts, now))
         self._arrange()

@@ -14,6 +14,7 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, Fitted, fit, visible
 from dynctl.screens.render import emit
 from dynctl.screens.topology import topology_notes
+from dynctl.screens.workers import ordered
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.source import LiveSource
@@ -72,7 +73,7 @@ def top_frame(frame: TopFrame, canvas: Canvas) -> str:
     lines += _titled(canvas, title)
     lines += _domains(snapshot, view, canvas)
     lines += _titled(canvas, f"workers ({len(snapshot.workers):,})")
-    lines += _table(worker_table(snapshot), snapshot.workers, canvas)
+    lines += _table(worker_table(snapshot), ordered(snapshot.workers, view.domain), canvas)
     shown = snapshot.decisions[:DECISIONS]
     title = f"decisions (the last {len(shown)})" if shown else "decisions"
     lines += _titled(canvas, title)

@@ -26,7 +26,7 @@ def list_workers(
     from dynctl.documents.workers import WorkerList
     from dynctl.screens.columns import sort_rows
     from dynctl.screens.render import doubted, emit
-    from dynctl.screens.workers import no_match, worker_columns, worker_rows_only
+    from dynctl.screens.workers import no_match, ordered, worker_columns, worker_rows_only
     from dynctl.sources import connect
     from dynctl.sources.query import Selector
     from router_core import Role
@@ -42,9 +42,7 @@ def list_workers(
         for row in every
         if model in (None, row.model) and role in (None, row.role) and wanted.matches(row)
     ]
-    rows.sort(
-        key=lambda row: (row.model, roles.index(row.role) if row.role in roles else 9, row.name)
-    )
+    rows = ordered(rows)
     if sort_by is not None:
         rows = sort_rows(worker_columns(rows), rows, sort_by)
     screen: Any = worker_rows_only if no_headers else None

@@ -9,6 +9,7 @@ from rich.style import Style
 
 from dynctl.documents.snapshot import Snapshot, stale_reason
 from dynctl.documents.workers import WorkerRow
+from dynctl.screens.workers import ordered
 from dynctl.top.filter import worker_words
 from dynctl.top.marks import BAD, DIM, PLAIN, WARN
 from dynctl.top.panels.columns import why, worker_table
@@ -50,9 +51,9 @@ class WorkerPanel(Panel[WorkerRow]):
         return f"{row.name} is stale: {reason}" if reason else ""
 
 
-def worker_picture(snapshot: Snapshot) -> Picture[WorkerRow]:
-    """The workers of a snapshot."""
-    workers = snapshot.workers
+def worker_picture(snapshot: Snapshot, domain: str | None) -> Picture[WorkerRow]:
+    """The workers of a snapshot, ordered by ``domain``, role and name."""
+    workers = ordered(snapshot.workers, domain)
     gone = sum(row.status != "ready" for row in workers)
     busy = sum(row.busy and row.status == "ready" for row in workers)
     stale = sum(

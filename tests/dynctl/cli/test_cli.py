@@ -188,13 +188,8 @@ def test_global_options_work_before_and_after_the_command(dynctl, line: list[str
     ran = dynctl(*line)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.split() == [
-        "prefill-a0",
-        "prefill-b0",
-        "prefill-b1",
-        "decode-a0",
-        "decode-b0",
-        "decode-b1",
-    ]
+        "prefill-a0", "decode-a0", "prefill-b0", "prefill-b1", "decode-b0", "decode-b1",
+    ]  # fmt: skip
 
 
 def test_repeated_frontends_add_up_on_both_sides_of_the_command(dynctl):

@@ -77,9 +77,9 @@ async def test_the_cursor_stays_on_its_worker_when_others_come_and_go(shown: Sho
     async with shown(source) as pilot:
         await pilot.press("2", "down", "down", "down")
         panel = app_of(pilot).workers_panel
-        assert on(panel) == (3, "decode-a0")
+        assert on(panel) == (3, "prefill-b1")
         workers = source.shown.workers
-        for left, expected in ((workers[2:], (1, "decode-a0")), (workers[:2], (1, "prefill-b0"))):
+        for left, expected in ((workers[1:3], (1, "prefill-b1")), (workers[:2], (1, "prefill-b0"))):
             app_of(pilot).take(msgspec.structs.replace(source.shown, workers=left))
             assert on(panel) == expected
         app_of(pilot).take(msgspec.structs.replace(source.shown, workers=()))
@@ -101,6 +101,26 @@ async def test_new_decisions_appear_on_top_and_the_cursor_stays_on_its_row(shown
         read = panel.current
         app_of(pilot).take(more)
         assert (panel.current, panel.cursor) == (read, 2)
+
+
+async def test_workers_are_ordered_by_the_domain_then_role_then_name(shown: Shown):
+    source = StillSource()
+    racks = dict(zip((row.name for row in source.shown.workers), "cbbaab", strict=True))
+    rows = tuple(
+        msgspec.structs.replace(row, domains={**row.domains, "rack": racks[row.name]})
+        for row in source.shown.workers
+    )
+    source.shown = msgspec.structs.replace(source.shown, workers=rows[::-1])
+    async with shown(source) as pilot:
+        panel = app_of(pilot).workers_panel
+        assert [row.name for row in panel.rows] == [
+            "prefill-a0", "decode-a0", "prefill-b0", "prefill-b1", "decode-b0", "decode-b1",
+        ]  # fmt: skip
+        await pilot.press("g")
+        await pilot.pause()
+        assert [row.name for row in panel.rows] == [
+            "decode-a0", "decode-b0", "prefill-b0", "prefill-b1", "decode-b1", "prefill-a0",
+        ]  # fmt: skip
 
 
 async def test_sorting_goes_through_the_columns_and_turns_around(shown: Shown):
@@ -334,7 +354,7 @@ async def test_caches_are_read_on_request(shown: Shown):
         assert "reading" in screen_text(pilot.app)
         await pilot.press("I")
         await settled(pilot)
-        assert source.asked == [("index", "prefill-b0"), ("index", None)]
+        assert source.asked == [("index", "decode-a0"), ("index", None)]
 
 
 async def test_a_refused_question_is_shown(shown: Shown):

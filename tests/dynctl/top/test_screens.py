@@ -31,7 +31,7 @@ SCREENS = {
     "sorted": "2,s,s,s,S",
     "filtered": "2,slash,d,e,c,space,exclamation_mark,a,0,enter",
     "card": "2,enter",
-    "worker": "2,down,down,d",
+    "worker": "2,down,down,down,d",
     "worker-yaml": "2,y",
     "domain": "1,d",
     "explained": "3,enter",
