@@ -12,6 +12,8 @@ from textual.theme import Theme
 TITLE: Final = 1
 #: The panel in focus gets at least this share of the screen, if its content fills it.
 _FOCUS: Final = 0.45
+#: This much before any other panel; then each of the others gets a heading and two rows.
+_FOCUS_FIRST: Final = 0.4
 #: With fewer lines only the title is shown.
 _LEAST: Final = 4
 
@@ -46,8 +48,14 @@ def heights(total: int, wishes: Sequence[Wish], focused: int, *, zoomed: bool = 
             given[place] += more
             left -= more
 
-    give(focused, min(wishes[focused].natural, max(6, round(total * _FOCUS))))
+    def give_focused(share: float) -> None:
+        give(focused, min(wishes[focused].natural, max(6, round(total * share))))
+
     others = sorted((i for i in range(count) if i != focused), key=lambda i: wishes[i].order)
+    give_focused(_FOCUS_FIRST)
+    for place in others:
+        give(place, min(wishes[place].natural, _LEAST))
+    give_focused(_FOCUS)
     for place in others:
         give(place, min(wishes[place].natural, wishes[place].enough))
     give(focused, wishes[focused].natural)

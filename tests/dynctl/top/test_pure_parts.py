@@ -252,6 +252,12 @@ def test_a_table_of_no_use_gives_its_room_away():
     assert all(height == 1 or height >= 3 for height in given)
 
 
+def test_each_panel_shows_two_rows_on_80x24():
+    many = [Wish(1000, 8, 0), Wish(1000, 12, 3), Wish(500, 12, 2), Wish(100, 6, 1)]
+    for focused in range(4):
+        assert min(heights(20, many, focused)) == 4
+
+
 # -- marks -------------------------------------------------------------------------------------
 
 
