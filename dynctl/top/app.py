@@ -46,8 +46,9 @@ from dynctl.top.widgets import Lines, Prompt, TextScreen
 RATES: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 #: From this height on the hint below the panels has two lines.
 _ROOMY: Final = 30
-#: Seconds that a message replaces the line of keys.
+#: Seconds that a message replaces the hint, and the most lines that it takes.
 NOTICE_S: Final = 6.0
+_NOTICE_LINES: Final = 4
 #: Shares of crossing hand-offs cover the recent past only, once it is this many seconds long.
 _WATCHED_S: Final = 60.0
 _NO_ROW: Final = "there is no row to open"
@@ -220,7 +221,7 @@ class TopApp(App[int]):
         panel = self.focused_panel
         self._last_panel = panel
         typing = bool(self._prompt.display)
-        hint = 2 if self.size.height >= _ROOMY else 1
+        hint = max(self._hint_room, len(self._notice_lines()))
         if self._hint.styles.height is None or self._hint.styles.height.value != hint:
             self._hint.styles.height = hint
         total = self.size.height - 3 - hint - typing
@@ -237,16 +238,20 @@ class TopApp(App[int]):
         self._head.show(header(snapshot, self.view, self.source.title, state, width, now))
         if self._notice and now >= self._notice_until:
             self._notice = ""
-        hint = self._hint_lines(width)
-        if self._notice:
-            # A message that is too long for the line of keys begins above it.
-            *above, last = wrap(self._notice, max(1, width - 2))
-            self._hint.show([plain(f" {line}", BOLD) for line in above] or hint)
-            self._foot.show([plain(f" {last}", BOLD)])
-        else:
-            self._hint.show(hint)
-            keys = next((keys for keys in FOOTER if len(keys) + 2 <= width), FOOTER[-1])
-            self._foot.show([plain(f" {keys}", DIM)])
+            self._arrange()
+        self._hint.show(self._notice_lines() or self._hint_lines(width))
+        keys = next((keys for keys in FOOTER if len(keys) + 2 <= width), FOOTER[-1])
+        self._foot.show([plain(f" {keys}", DIM)])
+
+    @property
+    def _hint_room(self) -> int:
+        """Lines between the panels and the keys while there is no message."""
+        return 2 if self.size.height >= _ROOMY else 1
+
+    def _notice_lines(self) -> list[Line]:
+        """The current message; empty if there is none."""
+        room = max(1, self.size.width - 2)
+        return [plain(f" {line}", BOLD) for line in wrap(self._notice, room)[:_NOTICE_LINES]]
 
     def _hint_lines(self, width: int) -> list[Line]:
         """Below the panels: why the snapshot is not current, else more about the row under the
@@ -257,14 +262,15 @@ class TopApp(App[int]):
         if snapshot is not None and snapshot.problem:
             text, style = snapshot.problem, BAD
         room = max(1, width - 2)
-        lines = wrap(text, room)[: 2 if self.size.height >= _ROOMY else 1]
+        lines = wrap(text, room)[: self._hint_room]
         if lines and len(" ".join(lines)) < len(text):
             lines[-1] = f"{lines[-1][: room - 2]}.."
         return [plain(f" {line}", style) for line in lines]
 
     def show_message(self, text: str) -> None:
-        """Show a message in place of the keys for a few seconds."""
+        """Show a message between the panels and the keys for a few seconds."""
         self._notice, self._notice_until = text, self.wall() + NOTICE_S
+        self._arrange()
         self._show_frame()
 
     # -- keys ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dynctl.base.errors import ExitCode, Unreachable, UsageProblem
 from dynctl.documents.snapshot import Part
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import open_view
-from dynctl.top.app import TopApp
+from dynctl.top.app import NOTICE_S, TopApp
 from dynctl.top.keys import KEYS
 from dynctl.top.widgets import TextScreen
 from tests.dynctl.top.conftest import TEXT, TYPED, Shown, settled
@@ -208,6 +208,39 @@ async def test_grouping_goes_through_the_domains(shown: Shown):
         await pilot.press("g")
         assert app_of(pilot).view is not None
         assert app_of(pilot).view.domain == "zone"  # type: ignore[union-attr]
+
+
+async def test_workers_stay_visible_next_to_many_domain_rows(shown: Shown):
+    source = StillSource()
+    rows = tuple(
+        msgspec.structs.replace(row, domains={**row.domains, "host": f"h{place}"})
+        for place, row in enumerate(source.shown.workers)
+    )
+    source.shown = msgspec.structs.replace(source.shown, workers=rows)
+    async with shown(source) as pilot:
+        for panel in ("1", "3", "4"):
+            await pilot.press(panel, "g")
+            await pilot.pause()
+            app = app_of(pilot)
+            assert app.workers_panel.size.height >= 4
+            assert "prefill-a0  prefill" in screen_text(app)
+
+
+async def test_messages_leave_the_line_of_keys_visible(shown: Shown):
+    async with shown() as pilot:
+        app = app_of(pilot)
+        keys = screen_text(app).splitlines()[-1]
+        for text in ("saved", "saved the view to a very long path " * 5):
+            app.show_message(text)
+            await pilot.pause()
+            lines = screen_text(app).splitlines()
+            assert len(lines) == 24
+            assert lines[-1] == keys
+            assert " ".join(text.split()) in " ".join(" ".join(lines).split())
+        app.wall = lambda: NOW + NOTICE_S + 1
+        app._show_frame()
+        await pilot.pause()
+        assert "saved" not in screen_text(app)
 
 
 async def test_with_one_domain_there_is_nothing_to_group_by(shown: Shown):
