@@ -63,7 +63,7 @@ class DomainCapacity(msgspec.Struct, frozen=True):
     """One model in one value of a domain; ``value`` None: its workers publish no such domain.
 
     ``decode_per_prefill``: available decode workers for each available prefill worker, None where
-    there are none of one. ``state``: ok or stranded.
+    there are none of one. ``state``: ok, stranded, or down (all its workers are unavailable).
     """
 
     model: str

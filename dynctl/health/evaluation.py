@@ -7,12 +7,12 @@ Every surface shows this evaluation: `/health`, `/ready`, `/metrics`, `/v1/fleet
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from dynctl.documents.fleet_load import Condition
-from dynctl.documents.topology import DomainCapacity, TopologyShow
+from dynctl.documents.topology import DomainCapacity, RoleCapacity, TopologyShow
 from dynctl.documents.workers import EngineRank, RankRow, WorkerRow
 from dynctl.findings.catalogue import Level, all_codes
 from dynctl.health.conditions import (
@@ -139,9 +139,7 @@ def evaluate(state: FleetState) -> FleetHealth:
     derived = [*_served(state, models), *_busy(by_model), *_streams(state), *_loads(state)]
     registered = [row for row in state.workers if row.ranks]
     refused = {model.model for model in models if model.missing}
-    # A model that is not served has no domain that could be served.
-    served = [row for row in registered if row.model not in refused]
-    derived += capacity_conditions(topology_show("", served, state.settings))
+    derived += capacity_conditions(topology_show("", registered, state.settings), refused)
     serves = any(not model.missing for model in models)
     status = "healthy"
     if state.draining:
@@ -237,9 +235,16 @@ def _loads(state: FleetState) -> Iterator[Derived]:
             )
 
 
-def capacity_conditions(shown: TopologyShow) -> Iterator[Derived]:
-    """Domains whose prefill workers can hand over to no decode worker, or to only one."""
+def capacity_conditions(
+    shown: TopologyShow, refused: Container[str] = frozenset()
+) -> Iterator[Derived]:
+    """Domains whose prefill workers can hand over to no decode worker, or to only one.
+
+    ``refused``: models that are not served (MODEL_NOT_SERVED); none of their domains is reported.
+    """
     for row in shown.rows:
+        if row.model in refused:
+            continue
         for one in row.stranded:
             place = topology_of(one.requires) if one.requires is not None else None
             where = "=".join(place) if place is not None else row.model
@@ -255,13 +260,18 @@ def capacity_conditions(shown: TopologyShow) -> Iterator[Derived]:
             )
 
 
+def _available(*roles: RoleCapacity) -> int:
+    """Workers that answer, busy or not."""
+    return sum(role.ready + role.busy for role in roles)
+
+
 def _single_decode_domain(row: DomainCapacity) -> str | None:
     """The domain that a row's prefill workers are bound to, if it has one decode worker only."""
     bound = next(
         (one.domain for one in row.policies if one.enforcement == "required" and one.domain), None
     )
-    decode = row.decode.ready + row.decode.busy
-    prefill = row.prefill.ready + row.prefill.busy
-    if bound is None or row.stranded or decode != 1 or not prefill:
+    if bound is None or row.stranded or not _available(row.prefill):
+        return None
+    if _available(row.decode) != 1:
         return None
     return bound

@@ -182,7 +182,10 @@ class _Fleet:
 def _capacity(
     model: str, value: str | None, rows: Sequence[WorkerRow], fleet: _Fleet
 ) -> DomainCapacity:
-    roles = {role: [row for row in rows if row.role == role] for role in Role}
+    roles: dict[str, list[WorkerRow]] = {role.value: [] for role in Role}
+    for row in rows:
+        # A worker that never answered has no role yet.
+        roles[row.role or Role.AGGREGATED].append(row)
     prefill, decode = _role(roles[Role.PREFILL]), _role(roles[Role.DECODE])
     givers, takers = prefill.ready + prefill.busy, decode.ready + decode.busy
     stranded = fleet.stranded(roles[Role.PREFILL])
@@ -195,9 +198,15 @@ def _capacity(
         decode_per_prefill=round(takers / givers, 6) if givers and takers else None,
         policies=_policies(roles[Role.PREFILL], fleet),
         stranded=stranded,
-        state="stranded" if stranded else "ok",
+        state=_state(rows, stranded),
         workers=sorted(row.name for row in rows),
     )
+
+
+def _state(rows: Sequence[WorkerRow], stranded: Sequence[Stranded]) -> str:
+    if not any(map(_available, rows)):
+        return "down"
+    return "stranded" if stranded else "ok"
 
 
 def _role(rows: Sequence[WorkerRow]) -> RoleCapacity:

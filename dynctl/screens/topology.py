@@ -157,7 +157,7 @@ def _origin(row: DomainCapacity) -> str:
 def _state(row: DomainCapacity) -> str:
     stranded = sum(len(one.workers) for one in row.stranded)
     if not stranded:
-        return "ok"
+        return row.state.upper() if row.state == "down" else row.state
     able = row.prefill.ready + row.prefill.busy
     return "STRANDED" if stranded == able else f"STRANDED {stranded:,} of {able:,}"
 
@@ -166,14 +166,17 @@ def _state(row: DomainCapacity) -> str:
 
 
 def topology_notes(result: TopologyShow) -> Iterator[str]:
-    """Stranded workers with the reason, different policies, and workers without the domain."""
+    """Stranded workers with the reason, domains that are down, different policies, no domain."""
     several = len({row.model for row in result.rows}) > 1
     for row in result.rows:
-        where = f"{_value(row)} for {row.model}" if several else _value(row)
+        where = _where(row, several=several)
         for one in row.stranded:
             verb = "requires" if len(one.workers) == 1 else "require"
             need = f" {verb} {one.requires}" if one.requires else ""
             yield f"{where} is STRANDED: {_named(one.workers)}{need}: {one.reason}; {one.outcome}"
+    for row in result.rows:
+        if row.state == "down":
+            yield f"{_where(row, several=several)} is DOWN: {_all_unavailable(len(row.workers))}"
     for row in result.rows:
         policies = list(dict.fromkeys(policy_text(one, result.domain) for one in row.policies))
         if len(policies) > 1:
@@ -191,6 +194,17 @@ def topology_notes(result: TopologyShow) -> Iterator[str]:
             f"{NO_DOMAIN}: {_named(lost)} {verb} no {result.domain}: "
             f"a required {result.domain} never reaches {'it' if len(lost) == 1 else 'them'}"
         )
+
+
+def _where(row: DomainCapacity, *, several: bool) -> str:
+    """The value, with the model where the fleet has ``several``."""
+    return f"{_value(row)} for {row.model or 'an unknown model'}" if several else _value(row)
+
+
+def _all_unavailable(workers: int) -> str:
+    return (
+        "its worker is unavailable" if workers == 1 else f"all {workers:,} workers are unavailable"
+    )
 
 
 def _named(names: Sequence[str]) -> str:

@@ -6,13 +6,14 @@ frontend's log and ``/health`` use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from dynctl.documents.snapshot import Alert, Snapshot
 from dynctl.documents.topology import TopologyShow
+from dynctl.health.conditions import MODEL_NOT_SERVED
 from dynctl.health.evaluation import capacity_conditions, condition_texts
 
 _LEVELS: Final = ("fail", "warn")
@@ -24,9 +25,12 @@ def condition_alert(code: str, subject: str, message: str, since: float | None =
     return Alert(code, level, subject, message, fix, since)
 
 
-def capacity_alerts(shown: TopologyShow) -> Iterator[Alert]:
-    """Domains whose prefill workers can hand over to no decode worker, or to one only."""
-    for one in capacity_conditions(shown):
+def capacity_alerts(shown: TopologyShow, refused: Container[str] = frozenset()) -> Iterator[Alert]:
+    """Domains whose prefill workers can hand over to no decode worker, or to one only.
+
+    ``refused``: models that are not served; none of their domains is reported.
+    """
+    for one in capacity_conditions(shown, refused):
         yield condition_alert(*one)
 
 
@@ -39,7 +43,8 @@ class AlertBoard:
 
     def alerts(self, snapshot: Snapshot, shown: TopologyShow) -> tuple[Alert, ...]:
         """All alerts, failures first, then the newest. ``shown``: by the transfer domain."""
-        found = list(_once([*snapshot.alerts, *capacity_alerts(shown)]))
+        refused = {one.subject for one in snapshot.alerts if one.code == MODEL_NOT_SERVED}
+        found = list(_once([*snapshot.alerts, *capacity_alerts(shown, refused)]))
         since: dict[tuple[str, str], float | None] = {}
         for one in found:
             key = (one.code, one.subject)
@@ -53,5 +58,8 @@ class AlertBoard:
 
 
 def _once(alerts: Iterable[Alert]) -> Iterable[Alert]:
-    """One alert for each code and subject: several frontends may report the same."""
-    return {(one.code, one.subject): one for one in alerts}.values()
+    """The first alert for each code and subject: several frontends may report the same."""
+    first: dict[tuple[str, str], Alert] = {}
+    for one in alerts:
+        first.setdefault((one.code, one.subject), one)
+    return first.values()

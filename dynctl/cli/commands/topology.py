@@ -47,8 +47,8 @@ def show_topology(
         columns = domain_columns(result.rows, result.domain)
         result = replace(result, rows=sort_rows(columns, result.rows, sort_by))
     screen: Any = topology_rows_only if no_headers else None
-    if rows and not workers and not no_headers:
-        screen = no_match(len(rows), model=model)
+    if rows and not result.rows and not no_headers:
+        screen = no_match(len(rows), model=model, selector=selector)
     emit(result, options, screen=screen)
     doubted(doubts)
     return 0

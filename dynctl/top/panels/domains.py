@@ -30,7 +30,7 @@ class DomainPanel(Panel[DomainRow]):
 
     def cell_style(self, row: DomainRow, key: str) -> Style:
         if key == "state":
-            return BAD if row.capacity.stranded else PLAIN
+            return PLAIN if row.capacity.state == "ok" else BAD
         if key == "kv_share":
             share = kv_share(row)
             if share is None:
@@ -68,6 +68,9 @@ def domain_picture(
     stranded = sum(bool(row.capacity.stranded) for row in view.rows)
     if stranded:
         parts.insert(0, f"{stranded} stranded")
+    down = sum(row.capacity.state == "down" for row in view.rows)
+    if down:
+        parts.insert(0, f"{down} down")
     return Picture(
         rows=view.rows,
         columns=domain_table(view, snapshot, BLOCKS, history, width),

@@ -6,6 +6,7 @@ import pytest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.topology import DomainCapacity, TopologyShow
+from dynctl.documents.workers import WorkerRow
 from dynctl.planning.domain_capacity import topology_show
 from router_core import Worker, WorkerAvailability
 from tests.golden.fleets import load, settings, stranded_zones, two_zones, view, worker
@@ -102,6 +103,25 @@ def test_unavailable_decode_workers_do_not_count():
     assert found.stranded[0].reason == (
         "no decode worker of tiny has it and takes work (1 unavailable)"
     )
+
+
+def test_a_domain_whose_workers_are_all_unavailable_is_down():
+    workers = [
+        worker("a", "aggregated", 1, zone="zone-a"),
+        worker("b", "aggregated", 2, zone="zone-a"),
+        worker("c", "aggregated", 3, zone="zone-b"),
+        worker("d", "aggregated", 4, zone="zone-b"),
+    ]
+    gone = [WorkerAvailability(one.worker_id, "refused") for one in workers[:3]]
+    shown = show(view(workers, gone))
+    assert [(one.value, one.state) for one in shown.rows] == [("zone-a", "down"), ("zone-b", "ok")]
+    assert [one.aggregated.unavailable for one in shown.rows] == [2, 1]
+
+
+def test_a_worker_without_a_role_counts_as_aggregated():
+    unknown = WorkerRow("a", 1, "", "", endpoint="http://a", status="unknown")
+    [found] = topology_show("test", [unknown], {}).rows
+    assert (found.aggregated.workers, found.aggregated.unavailable, found.state) == (1, 1, "down")
 
 
 def test_prefill_without_decode_is_stranded_under_every_policy():
