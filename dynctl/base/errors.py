@@ -4,8 +4,8 @@
 
     DynctlError               the problem, and what to do
     ├── UsageProblem          an option, argument, file or setting that is invalid       exit 2
-    ├── Unreachable           a component that the command needs is not reachable        exit 3
-    └── TimedOut              an operation did not finish within --timeout or --wait     exit 4
+    └── Unreachable           a component that the command needs is not reachable        exit 3
+        └── TimedOut          an operation did not finish within --timeout or --wait     exit 4
 
 A negative result (no eligible worker, a failed check) is not an error: the command prints it and
 returns `ExitCode.NO`. Other rooms raise their own errors; :func:`exit_code_of` has
@@ -49,7 +49,7 @@ class Unreachable(DynctlError):
     exit_code = ExitCode.UNREACHABLE
 
 
-class TimedOut(DynctlError):
+class TimedOut(Unreachable):
     """An operation did not finish in time."""
 
     exit_code = ExitCode.TIMEOUT

@@ -1,9 +1,11 @@
 """The Typer app: the list of commands, and the conversion of errors to exit codes."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from textwrap import wrap
 from typing import Any
 
 import typer
@@ -95,6 +97,15 @@ _MORE_LOCAL = "Global options (-o, --no-color, --debug): dynctl options"
 
 #: The command that needs all other commands imported.
 WHOLE = "completion"
+
+#: Typer's texts for refused values -> what was expected.
+_EXPECTED = (
+    (r"Input should be a valid number.*", "expected a number"),
+    (r"Input should be a valid integer.*", "expected a whole number"),
+    (r"Input should be greater than or equal to ([\d.]+)", r"expected at least \1"),
+    (r"Input should be less than or equal to ([\d.]+)", r"expected at most \1"),
+    (r"'.*' is not one of (.*?)\.?", r"expected one of \1"),
+)
 
 # Typer bundles click from 0.17 on and depends on it before; this is the same class either way.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
@@ -210,21 +221,27 @@ def _usage_error(error: Any, arguments: Sequence[str]) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         _say(message, file=sys.stdout)
         return ExitCode.YES
-    message += _given_value(getattr(error, "param", None), message, arguments)
+    message = _with_value(getattr(error, "param", None), message, arguments)
     path = context.command_path if context is not None else "dynctl"
     _say(f"error: {message}", f"try: {path} --help")
     return ExitCode.USAGE
 
 
-def _given_value(parameter: Any, message: str, arguments: Sequence[str]) -> str:
-    """`` (got 'soon')`` if Typer's message does not contain the value that it refused."""
+def _with_value(parameter: Any, message: str, arguments: Sequence[str]) -> str:
+    """``--timeout 'soon': expected a number``, where Typer names no value or no option."""
     for place, argument in enumerate(arguments):
         name, separator, value = argument.partition("=")
         if parameter is None or name not in parameter.opts or not name.startswith("-"):
             continue
         given = value if separator else "".join(arguments[place + 1 : place + 2])
-        return "" if repr(given) in message else f" (got {given!r})"
-    return ""
+        problem = message.rpartition(": ")[2]
+        for pattern, expected in _EXPECTED:
+            found = re.fullmatch(pattern, problem)
+            if found is not None:
+                plain = found.expand(expected).replace("'", "")
+                return f"{name} {given!r}: {plain}"
+        return message if repr(given) in message else f"{message} (got {given!r})"
+    return message
 
 
 def _report(error: BaseException) -> int:
@@ -247,5 +264,39 @@ def _report(error: BaseException) -> int:
 
 
 def _say(message: str, hint: str = "", file: Any = None) -> None:
-    lines = [message, *("  " + line for line in hint.splitlines())]
-    (file or sys.stderr).write("\n".join(lines) + "\n")
+    """Write a message and its hint to stderr, wrapped at words; `file`: a page, as it is."""
+    if file is not None:
+        file.write(message + "\n")
+        return
+    # COLUMNS, else the terminal of stderr; 80 in a pipe.
+    width = max(64, _terminal_width())
+    lines = [*_wrapped(message, width, " " * 7)]
+    for line in hint.splitlines():
+        lines += _wrapped("  " + line, width, " " * 6)
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+def _terminal_width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) > 0:
+        return int(columns)
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    lines: list[str] = []
+    for line in text.splitlines():
+        if len(line) <= width:
+            lines.append(line)
+        else:
+            lines += wrap(
+                line,
+                width,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return lines

@@ -12,6 +12,8 @@ from dynctl.base.options import GlobalOptions, OutputFormat
 
 #: Width of a screen (not of a list) if the terminal's width is unknown.
 DEFAULT_WIDTH = 80
+#: The same with ``-o wide``.
+WIDE_WIDTH = 160
 #: Narrower terminals get lines of this length and wrap them.
 MIN_WIDTH = 64
 
@@ -30,7 +32,9 @@ class Canvas:
 
     @property
     def screen_width(self) -> int:
-        return DEFAULT_WIDTH if self.width is None else self.width
+        if self.width is not None:
+            return self.width
+        return WIDE_WIDTH if self.wide else DEFAULT_WIDTH
 
     def bold(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self.color else text

@@ -54,7 +54,8 @@ class HttpFrontend:
         try:
             return self._request(method, path, body, limit)
         except httpx.ConnectTimeout:
-            raise Unreachable(
+            kind = TimedOut if limit <= CONNECT_S else Unreachable
+            raise kind(
                 f"{self.url} did not accept a connection within {min(limit, CONNECT_S):g} s",
                 "check the address: dynctl version --frontend URL shows what answers there",
             ) from None

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+
+def unwrapped(text: str) -> str:
+    """Messages with the lines joined that were wrapped at the terminal's width."""
+    return re.sub(r"\n {6,7}(?=\S)", " ", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dynctl.cli.app import run
 from tests.kube import crds
 from tests.kube.api_server import ApiServer
 from tests.kube.client import Api
-from tests.kube.command_line import Ran, Run
+from tests.kube.command_line import Ran, Run, unwrapped
 
 
 @pytest.fixture
@@ -47,6 +47,6 @@ def dynctl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         capsys.readouterr()
         code = run([str(word) for word in words])
         captured = capsys.readouterr()
-        return Ran(code, captured.out, captured.err)
+        return Ran(code, captured.out, unwrapped(captured.err))
 
     return runs

@@ -21,7 +21,7 @@ import msgspec
 from dynctl import version
 from dynctl.adapters.kubernetes.login import Login
 from dynctl.adapters.ports import ClusterRefusal
-from dynctl.base.errors import DynctlError, Unreachable, single_line
+from dynctl.base.errors import DynctlError, TimedOut, Unreachable, single_line
 
 MAX_BYTES: Final = 256 << 20
 """Maximum of one response, so of one page of a list."""
@@ -195,6 +195,7 @@ class ApiServer:
                 f"the certificate-authority of context {name} is not the one that signed it, or "
                 "the name differs; get a new kubeconfig from the cluster administrator",
             )
+        kind: type[Unreachable] = Unreachable
         tls = _found(error, ssl.SSLError)
         if tls is not None:
             what = f"the TLS handshake failed: {single_line(str(tls.reason or tls))}"
@@ -204,7 +205,8 @@ class ApiServer:
             what = "connection refused"
         else:
             what = _in_words(error, self.timeout)
-        return Unreachable(
+            kind = TimedOut if _timed_out(error) else Unreachable
+        return kind(
             f"the API server {server} (context {name}) is not reachable: {what}",
             f"is the cluster up, and is this the right context? the request was {path}",
         )
@@ -378,10 +380,16 @@ def _found(error: BaseException, kind: type[Any]) -> Any:
     return None
 
 
+def _timed_out(error: BaseException) -> bool:
+    import urllib3.exceptions as known
+
+    return _found(error, known.TimeoutError) is not None or _found(error, TimeoutError) is not None
+
+
 def _in_words(error: BaseException, timeout: float) -> str:
     import urllib3.exceptions as known
 
-    if _found(error, known.TimeoutError) is not None or _found(error, TimeoutError) is not None:
+    if _timed_out(error):
         return f"no response within {timeout:g} s"
     if _found(error, known.ProxyError) is not None:
         return "the proxy refused the connection"

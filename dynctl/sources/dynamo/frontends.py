@@ -16,7 +16,7 @@ from typing import Final
 import httpx
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
+from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.health.facts import FrontendFacts, Unread
 from dynctl.sources.dynamo.frontend import DynamoFrontend
@@ -103,7 +103,7 @@ class ReachedFrontends:
             try:
                 metrics.append(frontend.metrics())
                 answering.append(frontend)
-            except (Unreachable, TimedOut) as error:
+            except Unreachable as error:
                 if self.cluster is None:
                     raise
                 problem = error.message.replace(frontend.url, name).rstrip(".")

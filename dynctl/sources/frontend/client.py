@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
+from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument
@@ -184,7 +184,7 @@ class AsyncFrontendClient:
             async with asyncio.timeout(self._timeout + wait):
                 status, body = await read_response(self._client, self.name + path, MAX_BYTES, query)
         except TimeoutError:
-            raise Unreachable(f"no response within {self._timeout:g} s") from None
+            raise TimedOut(f"no response within {self._timeout:g} s") from None
         except httpx.HTTPError as error:
             raise Unreachable(reason(error)) from None
         if status in (401, 403):

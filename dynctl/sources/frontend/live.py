@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
+from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.snapshot import Snapshot
 from dynctl.documents.workers import WorkerRow
@@ -55,7 +55,8 @@ class LiveFrontends(LiveSource):
         try:
             await self._read_all()
             if all(one.problem for one in self._readings):
-                raise Unreachable(
+                late = all(one.timed_out for one in self._readings)
+                raise (TimedOut if late else Unreachable)(
                     "no frontend reports its fleet: " + self._problems(),
                     "dynctl version --frontend URL shows what answers there\n"
                     "for a live Dynamo name its discovery backend: "
@@ -106,7 +107,7 @@ class LiveFrontends(LiveSource):
         try:
             await one.read()
         except DynctlError as error:
-            one.problem = error.message
+            one.problem, one.timed_out = error.message, isinstance(error, TimedOut)
         except WireError as error:
             one.problem = f"it answers, but not as a dynctl frontend of this version: {error}"
 

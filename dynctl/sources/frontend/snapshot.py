@@ -192,6 +192,7 @@ class FrontendReadings:
     decisions_refused: str = ""
     read_at: float | None = None
     problem: str = ""
+    timed_out: bool = False
     _cards: list[WorkerRow] = field(default_factory=list)
     _cursor: int | None = None
     _settings_at: float = 0.0

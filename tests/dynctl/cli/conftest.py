@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dynctl.cli.app import run
+from tests.kube.command_line import unwrapped
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,6 @@ def dynctl(capsys: pytest.CaptureFixture[str]) -> Run:
         capsys.readouterr()
         code = run([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        return Ran(code, captured.out, captured.err)
+        return Ran(code, captured.out, unwrapped(captured.err))
 
     return runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import socket
 import subprocess
 import sys
 
@@ -205,9 +206,17 @@ def test_repeated_frontends_add_up_on_both_sides_of_the_command(dynctl):
         (["route", "--explian"], "No such option: --explian", "dynctl route --help"),
         (["workers", "lst"], "No such command 'lst'", "dynctl workers --help"),
         (["workers", "show"], "Missing argument 'ID'", "dynctl workers show --help"),
-        (["route", "hi", "-o", "xml"], "'xml'", "dynctl route --help"),
-        (["version", "--timeout", "soon"], "'soon'", "dynctl version --help"),
-        (["version", "--timeout", "0"], "(got '0')", "dynctl version --help"),
+        (["route", "hi", "-o", "xml"], "expected one of table, wide, json,", "dynctl route --help"),
+        (
+            ["version", "--timeout", "soon"],
+            "--timeout 'soon': expected a number",
+            "dynctl version --help",
+        ),
+        (
+            ["version", "--timeout", "0"],
+            "--timeout '0': expected at least 0.001",
+            "dynctl version --help",
+        ),
     ],
 )
 def test_wrong_command_lines_name_the_word_and_the_help_page(dynctl, line, error, hint):
@@ -301,3 +310,38 @@ def test_colour_needs_a_terminal_and_leave(variable, monkeypatch, tmp_path):
     assert not Canvas.of(GlobalOptions(no_color=True), Terminal()).color  # type: ignore[arg-type]
     with (tmp_path / "file").open("w") as file:
         assert Canvas.of(GlobalOptions(), file) == Canvas(None)
+
+
+def test_errors_wrap_at_words_at_the_width_of_the_terminal(capsys, monkeypatch):
+    long = "frontend http://127.0.0.1:8000 does not answer: " + "word " * 20
+    for columns, width in (("", 80), ("100", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        cli._say(f"error: {long}", f"dynctl version --frontend {'x' * 90} shows more\nshort")
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0].startswith("error: frontend")
+        assert lines[1].startswith("       word")
+        assert lines[-1] == "  short"
+        assert all(len(line) <= width or "x" * 90 in line for line in lines)
+        assert " ".join(" ".join(lines).split()).startswith(long.strip()[:20], 7)
+
+
+@pytest.mark.parametrize("command", [["workers", "list"], ["top", "--once"], ["config", "show"]])
+def test_an_exceeded_timeout_is_exit_code_4(dynctl, command):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        ran = dynctl(*command, "--frontend", url, "--timeout", "0.2")
+    assert ran.code == ExitCode.TIMEOUT
+    assert "within 0.2 s" in ran.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["workers", "list", "--demo"],
+        ["topology", "show", "--demo"],
+        ["route", "--demo", "--explain", "hi"],
+    ],
+)
+def test_wide_output_is_wider_in_a_pipe_as_well(dynctl, command):
+    table, wide = (dynctl(*command, "-o", name).out for name in ("table", "wide"))
+    assert max(map(len, wide.splitlines())) > max(map(len, table.splitlines()))
