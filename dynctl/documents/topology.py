@@ -14,9 +14,10 @@ class RoleCapacity(msgspec.Struct, frozen=True):
     """The workers of one role in a domain.
 
     ``workers`` = ``ready`` + ``busy`` + ``unavailable``; a worker is busy when all of its
-    ranks are over a threshold. ``kv_used_blocks`` is what ``kv_reporting`` of ``ranks`` ranks
-    report, None where none does; ``kv_total_blocks`` is None where no card has it.
-    ``active_prefill_tokens`` and ``active_decode_blocks`` are counted by the router.
+    ranks are over a threshold. All other fields count available workers (ready or busy) only:
+    ``kv_used_blocks`` is what ``kv_reporting`` of ``ranks`` ranks report, None where none does;
+    ``kv_total_blocks`` is None where no card has it. ``active_prefill_tokens`` and
+    ``active_decode_blocks`` are counted by the router.
     """
 
     workers: int = 0

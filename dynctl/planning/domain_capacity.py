@@ -210,20 +210,20 @@ def _state(rows: Sequence[WorkerRow], stranded: Sequence[Stranded]) -> str:
 
 
 def _role(rows: Sequence[WorkerRow]) -> RoleCapacity:
-    ranks = [rank for row in rows for rank in row.ranks]
+    available = [row for row in rows if _available(row)]
+    ranks = [rank for row in available for rank in row.ranks]
     used = [r.reported.kv_used_blocks for r in ranks if r.reported.kv_used_blocks is not None]
     totals = [
         total * len(row.ranks)
-        for row in rows
+        for row in available
         if isinstance(total := row.runtime_config.get("total_kv_blocks"), int)
     ]
-    unavailable = sum(not _available(row) for row in rows)
-    busy = sum(row.busy and _available(row) for row in rows)
+    busy = sum(row.busy for row in available)
     return RoleCapacity(
         workers=len(rows),
-        ready=len(rows) - busy - unavailable,
+        ready=len(available) - busy,
         busy=busy,
-        unavailable=unavailable,
+        unavailable=len(rows) - len(available),
         ranks=len(ranks),
         kv_reporting=len(used),
         kv_used_blocks=sum(used) if used else None,

@@ -106,6 +106,7 @@ def domain_view(
         reported = [
             rank.reported.waiting_requests
             for row in members
+            if row.status == "ready"
             for rank in row.ranks
             if rank.reported.waiting_requests is not None
         ]

@@ -261,8 +261,10 @@ def _cached(line: DecisionLine) -> str:
 def _role(role: RoleCapacity, stale: int) -> str:
     parts = [plural(role.workers, "worker"), f"{role.ready:,} ready"]
     parts += [f"{role.busy:,} busy"] if role.busy else []
-    parts += [f"{role.unavailable:,} gone"] if role.unavailable else []
+    parts += [f"{role.unavailable:,} unavailable"] if role.unavailable else []
     parts += [f"{stale:,} stale"] if stale else []
+    if not role.ranks:
+        return ", ".join(parts)
     parts.append(f"{count(role.kv_used_blocks)} of {count(role.kv_total_blocks)} KV blocks used")
     parts.append(f"{count(role.active_prefill_tokens)} active prefill tokens")
     parts.append(f"{count(role.active_decode_blocks)} active decode blocks")

@@ -50,7 +50,7 @@ class RowFilter:
 
 def worker_words(worker: WorkerRow, every_s: float | None = None) -> str:
     """The words of a worker that a filter can match."""
-    state = "gone" if worker.status != "ready" else "busy" if worker.busy else "ready"
+    state = "busy" if worker.busy and worker.status == "ready" else ""
     stale = stale_reason(worker, every_s)
     parts = [
         worker.name,

@@ -9,7 +9,7 @@ from typing import Final
 from rich.style import Style
 
 from dynctl.documents.snapshot import DomainView, Meter, Snapshot
-from dynctl.screens.numbers import age, amount, count, middle, plural
+from dynctl.screens.numbers import age, amount, count, middle
 from dynctl.screens.topology import policy_text
 from dynctl.top.marks import BAD, BOLD, GOOD, PLAIN, WARN, Line, Marks, plain
 from dynctl.top.panels.columns import clock
@@ -102,14 +102,20 @@ def policies(view: DomainView | None) -> list[str]:
 def numbers(snapshot: Snapshot) -> list[str]:
     """Numbers that change all the time: requests, the router's queue, decisions."""
     header = snapshot.header
-    workers = snapshot.workers
-    parts = [plural(len(workers), "worker")]
+    parts = [f"{available(snapshot)} worker{'s' * (len(snapshot.workers) != 1)}"]
     if header.in_flight is not None:
         parts.append(f"in flight {count(header.in_flight)}")
     parts.append(f"router queue {queue(snapshot)}")
     if header.recorded is not None:
         parts.append(f"decisions {count(header.recorded)}")
     return parts
+
+
+def available(snapshot: Snapshot) -> str:
+    """The number of workers; ``4/6`` if two of six are unavailable."""
+    number = len(snapshot.workers)
+    alive = sum(row.status == "ready" for row in snapshot.workers)
+    return f"{number:,}" if alive == number else f"{alive:,}/{number:,}"
 
 
 def queue(snapshot: Snapshot) -> str:

@@ -114,11 +114,13 @@ class History:
 
 
 def _sums(workers: Iterable[WorkerRow]) -> dict[str, dict[Key, float]]:
-    """Used share of KV blocks of generating workers, and prefill tokens of all workers."""
+    """Used share of KV blocks of generating workers, and prefill tokens; of available workers."""
     used: dict[Key, int] = defaultdict(int)
     total: dict[Key, int] = defaultdict(int)
     prefill: dict[Key, float] = defaultdict(float)
     for row in workers:
+        if row.status != "ready":
+            continue
         size = row.runtime_config.get("total_kv_blocks") if row.role != Role.PREFILL else None
         tokens = held = have = 0
         for rank in row.ranks:

@@ -71,7 +71,8 @@ KEYS: Final = (
 )
 WORDS: Final = (
     ("busy", "every rank of the worker is over a busy threshold: it gets no new requests"),
-    ("gone", "the worker does not respond or is not routable"),
+    ("4/6", "4 of 6 workers are available; KV USED and WAIT count available workers only"),
+    ("unavailable", "the worker does not respond, or the router does not route to it"),
     ("stale", "the load report is overdue, or KV events were lost; the row is dim"),
     ("STRANDED", "prefill workers whose policy leaves them no decode worker"),
     ("KV USED", "used share of all KV blocks, on workers that decode"),

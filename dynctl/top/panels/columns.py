@@ -108,7 +108,7 @@ def generating(row: DomainRow) -> RoleCapacity:
 
 
 def kv_share(row: DomainRow) -> float | None:
-    """Used share of all KV blocks, 0..1; None if not reported."""
+    """Used share of the KV blocks of available workers, 0..1; None if not reported."""
     role = generating(row)
     if role.kv_used_blocks is None or not role.kv_total_blocks:
         return None
@@ -119,7 +119,7 @@ def _kv_bar(marks: Marks) -> Column[DomainRow]:
     def text(row: DomainRow) -> str:
         share = kv_share(row)
         if share is None:
-            return (UNKNOWN if generating(row).workers else NOTHING).ljust(BAR + 5)
+            return (UNKNOWN if generating(row).ranks else NOTHING).ljust(BAR + 5)
         return f"{marks.bar(share, BAR)} {share:4.0%}"
 
     return Column("kv_share", "KV USED", text, kv_share, rank=1)
@@ -127,10 +127,11 @@ def _kv_bar(marks: Marks) -> Column[DomainRow]:
 
 def _waiting() -> Column[DomainRow]:
     def text(row: DomainRow) -> str:
+        capacity = row.capacity
+        ranks = capacity.prefill.ranks + capacity.decode.ranks + capacity.aggregated.ranks
         if row.waiting is None:
-            return UNKNOWN
-        ranks = row.capacity.prefill.ranks + row.capacity.decode.ranks
-        partly = row.waiting_ranks < ranks + row.capacity.aggregated.ranks
+            return UNKNOWN if ranks else NOTHING
+        partly = row.waiting_ranks < ranks
         return count(row.waiting) + ("+" if partly else "")
 
     return Column("waiting", "WAIT", text, lambda row: row.waiting, right=True, rank=2)
@@ -174,7 +175,7 @@ def _trends(
 
 
 def worker_table(snapshot: Snapshot) -> list[Column[WorkerRow]]:
-    """The columns of `workers list`, and the reason why a worker is busy, stale or gone."""
+    """The columns of `workers list`, and the reason why a worker is unavailable, busy or stale."""
     workers = snapshot.workers
     columns = [
         _unknown(column)
@@ -200,7 +201,7 @@ def worker_table(snapshot: Snapshot) -> list[Column[WorkerRow]]:
 
 
 def why(worker: WorkerRow, every_s: float | None) -> str:
-    """Why a worker is gone, busy or stale; empty if it is none of these."""
+    """Why a worker is unavailable, busy or stale; empty if it is none of these."""
     if worker.reason:
         return worker.reason
     for rank in worker.ranks:

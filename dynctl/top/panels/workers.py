@@ -11,6 +11,7 @@ from dynctl.documents.snapshot import Snapshot, stale_reason
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.workers import ordered
 from dynctl.top.filter import worker_words
+from dynctl.top.header import available
 from dynctl.top.marks import BAD, DIM, PLAIN, WARN
 from dynctl.top.panels.columns import why, worker_table
 from dynctl.top.panels.panel import Panel, Picture
@@ -54,16 +55,14 @@ class WorkerPanel(Panel[WorkerRow]):
 def worker_picture(snapshot: Snapshot, domain: str | None) -> Picture[WorkerRow]:
     """The workers of a snapshot, ordered by ``domain``, role and name."""
     workers = ordered(snapshot.workers, domain)
-    gone = sum(row.status != "ready" for row in workers)
     busy = sum(row.busy and row.status == "ready" for row in workers)
     stale = sum(
         row.status == "ready" and stale_reason(row, snapshot.load_every_s) is not None
         for row in workers
     )
-    counts = [f"{len(workers):,}"]
+    counts = [available(snapshot)]
     counts += [f"{busy:,} busy"] if busy else []
     counts += [f"{stale:,} stale"] if stale else []
-    counts += [f"{gone:,} gone"] if gone else []
     index = snapshot.unknown("index")
     return Picture(
         rows=workers,

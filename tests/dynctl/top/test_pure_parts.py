@@ -19,6 +19,7 @@ from dynctl.top.header import meter_line
 from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
 from dynctl.top.marks import ASCII, BLOCKS
+from dynctl.top.panels.columns import kv_share
 from router_core import LoadReported, Router, WorkerUpserted
 from tests.dynctl.top.fleet import NOW, meter, snapshot
 from tests.golden.fleets import settings, stranded_zones, two_zones, worker
@@ -78,6 +79,28 @@ def test_an_unavailable_worker_is_not_stale_as_well():
     gone = [msgspec.structs.replace(row, status="unavailable") for row in shown.workers]
     rows = view_of(msgspec.structs.replace(shown, workers=tuple(gone))).rows
     assert [row.stale for row in rows] == [{}, {}]
+
+
+def test_bars_and_counts_of_a_domain_are_those_of_its_available_workers():
+    shown = snapshot()
+    full = ReportedLoad(kv_used_blocks=4096, waiting_requests=5)
+    rows = tuple(
+        msgspec.structs.replace(with_rank(row, reported=full), status="unavailable")
+        if row.name in ("decode-a0", "decode-b1")
+        else row
+        for row in shown.workers
+    )
+    dead = msgspec.structs.replace(shown, workers=rows)
+    a, b = view_of(dead).rows
+    assert (a.capacity.decode.workers, a.capacity.decode.unavailable) == (1, 1)
+    assert kv_share(a) is None
+    assert kv_share(b) is not None
+    assert kv_share(b) < 0.1  # type: ignore[operator]
+    assert (b.capacity.decode.ranks, b.capacity.decode.kv_total_blocks) == (1, 4096)
+    assert b.waiting == 3
+    history = History()
+    history.add(dead)
+    assert history.kv_share(("tiny", "zone", "zone-a"), 1, 1, NOW) == [None]
 
 
 def test_values_that_are_not_reported_are_unknown_and_not_zero():

@@ -87,6 +87,14 @@ STATES = {
     "lost": lambda: msgspec.structs.replace(
         STILL, problem="http://127.0.0.1:8000: All connection attempts failed"
     ),
+    "unavailable": lambda: snapshot(
+        workers=tuple(
+            msgspec.structs.replace(row, status="unavailable", reason="no response within 1 s")
+            if row.name in ("decode-a0", "decode-b0", "decode-b1")
+            else row
+            for row in STILL.workers
+        )
+    ),
     "empty": lambda: msgspec.structs.replace(STILL, workers=(), decisions=(), alerts=()),
     "load-unknown": lambda: msgspec.structs.replace(
         STILL,
