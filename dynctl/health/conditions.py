@@ -26,6 +26,27 @@ NO_WORKERS = "NO_WORKERS"
 STREAM_DISCONNECTED = "STREAM_DISCONNECTED"
 WORKERS_BUSY = "WORKERS_BUSY"
 
+#: Conditions that make the index or the load of a worker (or of a model) doubtful.
+INDEX_OR_LOAD: Final = frozenset(
+    {
+        BLOCK_SIZE_MISMATCH,
+        ENGINE_RESTARTED,
+        EVENTS_LOST,
+        "EXTRA_KEYS_NOT_MODELLED",
+        "FOREIGN_PUBLISHER",
+        "GROUP_IGNORED",
+        LOAD_OVERDUE,
+        "MALFORMED_BATCH",
+        "MALFORMED_MESSAGE",
+        "REPLAY_UNAVAILABLE",
+        STREAM_DISCONNECTED,
+        TOKENIZER_DIFFERS,
+        "TOKEN_IDS_TOO_SHORT",
+        "UNKNOWN_ADAPTER",
+        "UNKNOWN_EVENT",
+        "UNKNOWN_MEDIUM",
+    }
+)
 INCIDENTS: Final = frozenset({ENGINE_RESTARTED, TRANSFER_CROSSED})
 """Conditions without an end of their own: they end INCIDENT_S after their last report."""
 INCIDENT_S: Final = 600.0

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.serving.service import RoutingService
+from dynctl.wire.index_events import DropCode
 from router_core import Cleared, IndexConnected, KvEvent, Worker
 
 _log = logging.getLogger(__name__)
@@ -47,11 +48,28 @@ _PROBES_A_SECOND = 100
 _METRICS_A_SECOND = 20
 _NO_METRICS_S = 60.0
 WAITING = "waiting for its first health probe"
+#: Conditions of an engine's events; they end when the index starts empty.
+_OF_EVENTS = (
+    *map(str, DropCode),
+    *map(
+        str,
+        (
+            StreamCode.EVENTS_LOST,
+            StreamCode.FOREIGN_PUBLISHER,
+            StreamCode.MALFORMED_BATCH,
+            StreamCode.MALFORMED_MESSAGE,
+            StreamCode.REPLAY_UNAVAILABLE,
+            StreamCode.UNKNOWN_EVENT,
+        ),
+    ),
+)
 #: Code of a stream that recovered -> the conditions that end.
 _ENDED_BY = {
     str(StreamCode.INDEX_CURRENT): (str(StreamCode.EVENTS_LOST),),
-    str(StreamCode.ENGINE_RESTARTED): (str(StreamCode.EVENTS_LOST),),
+    str(StreamCode.REPLAY_AVAILABLE): (str(StreamCode.REPLAY_UNAVAILABLE),),
+    str(StreamCode.ENGINE_RESTARTED): _OF_EVENTS,
 }
+_RECOVERIES = (StreamCode.INDEX_CURRENT, StreamCode.REPLAY_AVAILABLE, StreamCode.STREAM_CONNECTED)
 
 
 @dataclass(slots=True)
@@ -272,6 +290,7 @@ class Fleet:
         member.problem = reason
         member.waiting = {}
         name = member.spec.name
+        self._service.clear_condition(codes.WORKER_REJECTED, name)
         if member.worker is None:
             self._service.set_condition(codes.WORKER_UNREACHABLE, name, reason)
             return
@@ -297,8 +316,7 @@ class Fleet:
             if not use_events:
                 sources, worker = [], replace(worker, kv_events=False)
         except WorkerSpecError as error:
-            member.problem = str(error)
-            self._service.set_condition(codes.WORKER_REJECTED, spec.name, str(error))
+            self._reject(member, str(error))
             return
         if self._members.get(spec.name) is not member:
             return  # removed in the meantime
@@ -309,8 +327,7 @@ class Fleet:
         if changed:
             applied = self._service.upsert_worker(worker)
             if not applied.ok:
-                member.problem = applied.message
-                self._service.set_condition(codes.WORKER_REJECTED, spec.name, applied.message)
+                self._reject(member, applied.message)
                 return
         moved = facts.kv_events != member.facts.kv_events
         member.facts, member.worker, member.problem = facts, worker, None
@@ -329,6 +346,14 @@ class Fleet:
             member.probed = True
         await self._read_load(member)
 
+    def _reject(self, member: Member, reason: str) -> None:
+        """The engine answers, but cannot be registered as it is."""
+        member.problem = reason
+        if member.worker is not None:
+            self._service.set_available(member.spec.worker_id, reason)
+        self._service.clear_condition(codes.WORKER_UNREACHABLE, member.spec.name)
+        self._service.set_condition(codes.WORKER_REJECTED, member.spec.name, reason)
+
     def _follow(self, member: Member, sources: list[KvEventSource]) -> None:
         """Follow the engine's events from the start, on an EMPTY index: the process may be new, so
         only (re)played events count."""
@@ -346,6 +371,7 @@ class Fleet:
     def _clear_index(self, member: Member) -> None:
         if member.worker is None:
             return
+        self._end_conditions(member.spec.name, _OF_EVENTS)
         for rank in member.worker.ranks:
             self._service.apply(KvEvent(member.worker.worker_id, rank, Cleared()))
 
@@ -374,14 +400,19 @@ class Fleet:
         if member is None:
             return
         name = member.spec.name
-        for over in _ENDED_BY.get(condition.code, ()):
-            self._service.clear_condition(over, name)
-        if condition.code in (StreamCode.INDEX_CURRENT, StreamCode.STREAM_CONNECTED):
+        self._end_conditions(name, _ENDED_BY.get(condition.code, ()))
+        if condition.code in _RECOVERIES:
             return
         if condition.code == StreamCode.STREAM_DISCONNECTED:
             member.probe_now.set()  # most likely the process ended
             return
         self._service.set_condition(str(condition.code), name, condition.message)
+
+    def _end_conditions(self, name: str, ended: Iterable[str]) -> None:
+        for code in ended:
+            # Workers of different block sizes stay different.
+            if code != codes.BLOCK_SIZE_MISMATCH or name not in self._service.mismatched:
+                self._service.clear_condition(code, name)
 
     # -- tokenizing ------------------------------------------------------------------------
 

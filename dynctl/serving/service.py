@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.workers import WorkerRow, worker_rows
@@ -37,6 +37,7 @@ from router_core import (
     Decision,
     Expired,
     Freed,
+    IndexConnected,
     KvEvent,
     OutputBlock,
     Pin,
@@ -51,6 +52,7 @@ from router_core import (
     RoutingRequest,
     RoutingView,
     Stage,
+    ThresholdsSet,
     Worker,
     WorkerAvailability,
     WorkerLost,
@@ -61,6 +63,19 @@ from router_core import (
 Clock = Callable[[], float]
 
 _log = logging.getLogger(__name__)
+
+#: Seconds that an evaluation may be shown again while nothing changes.
+HEALTH_AGE_S: Final = 0.5
+_MOST_DOUBTS: Final = 16
+#: Bookings, events and load reports change too often; an evaluation reads them at its next time.
+_CHANGES_OF_HEALTH: Final = (
+    ConfigSet,
+    IndexConnected,
+    ThresholdsSet,
+    WorkerAvailability,
+    WorkerLost,
+    WorkerUpserted,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +117,8 @@ class RoutingService:
         self.probe_s: Callable[[], float] = lambda: 1.0
         self.draining = False
         self._health: tuple[float, FleetHealth] | None = None
+        #: The fleet changed since the last evaluation.
+        self._health_outdated = False
         self.observers: list[ServiceObserver] = []
         self.tasks = Supervisor(self._task_failed, self._task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
@@ -116,7 +133,8 @@ class RoutingService:
         #: Block size -> hasher that caches the beginnings of prompts.
         self._hashers: dict[int, PromptHasher] = {}
         self._context_lengths: dict[str, int | None] = {}
-        self._mismatched: set[str] = set()
+        #: Workers whose block size differs from the other workers' of their model.
+        self.mismatched: set[str] = set()
         self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
         self._count = 0
 
@@ -268,6 +286,8 @@ class RoutingService:
         applied = self.router.apply(change, self.clock())
         if isinstance(change, (Booked, Freed, PrefillDone)):
             return applied
+        if isinstance(change, _CHANGES_OF_HEALTH):
+            self._health_outdated = True
         if isinstance(change, KvEvent):
             kind = type(change.event).__name__.removeprefix("Blocks").lower()
             self.kv_events[kind, applied.code] += 1
@@ -285,6 +305,7 @@ class RoutingService:
         """Report a condition; observers are notified when it is new or changed."""
         changed = self.conditions.set(code, subject, message)
         if changed is not None:
+            self._health_outdated = True
             _log.warning("%s %s: %s", code, subject, message)
             for observer in self.observers:
                 observer.on_condition(changed, False)
@@ -292,11 +313,14 @@ class RoutingService:
     def health(self, max_age_s: float = 0.0) -> FleetHealth:
         """Evaluate the fleet, and set and end the conditions that follow.
 
-        An evaluation that is at most ``max_age_s`` old is returned again.
+        An evaluation that is at most ``max_age_s`` old is returned again, unless a worker, a
+        stream, a threshold or a condition changed.
         """
         now = self.clock()
-        if self._health is not None and now - self._health[0] <= max_age_s:
-            return self._health[1]
+        if self._health is not None and not self._health_outdated:
+            at, last = self._health
+            if now - at <= max_age_s and (last.status == "draining") == self.draining:
+                return last
         for old in self.conditions:
             if old.code in INCIDENTS and self.wall() - old.seen > INCIDENT_S:
                 self.clear_condition(old.code, old.subject)
@@ -318,12 +342,33 @@ class RoutingService:
                 self.clear_condition(old.code, old.subject)
         for (code, subject), message in found.items():
             self.set_condition(code, subject, message)
-        self._health = now, health
+        self._health, self._health_outdated = (now, health), False
         return health
+
+    def doubts(self, model: str) -> list[str]:
+        """Conditions that make the index or load of the model's candidates doubtful, as
+        ``CODE worker: message``. Beyond the first ones only their number is given."""
+        self.health(HEALTH_AGE_S)
+        registry = self.router.registry
+        subjects = {model} | {
+            worker.name
+            for worker in registry
+            if worker.model == model and registry.unavailable_reason(worker.worker_id) is None
+        }
+        found = [
+            f"{one.code} {one.subject}: {one.message}"
+            for one in self.conditions
+            if one.code in codes.INDEX_OR_LOAD and one.subject in subjects
+        ]
+        more = len(found) - _MOST_DOUBTS
+        if more > 0:
+            found[_MOST_DOUBTS:] = [f"and {more:,} more conditions of workers: dynctl check"]
+        return found
 
     def clear_condition(self, code: str, subject: str) -> None:
         over = self.conditions.clear(code, subject)
         if over is not None:
+            self._health_outdated = True
             _log.info("%s %s: over", code, subject)
             for observer in self.observers:
                 observer.on_condition(over, True)
@@ -398,11 +443,11 @@ class RoutingService:
             for model, found in lengths.items()
         }
         # An engine's event stream reports this code too; only conditions set here are cleared here.
-        for name in self._mismatched - set(mismatched):
+        for name in self.mismatched - set(mismatched):
             self.clear_condition(codes.BLOCK_SIZE_MISMATCH, name)
         for name, message in mismatched.items():
             self.set_condition(codes.BLOCK_SIZE_MISMATCH, name, message)
-        self._mismatched = set(mismatched)
+        self.mismatched = set(mismatched)
 
     def _hold(self, code: str, subject: str, message: str | None) -> None:
         if message is None:

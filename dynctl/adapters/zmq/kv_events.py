@@ -269,7 +269,9 @@ class ZmqKvEvents:
             if verify and not await self._same_process(context, start):
                 start = 0
             await self._apply_replay(context, start)
-            self._reported.discard(StreamCode.REPLAY_UNAVAILABLE)
+            if StreamCode.REPLAY_UNAVAILABLE in self._reported:
+                self._reported.discard(StreamCode.REPLAY_UNAVAILABLE)
+                self._report(StreamCode.REPLAY_AVAILABLE, f"{self.replay} answers again")
         except ReplayFailed as error:
             self._replay_blocked_until = self._clock() + self._bounds.replay_pause
             self._report_once(

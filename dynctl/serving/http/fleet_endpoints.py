@@ -34,7 +34,7 @@ from dynctl.serving.http.json_responses import (
     read_json_object,
 )
 from dynctl.serving.refusal import HttpError
-from dynctl.serving.service import RoutingService
+from dynctl.serving.service import HEALTH_AGE_S, RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from router_core import Worker
 
@@ -207,8 +207,6 @@ class ControlApi:
 
 
 FLEET_PATH = "/v1/fleet"
-#: An evaluation of the fleet is shown again for this time, in seconds.
-HEALTH_AGE_S = 0.5
 
 #: (domain, value) -> hand-offs within it, and out of it.
 Transfers = Mapping[tuple[str, str], tuple[int, int]]

@@ -193,7 +193,7 @@ class Inference:
             plan,
             now=service.clock(),
             preset=preset,
-            assumptions=prepared.request.notes,
+            assumptions=[*prepared.request.notes, *service.doubts(plan.model)],
         )
 
     # -- reading ---------------------------------------------------------------------------

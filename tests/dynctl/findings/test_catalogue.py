@@ -85,7 +85,11 @@ def test_the_codes_of_a_family_can_be_listed_alone():
 
 def test_every_condition_of_a_frontend_is_explained():
     named = {value for name, value in vars(codes_of_conditions).items() if name == value}
-    recoveries = {StreamCode.STREAM_CONNECTED, StreamCode.INDEX_CURRENT}
+    recoveries = {
+        StreamCode.STREAM_CONNECTED,
+        StreamCode.INDEX_CURRENT,
+        StreamCode.REPLAY_AVAILABLE,
+    }
     streams = {str(code) for code in (*StreamCode, *DropCode) if code not in recoveries}
     assert set(conditions()) == named | streams
 
