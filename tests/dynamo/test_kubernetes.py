@@ -271,7 +271,7 @@ def test_a_worker_without_its_role_stays_up_and_both_witnesses_tell_why(fleet: K
     assert told.checks["DYT0703"]["state"] == "skip"
     assert told.codes("fail") == {"DYT0704", *about_others}
     [value] = told.values("DYT0704")
-    assert value.startswith("no DynamoWorkerMetadata; its log says: Failed to persist metadata")
+    assert value.startswith("no DynamoWorkerMetadata; its log has: Failed to persist metadata")
     assert told.broken() == {"lone-decode-0": ("card", ["DYT0704"])}
     assert pod.process.alive
     assert not fleet.metadata(namespace)
@@ -326,7 +326,7 @@ def test_through_the_api_server_caches_are_said_to_be_out_of_reach(fleet: KubeFl
     screen = fleet.dynctl("route", prompt, *FROM_THERE, *words)
     assert screen.code == 0
     assert "not reachable from here" in screen.out
-    assert "no cache of these workers is known" in screen.out
+    assert "caches of these workers unknown" in " ".join(screen.out.split())
 
 
 # -- operating -------------------------------------------------------------------------------------
