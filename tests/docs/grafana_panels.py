@@ -311,7 +311,7 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
         (
             Panel(
                 "Conditions in force",
-                (Query(f"sum by (code) (dynctl_conditions{{{_FILTER}}}) > 0", "{{code}}"),),
+                (Query(f"sum by (code) (dynctl_condition{{{_FILTER}}})", "{{code}}"),),
                 says="dynctl top lists them with what to do.",
             ),
             Panel(

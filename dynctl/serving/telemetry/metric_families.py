@@ -117,7 +117,6 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
     ("worker_index_missing", "gauge", "1 = KV events of the rank were lost and not recovered",
      ("worker", "dp_rank", "role")),
     ("condition", "gauge", "1 = the condition holds for the subject", ("code", "subject")),
-    ("conditions", "gauge", "Named conditions in force, by code", ("code",)),
     ("background_task_failures_total", "counter", "Failures of background tasks, which restart by "
      "themselves", ("task",)),
     ("decision_memory_bytes", "gauge", "Estimated bytes of the decisions kept", ()),

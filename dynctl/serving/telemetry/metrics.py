@@ -254,8 +254,6 @@ class Metrics(ServiceObserver):
         self._service.health(1.0)
         each = {(one.code, one.subject): 1.0 for one in self._service.conditions}
         yield self._text("dynctl_condition", each.items())
-        by_code = Tally((condition.code,) for condition in self._service.conditions)
-        yield self._text("dynctl_conditions", by_code.items())
         if self._memory is not None:
             yield self._text("dynctl_decision_memory_bytes", [((), self._memory.size)])
             yield self._text("dynctl_decision_memory_plans", [((), len(self._memory))])

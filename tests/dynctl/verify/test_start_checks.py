@@ -89,7 +89,7 @@ def test_a_lost_race_that_was_made_good_is_a_warning():
     checks = results(scene)
     assert wrong(checks) == {"DYT0603": [subject(DECODE)]}
     assert values(checks["DYT0603"]) == [
-        "waited in vain for its topology 58 min ago and restarted; restarts: 1"
+        "did not get its topology in time 58 min ago and restarted; restarts: 1"
     ]
 
 
