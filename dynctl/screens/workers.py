@@ -149,7 +149,7 @@ def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
         ("model", worker.model),
         ("role", worker.role + ("" if worker.can_prefill else ", cannot prefill")),
         ("endpoint", worker.endpoint or "-"),
-        ("status", _status(worker) + (f": {worker.reason}" if worker.reason else "")),
+        ("status", worker_status(worker)),
         ("domains", ", ".join(f"{k}={v}" for k, v in worker.domains.items()) or "none"),
         ("kv transfer", policy),
         ("other taints", ", ".join(_own_taints(worker)) or "none"),
@@ -159,10 +159,19 @@ def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
         ("routed by", _routed_by(worker)),
     ]
     lines = [f"{label:<13} {text}" for label, text in pairs]
-    lines.append("")
-    text = table(_rank_columns(), worker.ranks, canvas)
+    return "\n".join(lines) + "\n\n" + rank_loads(worker, canvas)
+
+
+def worker_status(worker: WorkerRow) -> str:
+    """``ready``, ``busy``, or ``unavailable`` with the reason."""
+    return _status(worker) + (f": {worker.reason}" if worker.reason else "")
+
+
+def rank_loads(worker: WorkerRow, canvas: Canvas) -> str:
+    """Load and index of each rank, and why ranks are busy."""
     notes = [f"rank {r.dp_rank} busy: {why}" for r in worker.ranks for why in r.busy_reasons]
-    return "\n".join(lines) + "\n" + text + "".join(note + "\n" for note in notes)
+    text = table(_rank_columns(), worker.ranks, canvas)
+    return text + "".join(note + "\n" for note in notes)
 
 
 def _rank_columns() -> list[Column[RankRow]]:

@@ -366,8 +366,8 @@ class TopApp(App[int]):
             self.screen.set_focus(self.workers_panel)
             self._arrange()
         else:
-            card = isinstance(row, WorkerRow)
-            self._push_details(": card and chain of custody" if card else "", self._details.open)
+            title = ": load, card and chain of custody" if isinstance(row, WorkerRow) else ""
+            self._push_details(title, self._details.open)
 
     def action_describe(self) -> None:
         self._push_details("", self._details.describe)

@@ -28,7 +28,7 @@ from dynctl.screens.numbers import age, amount, count, plural
 from dynctl.screens.render import yaml_text
 from dynctl.screens.route import ExplainScreen
 from dynctl.screens.topology import policy_text, topology_notes
-from dynctl.screens.workers import worker_detail
+from dynctl.screens.workers import rank_loads, worker_detail, worker_status
 from dynctl.sources.source import LiveSource
 from dynctl.top.custody import ReadChain
 from dynctl.top.panels.columns import clock, places, worker_table
@@ -72,7 +72,10 @@ class Details:
         self._chain = chain
 
     async def open(self, row: Row, shown: Shown) -> Draw:
-        """Enter: a worker's card and chain, a decision explained, a finding. Raises DynctlError."""
+        """Enter: a worker's load, card and chain; a decision explained; a finding.
+
+        Raises DynctlError.
+        """
         match row:
             case WorkerRow():
                 chain = await asyncio.to_thread(self._chain, row)
@@ -116,9 +119,11 @@ def row_name(row: Row) -> str:
 
 
 def card_text(worker: WorkerRow, chain: CustodyRow, canvas: Canvas) -> str:
-    """Enter on a worker: its ModelRuntimeConfig, its taints, and its chain of custody."""
-    lines = [canvas.bold(f"{worker.name}  {worker.role}  {worker.model}"), ""]
-    lines += [canvas.bold("ModelRuntimeConfig")]
+    """Enter on a worker: status and load, then ModelRuntimeConfig, taints, chain of custody."""
+    lines = [canvas.bold(f"{worker.name}  {worker.role}  {worker.model}")]
+    lines += canvas.paragraph(worker_status(worker), first="status    ", rest=" " * 10)
+    lines += [f"endpoint  {worker.endpoint}"] if worker.endpoint else []
+    lines += ["", *rank_loads(worker, canvas).splitlines(), "", canvas.bold("ModelRuntimeConfig")]
     unset = []
     for name, value in worker.runtime_config.items():
         if value in (None, {}, [], ()):
@@ -137,14 +142,19 @@ def chain_lines(chain: CustodyRow, canvas: Canvas) -> Iterator[str]:
     """One line per link, from the node's label to the router."""
     domain = f": {chain.domain}" if chain.domain else ""
     yield canvas.bold(f"chain of custody{domain}")
+    in_cluster = any(
+        cell.state is not CellState.UNKNOWN for cell in (chain.node, chain.label, chain.file)
+    )
     if chain.domain is None:
         yield "  the worker publishes no topology domain"
+        if not in_cluster:
+            return
     for name, cell in chain.cells.items():
         mark = "<- breaks here" if name == chain.first_break else ""
         yield f"  {name:<10} {_cell(cell)}  {mark}".rstrip()
     for code in chain.codes:
         yield f"  {code}: dynctl explain {code}"
-    if all(cell.state is CellState.UNKNOWN for cell in (chain.node, chain.label, chain.file)):
+    if not in_cluster:
         yield from canvas.paragraph(_CLUSTER, first="  ")
 
 

@@ -11,13 +11,14 @@ from textual.pilot import Pilot
 
 from dynctl.base.errors import ExitCode, Unreachable, UsageProblem
 from dynctl.documents.snapshot import Part
+from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import open_view
 from dynctl.top.app import NOTICE_S, TopApp
 from dynctl.top.keys import KEYS
 from dynctl.top.widgets import TextScreen
 from tests.dynctl.top.conftest import TEXT, TYPED, Shown, settled
-from tests.dynctl.top.fleet import NOW, StillSource
+from tests.dynctl.top.fleet import NOW, StillSource, snapshot
 from tests.dynctl.top.golden import screen_text
 from tests.golden.fleets import TOKENS, two_zones
 from tests.waiting import patience
@@ -272,6 +273,43 @@ async def test_enter_on_a_worker_reads_its_chain(shown: Shown):
         text = screen_text(pilot.app)
         assert asked == ["prefill-a0"]
         assert "the API server does not answer\n  kubectl get --raw /healthz" in text
+
+
+async def test_enter_on_a_plain_engine_shows_status_and_load_first(shown: Shown):
+    row = WorkerRow(
+        "engine-1", 1, "tiny", "aggregated", endpoint="http://127.0.0.1:9001",
+        status="unavailable", reason="no response within 1 s",
+        runtime_config={"total_kv_blocks": 4096},
+        ranks=[RankRow(active_prefill_tokens=77)],
+    )  # fmt: skip
+    async with shown(StillSource(snapshot(workers=(row,)))) as pilot:
+        await pilot.press("2", "enter")
+        await settled(pilot)
+        lines = [line for line in screen_text(pilot.app).splitlines() if line]
+    assert lines[1:4] == [
+        "engine-1  aggregated  tiny",
+        "status    unavailable: no response within 1 s",
+        "endpoint  http://127.0.0.1:9001",
+    ]
+    assert lines[4].startswith("RANK")
+    assert " 77 " in lines[5]
+    assert lines[6] == "ModelRuntimeConfig"
+    assert lines[-2] == "  the worker publishes no topology domain"
+
+
+async def test_decision_ids_are_shown_by_their_end_and_whole_in_the_details(shown: Shown):
+    async with shown(size=(80, 24)) as pilot:
+        assert " 00091f0a " in screen_text(pilot.app)
+        for key in ("enter", "d"):
+            await pilot.press(key)
+            await settled(pilot)
+            assert "decision 4b7d000091f0a" in " ".join(screen_text(pilot.app).split())
+            await pilot.press("escape")
+        await pilot.resize_terminal(64, 24)
+        await pilot.pause()
+        await pilot.press("d")
+        await settled(pilot)
+        assert "decision 4b7d000091f0a" in " ".join(screen_text(pilot.app).split())
 
 
 @pytest.mark.parametrize("key", ["escape", "q"])
