@@ -704,6 +704,7 @@ function __dynctl_flags
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'why'
             printf '%s\n' \
+                '--last'\t'Explain the last decision' \
                 '--all'\t'List all candidates and rejections' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \

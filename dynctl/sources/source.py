@@ -61,8 +61,8 @@ class Source(Protocol):
         """The router's preset and settings."""
         ...
 
-    def decision(self, decision_id: str) -> RouteResult:
-        """A past decision, explained."""
+    def decision(self, decision_id: str | None) -> RouteResult:
+        """A past decision, explained: by its id or the id's end; None: the last one."""
         ...
 
     def save(self) -> bytes:

@@ -129,9 +129,10 @@ class ViewSource:
             sources=dict.fromkeys(SETTINGS, self.title),
         )
 
-    def decision(self, decision_id: str) -> RouteResult:
+    def decision(self, decision_id: str | None) -> RouteResult:
+        wanted = "the last one" if decision_id is None else decision_id
         raise UsageProblem(
-            f"{self.title} keeps no decisions: {decision_id} cannot be looked up",
+            f"{self.title} keeps no decisions: {wanted} cannot be looked up",
             "use the frontend that made it: dynctl why ID --frontend URL",
         )
 

@@ -1,4 +1,4 @@
-"""`dynctl why ID`: a past decision on the explain screen."""
+"""`dynctl why ID` and `dynctl why --last`: a past decision on the explain screen."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,24 +13,31 @@ MAX_FILE_BYTES = 64 * 1024 * 1024
 def why(
     options: GlobalOptions,
     decision: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="ID",
-            help="Decision id (x-dynctl-decision header), or a JSON file with a RouteResult or an "
-            "id.",
+            help="Decision id (x-dynctl-decision header) or its last characters, as top shows "
+            "them; or a JSON file with a RouteResult or an id.",
         ),
-    ],
+    ] = None,
+    last: Annotated[bool, typer.Option("--last", help="Explain the last decision.")] = False,
     show_all: Annotated[
         bool, typer.Option("--all", help="List all candidates and rejections.")
     ] = False,
 ) -> int:
     """Explain a past decision of a frontend. Exit code 1: the decision was a refusal."""
-    from dynctl.base.errors import ExitCode
+    from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.screens.render import emit
     from dynctl.screens.route import ExplainScreen
     from dynctl.sources import connect
 
-    found, wanted = _from_file(Path(decision)) if Path(decision).is_file() else (None, decision)
+    if last is (decision is not None):
+        given = f"{decision} and --last" if last else "no decision"
+        raise UsageProblem(f"{given}: expected an ID, a file or --last")
+    found: Any = None
+    wanted = decision
+    if decision is not None and Path(decision).is_file():
+        found, wanted = _from_file(Path(decision))
     result = found if found is not None else connect(options).decision(wanted)
     emit(result, options, screen=ExplainScreen(show_all))
     return ExitCode.YES if result.ok else ExitCode.NO

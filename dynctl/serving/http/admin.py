@@ -25,6 +25,8 @@ from router_core import Outcome
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1_000
+#: Ids that an error about an ambiguous suffix lists.
+MAX_MATCHES = 10
 #: Seconds that a reader may wait for the next decision.
 MAX_WAIT_S = 30
 OUTCOMES = (*get_args(Outcome), "refused")
@@ -125,9 +127,17 @@ class Admin:
         )
 
     async def decision(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/decisions/{id}``: a past decision as a RouteResult."""
+        """``GET /v1/decisions/{id}``: a past decision as a RouteResult.
+
+        The id's last characters are enough if no other kept id ends with them.
+        """
         wanted = request.match_info["id"]
         attempts = self._memory.attempts(wanted)
+        if not attempts:
+            ids = self._memory.ids_ending_with(wanted, MAX_MATCHES + 1)
+            if len(ids) > 1:
+                raise bad_request(_ambiguous_message(wanted, ids), code="ambiguous_decision")
+            attempts = self._memory.attempts(ids[0]) if ids else ()
         if not attempts:
             raise not_found(self._not_kept_message(wanted), code="unknown_decision")
         *earlier, last = attempts
@@ -179,6 +189,11 @@ class Admin:
             f"no decision {shown!r} is kept: {len(memory):,} are{gone}; "
             "the id is the x-dynctl-decision header of the response"
         )
+
+
+def _ambiguous_message(wanted: str, ids: list[str]) -> str:
+    more = ", .." if len(ids) > MAX_MATCHES else ""
+    return f"{wanted[:64]!r} matches several decisions: {', '.join(ids[:MAX_MATCHES])}{more}"
 
 
 @dataclass(frozen=True, slots=True)

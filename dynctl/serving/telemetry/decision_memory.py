@@ -191,6 +191,11 @@ class DecisionMemory(ServiceObserver):
         """All plans with this id, oldest first: a request that was retried has several."""
         return tuple(self._plans[turn] for turn in self._by_id.get(plan_id, ()))
 
+    def ids_ending_with(self, suffix: str, most: int) -> list[str]:
+        """Up to ``most`` kept ids that end with ``suffix``, newest first."""
+        matching = (known for known in reversed(self._by_id) if known.endswith(suffix))
+        return list(islice(matching, most))
+
     def recent(
         self,
         n: int = 50,

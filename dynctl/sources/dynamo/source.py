@@ -115,10 +115,10 @@ class DynamoSource:
     def config(self) -> ConfigDocument:
         return self._view(index=False).config()
 
-    def decision(self, decision_id: str) -> RouteResult:
+    def decision(self, decision_id: str | None) -> RouteResult:
+        wanted = "the last one" if decision_id is None else decision_id
         raise UsageProblem(
-            f"Dynamo keeps no decisions and reports only the winner: {decision_id} cannot be "
-            "explained",
+            f"Dynamo keeps no decisions and reports only the winner: {wanted} cannot be explained",
             'explain it before the request: dynctl route --explain "PROMPT"',
         )
 

@@ -14,7 +14,7 @@ from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument
-from dynctl.documents.decisions import DecisionList
+from dynctl.documents.decisions import DecisionList, DecisionRow
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.thresholds import ModelThresholds
@@ -111,7 +111,13 @@ class FrontendClient(HttpFrontend):
     def config(self) -> ConfigDocument:
         return self.document(self.send("GET", "/v1/config"), ConfigDocument)
 
+    def recent_decisions(self, limit: int) -> list[DecisionRow]:
+        """The last decisions, newest first."""
+        response = self.send("GET", f"/v1/decisions?limit={limit}")
+        return self.document(response, DecisionList).decisions
+
     def decision(self, decision_id: str) -> RouteResult:
+        """A decision by its id, or by the id's last characters if they are unique."""
         path = f"/v1/decisions/{quote(decision_id, safe='')}"
         return self.document(self.send("GET", path), RouteResult)
 
@@ -151,6 +157,8 @@ class FrontendClient(HttpFrontend):
             raise UsageProblem(f"{self.url}{path} needs a token ({status}): {message}", _TOKEN_HINT)
         if status == 404 and path == "/v1/view":
             raise UsageProblem(f"{self.url} cannot save views (404): {message}")
+        if path.startswith("/v1/decisions/") and status in (400, 404) and message:
+            raise UsageProblem(f"{self.url}: {message}")
         if status == 404 and not message:
             raise UsageProblem(f"{self.url}{path}: 404, not a dynctl frontend", _VERSION_HINT)
         if status >= 500:

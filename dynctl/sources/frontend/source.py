@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import WorkerRow
@@ -69,15 +69,45 @@ class FrontendSource:
     def config(self) -> ConfigDocument:
         return self._first(lambda client: client.config())
 
-    def decision(self, decision_id: str) -> RouteResult:
+    def decision(self, decision_id: str | None) -> RouteResult:
         """Only the replica that made a decision keeps it."""
-        last: UsageProblem | None = None
+        if decision_id is None:
+            return self._last_decision()
+        found: dict[str, RouteResult] = {}
+        problem: DynctlError | None = None
         for client in self.clients:
             try:
-                return client.decision(decision_id)
+                result = client.decision(decision_id)
+            except Unreachable as error:
+                problem = error
+                continue
             except UsageProblem as error:
-                last = error
-        raise last if last is not None else UsageProblem("no frontend was named")
+                # A replica without a response may have the decision.
+                problem = problem or error
+                continue
+            if result.id == decision_id:
+                return result
+            found[result.id] = result
+        if len(found) > 1:
+            ids = ", ".join(found)
+            raise UsageProblem(f"{decision_id!r} matches several decisions: {ids}")
+        if found:
+            return found.popitem()[1]
+        raise problem if problem is not None else UsageProblem("no frontend is set")
+
+    def _last_decision(self) -> RouteResult:
+        rows = [
+            (row.at, row.id, client)
+            for client in self.clients
+            for row in client.recent_decisions(1)
+        ]
+        if not rows:
+            raise UsageProblem(
+                f"{self.title} keeps no decisions yet",
+                "send a request, or start it with --decision-memory 64MiB",
+            )
+        _, last, client = max(rows, key=lambda row: row[0])
+        return client.decision(last)
 
     def save(self) -> bytes:
         return self._first(lambda client: client.save())
@@ -89,7 +119,7 @@ class FrontendSource:
                 return read(client)
             except Unreachable as error:
                 last = error
-        raise last if last is not None else Unreachable("no frontend was named")
+        raise last if last is not None else Unreachable("no frontend is set")
 
 
 def _what_if(client: FrontendClient, query: RouteQuery) -> RouteResult:

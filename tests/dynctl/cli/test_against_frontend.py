@@ -177,6 +177,12 @@ def test_why_explains_a_served_request(asks, frontend, tmp_path):
         ran = asks("why", given)
         assert ran.code == 1
         assert "lacks gpu=none" in ran.out
+    last = asks("why", "--last", "-o", "json")
+    assert last.code == 1
+    assert last.json["id"] == refused.headers["x-dynctl-decision"]
+    by_end = asks("why", refused.headers["x-dynctl-decision"][-8:], "-o", "json")
+    assert by_end.json["id"] == refused.headers["x-dynctl-decision"]
+    assert (asks("why").code, asks("why", "x", "--last").code) == (2, 2)
     unknown = asks("why", "nobody")
     assert (unknown.code, "nobody" in unknown.err) == (2, True)
 

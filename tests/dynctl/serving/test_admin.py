@@ -400,6 +400,11 @@ async def test_the_command_lines_client_reads_all_of_it():
             assert source.thresholds() == {"tiny": after}
             assert after["active_decode_blocks_threshold"] is None
             assert len(decode_view(source.save()).router.registry) == 2
+            assert source.decision("1").id == "r1"
+            decide(service, "x1", wall=1_001.0)
+            assert [row.id for row in source.recent_decisions(1)] == ["x1"]
+            with pytest.raises(UsageProblem, match="'1' matches several decisions: x1, r1"):
+                source.decision("1")
             with pytest.raises(UsageProblem, match="no decision 'r9' is kept"):
                 source.decision("r9")
             with pytest.raises(UsageProblem, match=r"must be between 0\.0 and 1\.0, got 2"):
