@@ -23,7 +23,8 @@ SECTIONS: Final[Sequence[tuple[str, Sequence[Check[CheckFacts]]]]] = (
     (FLEET, FLEET_CHECKS),
     ("versions", VERSION_CHECKS),
 )
-NOT_CHECKED: Final = (
+DYNAMO_SECTIONS: Final = frozenset({"planes", "workers", "events"})
+NOT_CHECKED: Final[tuple[str, ...]] = (
     "the KV transfer itself (NIXL, RDMA)",
     "the engines' own health",
     "Kubernetes objects and node labels",
@@ -36,11 +37,26 @@ def judge(facts: CheckFacts, suppressed: Suppressions = NOTHING) -> Report:
     if facts.planes is not None and facts.planes.unreachable is None:
         sources[0] += f", Dynamo namespace {facts.planes.namespace or '*'}"
     sources += [one.url for one in facts.frontends]
+    left_out = _left_out(facts)
+    sections = [(name, checks) for name, checks in SECTIONS if name not in left_out]
+    not_checked = NOT_CHECKED
+    if left_out & DYNAMO_SECTIONS and any(one.kind != "dynctl" for one in facts.frontends):
+        not_checked += ("a Dynamo's planes (specify --discovery)",)
     return run(
-        SECTIONS,
+        sections,
         facts,
         all_codes(),
         sources=sources,
         suppressed=suppressed,
-        not_checked=NOT_CHECKED,
+        not_checked=not_checked,
     )
+
+
+def _left_out(facts: CheckFacts) -> frozenset[str]:
+    """The sections about a kind of fleet that was not specified."""
+    left_out: set[str] = set()
+    if facts.planes is None and facts.frontends:
+        left_out |= DYNAMO_SECTIONS
+    if not any(one.kind == "dynctl" for one in facts.frontends):
+        left_out.add(FLEET)
+    return frozenset(left_out)
