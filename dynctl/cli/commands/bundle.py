@@ -58,7 +58,8 @@ def bundle(
     """Write reports, view, settings and versions into one .tar.gz file for a bug report.
 
     Secrets are masked, prompts and tokens hashed. manifest.json lists the contents, and what is
-    missing and why. Only the owner can read the file.
+    missing and why. Only the owner can read the file. Exit code 3: a source is not reachable, 2:
+    the context is invalid; the file is written all the same.
     """
     from dynctl import version
     from dynctl.base.errors import ExitCode
@@ -72,14 +73,16 @@ def bundle(
     path, options = _target(options, file, to, output, now)
     check_target(path, force=force)
     redactor = Redactor(known_secrets(options, os.environ))
-    packed, members, left_out = _gathered(sections(options, kubernetes=kubernetes), redactor)
+    codes: list[int] = []
+    wanted = sections(options, kubernetes=kubernetes)
+    packed, members, left_out = _gathered(wanted, redactor, codes)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     manifest = BundleManifest(created, version(), members, left_out, _REDACTED)
     files = [("manifest.json", _encoded(manifest, redactor)), *packed]
     data = pack(files, now)
     write_new(path, data, force=force)
     emit(BundleReport(str(path), len(data), members, left_out), options)
-    return ExitCode.YES
+    return max(codes, default=ExitCode.YES)
 
 
 def _target(
@@ -108,9 +111,9 @@ def _target(
 
 
 def _gathered(
-    wanted: "list[Section]", redactor: "Redactor"
+    wanted: "list[Section]", redactor: "Redactor", codes: list[int]
 ) -> "tuple[list[tuple[str, bytes]], list[BundleMember], list[LeftOut]]":
-    """The files, their descriptions, and the missing ones."""
+    """The files, their descriptions, and the missing ones; appends exit codes to ``codes``."""
     from dynctl.cli.bundle.archive import MAX_MEMBER, MAX_TOTAL
     from dynctl.documents.bundle import BundleMember, LeftOut
 
@@ -122,7 +125,7 @@ def _gathered(
         if sys.stderr.isatty():
             sys.stderr.write(f"{section.file}: {section.what}\n")
         notes: list[str] = []
-        data, why = _read(section, redactor, notes)
+        data, why = _read(section, redactor, notes, codes)
         if len(data) > min(MAX_MEMBER, left):
             why = f"{len(data):,} bytes, the limit is {min(MAX_MEMBER, left):,}"
         if why:
@@ -136,13 +139,23 @@ def _gathered(
     return packed, members, left_out
 
 
-def _read(section: "Section", redactor: "Redactor", notes: list[str]) -> tuple[bytes, str]:
-    """A section's bytes, or why there are none; an error of one section does not end the others."""
-    from dynctl.base.errors import exit_code_of
+def _read(
+    section: "Section", redactor: "Redactor", notes: list[str], codes: list[int]
+) -> tuple[bytes, str]:
+    """A section's bytes, or why there are none; an error of one section does not end the others.
+
+    Appends the exit code of an error that concerns the whole bundle: a source that is not
+    reachable, or (``options.json``) an invalid context.
+    """
+    from dynctl.base.errors import ExitCode, Unreachable, exit_code_of
 
     try:
         data = _encoded(section.read(notes), redactor)
     except Exception as error:
+        if isinstance(error, Unreachable):
+            codes.append(ExitCode.UNREACHABLE)
+        elif section.file == "options.json":
+            codes.append(ExitCode.USAGE)
         if exit_code_of(error) is not None:
             return b"", str(error)
         return b"", f"dynctl failed unexpectedly: {type(error).__name__}: {error}"

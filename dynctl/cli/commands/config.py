@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
     """
     from dynctl.base.errors import UsageProblem
     from dynctl.screens.render import emit, talk
+    from dynctl.settings.contexts.precedence import VARIABLE, apply_context
     from dynctl.sources import connect, names_source
 
     if names_source(options):
@@ -32,6 +34,8 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
         source = connect(options)
         report = remote_report(source.title, source.config())
     else:
+        if os.environ.get(VARIABLE):
+            apply_context(options)  # raises UsageProblem for an unknown context
         report = _local(router_flags)
     for warning in report.warnings:
         talk(f"warning: {warning}")
@@ -40,8 +44,6 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
 
 
 def _local(router_flags: Mapping[str, str | bool]) -> ConfigReport:
-    import os
-
     from dynctl.documents.config import ConfigReport
     from dynctl.settings.router_settings import resolve
 

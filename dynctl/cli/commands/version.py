@@ -13,11 +13,16 @@ def version(
         bool, typer.Option("--client", help="Print the version of this client only.")
     ] = False,
 ) -> int:
-    """Print the versions of dynctl and of the frontends that answer."""
+    """Print the versions of dynctl and of the frontends.
+
+    Exit code 3: a specified frontend does not answer.
+    """
+    from dynctl.base.errors import ExitCode
     from dynctl import sources as connect
     from dynctl.documents.client import versions
     from dynctl.screens import render
 
     peers = () if client else connect.peer_versions(options)
     render.emit(versions(peers), options)
-    return 0
+    failed = any(problem is not None for _, _, problem in peers)
+    return ExitCode.UNREACHABLE if failed else ExitCode.YES

@@ -122,7 +122,7 @@ def test_a_bundle_without_a_reachable_source_lists_what_is_missing(dynctl, tmp_p
     ran = dynctl(
         "bundle", path, "--frontend", "http://planted:pw-planted@127.0.0.1:1", "-o", "json"
     )
-    assert ran.code == 0
+    assert ran.code == 3
     left_out = {one["file"]: one["why"] for one in ran.json["left_out"]}
     assert {"workers.json", "config.json", "thresholds.json", "view.json"} <= set(left_out)
     assert "does not answer" in left_out["workers.json"]

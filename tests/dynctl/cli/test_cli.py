@@ -337,6 +337,35 @@ def test_an_exceeded_timeout_is_exit_code_4(dynctl, command):
 @pytest.mark.parametrize(
     "command",
     [
+        ["workers", "list"],
+        ["topology", "show"],
+        ["topology", "verify"],
+        ["config", "show"],
+        ["thresholds", "get"],
+        ["context", "show"],
+        ["check"],
+        ["version"],
+        ["why", "--last"],
+        ["top", "--once"],
+        ["route", "hi"],
+        ["bundle", "b.tgz"],
+    ],
+)
+def test_an_unknown_context_or_a_dead_source_is_not_success(dynctl, monkeypatch, tmp_path, command):
+    monkeypatch.chdir(tmp_path)
+    if command[0] not in ("context", "topology"):
+        ran = dynctl(*command, "--frontend", "http://127.0.0.1:1")
+        assert ran.code == (1 if command == ["check"] else 3)
+    monkeypatch.setenv("DYNCTL_CONTEXT", "bad")
+    ran = dynctl(*command, *(["--force"] if command[0] == "bundle" else []))
+    assert ran.code == 2
+    assert "$DYNCTL_CONTEXT bad: unknown context" in ran.err + " ".join(ran.out.split())
+    assert (tmp_path / "b.tgz").exists() is (command[0] == "bundle")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
         ["workers", "list", "--demo"],
         ["topology", "show", "--demo"],
         ["route", "--demo", "--explain", "hi"],
