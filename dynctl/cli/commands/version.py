@@ -17,8 +17,8 @@ def version(
 
     Exit code 3: a specified frontend does not answer.
     """
-    from dynctl.base.errors import ExitCode
     from dynctl import sources as connect
+    from dynctl.base.errors import ExitCode
     from dynctl.documents.client import versions
     from dynctl.screens import render
 
