@@ -12,6 +12,8 @@ returns `ExitCode.NO`. Other rooms raise their own errors; :func:`exit_code_of` 
 their exit codes.
 """
 
+import errno
+import os
 from enum import IntEnum
 
 
@@ -64,6 +66,28 @@ def single_line(text: str, most: int = 400) -> str:
     flat = " ".join(text.split())
     plain = "".join(character if character.isprintable() else "?" for character in flat)
     return plain if len(plain) <= most else plain[: most - 3] + "..."
+
+
+def network_reason(error: BaseException) -> str:
+    """Why a connection or request failed, as plain text: ``Connection refused``.
+
+    HTTP libraries hide the operating system's error behind texts of their own ("All connection
+    attempts failed"); it is found in the chain of causes.
+    """
+    inner: BaseException | None = error
+    late = False
+    for _ in range(8):
+        late = late or isinstance(inner, TimeoutError)
+        if isinstance(inner, OSError) and inner.errno is not None:
+            # Unknown host names and TLS have separate numbers.
+            known = inner.errno in errno.errorcode and type(inner).__module__ != "ssl"
+            text = os.strerror(inner.errno) if known else inner.strerror
+            return single_line(text or str(inner))
+        if isinstance(inner, BaseExceptionGroup):
+            inner = inner.exceptions[0]
+        elif inner is not None:
+            inner = inner.__cause__ or inner.__context__
+    return single_line(str(error)) or ("no response in time" if late else "the connection failed")
 
 
 def exit_code_of(error: BaseException) -> ExitCode | None:

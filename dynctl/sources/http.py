@@ -5,7 +5,7 @@ dynctl's frontend has ``/v1/models`` and ``/busy_threshold`` in Dynamo's format:
 
 from __future__ import annotations
 
-import re
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NoReturn
@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import TimedOut, Unreachable, UsageProblem
+from dynctl.base.errors import TimedOut, Unreachable, UsageProblem, network_reason
 from dynctl.documents.codec import Document, decode
 from dynctl.documents.models import ModelList
 from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
@@ -66,7 +66,7 @@ class HttpFrontend:
             ) from None
         except httpx.HTTPError as error:
             raise Unreachable(
-                f"{self.url} does not answer: {reason(error)}",
+                f"{self.url} does not answer: {network_reason(error)}",
                 self.unreachable_hint,
             ) from None
 
@@ -127,15 +127,24 @@ async def read_response(
     client: httpx.AsyncClient,
     url: str,
     max_bytes: int,
+    timeout: float,
     params: Mapping[str, str | int] | None = None,
+    wait: float = 0.0,
 ) -> tuple[int, bytes]:
-    """Status and body of a GET; the caller limits its time. Raises httpx.HTTPError."""
-    async with client.stream("GET", url, params=params) as response:
-        content = bytearray()
-        async for part in response.aiter_bytes():
-            content += part
-            _check_size(len(content), max_bytes)
-    return response.status_code, bytes(content)
+    """Status and body of a GET. ``wait``: seconds that the server may wait before it answers,
+    beyond ``timeout``. Raises Unreachable or TimedOut; the message has the reason only."""
+    try:
+        async with asyncio.timeout(timeout + wait):
+            async with client.stream("GET", url, params=params) as response:
+                content = bytearray()
+                async for part in response.aiter_bytes():
+                    content += part
+                    _check_size(len(content), max_bytes)
+            return response.status_code, bytes(content)
+    except TimeoutError:
+        raise TimedOut(f"no response within {timeout:g} s") from None
+    except httpx.HTTPError as error:
+        raise Unreachable(network_reason(error)) from None
 
 
 def error_message(response: httpx.Response) -> str:
@@ -151,11 +160,6 @@ def error_message(response: httpx.Response) -> str:
 
 def threshold_values(row: ModelThresholds) -> Thresholds:
     return {name: getattr(row, name) for name in THRESHOLD_SETTINGS}
-
-
-def reason(error: Exception) -> str:
-    """An error of httpx as text for the user, without an error number."""
-    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def json_object(response: httpx.Response) -> dict[str, Any]:

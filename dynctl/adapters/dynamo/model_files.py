@@ -19,7 +19,7 @@ from typing import Final
 import httpx
 from blake3 import blake3
 
-from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.base.errors import Unreachable, UsageProblem, network_reason
 from dynctl.wire.dynamo.discovery import CardFile, Instance, ModelCard
 
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
@@ -239,9 +239,9 @@ async def _download(
                     )
                 yield chunk
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        reason = str(error) or type(error).__name__
         raise Unreachable(
-            f"{_file_title(card, file)}: {_shown(url)} does not respond: {reason}", _HINT
+            f"{_file_title(card, file)}: {_shown(url)} does not respond: {network_reason(error)}",
+            _HINT,
         ) from error
 
 

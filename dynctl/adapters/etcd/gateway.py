@@ -6,8 +6,6 @@ or its library does not load (``--etcd-client gateway``).
 
 import asyncio
 import base64
-import errno
-import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -29,6 +27,7 @@ from dynctl.adapters.etcd.discovery import (
     one_line,
 )
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Put
+from dynctl.base.errors import network_reason
 from dynctl.wire.dynamo.discovery import PREFIX
 
 _Answer = TypeVar("_Answer")
@@ -175,7 +174,7 @@ class _Session:
                     for change in _changes(line):
                         yield change
         except httpx.HTTPError as error:
-            raise _failure(error) from error
+            raise EtcdFailure(one_line(network_reason(error))) from error
         raise EtcdFailure("the watch ended")
 
     async def close(self) -> None:
@@ -193,7 +192,7 @@ class _Session:
         except TimeoutError as error:
             raise EtcdFailure(f"no response in {timeout:.1f} s") from error
         except httpx.HTTPError as error:
-            raise _failure(error) from error
+            raise EtcdFailure(one_line(network_reason(error))) from error
         if len(content) > _MAX_ANSWER_BYTES:
             raise EtcdTooLarge(f"more than {_MAX_ANSWER_BYTES:,} bytes in one response")
         return _decode(content, kind)
@@ -263,24 +262,6 @@ def _refusal(status: int, body: bytes) -> EtcdFailure:
 def _said(text: str) -> EtcdFailure:
     line = one_line(text)
     return EtcdCompacted(line) if "compacted" in line else EtcdFailure(line)
-
-
-def _failure(error: httpx.HTTPError) -> EtcdFailure:
-    """The underlying reason; httpx only has "All connection attempts failed"."""
-    deepest: BaseException = error
-    for _ in range(8):
-        inner = deepest.__cause__ or deepest.__context__
-        if isinstance(inner, BaseExceptionGroup):
-            inner = inner.exceptions[0]
-        if inner is None:
-            break
-        deepest = inner
-    if isinstance(deepest, OSError) and deepest.errno is not None:
-        # Unknown names and TLS have separate numbers.
-        known = deepest.errno in errno.errorcode and not isinstance(deepest, ssl.SSLError)
-        text = os.strerror(deepest.errno) if known else deepest.strerror
-        return EtcdFailure(one_line(text or str(deepest)))
-    return EtcdFailure(one_line(str(deepest) or str(error)) or type(error).__name__)
 
 
 def _text(value: bytes) -> str:

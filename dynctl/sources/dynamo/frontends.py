@@ -13,15 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-import httpx
-
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.health.facts import FrontendFacts, Unread
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.planes import backend, namespace
-from dynctl.sources.http import async_client, read_response, reason
+from dynctl.sources.http import async_client, read_response
 from dynctl.sources.kubernetes import OUT_OF_REACH, Reached, cluster_ways
 from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import set_on_all
@@ -212,19 +210,18 @@ class PolledFrontends:
     async def _read_metrics(self, one: _Polled) -> None:
         limit = min(READ_S, self._timeout)
         try:
-            async with asyncio.timeout(limit):
-                status, body = await read_response(
-                    self._client, f"{one.url}/metrics", DynamoFrontend.max_bytes
-                )
+            status, body = await read_response(
+                self._client, f"{one.url}/metrics", DynamoFrontend.max_bytes, limit
+            )
             if status != 200:
                 one.problem = f"/metrics answered {status}"
                 return
             one.metrics = read_frontend_metrics(body)
             one.problem = ""
-        except TimeoutError:
-            one.problem = f"no response within {limit:g} s"
-        except (httpx.HTTPError, WireError) as error:
-            one.problem = reason(error)
+        except DynctlError as error:
+            one.problem = error.message
+        except WireError as error:
+            one.problem = str(error)
 
     async def _read_thresholds(self, one: _Polled) -> None:
         frontend = DynamoFrontend(one.url, min(READ_S, self._timeout))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
@@ -10,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
+from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument
@@ -24,7 +23,6 @@ from dynctl.sources.http import (
     error_message,
     json_object,
     read_response,
-    reason,
     threshold_values,
 )
 from dynctl.sources.query import RouteQuery, choose_model
@@ -188,13 +186,9 @@ class AsyncFrontendClient:
         return decode(await self._get("/v1/config", {}), ConfigDocument)
 
     async def _get(self, path: str, query: Mapping[str, str | int], wait: int = 0) -> bytes:
-        try:
-            async with asyncio.timeout(self._timeout + wait):
-                status, body = await read_response(self._client, self.name + path, MAX_BYTES, query)
-        except TimeoutError:
-            raise TimedOut(f"no response within {self._timeout:g} s") from None
-        except httpx.HTTPError as error:
-            raise Unreachable(reason(error)) from None
+        status, body = await read_response(
+            self._client, self.name + path, MAX_BYTES, self._timeout, query, wait
+        )
         if status in (401, 403):
             raise UsageProblem("a token is required", _TOKEN_HINT)
         if status == 404:
