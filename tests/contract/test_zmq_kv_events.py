@@ -35,14 +35,16 @@ PATIENT = StreamBounds(idle_check=600.0)
 class Bench:
     """One publisher, one follower, one clock that only the test moves."""
 
-    def __init__(self, context):
+    def __init__(self, context, topic_frames=()):
         self.context = context
+        self.topic_frames = topic_frames
         self.now = 100.0
         self.recorder = Recorder()
         self.publishers: list[ScriptedPublisher] = []
 
     def publisher(self, **options) -> ScriptedPublisher:
         self.publishers.append(ScriptedPublisher(self.context, **options))
+        self.publishers[-1].topic_frames = self.topic_frames
         return self.publishers[-1]
 
     def follower(self, publisher, *, bounds=PATIENT, **source) -> ZmqKvEvents:
@@ -59,10 +61,11 @@ class Bench:
         )
 
 
-@pytest.fixture
-async def bench():
+@pytest.fixture(params=[(), (b"kv-events",)], ids=["old framing", "vLLM 0.32"])
+async def bench(request):
+    """``params``: the topic frames of a replayed batch; vLLM 0.32 sends one, older ones none."""
     context = zmq.asyncio.Context()
-    bench = Bench(context)
+    bench = Bench(context, request.param)
     yield bench
     for publisher in bench.publishers:
         await publisher.die()

@@ -65,6 +65,7 @@ class ScriptedPublisher:
         self.silent = silent
         self.garbled = False
         self.capacity: int | None = None  # messages of an answer; the rest is dropped, as by vLLM
+        self.topic_frames: tuple[bytes, ...] = ()  # (b"topic",) as vLLM 0.32; older: none
         self.holes: set[int] = set()  # batches that the next answers leave out, each once
         self.router: zmq.asyncio.Socket | None = None
         self.replay_endpoint: str | None = None
@@ -110,7 +111,7 @@ class ScriptedPublisher:
             ]
             self.holes -= {seq for seq in self.holes if seq >= start}
             for frames in [*answer, END_OF_REPLAY_FRAMES][: self.capacity]:
-                await self.router.send_multipart([client, empty, *frames])
+                await self.router.send_multipart([client, empty, *self.topic_frames, *frames])
 
     async def die(self) -> None:
         """As a killed process: the sockets go away at once."""

@@ -79,12 +79,14 @@ async def replay(
 
 
 def _pair(frames: list[bytes]) -> tuple[int, bytes]:
-    """(sequence, payload) of one message, whose leading delimiter is optional."""
-    if len(frames) == 3 and not frames[0]:
-        frames = frames[1:]
-    if len(frames) != 2:
+    """(sequence, payload): the last two frames of one message.
+
+    An empty delimiter may precede them, and after it a topic: vLLM 0.32 sends delimiter, topic,
+    sequence, payload; older releases send no topic.
+    """
+    if not 2 <= len(frames) <= 4 or (len(frames) > 2 and frames[0]):
         raise ReplayFailed(f"message of {len(frames)} frames, expected a sequence and a batch")
     try:
-        return decode_seq(frames[0]), frames[1]
+        return decode_seq(frames[-2]), frames[-1]
     except WireError as error:
         raise ReplayFailed(str(error)) from None
