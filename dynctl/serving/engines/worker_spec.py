@@ -27,8 +27,8 @@ RESERVED: Final[Mapping[str, str]] = {
     "url": "http://HOST:PORT",
     "name": "a name of letters, digits and . _ / : -, at most 128",
     "role": " or ".join(_ROLES),
-    "kv-events": "tcp://HOST:PORT of the engine's KV events, or off",
-    "replay": "tcp://HOST:PORT of the engine's replay socket, or off",
+    "kv-events": "tcp://HOST:PORT or ipc:///PATH of the engine's KV events, or off",
+    "replay": "tcp://HOST:PORT or ipc:///PATH of the engine's replay socket, or off",
     "block-size": "tokens per block, 1 to 4096",
     "dp": f"data-parallel ranks, 1 to {MAX_RANKS}",
     "total-blocks": "KV blocks of a rank, 1 or more",
@@ -209,6 +209,8 @@ def _endpoint(given: Mapping[str, Any], key: str, where: str) -> str | None:
     if not isinstance(value, str):
         raise _wrong(where, key, value)
     scheme, found, address = value.partition("://")
+    if scheme == "ipc" and address.startswith("/") and "\0" not in address and len(address) < 100:
+        return value
     host, colon, port = address.rpartition(":")
     good = scheme == "tcp" and host and colon and port.isascii() and port.isdigit()
     if not found or not good or not 1 <= int(port) <= 65535:

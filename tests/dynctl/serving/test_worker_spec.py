@@ -28,6 +28,8 @@ def test_what_is_left_out_is_unknown_and_the_name_comes_from_the_address():
     assert spec.name == "127.0.0.1:8001"
     assert (spec.role, spec.kv_events, spec.block_size, spec.model) == (None, None, None, None)
     assert parse_worker_spec("http://127.0.0.1:8001,kv-events=off").kv_events == ""
+    local = parse_worker_spec("http://127.0.0.1:8001,kv-events=ipc:///run/kv.sock")
+    assert local.kv_events == "ipc:///run/kv.sock"
 
 
 def test_a_worker_keeps_its_id_over_restarts():
@@ -51,6 +53,7 @@ def test_a_worker_keeps_its_id_over_restarts():
         ("http://x:1,rol=prefill", "did you mean role?"),
         ("http://x:1,kv_event=tcp://x:1", "did you mean kv-events?"),
         ("http://x:1,kv-events=x:1", "expected tcp://HOST:PORT"),
+        ("http://x:1,kv-events=ipc://kv.sock", "expected tcp://HOST:PORT or ipc:///PATH"),
         ("http://x:1,replay=tcp://x:99999", "replay is 'tcp://x:99999'"),
         ("http://x:1,block-size=0", "block-size is '0'; expected tokens per block, 1 to 4096"),
         ("http://x:1,block-size=x", "block-size is 'x'"),
