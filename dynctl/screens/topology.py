@@ -28,21 +28,27 @@ def domain_columns(
     several = len({row.model for row in rows}) > 1
     aggregated = any(row.aggregated.workers for row in rows)
     decode = any(row.decode.workers for row in rows)
+    # A fleet of aggregated workers alone has no prefill and decode columns.
+    split = decode or not aggregated or any(row.prefill.workers for row in rows)
     columns: list[Column[DomainCapacity]] = [
         Column("domain", (domain or "domain").upper(), _value, lambda r: r.value, name=True),
         Column(
             "model", "MODEL", lambda r: r.model, lambda r: r.model,
             rank=0 if several else 9, wide=not several, name=True,
         ),
-        _role_column("prefill", "PREFILL", lambda r: r.prefill),
-        _role_column("decode", "DECODE", lambda r: r.decode),
     ]  # fmt: skip
+    if split:
+        columns.append(_role_column("prefill", "PREFILL", lambda r: r.prefill))
+        columns.append(_role_column("decode", "DECODE", lambda r: r.decode))
     if aggregated:
         columns.append(_role_column("aggregated", "AGGREGATED", lambda r: r.aggregated))
+    if split:
+        columns.append(
+            Column(
+                "ratio", "P:D", _ratio, lambda r: r.decode_per_prefill, right=True, rank=4,
+            )
+        )  # fmt: skip
     columns += [
-        Column(
-            "ratio", "P:D", _ratio, lambda r: r.decode_per_prefill, right=True, rank=4,
-        ),
         Column(
             "kv_used", "DECODE KV USED" if decode else "KV USED", _kv,
             lambda r: _generating(r).kv_used_blocks, right=True, rank=5,

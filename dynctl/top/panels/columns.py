@@ -66,6 +66,8 @@ def domain_table(
     """``history``: for sparklines, None for none. ``width`` limits their length."""
     shared = domain_columns([row.capacity for row in view.rows], view.domain)
     columns: list[Column[DomainRow]] = []
+    keys = [column.key for column in shared]
+    before = "ratio" if "ratio" in keys else "kv_used"
     for column in shared:
         rank = _DOMAIN_RANKS.get(column.key, column.rank)
         mine: Column[DomainRow] = lifted(column, lambda row: row.capacity, rank=rank)
@@ -75,14 +77,19 @@ def domain_table(
             mine = replace(mine, heading="PREFILL TOK")
         if column.key in _LOADS and snapshot.unknown("load") is not None:
             mine = _unknown(mine)
-        if column.key == "ratio":
+        if column.key == before:
             columns += [_kv_bar(marks), _waiting()]
-        if column.key == "policy":
+        if column.key == "policy" and hands_over(view):
             columns.append(_crossing())
         columns.append(mine)
         if column.key == "state" and history is not None and view.domain is not None:
             columns += _trends(view.domain, snapshot.at, history, marks, width)
     return columns
+
+
+def hands_over(view: DomainView) -> bool:
+    """Whether there are prefill workers, which hand KV caches over to decode workers."""
+    return any(row.capacity.prefill.workers for row in view.rows)
 
 
 def _unknown(column: Column[Row]) -> Column[Row]:

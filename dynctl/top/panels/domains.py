@@ -12,7 +12,7 @@ from dynctl.documents.topology import NO_DOMAIN
 from dynctl.screens.numbers import age, plural
 from dynctl.top.history import History
 from dynctl.top.marks import BAD, BLOCKS, GOOD, PLAIN, WARN
-from dynctl.top.panels.columns import domain_table, generating, kv_share
+from dynctl.top.panels.columns import domain_table, generating, hands_over, kv_share
 from dynctl.top.panels.panel import Panel, Picture
 
 _TIGHT = 0.7
@@ -51,7 +51,7 @@ class DomainPanel(Panel[DomainRow]):
         parts = [f"{row.value or NO_DOMAIN}: {plural(len(capacity.workers), 'worker')}"]
         if role.kv_reporting < role.ranks:
             parts.append(f"{role.kv_reporting} of {role.ranks} ranks report their KV blocks")
-        if row.local is not None:
+        if row.local is not None and capacity.prefill.workers:
             parts.append(f"{row.local:,} hand-offs stayed, {row.crossing or 0:,} crossed")
         return ", ".join(parts)
 
@@ -63,7 +63,7 @@ def domain_picture(
     title = "domains" if view.domain is None else f"domains by {view.domain}"
     others = [name for name in view.domains if name != view.domain]
     parts = [f"g: {', '.join(others)}"] if others else []
-    if snapshot.unknown("transfers") is None and view.domain is not None:
+    if snapshot.unknown("transfers") is None and view.domain is not None and hands_over(view):
         parts.append(f"cross: {f'last {age(watched_s)}' if watched_s else 'since start'}")
     stranded = sum(bool(row.capacity.stranded) for row in view.rows)
     if stranded:
