@@ -207,19 +207,19 @@ def _streams(state: FleetState) -> Iterator[Derived]:
         ranks = [rank for rank in row.ranks if rank.index == "disconnected"]
         if row.status != "ready" or not ranks:
             continue
-        never = all(_never_connected(rank) for rank in ranks)
+        silent = all(_without_events(rank) for rank in ranks)
         named = ", ".join(f"{rank.dp_rank}" for rank in ranks[:_NAMED])
         of = f"rank {named}" if len(row.ranks) > 1 else "its KV event stream"
         yield Derived(
             STREAM_DISCONNECTED,
             row.name,
-            f"{of} never connected: no engine publishes at the endpoint"
-            if never
+            f"{of} is not connected and no event arrived yet: does the engine publish there?"
+            if silent
             else f"{of} is not connected: the index has its last contents",
         )
 
 
-def _never_connected(rank: RankRow) -> bool:
+def _without_events(rank: RankRow) -> bool:
     return isinstance(rank, EngineRank) and rank.events is not None and not rank.events.batches
 
 

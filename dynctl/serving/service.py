@@ -383,6 +383,9 @@ class RoutingService:
         applied = self.apply(WorkerLost(worker_id))
         if worker is not None:
             self.conditions.forget(worker.name)
+            if worker.model not in self.models():
+                self.conditions.forget(worker.model)
+            self._health_outdated = True
         return applied
 
     def set_available(self, worker_id: int, reason: str | None) -> Applied:

@@ -26,7 +26,8 @@ class TokenizerCheck:
         self._checked: set[str] = set()
 
     async def run(self) -> None:
-        """Check the models that are not checked yet."""
+        """Check the models that are not checked yet. A model that left is checked again."""
+        self._checked &= set(self._service.models())
         for member in self._fleet:
             worker = member.worker
             if worker is None or member.problem is not None or worker.model in self._checked:

@@ -26,7 +26,7 @@ from dynctl.serving.telemetry.exposition import (
 )
 from dynctl.serving.telemetry.metric_families import families
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
-from router_core import Decision, Role, RoutingPlan, RoutingRequest, Worker, WorkerWithDpRank
+from router_core import Decision, RoutingPlan, RoutingRequest, Worker, WorkerWithDpRank
 
 UNKNOWN_MODEL = "unknown_model"
 #: Result code of an applied KV event -> Dynamo's name.
@@ -263,7 +263,8 @@ class Metrics(ServiceObserver):
         first: dict[str, Worker] = {}
         for worker in registry:
             first.setdefault(worker.model, worker)
-        ready = {(model,): float(self._ready(model)) for model in first}
+        served = {one.model for one in self._service.health(1.0).models if not one.missing}
+        ready = {(model,): float(model in served) for model in first}
         yield self._text("dynamo_frontend_model_ready", ready.items())
         fields: tuple[tuple[str, Callable[[Worker], int | None]], ...] = (
             ("context_length", lambda w: w.runtime_config.context_length),
@@ -324,13 +325,6 @@ class Metrics(ServiceObserver):
                 for (ref, kind), value in last.items()
             }
             yield self._text(f"dynamo_frontend_worker_last_{name}", rows.items())
-
-    def _ready(self, model: str) -> bool:
-        registry = self._service.router.registry
-        up = registry.model(model) & ~registry.unavailable
-        decode = up & registry.role(Role.DECODE)
-        alone = up & registry.role(Role.AGGREGATED) | decode & registry.can_prefill
-        return bool(alone or (decode and up & registry.role(Role.PREFILL)))
 
     def _labels(self, record: RequestRecord) -> tuple[str, str, str]:
         kind = "stream" if record.stream else "unary"

@@ -1,0 +1,214 @@
+"""Every surface shows the same health: one table of situations through all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.bundle import sections
+from dynctl.documents.codec import decode
+from dynctl.documents.config import ConfigDocument, config_document
+from dynctl.documents.decisions import DecisionList
+from dynctl.documents.fleet_load import Condition, FleetLoad, joined_rows
+from dynctl.documents.workers import WorkerList, WorkerRow, decode_worker_rows
+from dynctl.findings.catalogue import all_codes
+from dynctl.findings.report import FLEET, State
+from dynctl.health.checks.run import judge
+from dynctl.health.conditions import INDEX_OR_LOAD
+from dynctl.health.evaluation import DERIVED_CODES, condition_texts
+from dynctl.health.facts import CheckFacts, FrontendFacts
+from dynctl.planning.domain_capacity import topology_show
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.topology import topology_show as topology_screen
+from dynctl.screens.workers import worker_list
+from dynctl.serving.refusal import HttpError
+from dynctl.sources.alerts import AlertBoard
+from dynctl.sources.domains import DomainBoard
+from dynctl.sources.dynamo import check_facts
+from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
+from tests.dynctl.health.situations import SITUATIONS, Rig, Situation, rig
+
+Messages = dict[tuple[str, str], str]
+REQUEST = make_mocked_request("GET", "/")
+SAMPLE = re.compile(r"^(\w+){(.*)} (\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Reader:
+    """Reads a frontend of this process."""
+
+    name = "http://frontend"
+
+    def __init__(self, rig: Rig) -> None:
+        self._frontend = rig.frontend
+
+    async def fleet(self, cards: str | None) -> FleetLoad:
+        return decode(msgspec.json.encode(self._frontend.feed.read(cards)), FleetLoad)
+
+    async def decisions(self, since: int, limit: int, wait: int) -> DecisionList:
+        raise NotImplementedError
+
+    async def config(self) -> ConfigDocument:
+        config = self._frontend.service.router.config
+        return config_document(config, version="test", preset=None, sources={})
+
+
+def settings(made: Rig) -> dict[str, Any]:
+    config = made.service.router.config
+    return {name: getattr(config, name) for name in config.__dataclass_fields__}
+
+
+def messages(rows: Any) -> Messages:
+    found = {(row.code, Path(row.subject).name): row.message for row in rows}
+    assert len(found) == len(list(rows))
+    return found
+
+
+def subjects(in_force: Messages, *codes: str) -> set[str]:
+    return {subject for code, subject in in_force if code in codes}
+
+
+def test_the_table_has_every_situation_once():
+    assert len({one.name for one in SITUATIONS}) == len(SITUATIONS) >= 25
+
+
+@pytest.mark.parametrize("one", SITUATIONS, ids=lambda one: one.name)
+async def test_every_surface_shows_the_same(
+    one: Situation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with rig(tmp_path, **one.settings) as made:
+        # An evaluation of the time before must not be shown after the change.
+        await made.frontend.control.health(REQUEST)
+        await one.make(made)
+        in_force = await http_conditions(made, one.status)
+        assert set(in_force) == one.expected
+        assert {code for code, _ in in_force} <= set(all_codes())
+
+        health = made.service.health()
+        assert health.status == one.status
+        assert messages(made.service.conditions) == in_force
+        derived = {key for key in in_force if key[0] in DERIVED_CODES}
+        assert {(row.code, row.subject) for row in health.derived} == derived
+
+        metrics_agree(made, in_force)
+        load = await Reader(made).fleet(None)
+        assert messages(load.conditions) == in_force
+        check_and_bundle_agree(load, in_force, monkeypatch)
+        await top_agrees(made, in_force)
+        assert load.workers is not None
+        rows = joined_rows(load.workers, load.loads)
+        encoded = msgspec.json.encode({"workers": made.frontend.fleet.rows()})
+        for found in (rows, decode_worker_rows(encoded)):
+            workers_agree(found, in_force)
+        topology_agrees(rows, settings(made), in_force)
+        await route_agrees(made, in_force)
+
+
+# -- one surface each ------------------------------------------------------------------------------
+
+
+async def http_conditions(made: Rig, expected: str) -> Messages:
+    """The conditions of GET /health; GET /ready agrees with them."""
+    serves = expected in ("healthy", "degraded")
+    status, answer = body(await made.frontend.control.health(REQUEST))
+    assert (status, answer["status"]) == (200 if serves else 503, expected)
+    in_force = messages(msgspec.convert(answer["conditions"], list[Condition]))
+    status, answer = body(await made.frontend.control.ready(REQUEST))
+    assert (status, answer["ready"]) == (200 if serves else 503, serves)
+    not_ready = {row["model"] for row in answer["models"] if not row["ready"]}
+    assert not_ready == subjects(in_force, "MODEL_NOT_SERVED")
+    return in_force
+
+
+def body(answer: Any) -> tuple[int, Any]:
+    return answer.status, msgspec.json.decode(answer.body)
+
+
+def metrics_agree(made: Rig, in_force: Messages) -> None:
+    samples = [
+        (name, dict(LABEL.findall(labels)), value)
+        for name, labels, value in SAMPLE.findall(made.frontend.metrics.render())
+    ]
+    shown = [labels for name, labels, _ in samples if name == "dynctl_condition"]
+    assert {(row["code"], Path(row["subject"]).name) for row in shown} == set(in_force)
+    not_ready = {
+        labels["model"]
+        for name, labels, value in samples
+        if name == "dynamo_frontend_model_ready" and float(value) == 0
+    }
+    assert not_ready == subjects(in_force, "MODEL_NOT_SERVED")
+
+
+def check_and_bundle_agree(
+    load: FleetLoad, in_force: Messages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend = FrontendFacts(Reader.name, "dynctl", mode="kv", conditions=tuple(load.conditions))
+    facts = CheckFacts(frontends=(frontend,))
+    report = judge(facts)
+    checks = [check for check in report.checks if check.section == FLEET]
+    findings = [(check.code, one) for check in checks for one in check.findings]
+    shown = {(code, Path(one.subject).name): one.value for code, one in findings}
+    assert shown == in_force
+    levels = {code: condition_texts(code).level for code, _ in in_force}
+    wrong = {check.code: str(check.state) for check in checks if check.state is not State.PASS}
+    assert wrong == levels
+    assert report.passes("fail") == ("fail" not in levels.values())
+    monkeypatch.setattr(check_facts, "gather", lambda options: facts)
+    assert sections._check(GlobalOptions()) == report
+
+
+async def top_agrees(made: Rig, in_force: Messages) -> None:
+    readings = FrontendReadings(Reader(made), lambda: made.now)
+    await readings.read()
+    snapshot = frontend_snapshot([readings], Reader.name, made.now)
+    alerts = AlertBoard().alerts(snapshot, DomainBoard().capacity(snapshot))
+    assert messages(alerts) == in_force
+    for alert in alerts:
+        level, _, fix = condition_texts(alert.code)
+        assert (alert.level, alert.fix) == (level, fix)
+
+
+def workers_agree(rows: list[WorkerRow], in_force: Messages) -> None:
+    ready = [row for row in rows if row.status == "ready"]
+    dead = {row.name for row in rows if row not in ready}
+    assert dead == subjects(in_force, "WORKER_UNREACHABLE", "WORKER_REJECTED")
+    down = {row.name for row in ready if any(rank.index == "disconnected" for rank in row.ranks)}
+    assert down == subjects(in_force, "STREAM_DISCONNECTED")
+    lines = worker_list(WorkerList("test", rows), Canvas(width=200)).splitlines()
+    for name in down:
+        assert "disconnected" in next(line for line in lines if line.startswith(f"{name} "))
+
+
+def topology_agrees(rows: list[WorkerRow], values: Mapping[str, Any], in_force: Messages) -> None:
+    shown = topology_show("test", rows, values)
+    dead = subjects(in_force, "WORKER_UNREACHABLE", "WORKER_REJECTED")
+    refused = subjects(in_force, "MODEL_NOT_SERVED")
+    for row in shown.rows:
+        assert (row.state == "down") == (set(row.workers) <= dead)
+        if row.model not in refused:
+            stranded = ("DYT0901", f"{shown.domain}={row.value}") in in_force
+            assert (row.state == "stranded") == stranded
+    screen = topology_screen(shown, Canvas(width=200))
+    assert screen.count(" is DOWN: ") == sum(row.state == "down" for row in shown.rows)
+
+
+async def route_agrees(made: Rig, in_force: Messages) -> None:
+    request = {"model": "demo", "prompt": "Hello"}
+    if "demo" not in made.service.models():
+        with pytest.raises(HttpError, match="demo"):
+            await made.frontend.inference.explain(request, preset=None)
+        return
+    answer = await made.frontend.inference.explain(request, preset=None)
+    dead = subjects(in_force, "WORKER_UNREACHABLE", "WORKER_REJECTED")
+    assert set(answer.assumptions) == {
+        f"{code} {subject}: {message}"
+        for (code, subject), message in in_force.items()
+        if code in INDEX_OR_LOAD and subject not in dead
+    }
