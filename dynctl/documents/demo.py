@@ -24,11 +24,15 @@ class DemoStep(msgspec.Struct, frozen=True):
 
 
 class DemoEnd(msgspec.Struct, frozen=True):
-    """How the demo ended. ``kept``: the fleet stays up at ``url`` until it is interrupted."""
+    """How the demo ended. ``kept``: the fleet stays up at ``url`` until it is interrupted.
+
+    ``found_by_default``: commands without options for a source find it.
+    """
 
     url: str
     engines: list[str]
     steps: int
     seconds: float
     kept: bool = False
+    found_by_default: bool = False
     kind: str = "DemoEnd"

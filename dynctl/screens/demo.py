@@ -32,13 +32,15 @@ def demo_end(end: DemoEnd, canvas: Canvas) -> str:
             f"{end.seconds:.1f} s in total. `dynctl demo --keep` keeps it running."
         )
         return "\n" + "\n".join(canvas.paragraph(text, first="")) + "\n"
-    question = '"Which zone would serve this?"'
-    tries = [
-        f"dynctl --frontend {end.url} workers list",
-        f"dynctl --frontend {end.url} route --explain {question}",
-        f"dynctl --frontend {end.url} thresholds set demo --active-prefill-tokens 500 --dry-run",
-        f"curl -s {end.url}/v1/chat/completions -H 'content-type: application/json' \\",
-        '  -d \'{"model":"demo","messages":[{"role":"user","content":"Hello"}],"max_tokens":16}\'',
+    tries = [] if end.found_by_default else [f"export DYNCTL_FRONTEND={end.url}"]
+    tries += [
+        "dynctl top",
+        "dynctl workers list",
+        'dynctl route --explain "Which zone would serve this?"',
+        "dynctl thresholds set --active-prefill-tokens 500 --dry-run",
+        f"curl -s {end.url}/v1/chat/completions \\",
+        "  -H 'content-type: application/json' \\",
+        '  -d \'{"model":"demo","messages":[{"role":"user","content":"Hello"}]}\'',
     ]
     lines = ["", canvas.bold("The fleet keeps running. In another terminal:"), ""]
     return "\n".join([*lines, *(f"  {line}" for line in tries), "", "Ctrl-C stops it."]) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,11 @@ from typing import Any
 
 import pytest
 
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.commands import demo
+from dynctl.documents.demo import DemoEnd
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.demo import demo_end
 from dynctl.simulation.demo.fleet import DemoError, DemoFleet, EnginePlan
 from tests.waiting import patience
 
@@ -94,7 +100,7 @@ def test_the_screens_fit_80_columns() -> None:
 
 def test_keep_prints_what_to_try_and_stops_on_ctrl_c() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "dynctl", "demo", "--keep", "--no-story"],
+        [sys.executable, "-u", "-m", "dynctl", "demo", "--keep", "--no-story", "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -108,6 +114,10 @@ def test_keep_prints_what_to_try_and_stops_on_ctrl_c() -> None:
             line = process.stdout.readline()
             assert line, "the demo ended before it printed what to try"
             lines.append(line)
+        assert "  dynctl top\n" in lines
+        (export,) = [line for line in lines if "export DYNCTL_FRONTEND=http://127" in line]
+        assert not [line for line in lines if "--frontend" in line]
+        assert max(map(len, lines)) <= 81
         children = _children(process.pid)
         assert len(children) == 7
         process.send_signal(signal.SIGINT)
@@ -117,6 +127,27 @@ def test_keep_prints_what_to_try_and_stops_on_ctrl_c() -> None:
         watchdog.cancel()
         process.kill()
         process.communicate()
+
+
+def test_hints_of_a_fleet_at_the_default_address_name_no_address(monkeypatch) -> None:
+    url = "http://127.0.0.1:8000"
+    lines = demo_end(DemoEnd(url, [], 0, 1.0, True, True), Canvas()).splitlines()
+    assert "  dynctl top" in lines
+    assert [line for line in lines if url in line] == [f"  curl -s {url}/v1/chat/completions \\"]
+    monkeypatch.delenv("DYNCTL_FRONTEND", raising=False)
+    assert demo._is_default_source(url, GlobalOptions())
+    assert not demo._is_default_source("http://127.0.0.1:8001", GlobalOptions())
+    monkeypatch.setenv("DYNCTL_FRONTEND", "http://prod:8000")
+    assert not demo._is_default_source(url, GlobalOptions())
+
+
+def test_a_kept_fleet_takes_the_default_port_if_it_is_free(monkeypatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", f"http://127.0.0.1:{taken}")
+        assert demo._port(keep=True) == 0
+    assert demo._port(keep=True) == taken
+    assert demo._port(keep=False) == 0
 
 
 def test_an_engine_that_cannot_start_is_named_with_its_log() -> None:
