@@ -39,7 +39,9 @@ def resolve_worker(text: str, workers: Iterable[tuple[int, str]]) -> int:
     if not known:
         raise UsageProblem(f"worker {text!r}: no worker is registered")
     raise UsageProblem(
-        f"worker {text!r}: no such name, id (decimal or hex) or unique end of one", _listed(known)
+        f"unknown worker {text!r}: expected a name, an id (decimal or hex), or the unique end of "
+        "one",
+        _listed(known),
     )
 
 

@@ -58,11 +58,15 @@ class ContextDetail(msgspec.Struct, frozen=True):
 
 
 class ContextChange(msgspec.Struct, frozen=True):
-    """The result of a change: ``added``, ``replaced``, ``removed``, ``used`` or ``left``."""
+    """The result of a change: ``added``, ``replaced``, ``removed``, ``used`` or ``left``.
+
+    ``was_current``: the removed context was the current one.
+    """
 
     name: str | None
     done: str
     file: str
     current: str | None = None
+    was_current: bool = False
     kind: str = "ContextChange"
     schema: int = SCHEMA

@@ -53,7 +53,7 @@ def context_change(result: ContextChange, canvas: Canvas) -> str:
         return f"{result.name} is the current context\n"
     if result.done == "left":
         return "no context is current now\n"
-    ended = "" if result.done != "removed" or result.current else "; no context is current now"
+    ended = "" if not result.was_current else "; no context is current now"
     lines = [f"{result.done} context {result.name}{ended}"]
     if result.done in ("added", "replaced") and result.current != result.name:
         lines.append(f"  dynctl context use {result.name}   makes it current")

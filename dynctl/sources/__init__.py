@@ -131,7 +131,7 @@ def _origin(options: GlobalOptions) -> str:
     """``--demo``, ``--view``, ``--discovery`` or ``--frontend``; raises UsageProblem for two."""
     named = _named(options)
     if len(named) > 1:
-        raise UsageProblem(f"{' and '.join(named)}: two sources were given, expected one", WAYS)
+        raise UsageProblem(f"{' and '.join(named)}: two sources are set, expected one", WAYS)
     if options.demo or options.view is not None:
         return named[0]
     options = in_context(options)
@@ -175,6 +175,6 @@ def _dynctl_frontends(options: GlobalOptions) -> tuple[str, ...]:
     client = FrontendClient(DEFAULT_FRONTEND, token(options), options.timeout)
     if not client.answers_as_ours(min(options.timeout, GUESS_TIMEOUT)):
         raise Unreachable(
-            f"no source was named, and no dynctl frontend answers at {DEFAULT_FRONTEND}", WAYS
+            f"no source is set, and no dynctl frontend answers at {DEFAULT_FRONTEND}", WAYS
         )
     return (DEFAULT_FRONTEND,)

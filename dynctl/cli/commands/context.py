@@ -171,14 +171,19 @@ def remove_context(
     from dynctl.settings.contexts.file import Contexts
     from dynctl.settings.contexts.precedence import unknown_context
 
+    was_current = False
+
     def edit(found: Contexts) -> Contexts:
+        nonlocal was_current
         if name not in found.contexts:
             raise unknown_context(name, f"context remove {name}", found)
+        was_current = found.current == name
         rest = {one: values for one, values in found.contexts.items() if one != name}
         return Contexts(found.path, None if found.current == name else found.current, rest)
 
     found = change(edit)
-    emit(ContextChange(name, "removed", str(found.path), found.current), options)
+    removed = ContextChange(name, "removed", str(found.path), found.current, was_current)
+    emit(removed, options)
     return 0
 
 

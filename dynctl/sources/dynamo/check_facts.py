@@ -61,7 +61,7 @@ _FRONTENDS_AT_ONCE: Final = 8
 #: Above any event number: the response to a query from there is only the newest number.
 _BEYOND: Final = 2**62
 
-_WAYS: Final = """name its discovery backend, its frontends, or both:
+_WAYS: Final = """specify its discovery backend, its frontends, or both:
 --discovery etcd --etcd-endpoints HOST:2379   a live Dynamo that registers in etcd
 --discovery file --file-kv DIR                ... or in files
 --frontend http://HOST:8000                   once for every replica"""
@@ -89,7 +89,7 @@ def gather(options: GlobalOptions) -> CheckFacts:
             guess = "other"
         if guess == "other":
             raise Unreachable(
-                f"no deployment was named, and no frontend answers at {DEFAULT_FRONTEND}", _WAYS
+                f"no deployment is set, and no frontend answers at {DEFAULT_FRONTEND}", _WAYS
             )
         urls = (DEFAULT_FRONTEND,)
     if (backend(options) or ("",))[0] != "kubernetes":

@@ -78,7 +78,7 @@ def check_source(options: GlobalOptions) -> None:
             )
     if backend(options) is None:
         raise UsageProblem(
-            "events tail follows a live Dynamo, and no discovery backend was named", WAYS
+            "events tail follows a live Dynamo, and no discovery backend is set", WAYS
         )
 
 

@@ -131,8 +131,8 @@ def reached_frontends(options: GlobalOptions, urls: Sequence[str]) -> Iterator[R
 
 def no_frontend() -> UsageProblem:
     return UsageProblem(
-        "busy thresholds live in the frontends, and none was named",
-        "name every replica: --frontend http://HOST:8000",
+        "the frontends have the busy thresholds, and no frontend is set",
+        "specify every replica: --frontend http://HOST:8000",
     )
 
 

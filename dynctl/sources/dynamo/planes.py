@@ -98,7 +98,7 @@ def open_planes(options: GlobalOptions) -> Planes:
     named = backend(options)
     if named is None:
         raise UsageProblem(
-            "no discovery backend was named",
+            "no discovery backend is set",
             "--discovery file --file-kv DIR, --discovery etcd --etcd-endpoints HOST:2379, or "
             "--discovery kubernetes",
         )

@@ -26,7 +26,7 @@ _DRY_RUN: Final = "query_instance_id:"
 _PROBE_S: Final = 2.0
 _OVERLOADED: Final = "Overloaded"
 _IDLE: Final = RankLoad()
-_NO_PLANES: Final = "load reports need a discovery backend, and none was named"
+_NO_PLANES: Final = "load reports need a discovery backend, and none is set"
 
 
 class DryRuns:

@@ -82,7 +82,7 @@ def snapshot_parts(readings: Readings, workers: Sequence[WorkerRow]) -> dict[str
 
 
 def _without_frontend(readings: Readings, urls: str, why: str) -> Part:
-    unknown = readings.problem or f"{why}, and none was named"
+    unknown = readings.problem or f"{why}, and none is set"
     return Part(urls, unknown=unknown, provide=_NAME_FRONTENDS)
 
 
@@ -90,7 +90,7 @@ def _load(readings: Readings, urls: str) -> Part:
     if readings.metrics:
         return Part(f"{readings.load}: {urls}", readings.now)
     if readings.load in (UNKNOWN_LOAD, "kv_metrics"):
-        why = readings.problem or "no frontend was named, and no frontend sends replica-sync events"
+        why = readings.problem or "no frontend is set, and no frontend sends replica-sync events"
         return Part("", unknown=why, provide=_NAME_FRONTENDS)
     return Part(readings.load, readings.now)
 

@@ -107,7 +107,7 @@ class DynamoSource:
                     ]
                 else:
                     cards = _CardThresholds(self, reports)
-                    yield [Replica("no frontend was named", cards, reports.rows, cards)]
+                    yield [Replica("no frontend is set", cards, reports.rows, cards)]
 
     def judged(self, model: str, values: Values) -> list[WorkerRow]:
         return self._view(index=False).judged(model, values)

@@ -171,6 +171,8 @@ def test_remove_and_unknown_names(dynctl):
         dynctl("context", "add", name, "--timeout", "1")
     dynctl("context", "use", "a")
     assert dynctl("context", "remove", "a").out == "removed context a; no context is current now\n"
+    dynctl("context", "add", "c", "--timeout", "1")
+    assert dynctl("context", "remove", "c").out == "removed context c\n"
     for command in ("use", "show", "remove"):
         ran = dynctl("context", command, "a")
         assert (ran.code, ran.out) == (2, "")

@@ -203,14 +203,14 @@ def test_a_refusal_is_an_answer_on_stdout_with_exit_code_1(dynctl, output):
         (["hi", "--prefer-taint", "zone=x"], "--prefer-taint zone=x: expected TAINT=WEIGHT"),
         (["hi", "--prefer-taint", "zone=inf"], "expected a finite weight"),
         (["hi", "--model", "other"], "--model other: no such model; served: demo"),
-        (["hi", "--pin-prefill", "nobody"], "worker 'nobody': no such name"),
-        (["hi", "--pin-decode", "0"], "worker '0': no such name"),
+        (["hi", "--pin-prefill", "nobody"], "unknown worker 'nobody'"),
+        (["hi", "--pin-decode", "0"], "unknown worker '0'"),
         (["hi", "--pin-decode", "-b0"], "worker '-b0' is ambiguous: 2 workers end in it"),
         (["hi", "--set", "speed=3"], "speed: no such setting"),
         (["hi", "--set", "prefill_load_scale"], "expected key=value"),
         (["hi", "--set", "prefill_load_scale=-1"], "expected at least 0, got -1"),
         (["hi", "--set", "load.prefill-a0.speed=1"], "expected load.WORKER.prefill_tokens=+N"),
-        (["hi", "--set", "load.x.prefill_tokens=1"], "worker 'x': no such name"),
+        (["hi", "--set", "load.x.prefill_tokens=1"], "unknown worker 'x'"),
         (["hi", "--set", "load.prefill-a0.prefill_tokens=lots"], "expected a whole number"),
         (["hi", "--model-path", "{tmp}"], "tokenizer.json"),
     ],
@@ -268,7 +268,7 @@ def test_a_view_from_elsewhere_needs_a_tokenizer_or_tokens(dynctl, tmp_path, tok
 def test_two_sources_are_a_usage_error_and_none_is_unreachable(dynctl, tmp_path, monkeypatch):
     ran = dynctl("route", "hi", "--demo", "--view", tmp_path / "x")
     assert ran.code == 2
-    assert "--demo and --view: two sources were given" in ran.err
+    assert "--demo and --view: two sources are set" in ran.err
     monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", "http://127.0.0.1:1")
     ran = dynctl("route", "hi")
     assert ran.code == 3

@@ -280,7 +280,7 @@ async def test_thresholds_are_set_on_the_frontends(live: Live):
 
 async def test_without_frontends_thresholds_cannot_be_set(live: Live):
     async with LiveDynamo(OPTIONS) as source:
-        with pytest.raises(UsageProblem, match="live in the frontends"):
+        with pytest.raises(UsageProblem, match="frontends have the busy thresholds"):
             await source.set_thresholds("tiny", {"active_prefill_tokens_threshold": 1})
 
 

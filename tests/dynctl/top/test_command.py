@@ -77,7 +77,7 @@ def test_a_saved_view_is_a_still_picture(capsys: pytest.CaptureFixture[str], tmp
             "--domain row: no worker publishes this domain",
         ),
         (["--demo"], 2, "top needs a terminal that supports cursor movement"),
-        (["--demo", "--frontend", "http://127.0.0.1:1"], 2, "two sources were given"),
+        (["--demo", "--frontend", "http://127.0.0.1:1"], 2, "two sources are set"),
         (["--demo", "--once", "--frontend-log", "x"], 2, "--demo does not need a log"),
         (["--once", "--frontend", "http://127.0.0.1:1"], 3, "no frontend reports its fleet"),
         (["--once", "--file-kv", "x", "--frontend-log", "nowhere"], 2, "No such file"),
