@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -23,7 +23,6 @@ from dynctl.adapters.ports import (
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.documents.models import ModelReadiness
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.health.facts import (
@@ -38,12 +37,11 @@ from dynctl.sources import (
     DEFAULT_FRONTEND,
     GUESS_TIMEOUT,
     frontends,
-    token,
 )
 from dynctl.sources.dynamo.frontend import DynamoFrontend
+from dynctl.sources.dynamo.frontends import frontend_facts, with_name
 from dynctl.sources.dynamo.observer import Observer
 from dynctl.sources.dynamo.planes import Planes, backend, namespace, open_planes
-from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.kubernetes import OUT_OF_REACH, cluster_ways
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, ZmqTransport
 from dynctl.wire.dynamo.recovery import Events, TooNew, TreeDump, parse_recovery, recovery_query
@@ -56,7 +54,6 @@ _ON_THE_WAY_S: Final = 0.3
 QUERY_S: Final = 2.0
 _QUERIES_AT_ONCE: Final = 8
 _QUERY_BYTES: Final = 64 * 1024 * 1024
-_FRONTEND_S: Final = 5.0
 _FRONTENDS_AT_ONCE: Final = 8
 #: Above any event number: the response to a query from there is only the newest number.
 _BEYOND: Final = 2**62
@@ -117,11 +114,10 @@ async def _gather(
 
     async def read(url: str) -> FrontendFacts:
         async with limit:
-            facts = await asyncio.to_thread(_frontend_facts, url, options, models)
+            facts = await asyncio.to_thread(frontend_facts, url, options, models)
             name = names.get(url, facts.url)
             if isinstance(facts.kind, Unread):
-                # The address of a port-forward is closed when the user reads the text.
-                kind = Unread(facts.kind.why.replace(facts.url, name), facts.kind.hint)
+                kind = Unread(with_name(facts.kind.why, facts.url, name), facts.kind.hint)
                 facts = replace(facts, kind=kind)
             return replace(facts, url=name)
 
@@ -304,75 +300,3 @@ async def _query(planes: Planes, source: EventSource) -> _Response:
                     message = getattr(other, "message", "invalid range")
                     return _Response(refusal=f"it answers: {message}", called_back=True)
     return _Response(refusal="the response was empty", called_back=True)
-
-
-# -- frontends -------------------------------------------------------------------------------------
-
-
-def _frontend_facts(url: str, options: GlobalOptions, models: tuple[str, ...]) -> FrontendFacts:
-    """The facts of one frontend; each reading may fail on its own."""
-    frontend = DynamoFrontend(url, min(options.timeout, _FRONTEND_S))
-    try:
-        kind = frontend.identify()
-    except DynctlError as error:
-        return FrontendFacts(frontend.url, Unread(error.message, error.hint))
-    if kind == "dynctl":
-        return _dynctl_facts(frontend.url, options)
-    if kind == "other":
-        return FrontendFacts(frontend.url, kind)
-    served = _read(lambda: tuple(sorted(frontend.models())))
-    metrics = _read(frontend.metrics)
-    known = set(models) | set(() if isinstance(served, Unread) else served)
-    if not isinstance(metrics, Unread):
-        known |= {name for name, facts in metrics.models.items() if facts.ready is not None}
-    return FrontendFacts(
-        frontend.url,
-        kind,
-        version=_read(frontend.openapi_version),
-        models=served,
-        metrics=metrics,
-        ready={model: _model_ready(frontend, model) for model in sorted(known)},
-        thresholds=_read(frontend.thresholds),
-    )
-
-
-def _model_ready(frontend: DynamoFrontend, model: str) -> ModelReadiness | Unread:
-    try:
-        return frontend.ready(model)
-    except UsageProblem as error:
-        return ModelReadiness(model, False, reason=f"the model is unknown there; {error.hint}")
-    except DynctlError as error:
-        return Unread(error.message, error.hint)
-
-
-def _dynctl_facts(url: str, options: GlobalOptions) -> FrontendFacts:
-    client = FrontendClient(url, token(options), min(options.timeout, _FRONTEND_S))
-    thresholds = _read(client.thresholds)
-    if isinstance(thresholds, Unread):
-        models: tuple[str, ...] | Unread = thresholds
-    else:
-        models = tuple(sorted(thresholds))
-    return FrontendFacts(
-        url,
-        "dynctl",
-        version=_read(client.version),
-        mode=_mode(client),
-        models=models,
-        thresholds=thresholds,
-        conditions=_read(lambda: tuple(client.fleet().conditions)),
-    )
-
-
-def _mode(client: FrontendClient) -> str | None:
-    document = _read(client.config)
-    if isinstance(document, Unread):
-        return None
-    mode = document.values.get("router_mode")
-    return mode if isinstance(mode, str) else None
-
-
-def _read(reading: Callable[[], _T]) -> _T | Unread:
-    try:
-        return reading()
-    except DynctlError as error:
-        return Unread(error.message, error.hint)

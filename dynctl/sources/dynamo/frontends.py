@@ -1,7 +1,8 @@
 """The frontends of a live Dynamo: how they are reached, and what they export.
 
 They are named, or those of the Kubernetes cluster. A command reads them once and fails if a named
-one does not answer; in a cluster a frontend without an answer becomes a doubt. `top` polls them.
+one does not answer; in a cluster a frontend without an answer becomes a doubt. `top` polls them;
+`check` reads all facts of each.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.models import ModelReadiness
 from dynctl.health.facts import FrontendFacts, Unread
+from dynctl.sources import token
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.planes import backend, namespace
+from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.http import async_client, read_response
 from dynctl.sources.kubernetes import OUT_OF_REACH, Reached, cluster_ways
 from dynctl.sources.thresholds import Thresholds, Values
@@ -28,8 +32,12 @@ from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, read_frontend_m
 #: Metrics are read at most this often, and waited for at most READ_S.
 METRICS_S: Final = 1.0
 READ_S: Final = 3.0
+#: Limit of each response that `check` reads.
+_CHECK_S: Final = 5.0
 #: Thresholds change seldom and are read at most this often.
 THRESHOLDS_S: Final = 10.0
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ class ReachedFrontends:
             except Unreachable as error:
                 if self.cluster is None:
                     raise
-                problem = error.message.replace(frontend.url, name).rstrip(".")
+                problem = with_name(error.message, frontend.url, name).rstrip(".")
                 doubts.append(f"{problem}; its load is unknown")
         thresholds: Mapping[str, Thresholds] = {}
         try:
@@ -134,6 +142,15 @@ def no_frontend() -> UsageProblem:
         "the frontends have the busy thresholds, and no frontend is set",
         "specify every replica: --frontend http://HOST:8000",
     )
+
+
+def with_name(text: str, url: str, name: str) -> str:
+    """``text`` with ``name`` in place of ``url``: the address of a port-forward is closed when
+    users read the text."""
+    return text.replace(url, name)
+
+
+# -- polled frontends ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -229,3 +246,76 @@ class PolledFrontends:
             one.thresholds = await asyncio.to_thread(frontend.thresholds)
         except DynctlError as error:
             one.thresholds = Unread(error.message, error.hint)
+
+
+# -- facts of one frontend -------------------------------------------------------------------------
+
+
+def frontend_facts(url: str, options: GlobalOptions, models: tuple[str, ...]) -> FrontendFacts:
+    """The facts of one frontend for `check`; each reading may fail on its own. ``models``: models
+    whose readiness is read even if the frontend does not list them."""
+    frontend = DynamoFrontend(url, min(options.timeout, _CHECK_S))
+    try:
+        kind = frontend.identify()
+    except DynctlError as error:
+        return FrontendFacts(frontend.url, Unread(error.message, error.hint))
+    if kind == "dynctl":
+        return _dynctl_facts(frontend.url, options)
+    if kind == "other":
+        return FrontendFacts(frontend.url, kind)
+    served = _read(lambda: tuple(sorted(frontend.models())))
+    metrics = _read(frontend.metrics)
+    known = set(models) | set(() if isinstance(served, Unread) else served)
+    if not isinstance(metrics, Unread):
+        known |= {name for name, facts in metrics.models.items() if facts.ready is not None}
+    return FrontendFacts(
+        frontend.url,
+        kind,
+        version=_read(frontend.openapi_version),
+        models=served,
+        metrics=metrics,
+        ready={model: _model_ready(frontend, model) for model in sorted(known)},
+        thresholds=_read(frontend.thresholds),
+    )
+
+
+def _model_ready(frontend: DynamoFrontend, model: str) -> ModelReadiness | Unread:
+    try:
+        return frontend.ready(model)
+    except UsageProblem as error:
+        return ModelReadiness(model, False, reason=f"the model is unknown there; {error.hint}")
+    except DynctlError as error:
+        return Unread(error.message, error.hint)
+
+
+def _dynctl_facts(url: str, options: GlobalOptions) -> FrontendFacts:
+    client = FrontendClient(url, token(options), min(options.timeout, _CHECK_S))
+    thresholds = _read(client.thresholds)
+    if isinstance(thresholds, Unread):
+        models: tuple[str, ...] | Unread = thresholds
+    else:
+        models = tuple(sorted(thresholds))
+    return FrontendFacts(
+        url,
+        "dynctl",
+        version=_read(client.version),
+        mode=_mode(client),
+        models=models,
+        thresholds=thresholds,
+        conditions=_read(lambda: tuple(client.fleet().conditions)),
+    )
+
+
+def _mode(client: FrontendClient) -> str | None:
+    document = _read(client.config)
+    if isinstance(document, Unread):
+        return None
+    mode = document.values.get("router_mode")
+    return mode if isinstance(mode, str) else None
+
+
+def _read(reading: Callable[[], _T]) -> _T | Unread:
+    try:
+        return reading()
+    except DynctlError as error:
+        return Unread(error.message, error.hint)

@@ -17,6 +17,7 @@ from dynctl.base.errors import DynctlError
 from dynctl.base.json_fields import mapping
 from dynctl.health.facts import Unread
 from dynctl.sources.dynamo.frontend import DynamoFrontend
+from dynctl.sources.dynamo.frontends import with_name
 from dynctl.sources.kubernetes import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.verify.facts import ProbeAnswer, RouterView
 from dynctl.verify.gather.permissions import unread
@@ -89,8 +90,7 @@ def _query(
             url = way.urls[0]
             return query(DynamoFrontend(url, routers.timeout))
     except DynctlError as error:
-        # The address of a port-forward does not exist any longer when the message is read.
-        message = error.message.replace(url, place.name)
+        message = with_name(error.message, url, place.name)
         named = message if place.name in message else f"{place.name}: {message}"
         return Unread(named, error.hint)
     except ClusterRefusal as refusal:
