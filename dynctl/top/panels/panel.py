@@ -17,7 +17,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
-from dynctl.screens.numbers import middle
+from dynctl.screens.numbers import middle, plural
 from dynctl.top.filter import RowFilter
 from dynctl.top.layout import Wish
 from dynctl.top.marks import ACCENT, BOLD, CURSOR, DIM, PLAIN, Line, plain
@@ -246,8 +246,9 @@ class Panel(Widget, Generic[Row], can_focus=True):
     def _body(self, width: int, height: int) -> list[Strip]:
         above = [strip(line, width) for line in self.picture.above[: max(0, height - 3)]]
         if not self._rows:
-            instead = self.picture.instead or ("no row matches the filter",)
-            texts = instead if not self.picture.rows else ("no row matches the filter",)
+            total = len(self.picture.rows)
+            match = f"0 of {plural(total, 'row')} match /{self.filter.text}"
+            texts = (match,) if total else self.picture.instead
             return [*above, *(strip(plain(f" {text}", DIM), width) for text in texts)]
         fitted = self._fit(width - 2)
         lines = [*above, strip(plain(f" {fitted.heading()}", DIM), width)]

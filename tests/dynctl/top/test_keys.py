@@ -187,7 +187,7 @@ async def test_exclamation_mark_excludes(shown: Shown):
 async def test_a_filter_without_a_match_is_reported(shown: Shown):
     async with shown() as pilot:
         await pilot.press("2", "slash", *"xyz", "enter")
-        assert "no row matches the filter" in screen_text(pilot.app)
+        assert "0 of 6 rows match /xyz" in screen_text(pilot.app)
         await pilot.press("enter")
         assert "there is no row to open" in screen_text(pilot.app)
 
