@@ -330,6 +330,8 @@ class Fleet:
                 self._reject(member, applied.message)
                 return
         moved = facts.kv_events != member.facts.kv_events
+        if restarted or member.gone:
+            member.tokenize = None
         member.facts, member.worker, member.problem = facts, worker, None
         member.load_at = 0.0
         member.bootstrap = bootstrap_address(spec, facts)

@@ -452,6 +452,7 @@ async def test_replay_that_never_answers_costs_one_wait_and_is_left_alone(bench)
     assert publisher.asked == [0, 6]
     assert follower.state().lost == 4
     assert "no message for 0.05 s" in bench.recorder.condition("REPLAY_UNAVAILABLE").message
+    assert bench.recorder.condition("REPLAY_AVAILABLE").message.endswith("answers again")
 
 
 async def test_replay_that_answers_nonsense(bench):

@@ -43,7 +43,8 @@ def _check(code: str) -> Check[CheckFacts]:
                         f"{one.url} reports {condition.code} {condition.subject}: "
                         f"{condition.message} (this dynctl does not know the code)"
                     )
-        return outcome(findings.values(), unread)
+        ordered = [findings[key] for key in sorted(findings)]
+        return outcome(ordered, unread)
 
     return Check(code, judge, (*FRONTEND_NEEDS, _dynctl))
 

@@ -24,9 +24,10 @@ SECTIONS: Final[Sequence[tuple[str, Sequence[Check[CheckFacts]]]]] = (
     ("versions", VERSION_CHECKS),
 )
 DYNAMO_SECTIONS: Final = frozenset({"planes", "workers", "events"})
+ENGINES: Final = "the engines' own health"
 NOT_CHECKED: Final[tuple[str, ...]] = (
     "the KV transfer itself (NIXL, RDMA)",
-    "the engines' own health",
+    ENGINES,
     "Kubernetes objects and node labels",
 )
 
@@ -39,7 +40,9 @@ def judge(facts: CheckFacts, suppressed: Suppressions = NOTHING) -> Report:
     sources += [one.url for one in facts.frontends]
     left_out = _left_out(facts)
     sections = [(name, checks) for name, checks in SECTIONS if name not in left_out]
-    not_checked = NOT_CHECKED
+    # A dynctl frontend probes its engines.
+    probed = facts.planes is None and all(one.kind == "dynctl" for one in facts.frontends)
+    not_checked = tuple(one for one in NOT_CHECKED if one != ENGINES or not probed)
     if left_out & DYNAMO_SECTIONS and any(one.kind != "dynctl" for one in facts.frontends):
         not_checked += ("a Dynamo's planes (specify --discovery)",)
     return run(

@@ -1,11 +1,11 @@
-"""Compare the frontend's tokens with the engine's, once for each model.
+"""Whether each model has a tokenizer, and whether it is the engine's.
 
-A difference makes every overlap zero, without an error.
+Without one, and with a different one, every overlap is zero, without an error.
 """
 
 from dynctl.health import conditions as codes
 from dynctl.serving.fleet import Fleet, Member
-from dynctl.serving.prompts import Prompt
+from dynctl.serving.prompts import NOT_MODELLED, Prompt
 from dynctl.serving.service import RoutingService
 from dynctl.tokenization import TokenizationError
 
@@ -18,7 +18,11 @@ _PROMPTS = (
 
 
 class TokenizerCheck:
-    """Compares once for each model, with the first of its engines that has ``/tokenize``."""
+    """Compares once for each model, with the first of its engines that has ``/tokenize``.
+
+    A model without a tokenizer here needs an engine with ``/tokenize``: NO_TOKENIZER holds while
+    it has none.
+    """
 
     def __init__(self, service: RoutingService, fleet: Fleet) -> None:
         self._service = service
@@ -28,6 +32,8 @@ class TokenizerCheck:
     async def run(self) -> None:
         """Check the models that are not checked yet. A model that left is checked again."""
         self._checked &= set(self._service.models())
+        for model in self._service.models():
+            await self._find_tokenizer(model)
         for member in self._fleet:
             worker = member.worker
             if worker is None or member.problem is not None or worker.model in self._checked:
@@ -35,6 +41,25 @@ class TokenizerCheck:
             if self._service.tokenizers.of(worker.model) is None or member.tokenize is False:
                 continue
             await self._check(member, worker.model)
+
+    async def _find_tokenizer(self, model: str) -> None:
+        members = [
+            member
+            for member in self._fleet
+            if member.worker is not None and member.worker.model == model and not member.problem
+        ]
+        if self._service.tokenizers.of(model) is None:
+            for member in members:
+                if member.tokenize is None:
+                    body = Prompt(text=_TEXT).to_tokenize_body(model)
+                    await self._fleet.tokenize_at(member, body)
+                if member.tokenize:
+                    break
+            else:
+                if members and all(member.tokenize is False for member in members):
+                    self._service.set_condition(codes.NO_TOKENIZER, model, NOT_MODELLED)
+                return
+        self._service.clear_condition(codes.NO_TOKENIZER, model)
 
     async def _check(self, member: Member, model: str) -> None:
         compared, difference = False, None

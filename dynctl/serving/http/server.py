@@ -15,7 +15,6 @@ import uvloop
 from aiohttp import web
 
 from dynctl.base.errors import UsageProblem
-from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.upstream import Upstream
@@ -273,8 +272,6 @@ class Frontend:
             _log.warning(
                 "%s (unless an engine supports POST /tokenize); set --model-path DIR", NOT_MODELLED
             )
-            for model in self.service.models():
-                self.service.set_condition(codes.NO_TOKENIZER, model, NOT_MODELLED)
 
 
 @web.middleware

@@ -21,6 +21,7 @@ from dynctl.serving.engines.worker_spec import parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
 from dynctl.serving.http import server
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.prompts import PromptTokenizers
 from dynctl.serving.service import RoutingService
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import RouterConfig, ThresholdsSet
@@ -560,6 +561,23 @@ async def _tokenizer_left(rig: Rig) -> None:
     await rig.check_tokenizers()
     await two(rig)
     await rig.frontend.fleet.remove("old")
+
+
+@situation("no tokenizer", "degraded", ("NO_TOKENIZER", "demo"))
+async def _no_tokenizer(rig: Rig) -> None:
+    await two(rig)
+    rig.service.tokenizers = PromptTokenizers()
+    rig.service.tokenizers.engine = rig.frontend.fleet.tokenize
+    await rig.check_tokenizers()
+
+
+@situation("no tokenizer, then an engine with one joined", "healthy")
+async def _engine_tokenizes(rig: Rig) -> None:
+    await _no_tokenizer(rig)
+    host = rig.start("c")
+    rig.engine("c").tokens = [1, 2, 3]
+    await rig.join("c", host)
+    await rig.check_tokenizers()
 
 
 @situation("worker rejected", "degraded", ("WORKER_REJECTED", "b"))

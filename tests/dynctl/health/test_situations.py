@@ -211,4 +211,4 @@ async def route_agrees(made: Rig, in_force: Messages) -> None:
         f"{code} {subject}: {message}"
         for (code, subject), message in in_force.items()
         if code in INDEX_OR_LOAD and subject not in dead
-    }
+    } | {message for (code, _), message in in_force.items() if code == "NO_TOKENIZER"}
