@@ -270,6 +270,9 @@ class RequestFlow:
     async def _open(self, call: Call, decision: Decision, body: bytes) -> EngineStream:
         worker, ref = _winner(decision), decision.require()
         headers = call.headers
+        member = self._fleet.by_id(worker.worker_id)
+        if "authorization" in headers and not (member and member.spec.forward_authorization):
+            headers = {name: one for name, one in headers.items() if name != "authorization"}
         config = worker.runtime_config
         if config.data_parallel_size > 1:
             rank = ref.dp_rank - config.data_parallel_start_rank

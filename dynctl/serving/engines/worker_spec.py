@@ -36,6 +36,7 @@ RESERVED: Final[Mapping[str, str]] = {
     "model": "a model name",
     "bootstrap": "HOST:PORT where decode engines fetch the KV cache (SGLang)",
     "can-prefill": "true or false",
+    "forward-authorization": "true to send the clients' Authorization header to the engine",
     "taint": "a taint; repeat the key for more",
 }
 
@@ -65,6 +66,7 @@ class WorkerSpec:
     bootstrap: str | None = None
     can_prefill: bool | None = None
     taints: tuple[str, ...] = ()
+    forward_authorization: bool = False
 
     @property
     def worker_id(self) -> int:
@@ -134,8 +136,9 @@ def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:
         max_num_batched_tokens=_count(given, "max-num-batched-tokens", where, 2**40),
         model=_text(given, "model", where),
         bootstrap=_bootstrap(given.get("bootstrap"), where),
-        can_prefill=_truth(given.get("can-prefill"), where),
+        can_prefill=_truth(given, "can-prefill", where),
         taints=_taints(given, where),
+        forward_authorization=bool(_truth(given, "forward-authorization", where)),
     )
 
 
@@ -248,12 +251,13 @@ def _bootstrap(value: object, where: str) -> str | None:
     return value
 
 
-def _truth(value: object, where: str) -> bool | None:
+def _truth(given: Mapping[str, Any], key: str, where: str) -> bool | None:
+    value = given.get(key)
     if value is None or isinstance(value, bool):
         return value
     known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if str(value).lower() not in known:
-        raise _wrong(where, "can-prefill", value)
+        raise _wrong(where, key, value)
     return known[str(value).lower()]
 
 

@@ -72,7 +72,7 @@ class Admin:
             thresholds = BusyThresholds(self._service)
             routes += [
                 web.get(busy_threshold.PATH, thresholds.get),
-                web.post(busy_threshold.PATH, guarded(thresholds.post, token)),
+                web.post(busy_threshold.PATH, guarded(thresholds.post, token, json=False)),
             ]
         return routes
 

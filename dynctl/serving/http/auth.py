@@ -1,11 +1,13 @@
-"""Authorization by token for writes and for reading routing details.
+"""Authorization for writes and for reading routing details: a token, or a client on this machine.
 
-Without a token every client that can connect may do both; by default only this machine can.
+Without a token only local clients are allowed, and of those not a web page: its requests have an
+Origin, a Host of its own (DNS rebinding), or a content type that needs no permission (a form).
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Awaitable, Callable
 from functools import wraps
 
@@ -52,14 +54,70 @@ def require_token(http: web.Request, token: str | None) -> None:
     )
 
 
-def guarded(handler: Handler, token: str | None) -> Handler:
-    """``handler`` behind the token."""
-    if token is None:
-        return handler
+def require_local(http: web.Request) -> None:
+    """Raises HttpError 403 unless the request comes from a program on this machine."""
+    if http.remote and not _is_loopback(http.remote):
+        problem = f"the client {http.remote} is not on this machine"
+    elif not _is_loopback(http.url.host or ""):
+        problem = f"the Host {http.host[:200]!r} is not a loopback address"
+    elif "origin" in http.headers:
+        problem = "the request comes from a web page (it has an Origin)"
+    else:
+        return
+    raise _forbidden(http, f"{problem}; set --api-token on dynctl serve and send the token")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _forbidden(http: web.Request, problem: str) -> HttpError:
+    return HttpError(
+        403, f"{http.method} {http.path[:200]}: {problem}", "permission_error", "not_the_operator"
+    )
+
+
+def require_json(http: web.Request) -> None:
+    """Raises HttpError 415 for a body that is not JSON.
+
+    Without this check a web page could send one: forms and text need no permission of the server.
+    """
+    if http.can_read_body and http.content_type != "application/json":
+        raise HttpError(
+            415,
+            f"{http.method} {http.path[:200]}: the content type is {http.content_type[:100]!r}; "
+            "expected application/json",
+            "invalid_request_error",
+            "wrong_content_type",
+        )
+
+
+def guarded(
+    handler: Handler, token: str | None, *, local: bool = True, json: bool = True
+) -> Handler:
+    """``handler`` behind the token, or without a token for local clients only.
+
+    ``local`` False: without a token no client is allowed. ``json`` False: the handler checks the
+    content type itself.
+    """
 
     @wraps(handler)
     async def behind(http: web.Request) -> web.StreamResponse:
-        require_token(http, token)
+        if token is not None:
+            require_token(http, token)
+        elif local:
+            require_local(http)
+        else:
+            raise _forbidden(http, "needs a token: set --api-token on dynctl serve")
+        if json:
+            require_json(http)
         return await handler(http)
 
     return behind

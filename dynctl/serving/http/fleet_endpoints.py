@@ -64,7 +64,7 @@ class ControlApi:
             web.get("/live", self.live),
             web.get("/ready", self.ready),
             web.get("/v1/workers", self.workers),
-            web.post("/v1/workers", guarded(self.add_worker, token)),
+            web.post("/v1/workers", guarded(self.add_worker, token, local=False)),
             web.get("/v1/workers/{worker:.+}", self.worker),
             web.delete("/v1/workers/{worker:.+}", guarded(self.remove_worker, token)),
             web.post("/v1/route", guarded(self.route, token)),

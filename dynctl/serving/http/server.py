@@ -250,8 +250,8 @@ class Frontend:
         )
         if config.host not in _LOOPBACK and config.api_token is None:
             _log.warning(
-                "%s is reachable from other hosts, which may change workers and thresholds; "
-                "set --api-token",
+                "%s is reachable from other hosts: they get inference only; writes and routing "
+                "details answer 403 until --api-token is set",
                 config.host,
             )
         policy = router.config.kv_transfer_domain

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from router_core import RouterConfig
-from tests.dynctl.serving.fleets import WORDS, chat_body, events_of, site, zone
+from tests.dynctl.serving.fleets import WORDS, chat_body, events_of, site, until, zone
 
 IDS = {"extra_fields": ["worker_id", "timing"]}
 TWO = [{"name": "a0"}, {"name": "a1"}]
@@ -131,6 +131,8 @@ async def test_salts_keep_prefixes_apart():
         prompt = WORDS * 8
         await fleet.chat(prompt)
         router = fleet.service.router
+        slots = [slot for one in router.registry for slot in router.registry.slots(one.worker_id)]
+        await until(lambda: any(router.index.block_count(slot) > 3 for slot in slots))
         dry = {"annotations": ["query_instance_id:"]}
         async with fleet.client.post(
             fleet.url("/v1/route"), json=chat_body(prompt, nvext=dry)
@@ -147,7 +149,9 @@ async def test_salts_keep_prefixes_apart():
 
 async def test_engines_never_see_nvext_nor_our_token(engine_log):
     seen, url = engine_log
-    async with site([], workers=(f"{url},name=e,model=m",), api_token="secret-1") as fleet:
+    spec = f"{url},name=e,model=m"
+    forwarding = spec + ",forward-authorization=true"
+    async with site([], workers=(forwarding,), api_token="secret-1") as fleet:
         messages = [{"role": "user", "content": "x"}]
         body: dict[str, Any] = {"model": "m", "messages": messages, "vendor_field": [1]}
         body |= {"nvext": {"extra_fields": [], "cache_salt": "s"}}
@@ -163,6 +167,9 @@ async def test_engines_never_see_nvext_nor_our_token(engine_log):
         headers = {"authorization": "Bearer for-the-engine"}
         await fleet.post("/v1/chat/completions", body, headers=headers)
         assert seen[-1][1]["authorization"] == "Bearer for-the-engine"
+    async with site([], workers=(spec,)) as fleet:
+        await fleet.post("/v1/chat/completions", body, headers=headers)
+        assert "authorization" not in seen[-1][1]  # only engines that are trusted with it
 
 
 async def test_data_parallel_ranks_are_handed_on(engine_log):

@@ -39,9 +39,10 @@ def unavailable(fleet, name):
 
 
 async def test_an_engine_that_is_gone_is_ejected_by_the_first_request_and_another_answers():
-    async with site(TWO, health=SLOW_HEALTH) as fleet:
+    async with site(TWO, health=SLOW_HEALTH, api_token="t0k") as fleet:
         await fleet.engines["a0"].close()
         await fleet.engines["a1"].close()
+        fleet.client.headers["authorization"] = "Bearer t0k"
         engine = await start_engine(EngineConfig(**QUICK_ENGINE, name="a2"), TOKENIZER)
         try:
             await fleet.post("/v1/workers", {"url": engine.url, "name": "a2"})

@@ -31,7 +31,8 @@ def condition(fleet, code, subject):
 
 
 async def test_workers_join_and_leave_over_http():
-    async with site([{"name": "a0"}]) as fleet:
+    async with site([{"name": "a0"}], api_token="t0k") as fleet:
+        fleet.client.headers["authorization"] = "Bearer t0k"
         engine = await start_engine(EngineConfig(**QUICK_ENGINE, name="late"), TOKENIZER)
         try:
             body = {"url": engine.url, "name": "late", "zone": "zone-b"}
@@ -206,7 +207,8 @@ async def test_tools_and_template_arguments_reach_the_template():
 
 
 async def test_the_admin_api_can_be_switched_off():
-    async with site([{"name": "a0"}], admin_api=False) as fleet:
+    async with site([{"name": "a0"}], admin_api=False, api_token="t0k") as fleet:
+        fleet.client.headers["authorization"] = "Bearer t0k"
         status, body, _ = await fleet.post("/v1/workers", {"url": "http://127.0.0.1:1"})
         assert status == 403
         assert "DYN_DISABLE_FRONTEND_ADMIN_API" in body["error"]["message"]

@@ -73,7 +73,8 @@ async def test_cards_travel_once_and_again_when_they_change():
 
 
 async def test_an_engine_that_never_answered_is_listed_with_the_reason():
-    async with site([]) as fleet:
+    async with site([], api_token="t0k") as fleet:
+        fleet.client.headers["authorization"] = "Bearer t0k"
         await fleet.post("/v1/workers", {"url": "http://127.0.0.1:1", "name": "lost"})
         read = decode(await _bytes(fleet, "/v1/fleet"), FleetLoad)
         (row,) = joined_rows(read.workers or (), read.loads)

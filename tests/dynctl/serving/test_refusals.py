@@ -3,9 +3,11 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 from dynctl.serving.config import Limits
+from dynctl.serving.http.auth import _is_loopback
 from router_core import Booked, RouterConfig, preset
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, until
 
@@ -132,6 +134,56 @@ async def test_a_token_guards_writes_and_routing_details():
         assert (status, body["kind"]) == (200, "RouteResult")
         assert (await fleet.chat())[0] == 200  # inference takes no token of ours
         assert (await fleet.get("/v1/workers"))[0] == 200
+
+
+async def test_without_a_token_only_programs_on_this_machine_are_operators():
+    async with site(ONE) as fleet:
+        url, body = fleet.url("/v1/route"), msgspec.json.encode(chat_body("x"))
+        json_type = {"content-type": "application/json"}
+        async with fleet.client.post(url, data=body, headers={"content-type": "text/plain"}) as no:
+            assert no.status == 415
+        for headers, problem in (
+            (json_type | {"origin": "http://evil.example"}, "web page"),
+            (json_type | {"host": "evil.example:8000"}, "not a loopback address"),
+        ):
+            async with fleet.client.post(url, data=body, headers=headers) as answer:
+                error = (await answer.json())["error"]
+            assert answer.status == 403
+            assert error["code"] == "not_the_operator"
+            assert problem in error["message"]
+            assert "--api-token" in error["message"]
+        async with fleet.client.post(url, data=body, headers=json_type) as answer:
+            assert answer.status == 200
+        rebound = {"host": "evil.example"}
+        for path in ("/v1/decisions", "/v1/view"):
+            assert (await fleet.get(path, headers=rebound))[0] == 403
+            assert (await fleet.get(path))[0] == 200
+        limits = {"model": "demo", "active_prefill_tokens_threshold": 5}
+        status, _, _ = await fleet.post("/busy_threshold", limits, headers=rebound)
+        assert status == 403
+        added = {"url": "http://127.0.0.1:1", "name": "a9"}
+        status, error, _ = await fleet.post("/v1/workers", added)
+        assert status == 403
+        assert "set --api-token" in error["error"]["message"]
+        assert (await fleet.chat())[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("localhost.evil.example", False),
+        ("", False),
+    ],
+)
+def test_loopback_hosts(host: str, loopback: bool):
+    assert _is_loopback(host) is loopback
 
 
 async def test_a_body_that_never_ends_is_not_waited_for():
