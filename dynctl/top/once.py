@@ -120,7 +120,7 @@ def _decisions(
     if not shown:
         yield "no decisions yet"
         return
-    columns = decision_table(domain)
+    columns = decision_table(domain, shown)
     fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), shown, canvas.width)
     yield canvas.faint(fitted.heading())
     for line in shown:

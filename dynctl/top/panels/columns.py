@@ -6,7 +6,7 @@ the same everywhere, and a few more that need continuous readings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -38,6 +38,8 @@ NOTHING: Final = "-"
 #: Columns that leave on narrow screens, the highest first; state and workers always stay.
 _DOMAIN_RANKS: Final = {"ratio": 3, "prefill_tokens": 5, "kv_used": 8, "policy": 6}
 _ROOMY: Final = 120
+_SHORT_ID: Final = 8
+_LONG_ID: Final = 12
 #: Columns that a router counts or that workers report.
 _LOADS: Final = ("prefill_tokens", "decode_blocks")
 
@@ -230,11 +232,13 @@ def _waits() -> Column[WorkerRow]:
 # -- decisions -------------------------------------------------------------------------------------
 
 
-def decision_table(domain: str | None) -> list[Column[DecisionLine]]:
-    """``domain``: the domain to show, None for none."""
+def decision_table(domain: str | None, lines: Sequence[DecisionLine]) -> list[Column[DecisionLine]]:
+    """``domain``: the domain to show, None for none. Ids are shown by an end that is unique among
+    ``lines``, which `dynctl why` accepts."""
+    end = _unique_end([line.id for line in lines])
     columns: list[Column[DecisionLine]] = [
         Column("at", "TIME", lambda d: clock(d.at), lambda d: d.at),
-        Column("id", "ID", lambda d: d.id[-8:], lambda d: d.id, rank=5),
+        Column("id", "ID", lambda d: d.id[-end:], lambda d: d.id, rank=5),
     ]
     if domain is not None:
         columns.append(
@@ -255,6 +259,18 @@ def decision_table(domain: str | None) -> list[Column[DecisionLine]]:
                rank=7, wide=True, name=True),
     ]  # fmt: skip
     return columns
+
+
+def _unique_end(ids: Sequence[str]) -> int:
+    """The number of characters at the end by which the ids differ, 8 to 12.
+
+    Frontends count their decisions, so that the ids of two frontends often have the same end.
+    """
+    different = set(ids)
+    for length in range(_SHORT_ID, _LONG_ID):
+        if len({one[-length:] for one in different}) == len(different):
+            return length
+    return _LONG_ID
 
 
 def places(line: DecisionLine, domain: str) -> str:

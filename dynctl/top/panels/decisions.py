@@ -79,7 +79,7 @@ def decision_picture(
     meters = sorted(snapshot.meters, key=lambda meter: -(meter.fullness or 0.0))[:_METERS]
     return Picture(
         rows=shown,
-        columns=decision_table(domain),
+        columns=decision_table(domain, shown),
         title="decisions",
         summary=", ".join(counts),
         above=[

@@ -315,6 +315,21 @@ async def test_decision_ids_are_shown_by_their_end_and_whole_in_the_details(show
         assert "decision 4b7d000091f0a" in " ".join(screen_text(pilot.app).split())
 
 
+async def test_ids_of_two_frontends_are_shown_by_different_ends(shown: Shown):
+    source = StillSource()
+    first, second, *more = source.shown.decisions
+    lines = (
+        msgspec.structs.replace(first, id="5c0ffee7a100000001"),
+        msgspec.structs.replace(second, id="5c0ffee7b200000001"),
+        *more,
+    )
+    source.shown = msgspec.structs.replace(source.shown, decisions=lines)
+    async with shown(source) as pilot:
+        text = screen_text(pilot.app)
+        assert " 100000001 " in text
+        assert " 200000001 " in text
+
+
 @pytest.mark.parametrize("key", ["escape", "q"])
 async def test_details_scroll_and_go_back(shown: Shown, key: str):
     async with shown() as pilot:
