@@ -128,6 +128,23 @@ def test_workers_list_and_show(asks):
     assert "domains       zone=zone-a" in shown.out
 
 
+def test_check_shows_the_conditions_of_the_frontend(asks, frontend):
+    answer = httpx.get(f"{frontend}/health").json()
+    in_force = {(one["code"], one["subject"]): one["message"] for one in answer["conditions"]}
+    assert in_force.keys() == {("DYT0902", "zone=zone-a")}
+    ran = asks("check", "-o", "json")
+    assert ran.code == 0
+    checks = next(one["checks"] for one in ran.json["sections"] if one["name"] == "fleet")
+    found = {
+        (check["code"], one["subject"]): one["value"]
+        for check in checks
+        for one in check["findings"]
+    }
+    assert found == in_force
+    assert asks("check", "--fail-on", "warn").code == 1
+    assert "WARN DYT0902" in asks("check").out
+
+
 def test_thresholds_are_set_live_and_unset(asks):
     dry = asks("thresholds", "set", "--active-prefill-tokens", "5", "--dry-run", "-o", "json").json
     assert dry["applied"] is False

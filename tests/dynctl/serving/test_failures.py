@@ -9,8 +9,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from dynctl.base.options import GlobalOptions
+from dynctl.findings.report import Report
+from dynctl.health.checks.run import judge
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
+from dynctl.sources.dynamo.check_facts import gather
 from router_core import Booked
 from tests.dynctl.serving.fleets import (
     QUICK_ENGINE,
@@ -30,6 +34,12 @@ IDS = {"extra_fields": ["worker_id"]}
 
 def set_fault(fleet, name, **faults):
     fleet.engines[name].engine.faults.update(faults)
+
+
+async def checked(fleet) -> Report:
+    """What `dynctl check --frontend URL` reports."""
+    options = GlobalOptions(frontend=(fleet.frontend.url,))
+    return judge(await asyncio.to_thread(gather, options))
 
 
 def unavailable(fleet, name):
@@ -318,3 +328,19 @@ async def plain_stream():
     await server.start_server()
     yield str(server.make_url("")).rstrip("/"), event * count + b"data: [DONE]\n\n"
     await server.close()
+
+
+async def test_check_fails_when_all_engines_are_dead():
+    async with site(TWO) as fleet:
+        await until(lambda: not len(fleet.service.conditions))
+        assert (await checked(fleet)).passes("warn")
+        for engine in fleet.engines.values():
+            await engine.close()
+        await until(lambda: all(unavailable(fleet, name) for name in ("a0", "a1")))
+        report = await checked(fleet)
+        failed = {check.code: check.findings for check in report.checks if check.state == "fail"}
+        assert failed.keys() == {"MODEL_NOT_SERVED", "WORKER_UNREACHABLE"}
+        assert [one.subject for one in failed["WORKER_UNREACHABLE"]] == ["a0", "a1"]
+        [refused] = failed["MODEL_NOT_SERVED"]
+        assert refused.value.startswith("0/2 aggregated workers are ready")
+        assert not report.passes("fail")
