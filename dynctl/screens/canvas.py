@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from enum import IntEnum
 from textwrap import wrap
 from typing import TextIO
 
@@ -18,17 +19,31 @@ WIDE_WIDTH = 160
 MIN_WIDTH = 64
 
 
+#: Values of TERM whose fonts often lack block characters.
+_NO_BLOCKS = ("dumb", "linux")
+
+
+class Color(IntEnum):
+    """The terminal's own colors, so that they fit its theme."""
+
+    RED = 31
+    GREEN = 32
+    YELLOW = 33
+
+
 @dataclass(frozen=True, slots=True)
 class Canvas:
     """``width`` None: as wide as needed, for pipes.
 
-    ``color``: bold and faint text, which only repeats what a mark or a word shows.
+    ``color``: colors, bold and faint text, which only repeat what a mark or a word shows.
+    ``unicode``: the terminal draws block characters.
     """
 
     width: int | None = None
     wide: bool = False
     color: bool = False
     headings: bool = True
+    unicode: bool = False
 
     @property
     def screen_width(self) -> int:
@@ -41,6 +56,13 @@ class Canvas:
 
     def faint(self, text: str) -> str:
         return f"\x1b[2m{text}\x1b[0m" if self.color else text
+
+    def colored(self, text: str, color: Color) -> str:
+        """``text`` in a color; it must read the same without.
+
+        render.emit lets colors through for the marks of checks only.
+        """
+        return f"\x1b[{color}m{text}\x1b[0m" if self.color else text
 
     def paragraph(self, text: str, *, first: str = "  ", rest: str | None = None) -> list[str]:
         """``text`` wrapped to the screen. ``first``, ``rest``: how the lines begin."""
@@ -60,7 +82,10 @@ class Canvas:
         terminal = stream.isatty()
         plain = options.no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         wide = options.output is OutputFormat.WIDE
-        return cls(_width(stream, terminal), wide, terminal and not plain)
+        encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
+        blocks = terminal and encoding == "utf8" and os.environ.get("TERM") not in _NO_BLOCKS
+        width = _width(stream, terminal)
+        return cls(width, wide, terminal and not plain, unicode=blocks)
 
 
 def _width(stream: TextIO, terminal: bool) -> int | None:

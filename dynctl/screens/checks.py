@@ -23,11 +23,12 @@ from dynctl.findings.report import (
     Section,
     State,
 )
-from dynctl.screens.canvas import Canvas
+from dynctl.screens.canvas import Canvas, Color
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import opening, plural
 
 _MARKS: Final = {State.PASS: "pass", State.WARN: "WARN", State.FAIL: "FAIL", State.SKIP: "skip"}
+_COLORS: Final = {State.PASS: Color.GREEN, State.WARN: Color.YELLOW, State.FAIL: Color.RED}
 _INDENT: Final = " " * 5
 _LABEL: Final = _INDENT + "  "
 _MOST_SHOWN: Final = 5
@@ -74,7 +75,11 @@ def _section(section: Section, canvas: Canvas) -> Iterator[str]:
             yield from _wrong(check, canvas)
     if together:
         other = "" if together == len(section.checks) else "other "
-        yield f"{_MARKS[State.PASS]} {plural(together, f'{other}condition')}: not in force"
+        yield _colored(
+            f"{_MARKS[State.PASS]} {plural(together, f'{other}condition')}: not in force",
+            State.PASS,
+            canvas,
+        )
 
 
 def _passed(check: CheckResult, canvas: Canvas) -> Iterator[str]:
@@ -84,9 +89,18 @@ def _passed(check: CheckResult, canvas: Canvas) -> Iterator[str]:
     if canvas.width is not None:
         room = min(room, canvas.width - len(line) - 2)
     if not check.message or room < min(_SHORTEST, len(check.message)):
-        yield from canvas.paragraph(line, first="", rest=_INDENT)
+        first, *rest = canvas.paragraph(line, first="", rest=_INDENT)
     else:
-        yield f"{line}: {opening(check.message, room)}"
+        first, rest = f"{line}: {opening(check.message, room)}", []
+    yield _colored(first, check.state, canvas)
+    yield from rest
+
+
+def _colored(line: str, state: State, canvas: Canvas) -> str:
+    """A line with its mark (``FAIL``) in the color of the state."""
+    size = len(_MARKS[state])
+    mark = line[:size] if state is State.PASS else canvas.bold(line[:size])
+    return canvas.colored(mark, _COLORS[state]) + line[size:]
 
 
 def _skipped(section: Section, check: CheckResult, canvas: Canvas) -> list[str]:
@@ -118,7 +132,7 @@ def _wrong(check: CheckResult, canvas: Canvas) -> Iterator[str]:
     first, *rest = canvas.paragraph(
         f"{_MARKS[check.state]} {check.code} {check.title}", first="", rest=_INDENT
     )
-    yield canvas.bold(first[:4]) + first[4:]
+    yield _colored(first, check.state, canvas)
     yield from rest
     shown = one_by_one(check.findings) if canvas.wide else alike(check.findings)[:_MOST_SHOWN]
     for one in shown:

@@ -41,10 +41,11 @@ from dynctl.screens import (
 )
 from dynctl.screens.canvas import Canvas
 
-#: Characters that move the cursor, hide text or change its direction, except Canvas's own codes.
+#: Characters that move the cursor, hide text or change its direction, except Canvas's own codes:
+#: bold, faint, and the color of a check's mark.
 _UNSAFE: Final = re.compile(
     r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]"
-    r"|\x1b(?!\[[012]m)"
+    r"|\x1b(?!\[[012]m|\[3[123]m(?:\x1b\[1m)?(?:pass|WARN|FAIL)\x1b)"
 )
 
 

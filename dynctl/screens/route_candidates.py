@@ -24,8 +24,9 @@ from dynctl.screens.route_sentences import has_ranks, primary_domain, rank_name,
 QUIET = ("model", "role")
 _INDENT = "  "
 _BAR_CELLS = 12
-_BAR_MARKS = {"prefill_blocks": "#", "decode_blocks": "="}
-_BAR_HEADING = "#pre =dec"
+#: Characters of a bar for prefill, decode and other terms.
+_BAR_ASCII = "#=+"
+_BAR_BLOCKS = "█▒░"
 _TERM_HEADINGS = {"turns_until_due": "turns", "active_requests": "active"}
 
 
@@ -181,7 +182,7 @@ def _columns(
             )
         )
     if result.mode == "kv":
-        columns.append(Column("bar", _BAR_HEADING, _bar, lambda line: line.row.terms, rank=5))
+        columns.append(_bar_column(_BAR_BLOCKS if canvas.unicode else _BAR_ASCII))
     if roomy:
         columns += _roomy_columns()
     return columns
@@ -345,7 +346,14 @@ def _behind(line: _Line) -> str:
     return "" if gap == 0 else f"+{blocks(gap)}"
 
 
-def _bar(line: _Line) -> str:
+def _bar_column(marks: str) -> Column[_Line]:
+    heading = f"{marks[0]}pre {marks[1]}dec"
+    return Column(
+        "bar", heading, lambda line: _bar(line, marks), lambda line: line.row.terms, rank=5
+    )
+
+
+def _bar(line: _Line, marks: str) -> str:
     """The cost as a bar, each term with its own character; the highest cost is the longest."""
     if line.worst <= 0 or line.row.cost <= 0:
         return ""
@@ -355,5 +363,6 @@ def _bar(line: _Line) -> str:
         share = term.weight * line.row.terms.get(term.name, 0.0) * line.row.multiplier
         reached += share
         cells = round(reached / line.worst * _BAR_CELLS) - len(drawn)
-        drawn += _BAR_MARKS.get(term.name, "+") * max(0, cells)
+        mark = {"prefill_blocks": marks[0], "decode_blocks": marks[1]}.get(term.name, marks[2])
+        drawn += mark * max(0, cells)
     return drawn or "."

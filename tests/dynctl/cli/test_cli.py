@@ -312,6 +312,37 @@ def test_colour_needs_a_terminal_and_leave(variable, monkeypatch, tmp_path):
         assert Canvas.of(GlobalOptions(), file) == Canvas(None)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "term", "blocks"),
+    [
+        ("UTF-8", "xterm", True),
+        ("utf8", "xterm", True),
+        ("UTF-8", "dumb", False),
+        ("UTF-8", "linux", False),
+        ("ISO-8859-1", "xterm", False),
+        (None, "xterm", False),
+    ],
+)
+def test_block_characters_need_a_terminal_that_draws_them(monkeypatch, encoding, term, blocks):
+    from dynctl.base.options import GlobalOptions
+    from dynctl.screens.canvas import Canvas
+
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+        def fileno(self) -> int:
+            raise OSError
+
+    terminal = Terminal()
+    terminal.encoding = encoding  # type: ignore[attr-defined]
+    monkeypatch.setenv("TERM", term)
+    # NO_COLOR concerns colors only.
+    monkeypatch.setenv("NO_COLOR", "1")
+    canvas = Canvas.of(GlobalOptions(), terminal)  # type: ignore[arg-type]
+    assert (canvas.unicode, canvas.color) == (blocks, False)
+
+
 def test_errors_wrap_at_words_at_the_width_of_the_terminal(capsys, monkeypatch):
     long = "frontend http://127.0.0.1:8000 does not answer: " + "word " * 20
     for columns, width in (("", 80), ("100", 100)):

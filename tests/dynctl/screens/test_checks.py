@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.findings.report import CheckResult, Finding, Report, Section, State, summarize
-from dynctl.screens.canvas import Canvas
+from dynctl.screens.canvas import Canvas, Color
 from dynctl.screens.checks import check_report
 from dynctl.screens.numbers import opening
 from dynctl.screens.render import emit
+from dynctl.screens.route import ExplainScreen
+from dynctl.sources.demo.fleet import DemoSource
+from dynctl.sources.query import RouteQuery
 
 
 def checked(*checks: CheckResult) -> Report:
@@ -79,3 +84,36 @@ def test_what_a_stranger_wrote_is_whole_for_programs(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert r"zone is \u001b[31mred" in out
+
+
+def test_colors_only_repeat_the_words():
+    finding = Finding("pod a", "x", "y", "do z")
+    report = checked(
+        check("DYT0503", State.PASS, "all"),
+        check("DYT0504", State.WARN, "", finding),
+        check("DYT0505", State.FAIL, "", finding),
+    )
+    plain = check_report(report, Canvas(80))
+    colored = check_report(report, Canvas(80, color=True))
+    assert re.sub(r"\x1b\[\d+m", "", colored) == plain
+    for mark in ("\x1b[32mpass", "\x1b[33m\x1b[1mWARN", "\x1b[31m\x1b[1mFAIL"):
+        assert mark in colored
+    assert "\x1b" not in plain
+
+
+def test_own_colors_reach_the_terminal(capsys: pytest.CaptureFixture[str]):
+    def screen(_: object, canvas: Canvas) -> str:
+        return Canvas(color=True).colored("FAIL", Color.RED) + "\x1b[5m\n"
+
+    emit(None, GlobalOptions(), screen=screen)
+    assert capsys.readouterr().out == "\x1b[31mFAIL\x1b[0m?[5m\n"
+
+
+def test_bars_have_blocks_where_the_terminal_draws_them():
+    result = DemoSource().route(RouteQuery(prompt="hi"))
+    plain, blocks = (
+        ExplainScreen()(result, Canvas(120, unicode=unicode)) for unicode in (False, True)
+    )
+    assert "#pre =dec" in plain
+    assert "█pre ▒dec" in blocks
+    assert blocks.translate(str.maketrans("█▒░", "#=+")) == plain

@@ -153,7 +153,7 @@ def test_a_bold_mark_adds_weight_and_nothing_else():
     plain, coloured = drawn(report, Canvas(90)), drawn(report, Canvas(90, color=True))
     assert "\x1b[1m!=us-east-1c\x1b[0m" in coloured
     assert "\x1b[1m(none)\x1b[0m" in coloured
-    for code in ("\x1b[0m", "\x1b[1m", "\x1b[2m"):
+    for code in ("\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"):
         coloured = coloured.replace(code, "")
     assert coloured == plain
 
