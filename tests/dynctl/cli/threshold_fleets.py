@@ -65,8 +65,16 @@ class Replica:
 
     def stop(self) -> None:
         assert self.loop is not None
+        asyncio.run_coroutine_threadsafe(self._stop(), self.loop).result(10)
+
+    async def _stop(self) -> None:
         assert self.runner is not None
-        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(10)
+        for site in tuple(self.runner.sites):
+            await site.stop()
+        # A connection that was accepted just before gets its transport now, which cleanup closes.
+        await asyncio.sleep(0.05)
+        await self.runner.cleanup()
+        await asyncio.sleep(0)
 
     def thresholds(self) -> dict[str, Any]:
         return self.service.router.busy.thresholds("tiny").to_dict()
