@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from dynctl.adapters.etcd.address import EtcdAccess, EtcdEndpoint
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
-from dynctl.base.errors import Unreachable
+from dynctl.base.errors import TimedOut, Unreachable
 
 MAX_ENTRIES: Final = 100_000
 MAX_BYTES: Final = 256 * 1024 * 1024
@@ -17,7 +17,7 @@ MAX_BYTES: Final = 256 * 1024 * 1024
 PAGE: Final = 500
 """Keys per request, so that a response stays far below a client's message limit."""
 REACH_S: Final = 4.0
-"""Seconds for all endpoints together until the first page."""
+"""The most seconds for all endpoints together until the first page."""
 PAGE_S: Final = 10.0
 
 _FIRST_PAUSE_S: Final = 0.2
@@ -90,6 +90,8 @@ class EtcdDiscovery:
         self._end = range_end(prefix)
         self._connect = connect
         self._title = title
+        #: Seconds for all endpoints together until the first page; a caller may lower it.
+        self.reach_s = REACH_S
         self._first = 0
         self._sessions: set[EtcdSession] = set()
         self._closed = asyncio.Event()
@@ -99,11 +101,20 @@ class EtcdDiscovery:
         return self._title
 
     async def list(self) -> Listed:
-        """Raises Unreachable, within about 4 s, with the failure of every member."""
+        """Raises Unreachable, within about 4 s, with the failure of every member.
+
+        TimedOut if they did not respond within a lower ``reach_s``.
+        """
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         try:
             session, entries, _ = await self._reach()
         except EtcdFailure as failure:
-            raise self._unreachable(failure) from failure
+            unreachable = self._unreachable(failure)
+            # The client's own timeout ends a little earlier than ours.
+            if self.reach_s < REACH_S and loop.time() - started >= 0.8 * self.reach_s:
+                raise TimedOut(unreachable.message, unreachable.hint) from failure
+            raise unreachable from failure
         await self._drop(session)
         return Listed(entries)
 
@@ -149,7 +160,7 @@ class EtcdDiscovery:
     async def _reach(self) -> tuple[EtcdSession, tuple[DiscoveryEntry, ...], int]:
         """A session with a member that has just listed everything; the caller drops it."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + REACH_S
+        deadline = loop.time() + self.reach_s
         members = self._access.endpoints
         said: list[str] = []
         for tried in range(len(members)):

@@ -17,6 +17,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 
 if TYPE_CHECKING:
+    from dynctl.adapters.etcd.discovery import EtcdDiscovery
     from dynctl.adapters.ports import Discovery, DiscoveryChange, EventPlane, RequestPlane
     from dynctl.wire.dynamo.discovery import EventChannel
 
@@ -139,12 +140,15 @@ def _etcd(options: GlobalOptions) -> Discovery:
     if client == "gateway":
         from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
 
-        return EtcdGatewayDiscovery(endpoints, **given)
-    if client != "etcd3":
-        raise UsageProblem(f"--etcd-client {client}: expected etcd3 or gateway")
-    from dynctl.adapters.etcd.grpc import Etcd3Discovery
+        discovery: EtcdDiscovery = EtcdGatewayDiscovery(endpoints, **given)
+    elif client == "etcd3":
+        from dynctl.adapters.etcd.grpc import Etcd3Discovery
 
-    return Etcd3Discovery(endpoints, **given)
+        discovery = Etcd3Discovery(endpoints, **given)
+    else:
+        raise UsageProblem(f"--etcd-client {client}: expected etcd3 or gateway")
+    discovery.reach_s = min(discovery.reach_s, options.timeout)
+    return discovery
 
 
 def _kubernetes(options: GlobalOptions) -> Discovery:
