@@ -15,6 +15,7 @@ from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.base.tasks import end_tasks
 from dynctl.documents.workers import (
     EngineRow,
+    StreamState,
     UnregisteredEngine,
     WorkerRow,
     engine_row,
@@ -143,10 +144,16 @@ class Fleet:
 
     def rows(self) -> list[EngineRow | UnregisteredEngine]:
         """The rows of ``GET /v1/workers``: every engine, registered or not."""
-        return [self.row(member) for member in self]
+        states = self.index.states_by_worker()
+        return [self._row(member, states.get(member.spec.worker_id, {})) for member in self]
 
     def row(self, member: Member) -> EngineRow | UnregisteredEngine:
         """The row of one engine."""
+        return self._row(member, self.index.states(member.spec.worker_id))
+
+    def _row(
+        self, member: Member, states: Mapping[int, StreamState]
+    ) -> EngineRow | UnregisteredEngine:
         spec, router = member.spec, self._service.router
         worker = router.registry.get(spec.worker_id)
         if worker is None:
@@ -166,12 +173,19 @@ class Fleet:
             worker_row(worker, ranks, reason),
             source=member.source,
             endpoint=spec.url,
-            events=self.index.states(spec.worker_id),
+            events=states,
         )
 
     def _all_rows(self) -> list[WorkerRow]:
         engines = {row.worker_id: row for row in self.rows() if isinstance(row, EngineRow)}
-        registered = [engines.get(row.worker_id, row) for row in self._service.workers()]
+        router, now = self._service.router, self._service.clock()
+        registered: list[WorkerRow] = []
+        for worker in router.registry:
+            row: WorkerRow | None = engines.get(worker.worker_id)
+            if row is None:  # registered by another process
+                reason = router.registry.unavailable_reason(worker.worker_id)
+                row = worker_row(worker, rank_rows(router, worker, now), reason)
+            registered.append(row)
         return [*registered, *self.unregistered()]
 
     def unregistered(self) -> list[WorkerRow]:

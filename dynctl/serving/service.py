@@ -66,6 +66,9 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that an evaluation may be shown again while nothing changes.
 HEALTH_AGE_S: Final = 0.5
+#: In a larger fleet, at most so many workers are evaluated per second.
+_MANY_WORKERS: Final = 256
+_WORKERS_A_SECOND: Final = 1000
 _MOST_DOUBTS: Final = 16
 #: Bookings, events and load reports change too often; an evaluation reads them at its next time.
 _CHANGES_OF_HEALTH: Final = (
@@ -314,12 +317,15 @@ class RoutingService:
         """Evaluate the fleet, and set and end the conditions that follow.
 
         An evaluation that is at most ``max_age_s`` old is returned again, unless a worker, a
-        stream, a threshold or a condition changed.
+        stream, a threshold or a condition changed. That of a large fleet takes long, so it is
+        returned for longer, whatever changed.
         """
-        now = self.clock()
-        if self._health is not None and not self._health_outdated:
+        now, workers = self.clock(), len(self.router.registry)
+        if self._health is not None:
             at, last = self._health
-            if now - at <= max_age_s and (last.status == "draining") == self.draining:
+            least_s = workers / _WORKERS_A_SECOND if workers > _MANY_WORKERS else 0.0
+            reusable = now - at < least_s or (now - at <= max_age_s and not self._health_outdated)
+            if reusable and (last.status == "draining") == self.draining:
                 return last
         for old in self.conditions:
             if old.code in INCIDENTS and self.wall() - old.seen > INCIDENT_S:

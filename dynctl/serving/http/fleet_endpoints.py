@@ -22,6 +22,7 @@ from dynctl.documents.models import (
     WorkerTypeReadiness,
 )
 from dynctl.documents.workers import NONE_WAITING, WorkerRow, rank_rows, worker_row
+from dynctl.health.evaluation import ModelHealth
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.worker_spec import WorkerSpecError, worker_spec
 from dynctl.serving.fleet import Fleet, FleetFull, Member
@@ -36,7 +37,7 @@ from dynctl.serving.http.json_responses import (
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import HEALTH_AGE_S, RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from router_core import Worker
+from router_core import Role, Worker
 
 
 class ControlApi:
@@ -91,7 +92,9 @@ class ControlApi:
     def readiness(self, name: str) -> ModelReadiness:
         """Readiness in Dynamo's format: the present roles, and those missing to serve a request."""
         model = self._service.base_model(name) or name
-        found = next(one for one in self._service.health(HEALTH_AGE_S).models if one.model == model)
+        known = {one.model: one for one in self._service.health(HEALTH_AGE_S).models}
+        # A model of a large fleet that just joined is not evaluated yet.
+        found = known.get(model) or ModelHealth(model, {}, {}, (Role.AGGREGATED.value,))
         counts, missing = found.ready, list(found.missing)
         ready = not missing
         able = ready and not (counts.get("prefill") and counts.get("decode"))
@@ -145,6 +148,8 @@ class ControlApi:
         rows = [self.readiness(name) for name in sorted(self._service.models())]
         ready = any(row.ready for row in rows) and not self._service.draining
         reason = "no worker is registered; set --worker URL, or POST /v1/workers"
+        if len(self._fleet):
+            reason = f"0/{len(self._fleet):,} workers are registered; GET /health has the reasons"
         body = Readiness(ready, rows, UNSET if rows else reason)
         return json_response(body, 200 if ready else 503)
 

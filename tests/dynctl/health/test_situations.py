@@ -29,10 +29,12 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.topology import topology_show as topology_screen
 from dynctl.screens.workers import worker_list
 from dynctl.serving.refusal import HttpError
+from dynctl.serving.service import RoutingService
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo import check_facts
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
+from router_core import Worker
 from tests.dynctl.health.situations import SITUATIONS, Rig, Situation, rig
 
 Messages = dict[tuple[str, str], str]
@@ -109,6 +111,19 @@ async def test_every_surface_shows_the_same(
             workers_agree(found, in_force)
         topology_agrees(rows, settings(made), in_force)
         await route_agrees(made, in_force)
+
+
+def test_a_large_fleet_is_not_evaluated_at_every_reading():
+    now = 1000.0
+    service = RoutingService(clock=lambda: now)
+    for number in range(1, 501):
+        assert service.upsert_worker(Worker(number, f"w{number}", "demo")).ok
+    first = service.health()
+    service.set_available(1, "refused")
+    now += 0.4
+    assert service.health() is first
+    now += 0.2
+    assert service.health().models[0].ready == {"aggregated": 499}
 
 
 # -- one surface each ------------------------------------------------------------------------------
