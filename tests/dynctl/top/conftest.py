@@ -1,4 +1,4 @@
-"""A clock in one place of the world, and the app over a fleet that stands still."""
+"""A fixed time zone, and the app over a fleet that does not change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def shown(tmp_path: Path) -> Shown:
-    """``async with shown(source, size=(80, 24)) as pilot``: the app, with its first picture."""
+    """``async with shown(source, size=(80, 24)) as pilot``: the app with its first snapshot."""
 
     @asynccontextmanager
     async def run(
@@ -60,8 +60,8 @@ def shown(tmp_path: Path) -> Shown:
 
 
 async def settled(pilot: Pilot[int]) -> None:
-    """Until what the keys asked the source for is there."""
-    asked = [worker for worker in pilot.app.workers if worker.name != "look"]
-    if asked:
-        await pilot.app.workers.wait_for_complete(asked)
+    """Wait until the requests of the keys to the source are complete."""
+    requests = [worker for worker in pilot.app.workers if worker.name != "look"]
+    if requests:
+        await pilot.app.workers.wait_for_complete(requests)
     await pilot.pause()

@@ -1,4 +1,4 @@
-"""A fleet that stands still, and a source that shows it and remembers what it was asked."""
+"""A fleet that does not change, and a source that shows it and records the requests to it."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ def decisions(view: ViewSource) -> tuple[DecisionLine, ...]:
 
 def meter(now: float | None = 1.3) -> Meter:
     taint = "dynamo.topology/zone=zone-a"
-    told = PreferenceRow(taint, 0.85, 1.9958488924, now, 0.27, "local wins")
-    return Meter("zone", "zone-a", NOW - 3.0, "4b7d000091f0a", told)
+    preference = PreferenceRow(taint, 0.85, 1.9958488924, now, 0.27, "local wins")
+    return Meter("zone", "zone-a", NOW - 3.0, "4b7d000091f0a", preference)
 
 
 def snapshot(view: ViewSource | None = None, **changes: Any) -> Snapshot:
-    """Six workers in two zones, one of them busy, as a frontend of ours would tell them."""
+    """Six workers in two zones, one of them busy, as a dynctl frontend reports them."""
     view = view or two_zones()
     here = Part("http://127.0.0.1:8000", NOW)
     parts = ("workers", "load", "index", "waiting", "decisions", "transfers", "thresholds")
-    told = dict.fromkeys(parts, here)
-    told["queue"] = Part("http://127.0.0.1:8000", unknown="this router has no queue")
+    origins = dict.fromkeys(parts, here)
+    origins["queue"] = Part("http://127.0.0.1:8000", unknown="this router has no queue")
     rows = [_with_waiting(row, 3 if row.name == "prefill-b1" else 0) for row in view.workers()]
     made = Snapshot(
         at=NOW,
@@ -96,7 +96,7 @@ def snapshot(view: ViewSource | None = None, **changes: Any) -> Snapshot:
         transfers=(Transfer("zone", "zone-a", 40, 8), Transfer("zone", "zone-b", 12, 0)),
         thresholds={"tiny": dict(THRESHOLD)},
         settings=settings(view),
-        parts=told,
+        parts=origins,
         load_every_s=1.0,
     )
     return msgspec.structs.replace(made, **changes)
@@ -113,27 +113,28 @@ def _with_waiting(row: WorkerRow, waiting: int) -> WorkerRow:
 
 
 class StillSource(LiveSource):
-    """Shows one snapshot for as long as nobody changes ``shown``. ``asked``: what keys led to."""
+    """Shows the snapshot ``shown``. ``requests``: what the keys requested; ``readings``: how often
+    the snapshot was read."""
 
     def __init__(self, shown: Snapshot | None = None, view: ViewSource | None = None) -> None:
         self.view = view or two_zones()
         self.shown = shown or snapshot(self.view)
         super().__init__(self.view, self.shown.source)
-        self.asked: list[tuple[Any, ...]] = []
-        self.looks = 0
+        self.requests: list[tuple[Any, ...]] = []
+        self.readings = 0
 
     async def __aexit__(self, *_: object) -> None:
-        self.asked.append(("closed",))
+        self.requests.append(("closed",))
 
     async def snapshot(self) -> Snapshot:
-        self.looks += 1
+        self.readings += 1
         return self.shown
 
     async def settle(self) -> None:
-        self.asked.append(("settle",))
+        self.requests.append(("settle",))
 
     async def decision(self, line: DecisionLine) -> RouteResult:
-        self.asked.append(("decision", line.id))
+        self.requests.append(("decision", line.id))
         if line.refused:
             zone = ("dynamo.topology/zone=zone-a",)
             busy = two_zones(active_decode_blocks_threshold=0.002)
@@ -146,7 +147,7 @@ class StillSource(LiveSource):
     async def set_thresholds(
         self, model: str, values: Mapping[str, float | int | None]
     ) -> dict[str, float | int | None]:
-        self.asked.append(("set", model, dict(values)))
+        self.requests.append(("set", model, dict(values)))
         present = {**self.shown.thresholds[model], **values}
         self.shown = msgspec.structs.replace(self.shown, thresholds={model: present})
         return present
@@ -155,7 +156,7 @@ class StillSource(LiveSource):
         return self.view.save()
 
     async def read_index(self, worker: WorkerRow | None) -> str:
-        self.asked.append(("index", worker.name if worker else None))
+        self.requests.append(("index", worker.name if worker else None))
         if self.shown.unknown("index") is None:
-            raise UsageProblem("it is told anyway")
+            raise UsageProblem("workers report their caches by themselves")
         return "reading"

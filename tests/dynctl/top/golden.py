@@ -1,6 +1,6 @@
-"""Screens as text and as SVG, and the files that they are held against.
+"""Screens as text and as SVG, and the files that they are compared with.
 
-``DYNCTL_UPDATE_GOLDEN=1`` writes the files afresh; look at the difference before you commit it.
+``DYNCTL_UPDATE_GOLDEN=1`` writes the files; look at the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def screen_svg(app: App[Any]) -> str:
 
 
 def as_committed(name: str, drawn: str) -> None:
-    """``drawn`` is what the file of that name says."""
+    """``drawn`` equals the file of that name."""
     path = HERE / name
     if UPDATE:
         path.write_text(drawn)
-    assert path.is_file(), f"{path.name} is not there; DYNCTL_UPDATE_GOLDEN=1 writes it"
+    assert path.is_file(), f"{path.name} does not exist; DYNCTL_UPDATE_GOLDEN=1 writes it"
     assert drawn == path.read_text()

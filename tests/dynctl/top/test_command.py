@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[3]
 
 def dynctl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     code = run([str(argument) for argument in arguments])
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
 
 
 def test_one_frame_has_all_four_parts(capsys: pytest.CaptureFixture[str]):
@@ -52,13 +52,13 @@ def test_one_frame_for_programs(capsys: pytest.CaptureFixture[str]):
     assert frame["alerts"][0]["code"] == "DYT0902"
 
 
-def test_another_format_means_one_frame(capsys: pytest.CaptureFixture[str]):
+def test_an_output_format_prints_one_frame(capsys: pytest.CaptureFixture[str]):
     code, out, _ = dynctl(capsys, "top", "--demo", "-o", "yaml", "--domain", "rack")
     frame = yaml.safe_load(out)
     assert (code, frame["domains"]["domain"]) == (0, "rack")
 
 
-def test_a_saved_view_is_a_still_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_a_saved_view_is_shown_as_one_frame(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     file = tmp_path / "view.json"
     file.write_bytes(DemoSource().save())
     code, out, _ = dynctl(capsys, "top", "--once", "--view", file)
@@ -84,7 +84,7 @@ def test_a_saved_view_is_a_still_picture(capsys: pytest.CaptureFixture[str], tmp
         (["--demo", "--rate", "0"], 2, "--rate"),
     ],
 )
-def test_what_it_refuses(capsys, line: list[str], code: int, error: str):
+def test_invalid_options_are_refused(capsys, line: list[str], code: int, error: str):
     got, out, err = dynctl(capsys, "top", *line)
     assert (got, out) == (code, "")
     assert error in err

@@ -61,7 +61,7 @@ async def test_the_same_number_again_zooms_and_escape_comes_back(shown: Shown):
         assert app_of(pilot).panels[0].size.height == 4
 
 
-async def test_the_cursor_walks_and_stays_within(shown: Shown):
+async def test_the_cursor_moves_within_the_rows(shown: Shown):
     async with shown() as pilot:
         await pilot.press("2")
         panel = app_of(pilot).workers_panel
@@ -124,7 +124,7 @@ async def test_workers_are_ordered_by_the_domain_then_role_then_name(shown: Show
         ]  # fmt: skip
 
 
-async def test_sorting_goes_through_the_columns_and_turns_around(shown: Shown):
+async def test_sorting_goes_through_the_columns_and_can_be_reversed(shown: Shown):
     async with shown(size=(200, 60)) as pilot:
         await pilot.press("2")
         panel = app_of(pilot).workers_panel
@@ -261,17 +261,17 @@ async def test_enter_on_a_domain_shows_its_workers(shown: Shown):
 
 
 async def test_enter_on_a_worker_reads_its_chain(shown: Shown):
-    asked: list[str] = []
+    read: list[str] = []
 
     def chain(worker: Any) -> Any:
-        asked.append(worker.name)
+        read.append(worker.name)
         raise Unreachable("the API server does not answer", "kubectl get --raw /healthz")
 
     async with shown(chain=chain) as pilot:
         await pilot.press("2", "enter")
         await settled(pilot)
         text = screen_text(pilot.app)
-        assert asked == ["prefill-a0"]
+        assert read == ["prefill-a0"]
         assert "the API server does not answer\n  kubectl get --raw /healthz" in text
 
 
@@ -350,7 +350,7 @@ async def test_a_decision_is_explained_as_route_explains_it(shown: Shown):
     async with shown(source, size=(200, 60)) as pilot:
         await pilot.press("enter")
         await settled(pilot)
-        assert ("decision", "4b7d000091f0a") in source.asked
+        assert ("decision", "4b7d000091f0a") in source.requests
         text = screen_text(pilot.app)
         assert "1 prefill   6 workers > 3 prefill" in text
         assert "would flip with" in text
@@ -379,26 +379,26 @@ async def test_a_winner_without_candidates_is_described_from_its_line(shown: Sho
         await pilot.press("enter")
         await settled(pilot)
         assert "A live Dynamo reports the chosen workers only" in screen_text(pilot.app)
-        assert source.asked == []
+        assert source.requests == []
 
 
-async def test_pause_keeps_what_is_shown(shown: Shown):
+async def test_pause_keeps_the_snapshot(shown: Shown):
     source = StillSource()
     async with shown(source, rate=0.05) as pilot:
         await pilot.press("p")
         await pilot.pause()
         assert "PAUSED at 12:04:31" in screen_text(pilot.app)
-        looks = source.looks
+        readings = source.readings
         await asyncio.sleep(0.3)
-        assert source.looks <= looks + 1
+        assert source.readings <= readings + 1
         await pilot.press("p")
         async with asyncio.timeout(patience(5)):
-            while source.looks <= looks + 1:
+            while source.readings <= readings + 1:
                 await pilot.pause(0.01)
         assert "live" in screen_text(pilot.app)
 
 
-async def test_the_rate_goes_round(shown: Shown):
+async def test_r_goes_through_the_intervals(shown: Shown):
     async with shown(rate=1.0) as pilot:
         seen = []
         for _ in range(5):
@@ -408,7 +408,7 @@ async def test_the_rate_goes_round(shown: Shown):
         assert "every 1 s" in screen_text(pilot.app)
 
 
-async def test_export_writes_a_view_that_decides_the_same(shown: Shown, tmp_path):
+async def test_an_exported_view_gives_the_same_decisions(shown: Shown, tmp_path):
     async with shown() as pilot:
         for number in range(2):
             await pilot.press("e")
@@ -434,8 +434,8 @@ async def test_the_reason_why_an_export_cannot_be_written_is_shown(shown: Shown,
 
 async def test_caches_are_read_on_request(shown: Shown):
     source = StillSource()
-    unasked = {**source.shown.parts, "index": Part("etcd", unknown="nobody was asked")}
-    source.shown = msgspec.structs.replace(source.shown, parts=unasked)
+    unread = {**source.shown.parts, "index": Part("etcd", unknown="caches were not read")}
+    source.shown = msgspec.structs.replace(source.shown, parts=unread)
     async with shown(source) as pilot:
         assert "caches not read: i, I" in screen_text(pilot.app)
         await pilot.press("2", "down", "i")
@@ -443,22 +443,22 @@ async def test_caches_are_read_on_request(shown: Shown):
         assert "reading" in screen_text(pilot.app)
         await pilot.press("I")
         await settled(pilot)
-        assert source.asked == [("index", "decode-a0"), ("index", None)]
+        assert source.requests == [("index", "decode-a0"), ("index", None)]
 
 
-async def test_a_refused_question_is_shown(shown: Shown):
+async def test_a_refused_reading_of_caches_is_shown(shown: Shown):
     async with shown() as pilot:
         await pilot.press("2", "i")
         await settled(pilot)
-        assert "it is told anyway" in screen_text(pilot.app)
+        assert "workers report their caches by themselves" in screen_text(pilot.app)
 
 
 async def test_help_lists_every_key(shown: Shown):
-    told = " ".join(keys for keys, _ in KEYS).split()
+    listed = " ".join(keys for keys, _ in KEYS).split()
     shown_as = {"slash": "/", "exclamation_mark": "!", "question_mark": "?", "escape": "Esc",
                 "ctrl+c": "Ctrl-C", "enter": "Enter", "tab": "Tab"}  # fmt: skip
     bound = {key for one in TopApp.BINDINGS for key in one.key.split(",")} - {"shift+tab"}  # type: ignore[union-attr]
-    assert {shown_as.get(key, key) for key in bound} <= set(told)
+    assert {shown_as.get(key, key) for key in bound} <= set(listed)
     async with shown() as pilot:
         await pilot.press("question_mark")
         await settled(pilot)
@@ -471,7 +471,7 @@ async def test_q_ends_with_0(shown: Shown):
     assert pilot.app.return_value == 0
 
 
-async def test_ctrl_c_ends_with_130_wherever_one_is(shown: Shown):
+async def test_ctrl_c_ends_with_130_on_every_screen(shown: Shown):
     async with shown() as pilot:
         await pilot.press("t", "ctrl+c")
     assert pilot.app.return_value == ExitCode.INTERRUPTED
@@ -498,7 +498,7 @@ async def test_an_unreachable_source_fades_the_panels_and_shows_why(shown: Shown
 async def test_a_defect_ends_the_app_and_is_raised(shown: Shown):
     class Broken(StillSource):
         async def snapshot(self) -> Any:
-            if self.looks:
+            if self.readings:
                 raise ZeroDivisionError("a defect")
             return await super().snapshot()
 

@@ -49,7 +49,7 @@ def test_a_worker_with_an_overdue_load_report_is_stale(age, every, stale):
     assert (stale_reason(one_worker(load_age_s=age), every) is not None) is stale
 
 
-def test_lost_events_make_stale_and_an_unreachable_worker_is():
+def test_workers_with_lost_events_or_without_a_response_are_stale():
     assert stale_reason(one_worker(index="gapped", gaps=3), None) is not None
     gone = msgspec.structs.replace(one_worker(), status="unavailable")
     assert stale_reason(gone, None) == "no response"
@@ -106,12 +106,12 @@ def test_bars_and_counts_of_a_domain_are_those_of_its_available_workers():
 def test_values_that_are_not_reported_are_unknown_and_not_zero():
     shown = snapshot()
     silent = tuple(with_rank(row, reported=ReportedLoad()) for row in shown.workers)
-    told = {**shown.parts, "transfers": Part("", unknown="nobody counts")}
-    row = view_of(msgspec.structs.replace(shown, workers=silent, parts=told)).rows[0]
+    parts = {**shown.parts, "transfers": Part("", unknown="not counted")}
+    row = view_of(msgspec.structs.replace(shown, workers=silent, parts=parts)).rows[0]
     assert (row.waiting, row.local, row.crossing, row.crossing_share) == (None, None, None, None)
 
 
-def test_capacity_is_that_of_topology_show():
+def test_capacity_equals_that_of_topology_show():
     source = stranded_zones()
     shown = snapshot(source)
     board = DomainBoard()
@@ -120,7 +120,7 @@ def test_capacity_is_that_of_topology_show():
     assert board.view(shown, "nowhere").domain == "zone"
 
 
-def test_capacity_is_computed_again_when_a_worker_turns_busy_but_not_for_every_number():
+def test_capacity_is_computed_again_when_a_worker_becomes_busy_but_not_for_every_number():
     time = [0.0]
 
     def clock() -> float:
@@ -174,10 +174,10 @@ def test_history_is_by_bucket_and_bounded():
         history.add(at(shown, second, used=second))
     end = NOW + second
     key = ("tiny", "zone", "zone-a")
-    told = history.kv_share(key, BUCKETS + 5, 1, end)
-    assert told[:5] == [None] * 5
-    assert told[-1] == second / 4096
-    assert [value for value in told if value is not None] == sorted(told[5:])  # type: ignore[type-var]
+    shares = history.kv_share(key, BUCKETS + 5, 1, end)
+    assert shares[:5] == [None] * 5
+    assert shares[-1] == second / 4096
+    assert [value for value in shares if value is not None] == sorted(shares[5:])  # type: ignore[type-var]
     assert len(history.kv_share(key, 8, 3, end)) == 8
     assert history.kv_share(("tiny", "zone", "gone"), 3, 1, end) == [None] * 3
     assert history.prefill_tokens(("tiny", "zone", "zone-b"), 1, 1, end) == [10_240]
@@ -189,24 +189,24 @@ def test_a_time_without_reports_stays_empty():
     history.add(at(shown, 0, used=1))
     history.add(at(shown, 10, used=2, problem="away"))
     history.add(at(shown, 20, used=3))
-    told = history.kv_share(("tiny", "zone", "zone-a"), 5, 1, NOW + 20)
-    assert [value is not None for value in told] == [True, False, False, False, True]
+    shares = history.kv_share(("tiny", "zone", "zone-a"), 5, 1, NOW + 20)
+    assert [value is not None for value in shares] == [True, False, False, False, True]
 
 
-def test_recent_hand_offs_are_counted_from_the_first_look_and_again_after_a_restart():
+def test_recent_hand_offs_are_counted_from_the_first_snapshot_and_again_after_a_restart():
     shown, history = snapshot(), History()
     for second, crossing in ((0, 8), (30, 10), (60, 11)):
         history.add(at(shown, second, transfers=(Transfer("zone", "zone-a", 40, crossing),)))
     now = at(shown, 60, transfers=(Transfer("zone", "zone-a", 40, 11),))
     assert history.recent_transfers(now) == {("zone", "zone-a"): (0, 3)}
-    anew = at(shown, 61, transfers=(Transfer("zone", "zone-a", 2, 1),))
-    assert history.recent_transfers(anew) == {("zone", "zone-a"): (2, 1)}
+    restarted = at(shown, 61, transfers=(Transfer("zone", "zone-a", 2, 1),))
+    assert history.recent_transfers(restarted) == {("zone", "zone-a"): (2, 1)}
 
 
 # -- alerts ------------------------------------------------------------------------------------
 
 
-def test_stranded_and_lonely_domains_have_codes():
+def test_stranded_domains_and_single_decode_workers_have_codes():
     source = stranded_zones()
     shown = topology_show("x", source.workers(), settings(source))
     found = {(one.code, one.subject): one for one in capacity_alerts(shown)}
@@ -219,7 +219,7 @@ def test_stranded_and_lonely_domains_have_codes():
     assert "prefill-c0, prefill-c1: no decode worker" in found["DYT0901", "zone=zone-c"].message
 
 
-def test_alerts_come_worst_first_and_remember_since_when():
+def test_alerts_are_sorted_by_level_and_keep_their_start():
     source = stranded_zones()
     shown, board = snapshot(source), AlertBoard()
     capacity = topology_show("x", source.workers(), settings(source))
@@ -242,7 +242,7 @@ def test_alerts_come_worst_first_and_remember_since_when():
         ("", "all"), ("zone-a", "prefill-a0 decode-a0"), ("ZONE=zone-a decode", "decode-a0"),
         ("decode !b", "decode-a0"), ("! zone-a", "prefill-b0 prefill-b1 decode-b0 decode-b1"),
         ("!zone-a,prefill", "prefill-b0 prefill-b1"), ("busy", "prefill-b1"), ("!", "all"),
-        ("10,240 active", "prefill-b1"), ("9de9204", "decode-a0"), ("nobody", ""),
+        ("10,240 active", "prefill-b1"), ("9de9204", "decode-a0"), ("nothing", ""),
     ],
 )  # fmt: skip
 def test_filter(text: str, kept: str):
@@ -270,7 +270,7 @@ def test_heights_fill_the_screen(total: int, focused: int, zoomed: bool):
         assert given[focused] == total - 3
 
 
-def test_a_table_of_no_use_gives_its_room_away():
+def test_a_panel_too_low_for_rows_leaves_its_lines_to_others():
     given = heights(20, WISHES, 2)
     assert all(height == 1 or height >= 3 for height in given)
 
@@ -284,7 +284,7 @@ def test_each_panel_shows_two_rows_on_80x24():
 # -- marks -------------------------------------------------------------------------------------
 
 
-def test_a_bar_is_full_or_empty_only_at_1_or_0():
+def test_a_bar_is_full_only_at_1_and_empty_only_at_0():
     assert BLOCKS.bar(0.0, 10) == "░" * 10
     assert BLOCKS.bar(0.001, 10) == "█" + "░" * 9
     assert BLOCKS.bar(0.999, 10) == "█" * 9 + "░"
@@ -293,7 +293,7 @@ def test_a_bar_is_full_or_empty_only_at_1_or_0():
     assert BLOCKS.bar(None, 3) == "   "
 
 
-def test_a_sparkline_is_one_mark_a_value():
+def test_a_sparkline_has_one_mark_per_value():
     assert BLOCKS.sparkline([0, 0.5, 1, None], 1.0) == "▁▅█ "
     assert BLOCKS.sparkline([0, 0]) == "▁▁"
     assert BLOCKS.sparkline([3, 6]) == "▅█"

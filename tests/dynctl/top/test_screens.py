@@ -64,7 +64,7 @@ async def test_screen_is_as_committed(shown: Shown, name: str, size: tuple[int, 
 STILL = snapshot()
 UNKNOWN = Part(
     "etcd",
-    unknown="a live Dynamo keeps no decisions, and nobody tells the winners",
+    unknown="a live Dynamo keeps no decisions, and no source reports the winners",
     provide="--frontend-log FILE\nor start the frontends with --router-replica-sync",
 )
 #: File stem -> what is shown.
@@ -100,7 +100,9 @@ STATES = {
         STILL,
         parts={
             **STILL.parts,
-            **dict.fromkeys(("load", "requests", "transfers", "queue"), Part("", unknown="nobody")),
+            **dict.fromkeys(
+                ("load", "requests", "transfers", "queue"), Part("", unknown="not reported")
+            ),
         },
     ),
 }
@@ -119,7 +121,7 @@ async def test_state_is_as_committed(shown: Shown, name: str):
 
 
 @pytest.mark.skipif(
-    not textual.__version__.startswith("8."), reason="Textual draws SVG anew with each version"
+    not textual.__version__.startswith("8."), reason="each version of Textual draws SVG differently"
 )
 @pytest.mark.parametrize("size", [(100, 30)])
 async def test_colours_are_as_committed(shown: Shown, size: tuple[int, int]):
@@ -164,7 +166,9 @@ def _filtered(pilot: Pilot[int], line: Any) -> Any:
 
 @pytest.mark.parametrize("size", [(40, 12), (64, 20), (120, 40)])
 @pytest.mark.parametrize("name", ["first", "workers", "explained", "thresholds-tried"])
-async def test_every_size_is_filled_and_not_overrun(shown: Shown, name: str, size: tuple[int, int]):
+async def test_every_size_is_filled_and_no_line_is_too_long(
+    shown: Shown, name: str, size: tuple[int, int]
+):
     async with shown(size=size) as pilot:
         await pilot.press(*keys(SCREENS[name]))
         await settled(pilot)

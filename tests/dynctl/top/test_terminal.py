@@ -62,8 +62,10 @@ class Terminal:
 
     def pane_children(self) -> list[int]:
         shell = self.format("pane_pid")
-        told = subprocess.run(["ps", "-o", "pid=", "--ppid", shell], capture_output=True, text=True)
-        return [int(pid) for pid in told.stdout.split()]
+        listed = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", shell], capture_output=True, text=True
+        )
+        return [int(pid) for pid in listed.stdout.split()]
 
     def close(self) -> None:
         self._tmux("kill-server")
@@ -116,7 +118,7 @@ def ask(fleet: DemoFleet, **more: object) -> httpx.Response:
     return httpx.post(f"{fleet.url}/v1/chat/completions", json=BODY | more, timeout=patience(20))
 
 
-def test_a_session_before_a_fleet_of_processes(terminal, fleet: DemoFleet):
+def test_a_session_with_a_fleet_of_processes(terminal, fleet: DemoFleet):
     screen = terminal(command("--frontend", fleet.url, "--rate", "0.3"))
     screen.wait("3 decisions 0")
     assert ask(fleet).status_code == 200
@@ -134,7 +136,7 @@ def test_a_session_before_a_fleet_of_processes(terminal, fleet: DemoFleet):
     screen.keys("Enter")
     screen.keys("Escape")
     screen.wait(lambda text: "(4 of 6)" not in text)
-    # A threshold: tried, asked about, set.
+    # A threshold: tried, confirmed, set.
     screen.keys("t")
     screen.wait("busy thresholds of demo")
     screen.keys("Down")
@@ -143,8 +145,8 @@ def test_a_session_before_a_fleet_of_processes(terminal, fleet: DemoFleet):
     screen.wait("y sets these values")
     screen.keys("y")
     screen.wait("set prefill tokens 99")
-    told = httpx.get(f"{fleet.url}/busy_threshold").json()["thresholds"][0]
-    assert told["active_prefill_tokens_threshold"] == 99
+    present = httpx.get(f"{fleet.url}/busy_threshold").json()["thresholds"][0]
+    assert present["active_prefill_tokens_threshold"] == 99
     # An engine is killed: its domain changes; what is bound to it is refused.
     killed = time.monotonic()
     for name in ("decode-a0", "decode-a1"):
@@ -163,7 +165,7 @@ def test_a_session_before_a_fleet_of_processes(terminal, fleet: DemoFleet):
     assert "ended with 0" in screen.screen()
 
 
-def test_however_it_is_ended_the_terminal_is_restored(terminal):
+def test_the_terminal_is_restored_after_every_kind_of_end(terminal):
     """Ctrl-C and every signal, side by side (a start takes seconds on a busy machine)."""
     screens = {end: terminal(command("--demo")) for end in ("C-c", "INT", "TERM", "HUP")}
     for end, screen in screens.items():
@@ -196,7 +198,7 @@ def test_a_defect_restores_the_terminal_and_is_reported(terminal, tmp_path: Path
     assert "Traceback" not in text
 
 
-def test_a_frontend_that_is_not_there_never_takes_the_screen(terminal):
+def test_an_unreachable_frontend_is_an_error_on_the_normal_screen(terminal):
     screen = terminal(command("--frontend", "http://127.0.0.1:1"))
     screen.restored()
     text = screen.screen()

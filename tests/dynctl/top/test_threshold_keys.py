@@ -1,4 +1,4 @@
-"""Thresholds from the dashboard: tried, seen, asked about, set."""
+"""Thresholds from the dashboard: tried, their effect shown, confirmed, set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def field_value(pilot: Pilot[int]) -> str:
     return pilot.app.screen.focused.value
 
 
-async def test_thresholds_are_set_after_their_effect_was_seen_and_a_y(shown: Shown):
+async def test_thresholds_are_set_after_the_effect_is_shown_and_y_is_pressed(shown: Shown):
     source = StillSource()
     async with shown(source, size=(100, 30)) as pilot:
         await pilot.press("t", "down", *["backspace"] * 5, *"20000", "enter")
@@ -31,11 +31,11 @@ async def test_thresholds_are_set_after_their_effect_was_seen_and_a_y(shown: Sho
         text = screen_text(pilot.app)
         assert "prefill tokens    10,000 -> 20,000" in text
         assert "prefill-b1 rank 0: under every threshold" in text
-        assert source.asked == []
+        assert source.requests == []
         await pilot.press("y")
         await settled(pilot)
         assert not isinstance(pilot.app.screen, ThresholdScreen)
-        assert source.asked == [("set", "tiny", {"active_prefill_tokens_threshold": 20_000})]
+        assert source.requests == [("set", "tiny", {"active_prefill_tokens_threshold": 20_000})]
         assert "tiny: set prefill tokens 20000" in screen_text(pilot.app)
 
 
@@ -48,7 +48,7 @@ async def test_nothing_is_set_without_a_y(shown: Shown):
         await pilot.press("y")  # typed into the field, where it sets nothing
         assert pilot.app.screen.focused.value == "y"  # type: ignore[union-attr]
         await pilot.press("escape", "escape")
-        assert source.asked == []
+        assert source.requests == []
         assert not isinstance(pilot.app.screen, ThresholdScreen)
 
 
@@ -58,7 +58,7 @@ async def test_a_changed_value_must_be_tried_again(shown: Shown):
         await pilot.press("t", "down", "backspace", "enter")
         await settled(pilot)
         await pilot.press("escape", "down", "1", "up", "up", "y")
-        assert source.asked == []
+        assert source.requests == []
 
 
 async def test_readonly_tries_and_never_sets(shown: Shown):
@@ -70,7 +70,7 @@ async def test_readonly_tries_and_never_sets(shown: Shown):
         assert "values can be tried, not set" in screen_text(pilot.app)
         await pilot.press("y")
         await settled(pilot)
-        assert source.asked == []
+        assert source.requests == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ async def test_readonly_tries_and_never_sets(shown: Shown):
         (["ctrl+u", *"none"], "prefill tokens    10,000 -> off"),
     ],
 )
-async def test_what_is_typed_is_checked(shown: Shown, typed: list[str], said: str):
+async def test_typed_values_are_checked(shown: Shown, typed: list[str], said: str):
     async with shown(size=(100, 30)) as pilot:
         await pilot.press("t", "down", *typed, "enter")
         await settled(pilot)
@@ -160,8 +160,8 @@ async def test_a_value_is_edited_at_the_cursor(shown: Shown):
 
 
 async def test_unknown_thresholds(shown: Shown):
-    told = {"thresholds": Part("", unknown="none was named", provide="--frontend URL")}
-    source = StillSource(snapshot(thresholds={}, parts=told))
+    parts = {"thresholds": Part("", unknown="none was named", provide="--frontend URL")}
+    source = StillSource(snapshot(thresholds={}, parts=parts))
     async with shown(source) as pilot:
         await pilot.press("t")
         assert "thresholds are unknown: none was named" in screen_text(pilot.app)
