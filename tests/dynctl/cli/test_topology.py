@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.golden.fleets import stranded_zones
+from router_core import WorkerAvailability
+from tests.golden.fleets import stranded_zones, view, worker
 
 
 def test_a_row_a_domain(dynctl):
@@ -37,6 +38,24 @@ def test_selected_workers_are_counted(dynctl):
     ran = dynctl("topology", "show", "--demo", "-o", "json", "-l", "zone=zone-b,name!=decode-b1")
     [row] = ran.json["rows"]
     assert row["workers"] == ["decode-b0", "prefill-b0", "prefill-b1"]
+
+
+def test_a_selector_without_a_match_names_the_number_of_workers(dynctl):
+    ran = dynctl("topology", "show", "--demo", "-l", "zone=nowhere")
+    assert (ran.code, ran.out) == (0, "0 of 6 workers match -l zone=nowhere\n")
+
+
+def test_a_domain_whose_workers_are_dead_is_down(dynctl, tmp_path):
+    workers = [worker(name, "aggregated", at, zone=name) for at, name in enumerate("ab", 1)]
+    path = tmp_path / "view.json"
+    path.write_bytes(view(workers, [WorkerAvailability(workers[1].worker_id, "refused")]).save())
+    lines = dynctl("topology", "show", "--view", path).out.splitlines()
+    assert [(line.split()[0], line.split()[-1]) for line in lines[1:3]] == [
+        ("a", "ok"),
+        ("b", "DOWN"),
+    ]
+    assert lines[2].split()[1] == "0/1"
+    assert lines[3] == "b is DOWN: its worker is unavailable"
 
 
 def test_wrong_names_are_usage_problems(dynctl):
