@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FRONTEND = "http://127.0.0.1:8000"
 FRONTEND_VARIABLE = "DYNCTL_FRONTEND"
-TOKEN_VARIABLE = "DYNCTL_TOKEN"  # noqa: S105  the name of a variable
 #: Seconds for a response from the default address, which no option named.
 GUESS_TIMEOUT = 1.0
 
@@ -121,10 +120,9 @@ def frontends(options: GlobalOptions) -> tuple[str, ...]:
 
 def token(options: GlobalOptions) -> str | None:
     """The bearer token for frontends; raises UsageProblem where its file or variable is missing."""
-    from dynctl.settings.contexts.tokens import read_token
+    from dynctl.settings.contexts.tokens import bearer_token
 
-    options = in_context(options)
-    return read_token(options) or os.environ.get(TOKEN_VARIABLE) or None
+    return bearer_token(options)
 
 
 def _origin(options: GlobalOptions) -> str:

@@ -9,10 +9,20 @@ from typing import Final
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.settings.contexts.precedence import in_context
 
+TOKEN_VARIABLE: Final = "DYNCTL_TOKEN"  # noqa: S105  the name of a variable
 _LARGEST_BYTES: Final = 64 << 10
 #: The characters that an HTTP header may contain.
 _TOKEN: Final = re.compile(rb"[!-~]+")
+
+
+def bearer_token(options: GlobalOptions) -> str | None:
+    """The token for frontends: of the options, the context, or $DYNCTL_TOKEN.
+
+    Raises UsageProblem where its file or variable is missing.
+    """
+    return read_token(in_context(options)) or os.environ.get(TOKEN_VARIABLE) or None
 
 
 def read_token(options: GlobalOptions) -> str | None:

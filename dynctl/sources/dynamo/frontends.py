@@ -19,7 +19,7 @@ from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.models import ModelReadiness
 from dynctl.health.facts import FrontendFacts, Unread
-from dynctl.sources import token
+from dynctl.settings.contexts.tokens import bearer_token
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.planes import backend, namespace
 from dynctl.sources.frontend.client import FrontendClient
@@ -289,7 +289,7 @@ def _model_ready(frontend: DynamoFrontend, model: str) -> ModelReadiness | Unrea
 
 
 def _dynctl_facts(url: str, options: GlobalOptions) -> FrontendFacts:
-    client = FrontendClient(url, token(options), min(options.timeout, _CHECK_S))
+    client = FrontendClient(url, bearer_token(options), min(options.timeout, _CHECK_S))
     thresholds = _read(client.thresholds)
     if isinstance(thresholds, Unread):
         models: tuple[str, ...] | Unread = thresholds
