@@ -71,6 +71,11 @@ class Site:
             )
         return found
 
+    async def connected(self) -> None:
+        """Until every KV event stream is connected: what is published before is lost."""
+        streams = self.frontend.fleet.index.all_states
+        await until(lambda: all(state.connected for state in streams().values()))
+
     async def idle(self) -> None:
         """Until no request is booked any more."""
         await until(lambda: all(row == (0, 0, 0) for row in self.load().values()))

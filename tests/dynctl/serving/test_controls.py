@@ -129,6 +129,7 @@ async def test_streams_carry_workers_first_and_timing_before_done():
 async def test_salts_keep_prefixes_apart():
     async with site(TWO) as fleet:
         prompt = WORDS * 8
+        await fleet.connected()
         await fleet.chat(prompt)
         router = fleet.service.router
         slots = [slot for one in router.registry for slot in router.registry.slots(one.worker_id)]

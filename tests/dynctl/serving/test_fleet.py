@@ -263,6 +263,7 @@ async def test_lost_events_show_and_a_silent_restart_empties_the_index():
         engine = fleet.engines["a0"].engine
         router = fleet.service.router
         slot = router.registry.slots(router.registry.by_name("a0").worker_id)[0]
+        await fleet.connected()
         await fleet.chat("first " + WORDS * 4)
         await until(lambda: router.index.block_count(slot) > 0)
         engine.faults.update({"drop_events": 1})

@@ -14,7 +14,7 @@ from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import MAX_WAITING, DecisionMemory
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import LoadReported
-from tests.dynctl.serving.fleets import site, until, zone
+from tests.dynctl.serving.fleets import Site, site, until, zone
 from tests.dynctl.serving.routed import request, worker
 from tests.dynctl.serving.test_admin import decide, serving
 from tests.waiting import patience
@@ -34,10 +34,23 @@ def preferring(worker_id: int, home: str):
     return worker(worker_id, "prefill", zone=home, policy=policy)
 
 
+def _published(fleet: Site) -> int:
+    """Batches of KV events that the engines have published."""
+    engines = [one.engine for one in fleet.engines.values()]
+    return sum(publisher.next_seq for engine in engines for publisher in engine._publishers)
+
+
+def _applied(fleet: Site) -> int:
+    index = fleet.frontend.fleet.index
+    received = (state.last_seq for state in index.all_states().values())
+    return -1 if index.waiting else sum(seq + 1 for seq in received if seq is not None)
+
+
 async def test_rows_are_those_of_the_list_of_workers():
     async with site([{"name": "a0"}, {"name": "a1"}]) as fleet:
         assert (await fleet.chat())[0] == 200
         await fleet.idle()
+        await until(lambda: _published(fleet) == _applied(fleet))
         async with fleet.client.get(fleet.url("/v1/fleet")) as answer:
             read = decode(await answer.read(), FleetLoad)
         async with fleet.client.get(fleet.url("/v1/workers")) as answer:
