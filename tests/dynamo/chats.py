@@ -50,12 +50,12 @@ class Chat:
 
     def fields(self) -> dict[str, Any]:
         """What a request has beside the messages."""
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self.tools is not None:
-            told["tools"] = list(self.tools)
+            fields["tools"] = list(self.tools)
         if self.template_kwargs:
-            told["chat_template_kwargs"] = dict(self.template_kwargs)
-        return told
+            fields["chat_template_kwargs"] = dict(self.template_kwargs)
+        return fields
 
 
 def user(text: Any) -> dict[str, Any]:

@@ -49,14 +49,14 @@ class Answer:
 
     @property
     def placement(self) -> Placement:
-        told = self.nvext.get("worker_id")
-        if not isinstance(told, Mapping):
+        reported = self.nvext.get("worker_id")
+        if not isinstance(reported, Mapping):
             raise AssertionError(f"no nvext.worker_id in the answer: {self.status} {self.body}")
         return Placement(
-            told.get("prefill_worker_id"),
-            told.get("decode_worker_id"),
-            told.get("prefill_dp_rank"),
-            told.get("decode_dp_rank"),
+            reported.get("prefill_worker_id"),
+            reported.get("decode_worker_id"),
+            reported.get("prefill_dp_rank"),
+            reported.get("decode_dp_rank"),
         )
 
     @property
@@ -65,8 +65,8 @@ class Answer:
 
     @property
     def timing(self) -> Mapping[str, Any]:
-        told: Mapping[str, Any] = self.nvext.get("timing", {})
-        return told
+        reported: Mapping[str, Any] = self.nvext.get("timing", {})
+        return reported
 
     @property
     def request_id(self) -> str:
@@ -133,7 +133,7 @@ class FrontendClient:
         timeout: float = 30,
         **fields: Any,
     ) -> Answer:
-        """What Dynamo would do, nothing booked; ``token_ids`` and ``placement`` are told.
+        """What Dynamo would do, nothing booked; ``token_ids`` and ``placement`` are in the answer.
 
         In a disaggregated fleet it selects a decode worker alone, without topology.
         """
@@ -172,8 +172,8 @@ class FrontendClient:
         status, text = self._raw("POST", "/busy_threshold", {"model": self.model, **values}, 10)
         if status != 200:
             raise AssertionError(f"/busy_threshold answered {status}: {text[:500]}")
-        told: dict[str, Any] = json.loads(text)
-        return told
+        answer: dict[str, Any] = json.loads(text)
+        return answer
 
     def worker_counts(self) -> dict[str, int]:
         """Workers by type, as /v1/models/MODEL/ready counts them; empty while it does not know."""
@@ -185,8 +185,8 @@ class FrontendClient:
             return {}
         counts: dict[str, int] = {}
         for namespace in (json.loads(text).get("namespaces") or {}).values():
-            for kind, told in namespace.get("worker_types", {}).items():
-                counts[kind] = counts.get(kind, 0) + told["workers"]
+            for kind, row in namespace.get("worker_types", {}).items():
+                counts[kind] = counts.get(kind, 0) + row["workers"]
         return counts
 
     # -- how ---------------------------------------------------------------------------------------
@@ -209,8 +209,8 @@ class FrontendClient:
         nvext: Mapping[str, Any] | None,
         fields: Mapping[str, Any],
     ) -> dict[str, Any]:
-        told = prompt if isinstance(prompt, str) else list(prompt)
-        return {**self._common(max_tokens, nvext), "prompt": told, **fields}
+        given = prompt if isinstance(prompt, str) else list(prompt)
+        return {**self._common(max_tokens, nvext), "prompt": given, **fields}
 
     def _common(self, max_tokens: int, nvext: Mapping[str, Any] | None) -> dict[str, Any]:
         asked = {"extra_fields": ["worker_id", "timing"], **(nvext or {})}
@@ -288,11 +288,11 @@ class InFlight:
             raise AssertionError(f"the stream broke: {self._error}") from self._error
         if self._status != 200:
             return _unary(self._status, self._text)
-        told: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         for chunk in self._chunks:
-            told |= chunk.get("nvext") or {}
+            extra |= chunk.get("nvext") or {}
         last = self._chunks[-1] if self._chunks else {}
-        return Answer(200, last, tuple(self._chunks), told)
+        return Answer(200, last, tuple(self._chunks), extra)
 
     @property
     def done(self) -> bool:

@@ -1,4 +1,4 @@
-"""The suite against a real Dynamo: marked as such, and told plainly when Dynamo is not there."""
+"""The suite against a real Dynamo: marked, with a plain message when Dynamo is not installed."""
 
 import subprocess
 from collections.abc import Callable

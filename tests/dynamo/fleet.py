@@ -74,7 +74,9 @@ class Worker:
     @property
     def instance_id(self) -> int:
         if self._instance_id is None:
-            raise AssertionError(f"{self.name} has not told its instance id\n{self.process.tail()}")
+            raise AssertionError(
+                f"{self.name} has not reported its instance id\n{self.process.tail()}"
+            )
         return self._instance_id
 
     def learn_instance_id(self) -> bool:
@@ -369,16 +371,16 @@ class DynamoFleet:
         files.mkdir(parents=True, exist_ok=True)
         for domain, value in plan.domains.items():
             (files / domain).write_text(value)
-        told = {
+        environment = {
             "DYN_TOPOLOGY_ENABLED": "true",
             "DYN_TOPOLOGY_MOUNT_PATH": str(files),
             "DYN_KV_TRANSFER_DOMAIN": plan.transfer_domain,
         }
         if plan.enforcement is not None:
-            told["DYN_KV_TRANSFER_ENFORCEMENT"] = plan.enforcement
+            environment["DYN_KV_TRANSFER_ENFORCEMENT"] = plan.enforcement
         if plan.weight is not None:
-            told["DYN_KV_TRANSFER_PREFERRED_WEIGHT"] = f"{plan.weight:g}"
-        return told
+            environment["DYN_KV_TRANSFER_PREFERRED_WEIGHT"] = f"{plan.weight:g}"
+        return environment
 
     def _fail_if_ended(self) -> None:
         processes = [each.process for each in self.workers.values()]

@@ -37,8 +37,8 @@ class HeldControl:
 
     def requests(self, *states: State) -> list[HeldRequest]:
         """All that it has ever seen, in order of arrival, or those in ``states``."""
-        told = [HeldRequest(**each) for each in self._ask("requests")]
-        return [each for each in told if not states or each.state in states]
+        received = [HeldRequest(**each) for each in self._ask("requests")]
+        return [each for each in received if not states or each.state in states]
 
     def step(self, request_id: str | None = None) -> None:
         """End the present hold of one request, or of all: from prefill on to decode, or the end."""
@@ -81,13 +81,13 @@ class HeldControl:
                 )
             time.sleep(0.01)
 
-    def _ask(self, op: str, **told: Any) -> Any:
+    def _ask(self, op: str, **arguments: Any) -> Any:
         popen = self._process.popen
         if popen.stdin is None or popen.stdout is None:
             raise AssertionError(f"{self._process.name} was not started with pipes")
         with self._lock:
             try:
-                popen.stdin.write(json.dumps({"op": op, **told}).encode() + b"\n")
+                popen.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
                 popen.stdin.flush()
                 line = popen.stdout.readline()
             except OSError as error:

@@ -1,4 +1,4 @@
-"""A Dynamo worker that answers when it is told to, so that load in flight is exact, not timed.
+"""A Dynamo worker that responds on command, so that load in flight is exact, not timed.
 
 Runs under a Python that has ai-dynamo; :mod:`tests.dynamo.held` speaks with it over stdin and
 stdout, a JSON object a line. Its own output and Dynamo's logs go to stderr. It ends when stdin
@@ -114,7 +114,7 @@ class Worker:
                 held.state = "failed"
 
     async def _wait(self, held, context):
-        """True once told to go on; False if the client left."""
+        """True once the command to continue arrives; False if the client left."""
         go = asyncio.ensure_future(held.go.wait())
         left = asyncio.ensure_future(context.async_killed_or_stopped())
         await asyncio.wait({go, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,29 +142,29 @@ class Worker:
             names.append(int.from_bytes(digest.digest(), "big") >> 1)
         return names
 
-    def command(self, told):
-        match told["op"]:
+    def command(self, order):
+        match order["op"]:
             case "hold":
-                self.hold = {"prefill": told["prefill"], "decode": told["decode"]}
+                self.hold = {"prefill": order["prefill"], "decode": order["decode"]}
             case "requests":
                 return [
                     {"id": held.id, "tokens": held.tokens, "state": held.state}
                     for held in self.requests.values()
                 ]
             case "step" | "release" as op:
-                chosen = [told["id"]] if told["id"] is not None else list(self.requests)
+                chosen = [order["id"]] if order["id"] is not None else list(self.requests)
                 for key in chosen:
                     getattr(self.requests[key], op)()
             case "store":
-                self.store(told["tokens"])
+                self.store(order["tokens"])
             case "remove":
                 # Leaf first, as engines evict.
-                self.events.publish_removed(self._names(told["tokens"])[::-1])
+                self.events.publish_removed(self._names(order["tokens"])[::-1])
             case "load":
                 self.metrics.publish(
-                    told["dp_rank"],
-                    active_decode_blocks=told["active_decode_blocks"],
-                    kv_used_blocks=told["kv_used_blocks"],
+                    order["dp_rank"],
+                    active_decode_blocks=order["active_decode_blocks"],
+                    kv_used_blocks=order["kv_used_blocks"],
                 )
             case unknown:
                 raise ValueError(f"unknown op {unknown!r}")

@@ -64,7 +64,7 @@ class KubeFleet:
     """A cluster of two zones with RBAC, and in it one graph under a required policy.
 
     Ready on enter; on exit every process is ended. ``pods`` by name; ``executed``: every command
-    that somebody had executed in one.
+    that a client had executed in one.
     """
 
     def __init__(self) -> None:
@@ -159,11 +159,11 @@ class KubeFleet:
 
     def _environment(self, body: Json, root: Path) -> dict[str, str]:
         """The pod's variables, and what only this machine knows."""
-        about, told = body["metadata"], deployment.env_of(body)
+        about, env = body["metadata"], deployment.env_of(body)
         account = f"{about['namespace']}.{body['spec']['serviceAccountName']}"
         found = {
             **{k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)},
-            **told,
+            **env,
             "POD_NAME": about["name"],
             "POD_NAMESPACE": about["namespace"],
             "POD_UID": about["uid"],
@@ -174,7 +174,7 @@ class KubeFleet:
             "DYN_SKIP_TELEMETRY": "1",
             **dict.fromkeys((*LOOPBACK, "DYN_HTTP_HOST"), _ADDRESS),
         }
-        if mount := told.get("DYN_TOPOLOGY_MOUNT_PATH"):
+        if mount := env.get("DYN_TOPOLOGY_MOUNT_PATH"):
             found["DYN_TOPOLOGY_MOUNT_PATH"] = str(below(root, mount))
         return found
 
@@ -237,7 +237,7 @@ class KubeFleet:
         return {one["metadata"]["name"]: one for one in found}
 
     def dynctl(self, *words: str, token: str | None = None, namespace: str = NAMESPACE) -> Done:
-        """Run it with a kubeconfig of whoever has the token; None is the administrator."""
+        """Run it with a kubeconfig for the token; None is the administrator."""
         for pod in self.pods.values():
             log = pod.process.log.read_text(errors="replace")
             self.server.logs[(pod.namespace, pod.name, "main", False)] = log
@@ -275,8 +275,8 @@ class KubeFleet:
         """Until the frontend counts just these: role -> workers."""
 
         def counted() -> bool:
-            told = self.frontend.worker_counts()
-            return {kind: count for kind, count in told.items() if count} == counts
+            found = self.frontend.worker_counts()
+            return {kind: count for kind, count in found.items() if count} == counts
 
         self.wait_until(counted, f"the frontend to count {dict(counts)}")
 

@@ -101,16 +101,16 @@ def take_ports(body: Json) -> int:
     """Give a pod ports of its own, since all pods have one address; the one that is probed."""
     container = body["spec"]["containers"][0]
     system = port = free_port()
-    told = {"DYN_SYSTEM_PORT": str(system)}
+    env = {"DYN_SYSTEM_PORT": str(system)}
     if deployment.is_worker(body):
         # Without the first a mock worker is never healthy.
-        told["DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS"] = '["generate"]'
-        told["DYN_NAMESPACE_WORKER_SUFFIX"] = body["metadata"]["labels"][names.WORKER_HASH_LABEL]
+        env["DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS"] = '["generate"]'
+        env["DYN_NAMESPACE_WORKER_SUFFIX"] = body["metadata"]["labels"][names.WORKER_HASH_LABEL]
     else:
         port = free_port()
-        told["DYN_HTTP_PORT"] = str(port)
-    kept = [one for one in container["env"] if one["name"] not in told]
-    container["env"] = kept + [{"name": key, "value": value} for key, value in told.items()]
+        env["DYN_HTTP_PORT"] = str(port)
+    kept = [one for one in container["env"] if one["name"] not in env]
+    container["env"] = kept + [{"name": key, "value": value} for key, value in env.items()]
     container["ports"][0]["containerPort"] = port
     return port
 

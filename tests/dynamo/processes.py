@@ -1,7 +1,7 @@
 """Child processes that are gone afterwards, whatever becomes of the test that started them.
 
 Each child leads a process group of its own. A reaper process holds the read end of a pipe from us:
-when we end without tidying up (even by SIGKILL), it kills every group it was told of.
+when we end without tidying up (even by SIGKILL), it kills every process group that it knows.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What observing costs, told at the end of the run; `docs/benchmarks.md` has the figures."""
+"""The cost of observing, printed at the end of the run; `docs/benchmarks.md` has the figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def test_the_cost_of_observing(finding) -> None:
                 spent = time.process_time()
                 await asyncio.sleep(IDLE_SECONDS)
                 spent = time.process_time() - spent
-                assert (asked.recoveries, asked.recovery_bytes) == first, "nobody is asked twice"
+                assert (asked.recoveries, asked.recovery_bytes) == first, (
+                    "no worker is queried twice"
+                )
         return spent / IDLE_SECONDS, *first
 
     core, calls, size = asyncio.run(run())

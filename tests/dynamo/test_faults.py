@@ -120,7 +120,7 @@ def test_nats_restarts_and_what_was_missed_is_healed(tmp_path: Path) -> None:
                     await seen.quiet()
                     assert _cached(seen) > 0
                     await server.kill()
-                    # What the workers publish meanwhile reaches nobody.
+                    # What the workers publish meanwhile is lost.
                     other = [token + 7 for token in PROMPT]
                     await asyncio.to_thread(fleet.frontend.complete, other)
                     await asyncio.sleep(0.3)

@@ -229,7 +229,7 @@ def test_nothing_outlives_a_killed_test_run():
         *pids, directory = parent.stdout.readline().split()
         parent.kill()
     try:
-        # Orphans are reaped by init, or by whoever stands in for it, which may take a moment.
+        # Orphans are reaped by init, or by its substitute, which may take a moment.
         DynamoFleet([])._wait(
             lambda: not any(still_working(int(pid)) for pid in pids), 10, "orphans to end"
         )
@@ -238,7 +238,7 @@ def test_nothing_outlives_a_killed_test_run():
 
 
 def still_working(pid):
-    """Running and not a zombie that nobody has reaped yet."""
+    """Running and not a zombie that is not reaped yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

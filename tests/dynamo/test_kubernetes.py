@@ -146,57 +146,61 @@ def test_workers_apply_their_metadata_and_dynctl_reads_it(fleet: KubeFleet) -> N
 
 
 def test_a_fleet_that_works_has_whole_chains_of_custody(fleet: KubeFleet) -> None:
-    told = Verified(fleet)
-    assert (told.code, told.codes("fail"), told.codes("warn")) == (0, set(), UNEVEN)
-    assert told.rows.keys() == fleet.workers.keys()
-    assert not told.broken()
+    verified = Verified(fleet)
+    assert (verified.code, verified.codes("fail"), verified.codes("warn")) == (0, set(), UNEVEN)
+    assert verified.rows.keys() == fleet.workers.keys()
+    assert not verified.broken()
     links = ("node", "label", "file", "card", "taint", "router")
-    for name, row in told.rows.items():
+    for name, row in verified.rows.items():
         assert {(row[link]["state"], row[link]["value"]) for link in links} == {
             ("same", fleet.pods[name].zone)
         }
     # Out of the logs of the processes, with Dynamo's own words and colours.
-    assert told.checks["DYT0602"]["message"] == "5 of 5 logs"
-    assert told.checks["DYT0604"]["message"] == "5 of 5 logs"
-    assert told.checks["DYT0904"]["message"] == "5 of 5 workers"
-    assert told.checks["DYT0703"]["state"] == "pass"
-    assert not [code for code, check in told.checks.items() if check.get("unread")]
+    assert verified.checks["DYT0602"]["message"] == "5 of 5 logs"
+    assert verified.checks["DYT0604"]["message"] == "5 of 5 logs"
+    assert verified.checks["DYT0904"]["message"] == "5 of 5 workers"
+    assert verified.checks["DYT0703"]["state"] == "pass"
+    assert not [code for code, check in verified.checks.items() if check.get("unread")]
 
 
 def test_live_requests_stay_in_their_domain(fleet: KubeFleet) -> None:
-    told = Verified(fleet, "--probe", "4")
-    assert (told.code, told.checks["DYT0905"]["state"]) == (0, "pass")
-    assert told.checks["DYT0905"]["message"] == "4 requests"
+    verified = Verified(fleet, "--probe", "4")
+    assert (verified.code, verified.checks["DYT0905"]["state"]) == (0, "pass")
+    assert verified.checks["DYT0905"]["message"] == "4 requests"
 
 
 def test_a_pod_that_somebody_relabelled_is_found_at_its_label(fleet: KubeFleet) -> None:
     name = f"{GRAPH}-decode-a-1"
     with relabelled(fleet, f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", B, before=A):
-        told = Verified(fleet)
-        assert (told.code, told.codes("fail")) == (1, {"DYT0404"})
-        assert told.subjects("DYT0404") == [f"Pod {name}.{NAMESPACE}"]
+        verified = Verified(fleet)
+        assert (verified.code, verified.codes("fail")) == (1, {"DYT0404"})
+        assert verified.subjects("DYT0404") == [f"Pod {name}.{NAMESPACE}"]
         # The kubelet has not brought it to the file yet, which may take it a while.
-        assert told.codes("warn") == {*UNEVEN, "DYT0507"}
-        assert told.broken() == {name: ("pod label", ["DYT0404", "DYT0507"])}
+        assert verified.codes("warn") == {*UNEVEN, "DYT0507"}
+        assert verified.broken() == {name: ("pod label", ["DYT0404", "DYT0507"])}
 
         volume = fleet.pods[name].volume
         assert volume is not None
         volume.write({objects.ZONE: B})
         try:
-            told = Verified(fleet)
+            verified = Verified(fleet)
         finally:
             volume.write({objects.ZONE: A})
         # Then the file is the label's, and the worker still says what it read at its start.
-        assert told.codes("fail") == {"DYT0404", "DYT0802"}
-        assert told.subjects("DYT0802") == [f"Pod {name}.{NAMESPACE}"]
+        assert verified.codes("fail") == {"DYT0404", "DYT0802"}
+        assert verified.subjects("DYT0802") == [f"Pod {name}.{NAMESPACE}"]
 
 
 def test_a_node_that_was_relabelled_left_its_pods_behind(fleet: KubeFleet) -> None:
     node = fleet.pods[LONE].body["spec"]["nodeName"]
     with relabelled(fleet, f"/api/v1/nodes/{node}", "us-east-1c", before=B):
-        told = Verified(fleet)
-    assert (told.code, told.codes("fail"), told.codes("warn")) == (1, {"DYT0404"}, UNEVEN)
-    assert told.broken() == {LONE: ("pod label", ["DYT0404"])}
+        verified = Verified(fleet)
+    assert (verified.code, verified.codes("fail"), verified.codes("warn")) == (
+        1,
+        {"DYT0404"},
+        UNEVEN,
+    )
+    assert verified.broken() == {LONE: ("pod label", ["DYT0404"])}
 
 
 @pytest.mark.parametrize("by", ["its slice", "its pod"])
@@ -214,15 +218,17 @@ def test_a_zone_whose_decode_worker_is_not_ready_is_stranded(fleet: KubeFleet, b
     try:
         fleet.wait_counted({"prefill": 2, "decode": 2})
         assert [served(f"{GRAPH}-prefill-{zone}-0") for zone in "ab"] == [200, 500]
-        told = Verified(fleet)
+        verified = Verified(fleet)
     finally:
         fleet.set_ready(LONE, True)
         fleet.wait_ready()
-    assert (told.code, told.codes("fail")) == (1, {"DYT0702", "DYT0901"})
-    assert told.subjects("DYT0702") == [f"Pod {LONE}.{NAMESPACE}"]
-    assert told.values("DYT0702")[0].startswith("not ready in" if by == "its slice" else "not Rea")
-    assert told.values("DYT0901") == [f"zone {B} has 1 prefill and no decode workers ready"]
-    assert told.broken() == {LONE: ("router", ["DYT0702"])}
+    assert (verified.code, verified.codes("fail")) == (1, {"DYT0702", "DYT0901"})
+    assert verified.subjects("DYT0702") == [f"Pod {LONE}.{NAMESPACE}"]
+    assert verified.values("DYT0702")[0].startswith(
+        "not ready in" if by == "its slice" else "not Rea"
+    )
+    assert verified.values("DYT0901") == [f"zone {B} has 1 prefill and no decode workers ready"]
+    assert verified.broken() == {LONE: ("router", ["DYT0702"])}
     assert [served(f"{GRAPH}-prefill-{zone}-0") for zone in "ab"] == [200, 200]
 
 
@@ -255,24 +261,26 @@ def test_a_worker_without_its_role_stays_up_and_both_witnesses_tell_why(fleet: K
         "the worker to be refused",
     )
     about_others = {"DYT0109"}  # There is no prefill worker beside it.
-    told = Verified(fleet, namespace=namespace)
-    assert told.code == 1
-    assert told.codes("fail") == {"DYT0703", *about_others}
-    assert told.subjects("DYT0703") == [f"ServiceAccount lone-k8s-service-discovery.{namespace}"]
-    assert {told.checks[code]["message"] for code in ("DYT0702", "DYT0704")} == {
+    verified = Verified(fleet, namespace=namespace)
+    assert verified.code == 1
+    assert verified.codes("fail") == {"DYT0703", *about_others}
+    assert verified.subjects("DYT0703") == [
+        f"ServiceAccount lone-k8s-service-discovery.{namespace}"
+    ]
+    assert {verified.checks[code]["message"] for code in ("DYT0702", "DYT0704")} == {
         "0 of 1 pod: see DYT0703"
     }
-    assert told.broken() == {"lone-decode-0": ("card", ["DYT0703"])}
+    assert verified.broken() == {"lone-decode-0": ("card", ["DYT0703"])}
 
     # Who may not ask what others may do learns it from the log.
     group = "authorization.k8s.io"
     fleet.add_viewer("incurious", [rule for rule in VIEWER_RULES if rule[0] != group])
-    told = Verified(fleet, token="incurious", namespace=namespace)
-    assert told.checks["DYT0703"]["state"] == "skip"
-    assert told.codes("fail") == {"DYT0704", *about_others}
-    [value] = told.values("DYT0704")
+    verified = Verified(fleet, token="incurious", namespace=namespace)
+    assert verified.checks["DYT0703"]["state"] == "skip"
+    assert verified.codes("fail") == {"DYT0704", *about_others}
+    [value] = verified.values("DYT0704")
     assert value.startswith("no DynamoWorkerMetadata; its log has: Failed to persist metadata")
-    assert told.broken() == {"lone-decode-0": ("card", ["DYT0704"])}
+    assert verified.broken() == {"lone-decode-0": ("card", ["DYT0704"])}
     assert pod.process.alive
     assert not fleet.metadata(namespace)
     assert not pod.healthy()
@@ -284,17 +292,17 @@ def test_a_worker_without_its_role_stays_up_and_both_witnesses_tell_why(fleet: K
 def test_the_real_frontend_chooses_what_was_predicted(
     fleet: KubeFleet, finding: Callable[[str], None]
 ) -> None:
-    told, certain = [], 0
+    verified, certain = [], 0
     for number in range(20):
         prompt = f"{('alpha', 'beta', 'gamma', 'delta')[number % 4]} " * 40 + f"question {number}"
         result = route(fleet, prompt, "--reach", "direct")
         allowed = possible(result)
         placed = fleet.frontend.chat(prompt).placement
-        told.append((placed.prefill, placed.decode) in allowed)
+        verified.append((placed.prefill, placed.decode) in allowed)
         certain += len({prefill for prefill, _ in allowed}) == 1
         assert not [doubt for doubt in result.assumptions if OUT_OF_REACH in doubt]
-    finding(f"kubernetes: {sum(told)} of {len(told)} predicted, {certain} without a tie")
-    assert told == [True] * 20
+    finding(f"kubernetes: {sum(verified)} of {len(verified)} predicted, {certain} without a tie")
+    assert verified == [True] * 20
     # All but the first of each kind are in the cache of one prefill worker.
     assert certain >= 16
 

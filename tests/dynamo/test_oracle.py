@@ -102,12 +102,12 @@ def test_loads_and_choices_are_those_of_dynamos_selection_service(oracle: Oracle
             assert row["potential_decode_blocks"] == decode
         assert ours.winner is not None
         tied = {ours.refs[at].worker_id for at in ours.tied or (ours.winner,)}
-        told = oracle.call("select_and_reserve", asked)
-        assert told["worker_id"] in tied
+        selected = oracle.call("select_and_reserve", asked)
+        assert selected["worker_id"] in tied
         certain += len(tied) == 1
-        selection = told["selection_id"]
+        selection = selected["selection_id"]
         hashes = request.sequence_hashes
-        booked = Booked(selection, "aggregated", told["worker_id"], 0, len(tokens), hashes)
+        booked = Booked(selection, "aggregated", selected["worker_id"], 0, len(tokens), hashes)
         assert router.apply(booked, 0.0).ok
         running.append(selection)
         for one in chance.sample(running, len(running) // 6):

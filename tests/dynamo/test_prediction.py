@@ -97,10 +97,10 @@ class HeldLoad:
 
         def arrived() -> bool:
             for worker in self.fleet.workers.values():
-                told = worker.held.requests()
-                if len(told) > self._seen[worker.name]:
-                    self._seen[worker.name] = len(told)
-                    found.append((worker, told[-1].id))
+                requests = worker.held.requests()
+                if len(requests) > self._seen[worker.name]:
+                    self._seen[worker.name] = len(requests)
+                    found.append((worker, requests[-1].id))
             return bool(found)
 
         self.fleet.wait_until(arrived, "the request to arrive", every=0.005)

@@ -41,29 +41,29 @@ def test_a_chat_is_predicted_from_nothing_but_its_text(shape: str, indexer: bool
     with DynamoFleet(plans, frontend_args=flags, speedup=0) as fleet:
         first = fleet.frontend.chat(PROMPT)
         assert first.ok
-        told: dict[str, Any] = {}
+        result: dict[str, Any] = {}
 
         def cached() -> bool:
-            told.update(route(fleet))
-            hop = told["prefill"] or told["decode"]
-            return any(row["overlap_blocks"] == told["blocks"] for row in hop["candidates"])
+            result.update(route(fleet))
+            hop = result["prefill"] or result["decode"]
+            return any(row["overlap_blocks"] == result["blocks"] for row in hop["candidates"])
 
         fleet.wait_until(cached, "the served prompt to be seen in a cache")
-        assert told["tokens"] == first.prompt_tokens
-        first_hop = told["prefill"] or told["decode"]
+        assert result["tokens"] == first.prompt_tokens
+        first_hop = result["prefill"] or result["decode"]
         assert first_hop["winner"]["worker_id"] == first.placement.prefill
         then = fleet.frontend.chat(PROMPT).placement
         assert then.prefill == first_hop["winner"]["worker_id"]
-        assert then.decode == told["winner"]["decode"]["worker_id"]
-        known_from_indexer = any("indexer" in text for text in told["assumptions"])
-        assert known_from_indexer is indexer, told["assumptions"]
+        assert then.decode == result["winner"]["decode"]["worker_id"]
+        known_from_indexer = any("indexer" in text for text in result["assumptions"])
+        assert known_from_indexer is indexer, result["assumptions"]
 
 
 def test_a_view_of_a_live_dynamo_repeats_offline(tmp_path) -> None:
     with DynamoFleet(aggregated(2), speedup=0) as fleet:
         assert fleet.frontend.chat(PROMPT).ok
         saved = tmp_path / "view.json"
-        told = route(fleet, "--save-view", str(saved), "--frontend", fleet.frontend.url)
+        result = route(fleet, "--save-view", str(saved), "--frontend", fleet.frontend.url)
     again = subprocess.run(
         [sys.executable, "-m", "dynctl", "route", PROMPT, "-o", "json", "--view", str(saved)],
         capture_output=True,
@@ -71,4 +71,4 @@ def test_a_view_of_a_live_dynamo_repeats_offline(tmp_path) -> None:
         timeout=60,
     )
     assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout) == told
+    assert json.loads(again.stdout) == result

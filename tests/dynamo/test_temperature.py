@@ -1,4 +1,4 @@
-"""A frontend with settings of its own: said as assumed, and predicted once they are told."""
+"""A frontend with its own settings: shown as assumptions, predicted once they are specified."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_probabilities_are_told_and_hold() -> None:
             workers[1].held.store(prompt[:32])
             async with observing(fleet) as seen:
                 await seen.quiet(0.3)
-                told = seen.predict(prompt, **SETTINGS).decode
-                assert told is not None
-                expected = {row.worker_id: row.probability for row in told.candidates}
+                predicted = seen.predict(prompt, **SETTINGS).decode
+                assert predicted is not None
+                expected = {row.worker_id: row.probability for row in predicted.candidates}
                 drawn: Counter[int] = Counter()
                 for _ in range(DRAWS):
                     answer = await asyncio.to_thread(fleet.frontend.dry_run, prompt)
@@ -59,11 +59,13 @@ def test_settings_in_a_card_are_followed() -> None:
     args = ("--router-mode", "kv", "--router-prefill-load-scale", "3.0")
     with DynamoFleet(aggregated(2, args=args), router_mode="round-robin") as fleet:
         options = GlobalOptions(discovery="file", file_kv=fleet.file_kv)
-        told = DynamoSource(options).route(RouteQuery(token_ids=list(range(3, 43))))
-        assert told.decode is not None
-        assert told.decode.parameters["prefill_load_scale"] == 3.0
-        assert any("cards advertise" in text for text in told.assumptions)
+        predicted = DynamoSource(options).route(RouteQuery(token_ids=list(range(3, 43))))
+        assert predicted.decode is not None
+        assert predicted.decode.parameters["prefill_load_scale"] == 3.0
+        assert any("cards advertise" in text for text in predicted.assumptions)
         asked = {"annotations": ["query_instance_id:"]}
         assert fleet.frontend.complete(list(range(3, 43)), nvext=asked).ok
         lines = fleet.frontend.log_lines("Selected worker")
-        assert any(f"logit={told.decode.candidates[0].cost:g}" in line for line in lines), lines
+        assert any(f"logit={predicted.decode.candidates[0].cost:g}" in line for line in lines), (
+            lines
+        )

@@ -1,6 +1,6 @@
 """Our token ids are Dynamo's: every chat, through files fetched from the live card.
 
-Dynamo tells the ids of a prompt in the answer to a dry run. Ours come from the tokenizer files
+Dynamo returns the ids of a prompt in the answer to a dry run. Ours come from the tokenizer files
 that the worker's card names, fetched as ``dynctl route`` fetches them.
 """
 
