@@ -300,10 +300,10 @@ async def test_an_idle_plane_lets_the_loop_sleep(rig, monkeypatch):
 
 
 @pytest.mark.parametrize("rig", ["zmq", "nats"], indirect=True)
-async def test_a_channel_of_another_transport_says_which_plane_to_use(rig):
+async def test_a_channel_of_another_transport_is_disconnected_with_the_reason(rig):
     other = NatsTransport("x") if rig.name == "zmq" else ZmqTransport("tcp://127.0.0.1:9")
     heard = Recorder()
     follower = rig.plane.follow(EventChannel(SCOPE, KV_EVENTS, 1, other), heard)
     async with running(follower.run()):
         await heard.until_code("CHANNEL_DISCONNECTED")
-    assert "--event-plane" in heard.message_of("CHANNEL_DISCONNECTED")
+    assert "and this plane reads" in heard.message_of("CHANNEL_DISCONNECTED")

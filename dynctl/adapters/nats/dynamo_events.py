@@ -349,8 +349,7 @@ class NatsFollower:
         self._end = asyncio.get_running_loop().create_future()
         if not isinstance(channel.transport, NatsTransport):
             self.intake.disconnect(
-                f"{channel.scope} publishes {channel.topic} over ZMQ and the event plane here is "
-                "NATS; try --event-plane zmq (DYN_EVENT_PLANE)"
+                f"{channel.scope} publishes {channel.topic} over ZMQ, and this plane reads NATS"
             )
             await self._end
             return

@@ -196,7 +196,6 @@ def _endpoint(channel: EventChannel) -> str:
     transport = channel.transport
     if not isinstance(transport, ZmqTransport):
         raise EndpointError(
-            f"{channel.scope} publishes {channel.topic} over NATS and the event plane here is ZMQ; "
-            "try --event-plane nats (DYN_EVENT_PLANE)"
+            f"{channel.scope} publishes {channel.topic} over NATS, and this plane reads ZMQ"
         )
     return dialable_endpoint(transport.endpoint)

@@ -28,7 +28,6 @@ NOT_YET: Final = {
     "memory": "lives inside one process; nothing outside can read it",
     "mem": "lives inside one process; nothing outside can read it",
 }
-EVENT_PLANES: Final = ("zmq", "nats")
 
 
 @dataclass(frozen=True, slots=True)
