@@ -39,6 +39,8 @@ A, B = ZONES
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[KubeFleet]:
     with KubeFleet() as found:
+        # Workers publish their event sources a moment after the frontend counts them.
+        found.wait_until(lambda: not registered(found).problems, "complete registrations")
         yield found
     assert not [pod.name for pod in found.pods.values() if pod.process.alive]
 
