@@ -6,8 +6,8 @@ Every surface shows this evaluation: `/health`, `/ready`, `/metrics`, `/v1/fleet
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +31,10 @@ _OVERDUE_S: Final = 10.0
 #: A KV event stream that has not connected yet is a condition after this time.
 CONNECT_S: Final = 3.0
 _NAMED: Final = 3
+#: Workers with the same condition that are named; the others are counted in one more. The store of
+#: conditions is bounded: without this limit those of a large fleet would displace each other at
+#: every evaluation, and each would be logged again.
+MOST_OF_A_CODE: Final = 32
 
 
 class Derived(NamedTuple):
@@ -148,7 +152,19 @@ def evaluate(state: FleetState) -> FleetHealth:
         status = "unhealthy"
     elif derived or state.reported:
         status = "degraded"
-    return FleetHealth(status, models, tuple(dict.fromkeys(derived)))
+    return FleetHealth(status, models, tuple(_bounded(dict.fromkeys(derived))))
+
+
+def _bounded(derived: Iterable[Derived]) -> Iterator[Derived]:
+    """The first ones of each code, and how many more there are."""
+    counts: Counter[str] = Counter()
+    for one in derived:
+        counts[one.code] += 1
+        if counts[one.code] <= MOST_OF_A_CODE:
+            yield one
+    for code, count in counts.items():
+        if count > MOST_OF_A_CODE:
+            yield Derived(code, "fleet", f"{count - MOST_OF_A_CODE:,} more have this condition")
 
 
 def _model(name: str, rows: Sequence[WorkerRow]) -> ModelHealth:

@@ -160,8 +160,8 @@ def reported(joined: JoinedFacts, **outcomes: Outcome) -> VerifyReport:
     )
 
 
-def _judge(told: Outcome) -> Callable[[JoinedFacts], Outcome]:
-    return lambda _: told
+def _judge(outcome: Outcome) -> Callable[[JoinedFacts], Outcome]:
+    return lambda _: outcome
 
 
 def about(one: WorkerChain, **arguments: str) -> Found:

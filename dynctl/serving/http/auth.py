@@ -15,6 +15,9 @@ from aiohttp import web
 
 from dynctl.serving.refusal import HttpError
 
+#: Headers of proxies: their own address is local, their clients are not.
+_OF_A_PROXY = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -60,6 +63,8 @@ def require_local(http: web.Request) -> None:
         problem = f"the client {http.remote} is not on this machine"
     elif not _is_loopback(http.url.host or ""):
         problem = f"the Host {http.host[:200]!r} is not a loopback address"
+    elif any(name in http.headers for name in _OF_A_PROXY):
+        problem = "the request comes through a proxy"
     elif "origin" in http.headers:
         problem = "the request comes from a web page (it has an Origin)"
     else:

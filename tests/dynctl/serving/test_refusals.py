@@ -145,6 +145,8 @@ async def test_without_a_token_only_programs_on_this_machine_are_operators():
         for headers, problem in (
             (json_type | {"origin": "http://evil.example"}, "web page"),
             (json_type | {"host": "evil.example:8000"}, "not a loopback address"),
+            (json_type | {"x-forwarded-for": "10.0.0.9"}, "a proxy"),
+            (json_type | {"forwarded": "for=10.0.0.9"}, "a proxy"),
         ):
             async with fleet.client.post(url, data=body, headers=headers) as answer:
                 error = (await answer.json())["error"]
