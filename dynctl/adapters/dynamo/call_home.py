@@ -15,6 +15,8 @@ from dynctl.base.tasks import end_tasks
 from dynctl.wire.dynamo.request_plane import MAX_HANDSHAKE_BYTES, FrameDecoder, parse_handshake
 
 READ_BYTES: Final = 256 * 1024
+#: Connections that the kernel holds until they are accepted: many workers may answer at once.
+_BACKLOG: Final = 1024
 
 
 class Caller(NamedTuple):
@@ -36,8 +38,9 @@ class CallHomeCounts:
 class CallHome:
     """One listener for each local address that was sent to workers, shared by all requests.
 
-    ``strangers`` bounds the connections without a subject yet (one more closes the oldest),
-    ``handshake_s`` the seconds until they send it.
+    Connections without a subject yet are bounded by one for each expected response and
+    ``strangers`` more; one above that closes the oldest. ``handshake_s``: the seconds until they
+    send it.
     """
 
     def __init__(self, *, strangers: int, handshake_s: float) -> None:
@@ -62,7 +65,9 @@ class CallHome:
                     host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
                 )
                 address = str(found[0][4][0])
-                server = await asyncio.start_server(self._greet, address, 0, limit=READ_BYTES)
+                server = await asyncio.start_server(
+                    self._greet, address, 0, limit=READ_BYTES, backlog=_BACKLOG
+                )
                 self._servers[host] = server
         port: int = server.sockets[0].getsockname()[1]
         return port
@@ -94,7 +99,8 @@ class CallHome:
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        while len(self._strangers) >= self._max_strangers:
+        # Workers are strangers too until their subject is read, so the bound grows with requests.
+        while len(self._strangers) >= self._max_strangers + len(self._expected):
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.transport.abort()

@@ -331,6 +331,17 @@ async def test_silent_strangers_do_not_keep_workers_out() -> None:
     await plane.close()
 
 
+async def test_workers_that_connect_all_at_once_are_not_taken_for_strangers() -> None:
+    plane = TcpRequestPlane(limits=RequestLimits(strangers=3, handshake_s=LONG))
+    async with fake_endpoint(fault=Fault.CALLS_LATE) as endpoint:
+        asked = [asyncio.ensure_future(ask(plane, endpoint.instance(), n)) for n in range(128)]
+        await until(lambda: len(endpoint.questions) == 128)
+        endpoint.release.set()
+        assert await asyncio.gather(*asked) == [[{"asked": n}] for n in range(128)]
+        assert (plane.calls.matched, plane.calls.dropped) == (128, 0)
+    await plane.close()
+
+
 async def test_a_second_caller_with_the_same_subject_is_dropped(plane: TcpRequestPlane) -> None:
     async with fake_endpoint(lambda _: [1, 2], fault=Fault.STALLS) as endpoint:
         items = plane.ask(endpoint.instance(), None, timeout=LONG, max_bytes=1_000_000)
