@@ -12,7 +12,10 @@ from dynctl.documents.fleet_load import Condition
 
 
 class ModelRow(msgspec.Struct, frozen=True):
-    """One model. ``parent``: the base model of an adapter. ``context_window``: 0 where unknown."""
+    """One model. ``parent``: the base model of an adapter. ``context_window``: 0 where unknown.
+
+    ``max_model_len`` is vLLM's name for the same number of tokens; absent where unknown.
+    """
 
     id: str
     object: str = "model"
@@ -20,6 +23,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     owned_by: str = "dynctl"
     context_window: int | None = 0
     parent: str | UnsetType | None = UNSET
+    max_model_len: int | UnsetType | None = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from dynctl.serving.engines.facts import (
     EngineReader,
     bootstrap_address,
     build_worker,
+    contradictions,
     event_sources,
 )
 from dynctl.serving.engines.failures import UpstreamFailure
@@ -48,6 +49,8 @@ _PROBES_A_SECOND = 100
 #: Maximum readings of engines' metrics per second: each is about 100 kB.
 _METRICS_A_SECOND = 20
 _NO_METRICS_S = 60.0
+#: Seconds between two readings of an engine's facts: adapters come and go while it runs.
+_FACTS_S = 30.0
 WAITING = "waiting for its first health probe"
 #: Conditions of an engine's events; they end when the index starts empty.
 _OF_EVENTS = (
@@ -80,8 +83,8 @@ class Member:
     ``worker`` is None while its model is unknown; ``problem`` is why it is not routable.
     ``gone``: its port refused connections, so the process that responds next is a new one, unless
     its event stream noticed the restart first (``restarts_seen``: its count of restarts then).
-    ``waiting``: rank -> requests that wait in the engine, by its last report; ``load_at``: the
-    earliest time of the next load reading, by the service's clock.
+    ``waiting``: rank -> requests that wait in the engine, by its last report; ``load_at`` and
+    ``facts_at``: the earliest time of the next reading, by the service's clock.
     """
 
     spec: WorkerSpec
@@ -95,6 +98,7 @@ class Member:
     probed: bool = False
     waiting: Mapping[int, int] = field(default_factory=dict)
     load_at: float = 0.0
+    facts_at: float = 0.0
     gone: bool = False
     restarts_seen: int = 0
     probe_now: asyncio.Event = field(default_factory=asyncio.Event)
@@ -294,7 +298,7 @@ class Fleet:
                 self._eject(member, f"{health.path} returned status {status}", gone=False)
             return
         member.failures = 0
-        if member.problem is not None:
+        if member.problem is not None or self._service.clock() >= member.facts_at:
             await self._join(member)
         else:
             await self._read_load(member)
@@ -320,7 +324,12 @@ class Fleet:
     async def _join(self, member: Member) -> None:
         """The engine responds: read its facts, register it, follow its events."""
         spec, first = member.spec, member.worker is None
+        back = member.problem is not None
         facts = await self._engines.facts(spec)
+        if not member.gone and facts.engine_id in (None, member.facts.engine_id):
+            # The same process: a reading that failed is no reason to lose what is known.
+            known = replace(member.facts, adapters=()) if facts.models else member.facts
+            facts = facts.or_else(known)
         try:
             worker = build_worker(
                 spec, facts, model=self._config.model_name, block_size=self._config.block_size
@@ -334,8 +343,6 @@ class Fleet:
             return
         if self._members.get(spec.name) is not member:
             return  # removed in the meantime
-        for adapter in facts.adapters[:_MAX_ADAPTERS]:
-            self._service.adapters[adapter] = worker.model
         restarted = facts.engine_id != member.facts.engine_id
         changed = worker != member.worker
         if changed:
@@ -343,11 +350,13 @@ class Fleet:
             if not applied.ok:
                 self._reject(member, applied.message)
                 return
+        self._service.set_adapters(spec.worker_id, facts.adapters[:_MAX_ADAPTERS])
         moved = facts.kv_events != member.facts.kv_events
         if restarted or member.gone:
             member.tokenize = None
         member.facts, member.worker, member.problem = facts, worker, None
         member.load_at = 0.0
+        member.facts_at = self._service.clock() + max(_FACTS_S, len(self) / _METRICS_A_SECOND)
         member.bootstrap = bootstrap_address(spec, facts)
         unnoticed = self._restarts(member) == member.restarts_seen
         if first or changed or moved or ((restarted or member.gone) and unnoticed):
@@ -355,9 +364,15 @@ class Fleet:
         member.gone = False
         self._service.clear_condition(codes.WORKER_UNREACHABLE, spec.name)
         self._service.clear_condition(codes.WORKER_REJECTED, spec.name)
-        self._service.set_available(spec.worker_id, None)
-        how = "first contact" if first else "back"
-        _log.info("worker %s (%s, %s): %s", spec.name, worker.role.value, worker.model, how)
+        differs = contradictions(spec, facts)
+        if differs is None:
+            self._service.clear_condition(codes.SPEC_DIFFERS_FROM_ENGINE, spec.name)
+        else:
+            self._service.set_condition(codes.SPEC_DIFFERS_FROM_ENGINE, spec.name, differs)
+        if back:
+            self._service.set_available(spec.worker_id, None)
+            how = "first contact" if first else "back"
+            _log.info("worker %s (%s, %s): %s", spec.name, worker.role.value, worker.model, how)
         if not member.probed:
             member.probed = True
         await self._read_load(member)

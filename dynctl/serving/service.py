@@ -128,8 +128,9 @@ class RoutingService:
         self.kv_events: Counter[tuple[str, str]] = Counter()
         #: Requests with an open stream in this process: their bookings do not expire.
         self.held: set[str] = set()
-        #: LoRA adapter -> its base model.
-        self.adapters: dict[str, str] = {}
+        #: LoRA adapter -> its base model, and the ids of the workers that have it.
+        self.adapters: Mapping[str, tuple[str, frozenset[int]]] = {}
+        self._adapters_of: dict[int, tuple[str, ...]] = {}
         self.started_at = clock()
         self._default_block_size = default_block_size
         self._block_sizes: dict[str, int] = {}
@@ -159,8 +160,8 @@ class RoutingService:
         if no worker serves it."""
         if self.router.registry.model(name):
             return name
-        base = self.adapters.get(name)
-        return base if base is not None and self.router.registry.model(base) else None
+        adapter = self.adapters.get(name)
+        return None if adapter is None else adapter[0]
 
     def block_size(self, model: str) -> int:
         """Tokens per block of the model's workers."""
@@ -187,9 +188,15 @@ class RoutingService:
         """Tokenize and hash. Raises PromptError, TemplateError or HashingError (a client's 4xx).
 
         ``not_modelled`` is why the prompt cannot be tokenized here (images, a template in the
-        request): it is routed by load, and its decisions have this note.
+        request): it is routed by load, and its decisions have this note. ``lora_name`` is a key of
+        :attr:`adapters`: only workers that have the adapter are candidates.
         """
         started = self.clock()
+        if lora_name is not None:
+            having = self.adapters[lora_name][1]
+            if allowed_worker_ids is not None:
+                having &= allowed_worker_ids
+            allowed_worker_ids = having
         if not_modelled is None:
             tokens = await self.tokenizers.tokenize(model, prompt)
         else:
@@ -384,9 +391,17 @@ class RoutingService:
     def upsert_worker(self, worker: Worker) -> Applied:
         return self.apply(WorkerUpserted(worker))
 
+    def set_adapters(self, worker_id: int, names: tuple[str, ...]) -> None:
+        """The LoRA adapters that a registered worker has now."""
+        if self._adapters_of.get(worker_id, ()) != names:
+            self._adapters_of[worker_id] = names
+            self._gather_adapters()
+
     def remove_worker(self, worker_id: int) -> Applied:
         worker = self.router.registry.get(worker_id)
         applied = self.apply(WorkerLost(worker_id))
+        if self._adapters_of.pop(worker_id, ()):
+            self._gather_adapters()
         if worker is not None:
             self.conditions.forget(worker.name)
             if worker.model not in self.models():
@@ -457,6 +472,18 @@ class RoutingService:
         for name, message in mismatched.items():
             self.set_condition(codes.BLOCK_SIZE_MISMATCH, name, message)
         self.mismatched = set(mismatched)
+        self._gather_adapters()
+
+    def _gather_adapters(self) -> None:
+        """One base for each adapter: where several models have one of that name, the first."""
+        found: dict[str, dict[str, set[int]]] = {}
+        for worker_id, names in self._adapters_of.items():
+            worker = self.router.registry.get(worker_id)
+            if worker is not None:
+                for name in names:
+                    found.setdefault(name, {}).setdefault(worker.model, set()).add(worker_id)
+        first = {name: min(by_base.items()) for name, by_base in found.items()}
+        self.adapters = {name: (base, frozenset(ids)) for name, (base, ids) in first.items()}
 
     def _hold(self, code: str, subject: str, message: str | None) -> None:
         if message is None:

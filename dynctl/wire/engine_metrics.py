@@ -1,7 +1,7 @@
-"""Queue length and KV cache usage of an engine, from its Prometheus metrics.
+"""Queue length, KV cache usage and cache configuration of an engine, from its Prometheus metrics.
 
-The names are those of vLLM 0.6 to 0.11 and of SGLang 0.4 and 0.5 (modelled from their
-documentation).
+The names are those of vLLM 0.6 to 0.32 (``vllm:cache_config_info`` as observed with 0.32) and of
+SGLang 0.4 and 0.5 (modelled from their documentation).
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ _COUNT_MAX: Final = 2**53
 
 @dataclass(frozen=True, slots=True)
 class EngineGauges:
-    """One rank; None is not reported. ``kv_usage``: KV cache in use, 0..1."""
+    """One rank; None is not reported. ``kv_usage``: KV cache in use, 0..1.
+
+    ``total_blocks`` counts KV blocks of ``block_size`` tokens. ``labelled``: a label names the
+    rank, so the engine reports its data-parallel ranks.
+    """
 
     waiting: int | None = None
     kv_usage: float | None = None
     total_blocks: int | None = None
+    block_size: int | None = None
+    labelled: bool = False
 
     def used_blocks(self, total: int | None) -> int | None:
         """KV blocks in use of ``total``, by default of the engine's own total."""
@@ -66,6 +72,13 @@ def read_engine_metrics(body: bytes) -> Mapping[int, EngineGauges]:
         total = _digits(sample.labels.get("num_gpu_blocks", ""), 15)
         if total:
             set_gauge(rank, total_blocks=total)
+        size = _digits(sample.labels.get("block_size", ""), 5)
+        if size:
+            set_gauge(rank, block_size=size)
+    for name in rows:
+        for rank, sample in rows[name]:
+            if rank in found and any(label in sample.labels for label in _RANK_LABELS):
+                set_gauge(rank, labelled=True)
     return found
 
 

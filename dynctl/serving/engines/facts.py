@@ -1,13 +1,17 @@
 """Facts about an engine and its load, read over HTTP, and the Worker built from them and its spec.
 
-Simulated engines report both in JSON of their own. For vLLM and SGLang the model comes from the
-OpenAI API and the load from their metrics.
+Simulated engines report both in JSON of their own. For vLLM and SGLang model, length and adapters
+come from the OpenAI API; the load, and vLLM's block size, blocks and ranks, from the metrics;
+SGLang's from its ``/server_info`` (modelled from its documentation).
+
+What an engine reports about itself is right: it replaces a typed value that differs, and
+:func:`contradictions` names the difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
@@ -21,21 +25,30 @@ from router_core import LoadReported, ModelRuntimeConfig, Role, Worker, WorkerEr
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 _WILDCARD = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - recognised, never bound
+#: SGLang's description of itself: the present path, then that of older releases.
+_SERVER_INFO = ("/server_info", "/get_server_info")
+_MOST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """Facts that an engine reports over HTTP; empty where it reports nothing.
 
-    ``engine_id`` changes with every restart of the process, where the engine has one.
-    ``adapters`` are the names of LoRA adapters that it serves.
+    ``models`` are all names of its model, the first is ``model``. ``dp`` counts data-parallel
+    ranks, from ``start_rank`` on. ``total_blocks`` are those of each rank. ``engine_id`` changes
+    with every restart of the process, where the engine has one. ``adapters`` are the names of LoRA
+    adapters that it serves.
     """
 
     model: str | None = None
+    models: tuple[str, ...] = ()
     role: str | None = None
     can_prefill: bool | None = None
     block_size: int | None = None
     dp: int | None = None
+    start_rank: int | None = None
+    total_blocks: int | None = None
+    max_num_batched_tokens: int | None = None
     runtime_config: Mapping[str, Any] = field(default_factory=dict)
     kv_events: str | None = None
     replay: str | None = None
@@ -44,6 +57,12 @@ class EngineFacts:
     engine_id: str | None = None
     context_length: int | None = None
     adapters: tuple[str, ...] = ()
+
+    def or_else(self, other: EngineFacts) -> EngineFacts:
+        """These facts, with those of ``other`` where nothing is reported."""
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        reported = {name: value for name, value in own.items() if value not in (None, "", (), {})}
+        return replace(other, **reported)
 
 
 def facts_from_info(info: Mapping[str, Any], host: str) -> EngineFacts:
@@ -55,13 +74,18 @@ def facts_from_info(info: Mapping[str, Any], host: str) -> EngineFacts:
     rows = info.get("kv_events")
     first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
     config = info.get("runtime_config")
+    config = config if isinstance(config, dict) else {}
+    model = _text(info.get("model"))
     return EngineFacts(
-        model=_text(info.get("model")),
+        model=model,
+        models=() if model is None else (model,),
         role=_text(info.get("role")),
         can_prefill=info.get("can_prefill") if isinstance(info.get("can_prefill"), bool) else None,
         block_size=_count(info.get("block_size")),
         dp=_count(info.get("data_parallel_size")),
-        runtime_config=config if isinstance(config, dict) else {},
+        total_blocks=_count(config.get("total_kv_blocks")),
+        max_num_batched_tokens=_count(config.get("max_num_batched_tokens")),
+        runtime_config=config,
         kv_events=_own(first.get("endpoint"), host),
         replay=_own(first.get("replay"), host),
         topic=_text(first.get("topic")) or "",
@@ -71,26 +95,76 @@ def facts_from_info(info: Mapping[str, Any], host: str) -> EngineFacts:
 
 
 def facts_from_models(answer: Mapping[str, Any]) -> EngineFacts:
-    """The facts in an OpenAI ``GET /v1/models``: the first model, its length if reported, and
-    the LoRA adapters whose parent it is (vLLM)."""
+    """The facts in an OpenAI ``GET /v1/models``: the model with all its names, its length if
+    reported, and its LoRA adapters (vLLM: the rows with a parent)."""
     rows = answer.get("data")
-    rows = rows if isinstance(rows, list) else []
-    first = rows[0] if rows and isinstance(rows[0], dict) else {}
-    base = _text(first.get("id"))
-    others = [row.get("id") for row in rows if isinstance(row, dict) and row.get("parent") == base]
+    rows = [row for row in rows[:1024] if isinstance(row, dict)] if isinstance(rows, list) else []
+    adapters = [row for row in rows if _text(row.get("parent")) not in (None, row.get("id"))]
+    bases = [row for row in rows if row not in adapters]
+    names = _texts([row.get("id") for row in bases])
     return EngineFacts(
-        model=base,
-        context_length=_count(first.get("max_model_len")),
-        adapters=_texts(others) if base is not None else (),
+        model=names[0] if names else None,
+        models=names,
+        context_length=_count(bases[0].get("max_model_len")) if bases else None,
+        adapters=_texts([row.get("id") for row in adapters]) if names else (),
+    )
+
+
+def facts_from_gauges(gauges: Mapping[int, EngineGauges]) -> EngineFacts:
+    """The facts in an engine's metrics (vLLM): block size, blocks of a rank, and the ranks.
+
+    Where ranks differ in their blocks, the smallest number counts. Ranks count only if labels name
+    them and they have no gap.
+    """
+    ranks = sorted(rank for rank, gauge in gauges.items() if gauge.labelled)
+    whole = bool(ranks) and ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+    totals = [gauge.total_blocks for gauge in gauges.values() if gauge.total_blocks]
+    sizes = {gauge.block_size for gauge in gauges.values() if gauge.block_size}
+    return EngineFacts(
+        block_size=sizes.pop() if len(sizes) == 1 else None,
+        dp=len(ranks) if whole else None,
+        start_rank=ranks[0] if whole else None,
+        total_blocks=min(totals) if totals else None,
+    )
+
+
+def facts_from_server_info(info: Mapping[str, Any], host: str) -> EngineFacts:
+    """The facts in SGLang's ``GET /server_info`` (older releases: ``/get_server_info``).
+
+    ``page_size`` is its block size. Endpoints count only on ``host``, as in
+    :func:`facts_from_info`.
+    """
+    page, tokens = _count(info.get("page_size")), _count(info.get("max_total_num_tokens"))
+    events = info.get("kv_events_config")
+    try:
+        events = msgspec.json.decode(events) if isinstance(events, str) else events
+    except (msgspec.DecodeError, RecursionError):
+        events = None
+    events = events if isinstance(events, dict) and events.get("publisher") == "zmq" else {}
+    mode = info.get("disaggregation_mode")
+    role = mode if mode in ("prefill", "decode") else None
+    port = _count(info.get("disaggregation_bootstrap_port"))
+    bootstrap = f"*:{port}" if port and port <= _MOST_PORT and role == "prefill" else None
+    return EngineFacts(
+        role=role,
+        block_size=page,
+        dp=_count(info.get("dp_size")),
+        total_blocks=tokens // page or None if page and tokens else None,
+        max_num_batched_tokens=_count(info.get("max_prefill_tokens")),
+        kv_events=_own(events.get("endpoint"), host),
+        replay=_own(events.get("replay_endpoint"), host),
+        topic=_text(events.get("topic")) or "",
+        bootstrap=bootstrap,
     )
 
 
 def build_worker(
     spec: WorkerSpec, facts: EngineFacts, *, model: str | None, block_size: int
 ) -> Worker:
-    """The worker to register: values of the spec, else of the engine, else the defaults.
+    """The worker to register: the engine's values, else those of the spec, else the defaults.
 
-    Raises WorkerSpecError where the model is unknown or the values contradict each other.
+    Model and role are the spec's if it has them: they say what the worker is used for. Raises
+    WorkerSpecError where the model is unknown or the values contradict each other.
     """
     served = spec.model or facts.model or model
     if served is None:
@@ -104,13 +178,13 @@ def build_worker(
         **reported,
         "topology_domains": domains,
         "taints": [*(reported.get("taints") or ()), *spec.taints],
-        "data_parallel_size": spec.dp or facts.dp or 1,
-        "total_kv_blocks": spec.total_blocks or reported.get("total_kv_blocks"),
-        "max_num_batched_tokens": (
-            spec.max_num_batched_tokens or reported.get("max_num_batched_tokens")
-        ),
+        "data_parallel_size": facts.dp or spec.dp or 1,
+        "total_kv_blocks": facts.total_blocks or spec.total_blocks,
+        "max_num_batched_tokens": facts.max_num_batched_tokens or spec.max_num_batched_tokens,
         "context_length": reported.get("context_length") or facts.context_length,
     }
+    if facts.start_rank is not None:
+        values["data_parallel_start_rank"] = facts.start_rank
     try:
         role = spec.role or (Role(facts.role) if facts.role else Role.AGGREGATED)
         can_prefill = facts.can_prefill if spec.can_prefill is None else spec.can_prefill
@@ -119,7 +193,7 @@ def build_worker(
             name=spec.name,
             model=served,
             role=role,
-            block_size=spec.block_size or facts.block_size or block_size,
+            block_size=facts.block_size or spec.block_size or block_size,
             runtime_config=ModelRuntimeConfig.from_dict(values),
             can_prefill=True if can_prefill is None else can_prefill,
             kv_events=bool(_chosen(spec.kv_events, facts.kv_events)),
@@ -127,6 +201,34 @@ def build_worker(
         )
     except (WorkerError, ValueError, TypeError) as error:
         raise WorkerSpecError(f"worker {spec.name}: {error}") from None
+
+
+def contradictions(spec: WorkerSpec, facts: EngineFacts) -> str | None:
+    """What the spec has typed and the engine reports differently, as one sentence; None if
+    nothing."""
+    found = [
+        f"{key}={typed} is typed and the engine reports {reported}"
+        for key, typed, reported in (
+            ("block-size", spec.block_size, facts.block_size),
+            ("dp", spec.dp, facts.dp),
+            ("total-blocks", spec.total_blocks, facts.total_blocks),
+            (
+                "max-num-batched-tokens",
+                spec.max_num_batched_tokens,
+                facts.max_num_batched_tokens,
+            ),
+        )
+        if typed is not None and reported is not None and typed != reported
+    ]
+    message = f"{', '.join(found)}: the engine's value is used" if found else ""
+    if spec.model is not None and facts.models and spec.model not in facts.models:
+        names = ", ".join(facts.models[:4])
+        unserved = (
+            f"model={spec.model} is typed and the engine serves {names}: requests for "
+            f"{spec.model} go to the engine under that name"
+        )
+        message = f"{message}; {unserved}" if message else unserved
+    return message or None
 
 
 def event_sources(spec: WorkerSpec, facts: EngineFacts, worker: Worker) -> list[KvEventSource]:
@@ -239,8 +341,14 @@ class EngineReader:
         models = await self._read_object(f"{spec.url}/v1/models")
         facts = facts_from_models(models) if models is not None else EngineFacts()
         gauges = await self._gauges(spec.url)
-        total = gauges[0].total_blocks if 0 in gauges else None
-        return facts if total is None else replace(facts, runtime_config={"total_kv_blocks": total})
+        facts = facts_from_gauges(gauges).or_else(facts)
+        if facts.block_size is not None:
+            return facts
+        for path in _SERVER_INFO:
+            info = await self._read_object(f"{spec.url}{path}")
+            if info is not None:
+                return facts_from_server_info(info, spec.host).or_else(facts)
+        return facts
 
     async def simulated_load(self, url: str, worker: Worker) -> LoadReading:
         """The load of a simulated engine."""

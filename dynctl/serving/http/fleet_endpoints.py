@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from dynctl import version
 from dynctl.documents.fleet_load import FleetLoad, Transfer, WorkerLoad
@@ -74,13 +74,8 @@ class ControlApi:
     # -- models ----------------------------------------------------------------------------
 
     async def models(self, _http: web.Request) -> web.Response:
-        models = sorted(self._service.models())
-        rows = [self._model_row(name) for name in models]
-        rows += [
-            self._model_row(adapter, parent=base)
-            for adapter, base in sorted(self._service.adapters.items())
-            if base in models
-        ]
+        rows = [self._model_row(name) for name in sorted(self._service.models())]
+        rows += [self._model_row(name) for name in sorted(self._service.adapters)]
         return json_response(ModelList(data=rows))
 
     async def model(self, http: web.Request) -> web.Response:
@@ -122,13 +117,15 @@ class ControlApi:
             raise not_found(f"model {name[:200]!r} is not served by this frontend; models: {known}")
         return name
 
-    def _model_row(self, name: str, parent: str | UnsetType = UNSET) -> ModelRow:
+    def _model_row(self, name: str) -> ModelRow:
         base = self._service.base_model(name) or name
+        length = self._service.context_length(base)
         return ModelRow(
             name,
             created=int(time.time()),
-            context_window=self._service.context_length(base) or 0,
-            parent=parent,
+            context_window=length or 0,
+            parent=UNSET if base == name else base,
+            max_model_len=UNSET if length is None else length,
         )
 
     # -- health ----------------------------------------------------------------------------

@@ -89,12 +89,16 @@ async def test_a_threshold_counts_what_the_engine_says(vllm: Vllm):
         assert "500 used KV blocks reported" in found.busy_reasons[0]
 
 
-async def test_the_spec_has_the_last_word_on_the_size(vllm: Vllm):
+async def test_the_engines_size_replaces_a_typed_one_and_a_condition_says_so(vllm: Vllm):
     worker = f"{vllm.url},name=v,total-blocks=400"
     async with site([], workers=(worker,), health=QUICK) as fleet:
         row, found = rank(fleet.frontend)
-        assert row.runtime_config["total_kv_blocks"] == 400
-        assert found.reported.kv_used_blocks == 200
+        assert row.runtime_config["total_kv_blocks"] == 1000
+        assert found.reported.kv_used_blocks == 500
+        condition = fleet.service.conditions.get("SPEC_DIFFERS_FROM_ENGINE", "v")
+        assert condition.message == (
+            "total-blocks=400 is typed and the engine reports 1000: the engine's value is used"
+        )
 
 
 async def test_an_engine_without_metrics_is_not_asked_all_the_time(vllm: Vllm):

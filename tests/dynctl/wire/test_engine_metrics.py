@@ -30,7 +30,10 @@ sglang:token_usage{model_name="m",tp_rank="0"} 0.5
 
 def test_vllm_by_rank():
     found = read_engine_metrics(VLLM)
-    assert found == {0: EngineGauges(2, 0.25, 1000), 1: EngineGauges(0, 0.0, None)}
+    assert found == {
+        0: EngineGauges(2, 0.25, 1000, 16, labelled=True),
+        1: EngineGauges(0, 0.0, None, labelled=True),
+    }
     assert (found[0].used_blocks(None), found[0].used_blocks(400)) == (250, 100)
     assert found[1].used_blocks(None) is None
     assert found[1].used_blocks(800) == 0
