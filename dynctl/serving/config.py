@@ -16,15 +16,20 @@ class Limits:
     """Bounds of one frontend. Sizes in bytes, times in seconds.
 
     ``body_bytes`` bounds one request's body, ``all_bodies_bytes`` the bodies of all requests in
-    flight; a body must arrive within ``body_s``. An engine must send its first output, and a
-    prefill hop its response, within ``first_byte_s``; a running stream may pause for ``idle_s``.
-    ``attempts`` counts dispatches of one request, the first included.
+    flight; a body must arrive within ``body_s``. A header must be complete within ``header_s``, and
+    a connection between requests is closed after ``keep_alive_s``. ``peer_connections``: the
+    connections of one address; 0: three quarters of those for clients. An engine must send its
+    first output, and a prefill hop its response, within ``first_byte_s``; a running stream may
+    pause for ``idle_s``. ``attempts`` counts dispatches of one request, the first included.
     """
 
     body_bytes: int = 16 * 1024 * 1024
     all_bodies_bytes: int = 512 * 1024 * 1024
     body_s: float = 30.0
     header_bytes: int = 16 * 1024
+    header_s: float = 10.0
+    keep_alive_s: float = 75.0
+    peer_connections: int = 0
     in_flight: int = 8192
     connect_s: float = 3.0
     first_byte_s: float = 300.0
@@ -57,6 +62,7 @@ class FrontendConfig:
     ``model_name`` is the model of workers that do not report one. ``log_decisions`` is one of
     off, winner, all; ``log_format`` text or json. ``decision_memory_bytes`` bounds the decisions
     kept for ``why``. ``api_token``, if set, is required for writes and for routing details.
+    ``compressed_requests`` accepts bodies with a Content-Encoding.
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
     """
 
@@ -72,6 +78,7 @@ class FrontendConfig:
     workers_file_poll_s: float = 1.0
     block_size: int = 16
     api_token: str | None = None
+    compressed_requests: bool = False
     admin_api: bool = True
     log_decisions: str = "off"
     log_format: str = "text"

@@ -9,6 +9,7 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.access_options import client_limits, with_access_options
 from dynctl.cli.router_flags import split_preset, with_router_flags
 
 _LISTEN = "Listening"
@@ -172,9 +173,11 @@ DecisionMemory = Annotated[
 
 
 @with_router_flags
+@with_access_options
 def frontend(
     options: GlobalOptions,
     router_flags: Mapping[str, str | bool],
+    access: Mapping[str, Any],
     http_host: Host = "127.0.0.1",
     http_port: Port = 8000,
     worker: Workers = None,
@@ -198,6 +201,7 @@ def frontend(
     config = _config(
         options,
         router_flags,
+        access,
         host=http_host,
         port=http_port,
         workers=tuple(worker or ()),
@@ -220,9 +224,11 @@ def frontend(
 
 
 @with_router_flags
+@with_access_options
 def router(
     options: GlobalOptions,
     router_flags: Mapping[str, str | bool],
+    access: Mapping[str, Any],
     http_host: Host = "127.0.0.1",
     http_port: Port = 8080,
     worker: Workers = None,
@@ -243,6 +249,7 @@ def router(
     config = _config(
         options,
         router_flags,
+        access,
         host=http_host,
         port=http_port,
         workers=tuple(worker or ()),
@@ -264,7 +271,12 @@ def router(
     return int(run_router(config))
 
 
-def _config(options: GlobalOptions, router_flags: Mapping[str, str | bool], **given: Any) -> Any:
+def _config(
+    options: GlobalOptions,
+    router_flags: Mapping[str, str | bool],
+    access: Mapping[str, Any],
+    **given: Any,
+) -> Any:
     """The FrontendConfig of the options; warnings about settings go to stderr."""
     from dynctl.screens.render import talk
     from dynctl.serving.config import FrontendConfig, Limits
@@ -288,7 +300,8 @@ def _config(options: GlobalOptions, router_flags: Mapping[str, str | bool], **gi
         origins=resolved.sources,
         admin_api=not _truth(os.environ.get("DYN_DISABLE_FRONTEND_ADMIN_API", "")),
         decision_memory_bytes=memory,
-        limits=Limits(drain_s=drain),
+        compressed_requests=access["compressed_requests"],
+        limits=Limits(drain_s=drain, **client_limits(access)),
         system_port=None if port == -1 else port,
     )
 

@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
+from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.json_responses import json_response
 from dynctl.serving.service import RoutingService
 from router_core import THRESHOLD_SETTINGS, ThresholdsSet
@@ -59,8 +60,10 @@ class BusyThresholds:
 
     async def post(self, request: web.Request) -> web.Response:
         """Set, unset or read the thresholds of one model; responds with its row."""
+        with bodies_of(request).of(request) as body:
+            raw = await body.read(request, MAX_BODY)
         try:
-            model, values, ignored = read_body(request.content_type, await _bounded(request))
+            model, values, ignored = read_body(request.content_type, raw)
         except BadBody as bad:
             return bad.response()
         if model not in self._service.models():
@@ -204,14 +207,3 @@ def _short(value: Any) -> str:
 
 def _header_safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "?", name)
-
-
-async def _bounded(request: web.Request) -> bytes:
-    if request.content_length is not None and request.content_length > MAX_BODY:
-        raise BadBody(413, f"body: expected at most {MAX_BODY:,} bytes")
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise BadBody(413, f"body: expected at most {MAX_BODY:,} bytes")
-    return bytes(body)

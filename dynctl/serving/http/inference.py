@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +13,7 @@ from dynctl.base.decode_errors import RequestError
 from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.flow import Answer, Call, GaveUp, Refused, RequestFlow
+from dynctl.serving.http.bodies import Body, bodies_of
 from dynctl.serving.http.inference_requests import first_given, parse_request, pin_of, prompt_of
 from dynctl.serving.http.inference_responses import (
     OutputBlocks,
@@ -56,7 +58,8 @@ class Inference:
         self._flow = flow
         self._config = config
         self.in_flight = 0
-        self._reserved = 0
+        #: Requests whose body is complete: a client that sends slowly holds no place.
+        self._working = 0
         self.draining = False
 
     async def chat_completions(self, http: web.Request) -> web.StreamResponse:
@@ -78,12 +81,9 @@ class Inference:
             received_wall=service.wall(),
         )
         self.in_flight += 1
-        # A body of unknown length may have the maximum length.
-        size = http.content_length
-        reserved = self._config.limits.body_bytes if size is None else size
-        self._reserved += reserved
         try:
-            return await self._answer(http, record, chat=chat)
+            with bodies_of(http).of(http) as body:
+                return await self._answer(http, body, record, chat=chat)
         except HttpError as error:
             record.outcome = record.outcome or outcome_of(error)
             record.error_type = error.type
@@ -103,7 +103,6 @@ class Inference:
             return self._error(HttpError(500, message, "internal_error", 500), record)
         finally:
             self.in_flight -= 1
-            self._reserved -= reserved
             service.held.discard(decision_id)
             service.free(decision_id)
             record.finished_at = service.clock()
@@ -111,10 +110,17 @@ class Inference:
                 observer.on_finished(record)
 
     async def _answer(
-        self, http: web.Request, record: RequestRecord, *, chat: bool
+        self, http: web.Request, body: Body, record: RequestRecord, *, chat: bool
     ) -> web.StreamResponse:
-        self._admit()
-        parsed, raw = await self._read(http, record, chat=chat)
+        self._refuse_while_draining()
+        raw = await body.read(http, self._config.limits.body_bytes)
+        with self._place():
+            return await self._work(http, raw, record, chat=chat)
+
+    async def _work(
+        self, http: web.Request, raw: bytes, record: RequestRecord, *, chat: bool
+    ) -> web.StreamResponse:
+        parsed = self._parse(http, raw, record, chat=chat)
         nvext = parsed.nvext
         prepared = await self._prepare(parsed, record)
         if nvext.dry_run:
@@ -198,53 +204,35 @@ class Inference:
 
     # -- reading ---------------------------------------------------------------------------
 
-    def _admit(self) -> None:
+    def _refuse_while_draining(self) -> None:
         if self.draining:
             raise HttpError(
                 503, "the frontend is shutting down", "service_unavailable", 503,
                 headers={"retry-after": "1", "connection": "close"},
             )  # fmt: skip
-        limits = self._config.limits
-        if self.in_flight > limits.in_flight:
-            problem = f"{limits.in_flight} requests are in flight, the maximum of this frontend"
-        elif self._reserved > limits.all_bodies_bytes and self.in_flight > 1:
-            problem = f"the requests in flight have {limits.all_bodies_bytes} bytes, the maximum"
-        else:
-            return
-        raise HttpError(
-            self._service.router.config.overload_status_code,
-            problem,
-            "overloaded",
-            "too_many_requests_in_flight",
-            headers={"retry-after": "1"},
-        )
 
-    async def _read(
-        self, http: web.Request, record: RequestRecord, *, chat: bool
-    ) -> tuple[ChatRequest | CompletionRequest, bytes]:
-        limit = self._config.limits.body_bytes
-        content = http.content
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """One of the places for requests in flight; raises HttpError if all are taken."""
+        most = self._config.limits.in_flight
+        if self._working >= most:
+            raise HttpError(
+                self._service.router.config.overload_status_code,
+                f"{most} requests are in flight, the maximum of this frontend",
+                "overloaded",
+                "too_many_requests_in_flight",
+                headers={"retry-after": "1"},
+            )
+        self._working += 1
         try:
-            if content.is_eof():  # most bodies arrive with their headers: no need to wait
-                raw = content.read_nowait()
-            else:
-                async with asyncio.timeout(self._config.limits.body_s):
-                    raw = await http.read()
-        except TimeoutError:
-            raise HttpError(
-                408,
-                f"the body did not arrive within {self._config.limits.body_s:g} s",
-                "invalid_request_error",
-                "body_timeout",
-                headers={"connection": "close"},
-            ) from None
-        except web.HTTPRequestEntityTooLarge:
-            raise HttpError(
-                413,
-                f"the body has more than {limit} bytes, the maximum",
-                "invalid_request_error",
-                "body_too_large",
-            ) from None
+            yield
+        finally:
+            self._working -= 1
+
+    def _parse(
+        self, http: web.Request, raw: bytes, record: RequestRecord, *, chat: bool
+    ) -> ChatRequest | CompletionRequest:
+        limit = self._config.limits.body_bytes
         try:
             parsed = parse_request(raw, http, limit, chat=chat)
         except RequestError as error:
@@ -254,7 +242,7 @@ class Inference:
             record.request_id = parsed.request_id
         for observer in self._service.observers:
             observer.on_received(record)
-        return parsed, raw
+        return parsed
 
     async def _prepare(
         self, parsed: ChatRequest | CompletionRequest, record: RequestRecord

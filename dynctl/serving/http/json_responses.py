@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.refusal import HttpError
 
 CONTROL_BODY_BYTES = 4 * 1024 * 1024
@@ -35,19 +36,18 @@ def not_found(message: str, *, code: str = "not_found") -> HttpError:
     return HttpError(404, message, "not_found_error", code)
 
 
-async def read_json_object(http: web.Request, limit: int = CONTROL_BODY_BYTES) -> dict[str, Any]:
-    """The body as an object; raises HttpError (400, 413)."""
-    size = http.content_length
-    raw = await http.read() if size is None or size <= limit else b""
-    if len(raw) > limit or (size or 0) > limit:
-        raise HttpError(
-            413, f"the body has more than {limit} bytes, the maximum", "invalid_request_error",
-            "body_too_large",
-        )  # fmt: skip
+def decode_json(raw: bytes) -> Any:
+    """Any JSON; raises HttpError 400 without the body's contents."""
     try:
-        body = msgspec.json.decode(raw)
+        return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(body, dict):
+
+
+async def read_json_object(http: web.Request, limit: int = CONTROL_BODY_BYTES) -> dict[str, Any]:
+    """The body as an object; raises HttpError (400, 408, 413, 415)."""
+    with bodies_of(http).of(http) as body:
+        found = decode_json(await body.read(http, limit))
+    if not isinstance(found, dict):
         raise bad_request("the body is not a JSON object", code="wrong_type")
-    return body
+    return found

@@ -24,6 +24,8 @@ from dynctl.serving.fleet import Fleet
 from dynctl.serving.flow import RequestFlow
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.auth import checked_token
+from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies
+from dynctl.serving.http.connections import FEW, Connections, descriptors
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.json_responses import error_response
@@ -39,7 +41,6 @@ from router_core import WorkerWithDpRank
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG = 1024
 _EXPIRY_S = 15.0
 _CHECK_S = 10.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -111,6 +112,8 @@ class Frontend:
         self._serves_inference = inference
         self._extra_routes = tuple(extra_routes)
         self._runners: list[web.AppRunner] = []
+        #: One for each listener.
+        self.connections: list[Connections] = []
         self.port = config.port
         self.system_port = config.system_port
 
@@ -130,11 +133,12 @@ class Frontend:
             self.upstream.start()
             self.fleet.index.start()
             await self._join()
-            await self._serve(self.build_app(), listener)
+            # Health first: a load balancer may ask as soon as clients are accepted.
             if config.system_port is not None:
                 system = _listen(config.system_host, config.system_port)
                 self.system_port = system.getsockname()[1]
-                await self._serve(self._system_app(), system)
+                await self._serve(self._system_app(), system, Connections(FEW))
+            await self._serve(self.build_app(), listener, self._clients())
         except BaseException:
             listener.close()
             await self.close()
@@ -155,6 +159,8 @@ class Frontend:
     async def close(self) -> None:
         """Stop everything; running requests are aborted."""
         await self.service.tasks.close()
+        for connections in self.connections:
+            await connections.close()
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
@@ -163,8 +169,11 @@ class Frontend:
 
     def build_app(self) -> web.Application:
         """The application: inference, control endpoints, and the extra routes."""
-        app = web.Application(
-            client_max_size=self.config.limits.body_bytes, middlewares=[error_middleware]
+        app = web.Application(middlewares=[error_middleware])
+        app[BODIES] = Bodies(
+            self.config.limits,
+            compressed=self.config.compressed_requests,
+            overload=self.config.router.overload_status_code,
         )
         if self._serves_inference:
             app.add_routes(
@@ -193,19 +202,31 @@ class Frontend:
             await file.load()
             self.service.tasks.start("workers file reload", file.run)
 
-    async def _serve(self, app: web.Application, listener: socket.socket) -> None:
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            # A client that disconnects must stop its engine at once.
-            handler_cancellation=True,
-            shutdown_timeout=1.0,
-            max_field_size=self.config.limits.header_bytes,
-            max_line_size=self.config.limits.header_bytes,
-        )
-        await runner.setup()
+    async def _serve(
+        self, app: web.Application, listener: socket.socket, connections: Connections
+    ) -> None:
+        limits = self.config.limits
+        # A client that disconnects must stop its engine at once.
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         self._runners.append(runner)
-        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+        self.connections.append(connections)
+        await connections.listen(
+            runner,
+            listener,
+            access_log=None,
+            auto_decompress=False,  # without a bound; Bodies has one
+            keepalive_timeout=limits.keep_alive_s,
+            max_field_size=limits.header_bytes,
+            max_line_size=limits.header_bytes,
+        )
+
+    def _clients(self) -> Connections:
+        """Half of the descriptors are for clients: each request may need one to its engine."""
+        limits = self.config.limits
+        most = max(FEW, descriptors() // 2)
+        return Connections(
+            most, limits.peer_connections or int(most * PEER_SHARE), header_s=limits.header_s
+        )
 
     def _system_app(self) -> web.Application:
         """Health and metrics on a separate port that need not be open to clients."""

@@ -1,0 +1,173 @@
+"""The bodies of requests: read as they arrive, within bounds for each, each peer and all together.
+
+A declared length reserves nothing. Compressed bodies are refused unless they are enabled, because a
+megabyte can expand to a gigabyte; they are decompressed in steps, up to the limit of a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from aiohttp import web
+
+from dynctl.serving.config import Limits
+from dynctl.serving.refusal import HttpError
+
+#: The largest piece that one step decompresses; the event loop runs between steps.
+_STEP: Final = 256 * 1024
+_ENCODINGS: Final = ("gzip", "deflate")
+#: Part of the memory for all bodies that the requests of one peer may have.
+PEER_SHARE: Final = 0.75
+
+
+class Body:
+    """The body of one request; ``complete`` once all of it is read."""
+
+    def __init__(self, bodies: Bodies, peer: str) -> None:
+        self._bodies = bodies
+        self._peer = peer
+        self.size = 0
+        self.complete = False
+
+    async def read(self, http: web.Request, limit: int) -> bytes:
+        """All bytes, decompressed. Raises HttpError: 400, 408, 413, 415 or the overload status."""
+        declared = http.content_length
+        if declared is not None and declared > limit:
+            raise too_large(limit)
+        encoding = http.headers.get("content-encoding", "identity").strip().lower()
+        if encoding != "identity" and declared != 0:
+            self._bodies.check_encoding(encoding)
+        content = http.content
+        if content.is_eof() and encoding == "identity":
+            raw = content.read_nowait()  # most bodies arrive with their headers
+            if len(raw) > limit:
+                raise too_large(limit)
+            self._bodies.take(self, self._peer, len(raw))
+        else:
+            raw = await self._arriving(http, limit, encoding)
+        self.complete = True
+        return raw
+
+    async def _arriving(self, http: web.Request, limit: int, encoding: str) -> bytes:
+        seconds = self._bodies.limits.body_s
+        body = bytearray()
+        unpack = None if encoding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)
+        try:
+            async with asyncio.timeout(seconds):
+                while piece := await http.content.readany():
+                    if unpack is None:
+                        self._add(body, piece, limit)
+                        continue
+                    while piece:
+                        self._add(body, unpack.decompress(piece, _STEP), limit)
+                        piece = unpack.unconsumed_tail
+                        await asyncio.sleep(0)
+                    if unpack.unused_data:
+                        raise _corrupt(encoding)
+        except TimeoutError:
+            raise HttpError(
+                408, f"the body did not arrive within {seconds:g} s", "invalid_request_error",
+                "body_timeout", headers={"connection": "close"},
+            ) from None  # fmt: skip
+        except zlib.error:
+            raise _corrupt(encoding) from None
+        except (web.RequestPayloadError, ValueError) as error:
+            raise HttpError(
+                400, f"the body is not complete: {error}", "invalid_request_error", "invalid_body",
+                headers={"connection": "close"},
+            ) from None  # fmt: skip
+        if unpack is not None and not unpack.eof:
+            raise _corrupt(encoding)
+        return bytes(body)
+
+    def _add(self, body: bytearray, piece: bytes, limit: int) -> None:
+        if len(body) + len(piece) > limit:
+            raise too_large(limit)
+        self._bodies.take(self, self._peer, len(piece))
+        body += piece
+
+
+class Bodies:
+    """The memory that the bodies of all requests have. ``compressed``: whether they may be."""
+
+    def __init__(self, limits: Limits, *, compressed: bool = False, overload: int = 529) -> None:
+        self.limits = limits
+        self._compressed = compressed
+        self._overload = overload
+        self._peers: Counter[str] = Counter()
+        self.held = 0
+
+    @contextmanager
+    def of(self, http: web.Request) -> Iterator[Body]:
+        """The body of a request; its memory counts until the block ends."""
+        peer = http.remote or ""
+        body = Body(self, peer)
+        try:
+            yield body
+        finally:
+            self.held -= body.size
+            self._peers[peer] -= body.size
+            if not self._peers[peer]:
+                del self._peers[peer]
+
+    def take(self, body: Body, peer: str, size: int) -> None:
+        """Count ``size`` more bytes; raises HttpError if there is no room for them."""
+        most = self.limits.all_bodies_bytes
+        share = int(most * PEER_SHARE)
+        # One request alone has its limit anyway.
+        if self.held + size > most and self.held > body.size:
+            problem = f"the requests in flight have {most} bytes, the maximum"
+        elif self._peers[peer] + size > share and self._peers[peer] > body.size:
+            problem = f"your requests in flight have {share} bytes, the maximum of one client"
+        else:
+            body.size += size
+            self.held += size
+            self._peers[peer] += size
+            return
+        raise HttpError(
+            self._overload, problem, "overloaded", "too_many_requests_in_flight",
+            headers={"retry-after": "1"},
+        )  # fmt: skip
+
+    def check_encoding(self, encoding: str) -> None:
+        """Raises HttpError 415 for a Content-Encoding that is not accepted."""
+        if self._compressed and encoding in _ENCODINGS:
+            return
+        accepted = ", ".join(_ENCODINGS) if self._compressed else "identity"
+        problem = (
+            f"expected one of {accepted}"
+            if self._compressed
+            else ("send the body uncompressed, or start dynctl serve with --compressed-requests")
+        )
+        raise HttpError(
+            415, f"Content-Encoding {encoding[:40]!r} is not accepted: {problem}",
+            "invalid_request_error", "compressed_body", headers={"accept-encoding": accepted},
+        )  # fmt: skip
+
+
+#: The bodies of an application; the default has the default limits.
+BODIES: Final = web.AppKey("bodies", Bodies)
+
+
+def bodies_of(http: web.Request) -> Bodies:
+    found = http.app.get(BODIES)
+    return Bodies(Limits()) if found is None else found
+
+
+def too_large(limit: int) -> HttpError:
+    return HttpError(
+        413, f"the body has more than {limit} bytes, the maximum", "invalid_request_error",
+        "body_too_large", headers={"connection": "close"},
+    )  # fmt: skip
+
+
+def _corrupt(encoding: str) -> HttpError:
+    return HttpError(
+        400, f"the body is not valid {encoding}", "invalid_request_error", "corrupt_body",
+        headers={"connection": "close"},
+    )  # fmt: skip

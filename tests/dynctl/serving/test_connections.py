@@ -1,0 +1,146 @@
+"""Connections that do not send requests are closed, and take no place of others."""
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack
+
+import aiohttp
+
+from dynctl.serving.config import Limits
+from dynctl.serving.http.connections import Connections
+from tests.dynctl.serving.fleets import chat_body, site, until
+from tests.dynctl.serving.sockets import chat_bytes, raw
+from tests.dynctl.serving.test_process import engine, process
+from tests.waiting import patience
+
+ENGINE = [{"name": "a0"}]
+QUICK = Limits(header_s=0.3, keep_alive_s=0.5, drain_s=1.0)
+
+
+def clients(fleet) -> Connections:
+    return fleet.frontend.connections[-1]
+
+
+async def test_silent_connections_and_half_headers_are_closed():
+    async with site(ENGINE, limits=QUICK) as fleet:
+        for first in (b"", b"GET /live HTTP/1.1\r\nhost: x\r\n", b"PO"):
+            async with raw(fleet.frontend.port) as client:
+                if first:
+                    await client.send(first)
+                assert await client.closed() == b""
+        assert clients(fleet).timed_out == 3
+        await until(lambda: clients(fleet).open == 0)
+
+
+async def test_a_header_that_trickles_has_the_same_limit():
+    async with site(ENGINE, limits=QUICK) as fleet, raw(fleet.frontend.port) as client:
+
+        async def trickle() -> None:
+            for byte in b"GET /live HTTP/1.1\r\nx-long: " + b"y" * 1000:
+                await client.send(bytes([byte]))
+                await asyncio.sleep(0.02)
+
+        task = asyncio.create_task(trickle())
+        await client.closed()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert clients(fleet).timed_out == 1
+
+
+async def test_idle_connections_are_closed_and_requests_are_not():
+    slow = [{"name": "a0", "speedup_ratio": 1.0, "prefill_tokens_per_s": 5.0}]
+    async with site(slow, limits=QUICK) as fleet, raw(fleet.frontend.port) as client:
+        await client.send(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await client.answer())[0] == 200
+        await client.send(chat_bytes("one two three four five six seven"))
+        # Longer than both limits, which hold for connections without a request.
+        assert (await client.answer())[0] == 200
+        assert await client.closed() == b""
+
+
+async def test_half_a_header_after_a_request():
+    limits = Limits(header_s=0.3, keep_alive_s=60.0, drain_s=1.0)
+    async with site(ENGINE, limits=limits) as fleet, raw(fleet.frontend.port) as client:
+        await client.send(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await client.answer())[0] == 200
+        await client.send(b"GET /live HT")
+        assert await client.closed() == b""
+        assert clients(fleet).timed_out == 1
+
+
+async def test_a_peer_has_a_maximum_and_its_oldest_waiting_connection_makes_room():
+    limits = Limits(peer_connections=3, header_s=60.0, drain_s=1.0)
+    async with site(ENGINE, limits=limits) as fleet, AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(raw(fleet.frontend.port)) for _ in range(8)]
+        # The five oldest were closed for the newer ones.
+        for client in opened[:5]:
+            assert await client.closed() == b""
+        assert clients(fleet).open == 3
+        await opened[-1].send(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await opened[-1].answer())[0] == 200
+
+
+async def test_above_the_maximum_with_requests_in_flight_a_new_connection_gets_503():
+    slow = [{"name": "a0", "speedup_ratio": 1.0, "prefill_tokens_per_s": 5.0}]
+    limits = Limits(peer_connections=2, drain_s=1.0)
+    async with site(slow, limits=limits) as fleet, AsyncExitStack() as stack:
+        for _ in range(2):
+            client = await stack.enter_async_context(raw(fleet.frontend.port))
+            await client.send(chat_bytes("one two three four five six seven eight"))
+        await until(lambda: fleet.frontend.inference.in_flight == 2)
+        third = await stack.enter_async_context(raw(fleet.frontend.port))
+        status, body = await third.answer()
+        assert (status, body["error"]["code"]) == (503, "connections")
+        assert clients(fleet).refused == 1
+
+
+async def test_bytes_that_are_not_http_get_a_400_without_a_traceback(caplog):
+    async with site(ENGINE) as fleet:
+        for sent in (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+            b"GET / HTTP/1.1\r\nx: " + b"y" * 40_000 + b"\r\n\r\n",
+        ):
+            async with raw(fleet.frontend.port) as client:
+                await client.send(sent)
+                status, body = await client.answer()
+                assert (status, body["error"]["code"]) == (400, "invalid_http")
+        assert "Traceback" not in caplog.text
+
+
+FRONTEND = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.server import run_frontend
+from dynctl.tokenization import DEMO_MODEL_DIR
+port = int(sys.argv[1])
+sys.exit(run_frontend(FrontendConfig(
+    port=0, system_port=port, workers=tuple(sys.argv[2:]), model_path=DEMO_MODEL_DIR, announce=True,
+)))
+"""
+
+
+async def test_400_silent_connections_lock_no_process_with_256_descriptors():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        system = probe.getsockname()[1]
+    async with (
+        aiohttp.ClientSession() as client,
+        engine("a0") as (_, ready),
+        process("-c", FRONTEND, str(system), f"{ready['url']},name=a0") as (_, record),
+        AsyncExitStack() as stack,
+    ):
+        async with asyncio.timeout(patience(30)):
+            for _ in range(400):
+                one = await stack.enter_async_context(raw(record["port"]))
+                await one.send(b"POST /v1/chat/completions HTTP/1.1\r\n")
+            for port, path in (
+                (record["port"], "/live"),
+                (system, "/health"),
+                (system, "/metrics"),
+            ):
+                async with client.get(f"http://127.0.0.1:{port}{path}") as answer:
+                    assert answer.status == 200
+            url = f"{record['url']}/v1/chat/completions"
+            async with client.post(url, json=chat_body("hello")) as answer:
+                assert answer.status == 200
