@@ -4,13 +4,14 @@ import asyncio
 import gzip
 import json
 import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynctl.serving.config import Limits
-from dynctl.serving.http.bodies import BODIES
+from dynctl.serving.http.bodies import BODIES, Bodies
 from dynctl.serving.refusal import HttpError
 from tests.dynctl.serving.fleets import chat_body, site, until
 from tests.dynctl.serving.sockets import CHAT, chat_bytes, raw
@@ -21,8 +22,8 @@ CHAT_JSON = json.dumps(chat_body("hello")).encode()
 
 def held(fleet) -> int:
     """Bytes of bodies that the frontend counts now."""
-    runner = fleet.frontend._runners[-1]
-    return runner.app[BODIES].held
+    bodies: Bodies = fleet.frontend._runners[-1].app[BODIES]
+    return bodies.held
 
 
 async def test_a_declared_length_over_the_limit_is_refused_at_once():
@@ -161,8 +162,6 @@ class _Request:
 @given(st.binary(max_size=3000), st.integers(1, 50), st.integers(0, 60), st.booleans())
 @settings(max_examples=60)
 def test_any_bytes_in_any_pieces(body, size, damage, cut):
-    from dynctl.serving.http.bodies import Bodies
-
     packed = bytearray(gzip.compress(body))
     if cut:
         del packed[damage:]
@@ -172,9 +171,10 @@ def test_any_bytes_in_any_pieces(body, size, damage, cut):
     bodies = Bodies(Limits(body_bytes=2000), compressed=True)
 
     async def read() -> bytes | HttpError:
-        with bodies.of(_Request(pieces)) as one:
+        http: Any = _Request(pieces)
+        with bodies.of(http) as one:
             try:
-                return await one.read(_Request(pieces), 2000)
+                return await one.read(http, 2000)
             except HttpError as error:
                 return error
 
