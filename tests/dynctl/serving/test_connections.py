@@ -18,7 +18,8 @@ QUICK = Limits(header_s=0.3, keep_alive_s=0.5, drain_s=1.0)
 
 
 def clients(fleet) -> Connections:
-    return fleet.frontend.connections[-1]
+    found: Connections = fleet.frontend.connections[-1]
+    return found
 
 
 async def test_silent_connections_and_half_headers_are_closed():
