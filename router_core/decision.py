@@ -110,7 +110,8 @@ class Decision:
 
     Columns (``workers``, ``refs``, ``costs`` and those inside ``inputs`` and ``terms``) have
     one entry per scored candidate, in slot order. ``winner`` and ``tied`` are positions in them.
-    ``sample`` is the number in 0..1 that broke ties or drew from the temperature.
+    ``sample`` is the number in 0..1 that broke ties or drew from the temperature. ``lora_name``
+    and ``salted``: cached blocks count only with this adapter and the request's own cache salt.
     """
 
     id: str
@@ -135,6 +136,8 @@ class Decision:
     overlap_modelled: bool = True
     notes: tuple[str, ...] = ()
     message: str | None = None
+    lora_name: str | None = None
+    salted: bool = False
 
     # -- the result ------------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ def hash_prompt(
     *,
     lora_name: str | None = None,
     cache_namespace: str | None = None,
+    cache_salt: str | None = None,
     is_eagle: bool = False,
     block_mm_infos: Sequence[BlockMultimodalInfo | None] | None = None,
 ) -> BlockHashes:
@@ -81,6 +82,7 @@ def hash_prompt(
         block_size,
         lora_name=lora_name,
         cache_namespace=cache_namespace,
+        cache_salt=cache_salt,
         is_eagle=is_eagle,
         block_mm_infos=block_mm_infos,
     )
@@ -93,6 +95,7 @@ def local_block_hashes(
     *,
     lora_name: str | None = None,
     cache_namespace: str | None = None,
+    cache_salt: str | None = None,
     is_eagle: bool = False,
     block_mm_infos: Sequence[BlockMultimodalInfo | None] | None = None,
 ) -> list[int]:
@@ -101,10 +104,13 @@ def local_block_hashes(
     ``tokens``: ids in 0 .. 2**32 - 1. An ``array('I')`` needs no conversion (about a third of the
     time). ``block_size``: tokens per block, at least 1.
 
-    ``lora_name`` and ``cache_namespace`` (a cache salt) keep the blocks of different adapters and
-    tenants apart; the empty string means none. With ``is_eagle`` a block's window is one token
-    longer than its stride, so a block completes only when the token after it is known.
-    ``block_mm_infos[i]`` has the multimodal objects of block i; missing entries mean none.
+    ``lora_name`` and ``cache_namespace`` keep the blocks of different adapters and tenants apart;
+    both are mixed into every block, as Dynamo does with its cache salts. ``cache_salt`` is mixed
+    into the first block only, as vLLM does: its events of later blocks do not have the salt, and
+    the sequence hashes of later blocks differ through the first. The empty string means none.
+    With ``is_eagle`` a block's window is one token longer than its stride, so a block completes
+    only when the token after it is known. ``block_mm_infos[i]`` has the multimodal objects of
+    block i; missing entries mean none.
 
     Raises `HashingError` for a block size below 1, a token out of range, or a multimodal object
     without its fields.
@@ -116,15 +122,19 @@ def local_block_hashes(
     if count <= 0:
         return []
     seed = mixed_seed(lora_name, cache_namespace)
+    first = salted_seed(seed, cache_salt)
     stride = block_size * TOKEN_BYTES
     if is_eagle or block_mm_infos:
         window = stride + TOKEN_BYTES if is_eagle else stride
         suffixes = _multimodal_suffixes(block_mm_infos or (), count)
         return [
-            xxh3_64_intdigest(data[at : at + window] + suffix, seed)
+            xxh3_64_intdigest(data[at : at + window] + suffix, seed if at else first)
             for at, suffix in zip(range(0, count * stride, stride), suffixes, strict=True)
         ]
-    return hash_blocks(data, stride, count, seed)
+    hashes = hash_blocks(data, stride, count, seed)
+    if first != seed:
+        hashes[0] = xxh3_64_intdigest(data[:stride], first)
+    return hashes
 
 
 def hash_blocks(data: bytes, stride: int, count: int, seed: int, start: int = 0) -> list[int]:
@@ -183,6 +193,14 @@ def mixed_seed(lora_name: str | None, cache_namespace: str | None) -> int:
         # The seed differs from the adapter's, so that equal names give different hashes.
         seed += xxh3_64_intdigest(cache_namespace.encode(), 1)
     return seed % _U64
+
+
+def salted_seed(seed: int, cache_salt: str | None) -> int:
+    """Seed of a prompt's first block with a salt, given that of the other blocks."""
+    if not cache_salt:
+        return seed
+    # As for a cache namespace, so that a prompt of one block has the same hash with either.
+    return (seed + xxh3_64_intdigest(cache_salt.encode(), 1)) % _U64
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:

@@ -8,7 +8,7 @@ conversion to bytes, about a third of hashing it; a new prompt takes a tenth mor
 
 from collections.abc import Sequence
 
-from xxhash import xxh3_128_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from router_core.errors import HashingError
 from router_core.hashing import (
@@ -18,6 +18,7 @@ from router_core.hashing import (
     hash_blocks,
     hash_prompt,
     mixed_seed,
+    salted_seed,
     sequence_hashes,
     token_bytes,
 )
@@ -54,6 +55,7 @@ class PromptHasher:
         *,
         lora_name: str | None = None,
         cache_namespace: str | None = None,
+        cache_salt: str | None = None,
         is_eagle: bool = False,
         block_mm_infos: Sequence[BlockMultimodalInfo | None] | None = None,
     ) -> BlockHashes:
@@ -65,6 +67,7 @@ class PromptHasher:
                 block_size,
                 lora_name=lora_name,
                 cache_namespace=cache_namespace,
+                cache_salt=cache_salt,
                 is_eagle=is_eagle,
                 block_mm_infos=block_mm_infos,
             )
@@ -72,9 +75,11 @@ class PromptHasher:
         count = len(tokens) // block_size
         stride = block_size * TOKEN_BYTES
         seed = mixed_seed(lora_name, cache_namespace)
+        first = salted_seed(seed, cache_salt)
         local: list[int] = []
         sequence: list[int] = []
-        key = seed
+        # A salted prompt's first seed may be that of a namespace, whose later blocks differ.
+        key = first if first == seed else first ^ _LOW
         parent: int | None = None
         whole = count - count % PIECE
         for start in range(0, whole * stride, PIECE * stride):
@@ -82,6 +87,8 @@ class PromptHasher:
             piece = self._recent.get(key) or self._older.get(key)
             if piece is None:
                 hashes = hash_blocks(data, stride, PIECE, seed, start)
+                if not start and first != seed:
+                    hashes[0] = xxh3_64_intdigest(data[:stride], first)
                 piece = hashes, sequence_hashes(hashes, parent)
             local += piece[0]
             sequence += piece[1]
@@ -90,6 +97,8 @@ class PromptHasher:
                 self._remember(key, piece)
         if whole < count:
             hashes = hash_blocks(data, stride, count - whole, seed, whole * stride)
+            if not whole and first != seed:
+                hashes[0] = xxh3_64_intdigest(data[:stride], first)
             local += hashes
             sequence += sequence_hashes(hashes, parent)
         return BlockHashes(block_size, local, sequence)

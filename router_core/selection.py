@@ -43,7 +43,9 @@ class RoutingRequest:
 
     ``isl_tokens`` is the prompt length in tokens. ``sequence_hashes`` are the chained hashes of
     its complete blocks of ``block_size`` tokens; without a tokenizer they are empty and
-    ``overlap_modelled`` is False. ``notes`` are copied into every decision on the request.
+    ``overlap_modelled`` is False. ``lora_name`` is the adapter, ``salted`` whether there is a
+    cache salt; both are part of the hashes already, and the salt itself is not kept. ``notes``
+    are copied into every decision on the request.
     """
 
     id: str
@@ -57,6 +59,8 @@ class RoutingRequest:
     allowed_worker_ids: frozenset[int] | None = None
     overlap_modelled: bool = True
     notes: tuple[str, ...] = ()
+    lora_name: str | None = None
+    salted: bool = False
 
     @classmethod
     def from_tokens(
@@ -69,16 +73,29 @@ class RoutingRequest:
         constraints: RoutingConstraints = NO_CONSTRAINTS,
         lora_name: str | None = None,
         cache_namespace: str | None = None,
+        cache_salt: str | None = None,
     ) -> RoutingRequest:
         """The request of a prompt of token ids; ``block_size`` is that of the model's workers.
 
-        ``lora_name`` and ``cache_namespace`` are mixed into the hashes. Raises HashingError.
+        ``lora_name``, ``cache_namespace`` and ``cache_salt`` are mixed into the hashes as in
+        :func:`hash_prompt`. Raises HashingError.
         """
         hashes = hash_prompt(
-            tokens, block_size, lora_name=lora_name, cache_namespace=cache_namespace
+            tokens,
+            block_size,
+            lora_name=lora_name,
+            cache_namespace=cache_namespace,
+            cache_salt=cache_salt,
         )
         return cls(
-            id, model, len(tokens), block_size, tuple(hashes.sequence), constraints=constraints
+            id,
+            model,
+            len(tokens),
+            block_size,
+            tuple(hashes.sequence),
+            constraints=constraints,
+            lora_name=lora_name or None,
+            salted=bool(cache_namespace or cache_salt),
         )
 
     @property
@@ -227,6 +244,8 @@ def select(
         "funnel": tuple(funnel),
         "overlap_modelled": request.overlap_modelled,
         "notes": request.notes,
+        "lora_name": request.lora_name,
+        "salted": request.salted,
     }
     if not mask:
         return Decision(outcome=_refused(funnel, context), **common)

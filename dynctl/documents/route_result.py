@@ -152,6 +152,9 @@ class DecisionResult(msgspec.Struct, frozen=True):
     overlap_modelled: bool = True
     notes: list[str] = []
     message: str | None = None
+    #: The LoRA adapter, and whether the request has a cache salt: both separate cached blocks.
+    lora: str | None = None
+    salted: bool = False
     flip: FlipRow | None = None
     preference: PreferenceRow | None = None
     #: None for a past decision: the age of its data is not recorded.
@@ -262,6 +265,8 @@ def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -
         overlap_modelled=decision.overlap_modelled,
         notes=list(decision.notes),
         message=None if decision.winner is not None else decision.summary(),
+        lora=decision.lora_name,
+        salted=decision.salted,
         flip=None if turned is None else FlipRow(turned.worker, turned.change, turned.by),
         preference=preference_row(decision),
         freshness=freshness,

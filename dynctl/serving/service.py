@@ -181,7 +181,7 @@ class RoutingService:
         pin_prefill: Pin | None = None,
         pin_decode: Pin | None = None,
         allowed_worker_ids: frozenset[int] | None = None,
-        cache_namespace: str | None = None,
+        cache_salt: str | None = None,
         lora_name: str | None = None,
         not_modelled: str | None = None,
     ) -> Prepared:
@@ -209,7 +209,7 @@ class RoutingService:
             if hasher is None:
                 hasher = self._hashers[size] = PromptHasher(size)
             hashes = hasher.hash_prompt(
-                tokens.ids, lora_name=lora_name, cache_namespace=cache_namespace
+                tokens.ids, lora_name=lora_name, cache_salt=cache_salt
             ).sequence
         request = RoutingRequest(
             id=decision_id or self.new_id(),
@@ -223,6 +223,8 @@ class RoutingService:
             allowed_worker_ids=allowed_worker_ids,
             overlap_modelled=tokens.ids is not None,
             notes=() if tokens.ids is not None else (not_modelled or NOT_MODELLED,),
+            lora_name=lora_name,
+            salted=bool(cache_salt),
         )
         return Prepared(request, tokens, tokenize_s)
 

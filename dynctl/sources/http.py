@@ -17,7 +17,7 @@ import msgspec
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import TimedOut, Unreachable, UsageProblem, network_reason
 from dynctl.documents.codec import Document, decode
-from dynctl.documents.models import ModelList
+from dynctl.documents.models import ModelList, ModelRow
 from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
 from dynctl.sources.thresholds import Thresholds
 from router_core import THRESHOLD_SETTINGS
@@ -75,7 +75,10 @@ class HttpFrontend:
         raise NotImplementedError
 
     def models(self) -> list[str]:
-        return [row.id for row in self.document(self.send("GET", "/v1/models"), ModelList).data]
+        return [row.id for row in self.model_rows()]
+
+    def model_rows(self) -> list[ModelRow]:
+        return self.document(self.send("GET", "/v1/models"), ModelList).data
 
     def thresholds(self) -> dict[str, Thresholds]:
         """Model -> its thresholds, for every model that can be served now."""

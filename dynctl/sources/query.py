@@ -15,7 +15,8 @@ class RouteQuery:
     """Exactly one of ``messages``, ``prompt`` and ``token_ids`` is set.
 
     ``pin_prefill`` and ``pin_decode`` are worker names or ids as typed. ``assignments`` are the
-    ``key=value`` texts of ``--set``. ``model_path`` is a local tokenizer directory.
+    ``key=value`` texts of ``--set``. ``model_path`` is a local tokenizer directory. ``lora`` is an
+    adapter's name, ``cache_salt`` the tenant's secret of the same name in a request's body.
     """
 
     messages: Sequence[Mapping[str, Any]] | None = None
@@ -28,6 +29,8 @@ class RouteQuery:
     pin_prefill: str | None = None
     pin_decode: str | None = None
     assignments: tuple[str, ...] = ()
+    lora: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
 
 
 def choose_model(wanted: str | None, models: Sequence[str]) -> str:

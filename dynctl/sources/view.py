@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,7 @@ from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import Replica
 from router_core import (
     SETTINGS,
+    BlockHashes,
     Pin,
     Router,
     RouterConfig,
@@ -61,6 +62,10 @@ class ViewSource:
         size = self._block_size(model, assumptions)
         workers = [(worker.worker_id, worker.name) for worker in router.registry]
         config, load, shown = what_if(router, query.assignments)
+        if query.lora is not None:
+            assumptions.append(
+                f"adapter {query.lora} is not checked: a view does not list the adapters of workers"
+            )
         if shown:
             assumptions.append("what if " + ", ".join(f"{k}={v}" for k, v in shown.items()))
 
@@ -72,10 +77,12 @@ class ViewSource:
             model=model,
             isl_tokens=len(tokens),
             block_size=size,
-            sequence_hashes=hash_prompt(tokens, size).sequence,
+            sequence_hashes=self.hashes(query, tokens, size).sequence,
             constraints=constraints(query.required, query.preferred),
             pin_prefill=pin(query.pin_prefill),
             pin_decode=pin(query.pin_decode),
+            lora_name=query.lora,
+            salted=query.cache_salt is not None,
         )
         state = router.view(config, load)
         plan = router.plan(request, samples=_samples(tokens), view=state, detail=True)
@@ -153,6 +160,17 @@ class ViewSource:
         """The prompt's token ids; raises UsageProblem where the model has no tokenizer."""
         return self._tokens(query, model, [])
 
+    def hashes(self, query: RouteQuery, tokens: Sequence[int], block_size: int) -> BlockHashes:
+        """The prompt's block hashes, with its adapter and its salt as the view's engines mix it."""
+        dynamo = self.view.chats == "dynamo"
+        return hash_prompt(
+            tokens,
+            block_size,
+            lora_name=query.lora,
+            cache_namespace=query.cache_salt if dynamo else None,
+            cache_salt=None if dynamo else query.cache_salt,
+        )
+
     def _tokens(self, query: RouteQuery, model: str, assumptions: list[str]) -> list[int]:
         if query.token_ids is not None:
             return list(query.token_ids)
@@ -223,6 +241,9 @@ def open_view_bytes(data: bytes, where: str, title: str) -> ViewSource:
 def _stable_id(tokens: list[int], query: RouteQuery) -> str:
     """The same query has the same id: a dry run that is repeated prints the same bytes."""
     limits = repr((query.required, sorted(query.preferred.items()), query.assignments))
+    if query.lora is not None or query.cache_salt is not None:
+        # Never the salt itself: an id is not secret, and salts may be short.
+        limits += repr((query.lora, query.cache_salt is not None))
     pins = repr((query.pin_prefill, query.pin_decode))
     return "dry-" + xxh3_64_hexdigest(array("q", tokens).tobytes() + (limits + pins).encode())[:12]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from dynctl.wire.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from router_core import DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared, local_block_hashes
@@ -45,8 +45,8 @@ _MESSAGES: Final = {
         "LoRA adapter id {value} has no known name, so its blocks look like those of the base model"
     ),
     DropCode.EXTRA_KEYS_NOT_MODELLED: (
-        "block {value} of the run is keyed by more than its tokens (cache salt or multimodal "
-        "content), which the index does not model"
+        "block {value} of the run is keyed by more than its tokens, its adapter and a cache salt "
+        "(multimodal content or prompt embeddings), which the index does not model"
     ),
 }
 
@@ -140,7 +140,7 @@ def _stored(
             drops.append(Drop(DropCode.UNKNOWN_ADAPTER, blocks, event.lora_id, "a name"))
             return None
     usable = blocks
-    keyed = _first_extra_key(event.extra_keys, adapter)
+    salt, keyed = _extra_keys(event, adapter)
     if keyed is not None and keyed < usable:
         # The blocks after it are its descendants, so they could not be matched either.
         drops.append(Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, usable - keyed, keyed, "none"))
@@ -158,16 +158,29 @@ def _stored(
         block_size,
         lora_name=adapter,
         cache_namespace=cache_namespace,
+        cache_salt=salt,
         is_eagle=is_eagle,
     )
     hashes = event.block_hashes if usable == blocks else event.block_hashes[:usable]
     return BlocksStored(event.parent_block_hash, hashes, local, _tier(event.medium))
 
 
-def _first_extra_key(extra_keys: list[Any] | None, adapter: str | None) -> int | None:
-    """The first block whose key has more than its tokens and the name of its adapter."""
-    for i, keys in enumerate(extra_keys or ()):
-        entries = keys if isinstance(keys, list) else [] if keys is None else [keys]
-        if any(entry is not None and entry != adapter for entry in entries):
-            return i
-    return None
+def _extra_keys(event: BlockStored, adapter: str | None) -> tuple[str | None, int | None]:
+    """(cache salt of the prompt, the first block that has other keys).
+
+    vLLM puts the adapter's name (older releases: its id) into every block's keys and the salt into
+    those of a prompt's first block, as plain text; images and embeddings are pairs or bytes.
+    """
+    salt = None
+    for i, keys in enumerate(event.extra_keys or ()):
+        left = [one for one in (keys if isinstance(keys, list) else [keys]) if one is not None]
+        for known in (adapter, event.lora_id):
+            if adapter is not None and known in left:
+                left.remove(known)
+                break
+        starts = i == 0 and event.parent_block_hash is None
+        if starts and len(left) == 1 and isinstance(left[0], str):
+            salt = left[0]
+        elif left:
+            return salt, i
+    return salt, None

@@ -26,7 +26,16 @@ TokenId = Annotated[int, Meta(ge=0, le=U32_MAX, title="a token id (an integer)")
 
 #: Fields with prompts or token ids. Errors never show their values.
 _PRIVATE: Final = frozenset(
-    {"documents", "messages", "prompt", "stop", "token_data", "tokens", "tools"}
+    {
+        "cache_salt",
+        "documents",
+        "messages",
+        "prompt",
+        "stop",
+        "token_data",
+        "tokens",
+        "tools",
+    }
 )
 _SHOWN_KEY: Final = 40
 _AT: Final = re.compile(r" - at `(?P<key>key` in `)?\$(?P<path>.*)`$", re.DOTALL)

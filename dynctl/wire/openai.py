@@ -6,7 +6,7 @@ could not tokenize routes blindly.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Meta, Struct
@@ -41,6 +41,7 @@ class _CommonFields(Struct, kw_only=True):
     max_completion_tokens: U32 | None = None
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     user: _Name | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
 
 
 class _Part(Struct, gc=False):
@@ -108,8 +109,10 @@ class _Common:
     """What both kinds of request share.
 
     ``body`` is the client's own object: pass it on through `nvext.strip_for_engine`, never change
-    it. ``max_tokens`` bounds the output; ``max_completion_tokens``, which replaced it, wins where
-    both are given. ``include_usage`` asks for a last chunk with token counts.
+    it. ``cache_salt`` is a secret of the client's tenant: it goes to engines and into hashes, never
+    into logs or answers. ``max_tokens`` bounds the output; ``max_completion_tokens``, which
+    replaced it, wins where both are given. ``include_usage`` asks for a last chunk with token
+    counts.
     """
 
     body: Mapping[str, Any]
@@ -119,6 +122,7 @@ class _Common:
     max_tokens: int | None = None
     n: int = 1
     user: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
     nvext: NvExt = NO_NVEXT
     request_id: str | None = None
 
@@ -204,6 +208,7 @@ def apply_headers(request: R, headers: Mapping[str, str]) -> R:
 
 def _common(found: dict[str, Any], fields: _CommonFields) -> dict[str, Any]:
     most = fields.max_completion_tokens
+    nvext = parse_nvext(found.get("nvext"))
     return {
         "body": found,
         "model": fields.model,
@@ -212,7 +217,9 @@ def _common(found: dict[str, Any], fields: _CommonFields) -> dict[str, Any]:
         "max_tokens": fields.max_tokens if most is None else most,
         "n": fields.n,
         "user": fields.user,
-        "nvext": parse_nvext(found.get("nvext")),
+        # Engines receive the same: the body's own salt wins over Dynamo's control.
+        "cache_salt": fields.cache_salt or nvext.cache_salt or None,
+        "nvext": nvext,
     }
 
 

@@ -46,7 +46,8 @@ class BlockStored(
     ``parent_block_hash`` is the identity of the block before the first one, None at a prompt's
     start. ``token_ids`` has ``len(block_hashes) * block_size`` tokens (u32). ``medium`` is
     ``GPU`` (also None), ``CPU``, ``DISK`` or ``EXTERNAL``. ``group_idx`` is the attention group of
-    a hybrid model. ``extra_keys``: other inputs of the engine's hash, one entry a block.
+    a hybrid model. ``extra_keys``: other inputs of the engine's hash, one entry a block; they may
+    hold a cache salt, which is a secret of a tenant. ``locality`` is ``LOCAL`` or ``REMOTE``.
     """
 
     block_hashes: tuple[_Hash, ...]
@@ -60,6 +61,9 @@ class BlockStored(
     group_idx: _U32 | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
 
 
 class BlockRemoved(
@@ -76,6 +80,8 @@ class BlockRemoved(
     block_hashes: tuple[_Hash, ...]
     medium: str | None = None
     group_idx: _U32 | None = None
+    locality: str | None = None
+    ownership: str | None = None
 
 
 class AllBlocksCleared(
@@ -138,6 +144,9 @@ class _PositionalStored(
     group_idx: _U32 | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
 
 
 class _PositionalRemoved(
@@ -146,6 +155,8 @@ class _PositionalRemoved(
     block_hashes: tuple[_Hash, ...]
     medium: str | None = None
     group_idx: _U32 | None = None
+    locality: str | None = None
+    ownership: str | None = None
 
 
 class _PositionalCleared(

@@ -19,6 +19,7 @@ from router_core.hashing import (
     to_signed,
     to_unsigned,
 )
+from router_core.selection import RoutingRequest
 
 VECTORS = json.loads(
     (Path(__file__).parents[1] / "captures" / "hash_vectors.json").read_text(encoding="utf-8")
@@ -141,3 +142,19 @@ def test_signed_and_unsigned_are_inverse(value: int) -> None:
     assert -(2**63) <= to_signed(value) < 2**63
     assert to_unsigned(to_signed(value)) == value
     assert to_unsigned(value) == value
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(1, 4))
+def test_a_salt_is_mixed_into_the_first_block_only(tokens: list[int], size: int) -> None:
+    plain = hash_prompt(tokens, size)
+    salted = hash_prompt(tokens, size, cache_salt="tenant")
+    named = hash_prompt(tokens, size, cache_namespace="tenant")
+    assert salted.local[1:] == plain.local[1:]
+    assert salted.local[:1] == named.local[:1]
+    assert not set(salted.sequence) & set(plain.sequence)
+    assert hash_prompt(tokens, size, cache_salt="") == plain
+    eagle = hash_prompt(tokens, size, cache_salt="tenant", is_eagle=True)
+    assert eagle.local[1:] == hash_prompt(tokens, size, is_eagle=True).local[1:]
+    one = RoutingRequest.from_tokens("r", "m", tokens, size, cache_salt="tenant", lora_name="a")
+    assert (one.salted, one.lora_name) == (True, "a")
+    assert "tenant" not in repr(one)

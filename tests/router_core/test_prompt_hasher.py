@@ -1,6 +1,7 @@
 """A hasher with memory returns the same hashes as hashing without memory."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,10 +22,13 @@ def test_equal_to_hashing_without_memory(seed: int, block_size: int, pieces: int
         prompt = source.choice(stock)[: source.randint(0, 200)] + [
             source.randrange(3) for _ in range(source.choice([0, 0, 5, 150]))
         ]
-        lora = source.choice([None, "a"])
-        salt = source.choice([None, "a"])
-        plain = hash_prompt(prompt, block_size, lora_name=lora, cache_namespace=salt)
-        assert hasher.hash_prompt(prompt, lora_name=lora, cache_namespace=salt) == plain
+        options: dict[str, Any] = {
+            "lora_name": source.choice([None, "a"]),
+            "cache_namespace": source.choice([None, "a"]),
+            "cache_salt": source.choice([None, "a", "b"]),
+        }
+        plain = hash_prompt(prompt, block_size, **options)
+        assert hasher.hash_prompt(prompt, **options) == plain
         assert hasher.remembered_blocks <= pieces * PIECE
 
 

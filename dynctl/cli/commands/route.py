@@ -11,6 +11,7 @@ from dynctl.base.options import GlobalOptions
 
 #: A prompt file or stdin larger than this is a mistake.
 MAX_INPUT_BYTES = 64 * 1024 * 1024
+MAX_SALT = 1024
 
 
 def route(
@@ -55,6 +56,14 @@ def route(
         list[str] | None,
         typer.Option(metavar="TAINT=W", help="Prefer this taint with weight W (repeatable)."),
     ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="LoRA adapter; its cached blocks are separate."),
+    ] = None,
+    cache_salt: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Cache salt of the request; @FILE reads it from a file."),
+    ] = None,
     pin_prefill: Annotated[
         str | None, typer.Option(metavar="WORKER", help="Force the prefill worker.")
     ] = None,
@@ -96,6 +105,8 @@ def route(
         pin_prefill=pin_prefill,
         pin_decode=pin_decode,
         assignments=tuple(assign or ()),
+        lora=lora,
+        cache_salt=_salt(cache_salt),
     )
     source = connect(options)
     if save_view is not None:
@@ -161,6 +172,14 @@ def _read(name: str, option: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise UsageProblem(f"{option} {name}: not UTF-8 at byte {error.start}") from None
+
+
+def _salt(text: str | None) -> str | None:
+    if text is not None and text.startswith("@"):
+        text = _read(text[1:], "--cache-salt").rstrip("\n")
+    if text is not None and not 0 < len(text) <= MAX_SALT:
+        raise UsageProblem(f"--cache-salt: expected 1 to {MAX_SALT:,} characters, got {len(text)}")
+    return text
 
 
 def _token_ids(text: str, name: str) -> list[int]:

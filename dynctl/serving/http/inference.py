@@ -261,7 +261,7 @@ class Inference:
                 constraints=nvext.constraints,
                 pin_prefill=pin_of(nvext.prefill_worker_id, nvext.prefill_dp_rank),
                 pin_decode=pin_of(decode, nvext.dp_rank),
-                cache_namespace=nvext.cache_salt,
+                cache_salt=parsed.cache_salt,
                 lora_name=None if base == parsed.model else parsed.model,
                 not_modelled=not_modelled,
             )
@@ -313,9 +313,9 @@ class Inference:
         nvext, body = parsed.nvext, parsed.body
         if "nvext" in body:
             plain: dict[str, Any] = strip_for_engine(body)
-            if nvext.cache_salt is not None:
+            if parsed.cache_salt is not None:
                 # The engine must separate the tenants too, or they would share its cache.
-                plain.setdefault("cache_salt", nvext.cache_salt)
+                plain["cache_salt"] = parsed.cache_salt
             if nvext.token_data is not None and isinstance(parsed, CompletionRequest):
                 plain["prompt"] = nvext.token_data
             body, raw = plain, msgspec.json.encode(plain)

@@ -58,6 +58,8 @@ class SelectionReader:
             allowed_worker_ids=None
             if allowed is None
             else frozenset(self._worker(one, "allowed_worker_ids") for one in allowed),
+            lora_name=selection.lora_name or None,
+            salted=bool(selection.cache_salt),
         )
 
     def _model(self, selection: SelectRequest) -> str:
@@ -129,7 +131,7 @@ async def _sequence_hashes(selection: SelectRequest, size: int) -> Sequence[int]
 
     def work() -> Sequence[int]:
         return hash_prompt(
-            tokens, size, lora_name=selection.lora_name, cache_namespace=selection.cache_salt
+            tokens, size, lora_name=selection.lora_name, cache_salt=selection.cache_salt
         ).sequence
 
     return work() if len(tokens) <= LONG_PROMPT else await asyncio.to_thread(work)

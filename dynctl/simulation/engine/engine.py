@@ -140,6 +140,7 @@ class Engine:
             ),
             root=root_hash(generate.lora, generate.cache_salt),
             lora=generate.lora,
+            salt=generate.cache_salt,
             load_kv=partial(self.puller.pull, remote) if remote is not None else None,
             keep_kv=generate.hold_for_pull or generate.room is not None,
         )

@@ -165,10 +165,20 @@ class KvEventPublisher:
                 lora_id=self._lora_ids.get(event.lora) if event.lora else None,
                 medium="GPU",
                 lora_name=event.lora,
+                extra_keys=_extra_keys(event),
             )
         if isinstance(event, Removed):
             return BlockRemoved(block_hashes=event.hashes, medium="GPU")
         return AllBlocksCleared()
+
+
+def _extra_keys(event: Stored) -> list[list[str] | None] | None:
+    """The inputs of the blocks' hashes beside their tokens, as vLLM publishes them."""
+    keys = [event.lora] if event.lora else []
+    if not keys and not event.salt:
+        return None
+    first = [*keys, event.salt] if event.salt else keys
+    return [first, *[keys or None] * (len(event.hashes) - 1)]
 
 
 def bind_publishers(

@@ -24,12 +24,16 @@ _U64 = Struct("<Q")
 
 
 class Stored(NamedTuple):
-    """A run of consecutive blocks became findable; `tokens`: the tokens of these full blocks."""
+    """A run of consecutive blocks became findable; `tokens`: the tokens of these full blocks.
+
+    `salt`: the prompt's cache salt, in the run of its first block only.
+    """
 
     parent: int | None
     hashes: tuple[int, ...]
     tokens: tuple[int, ...]
     lora: str | None
+    salt: str | None = None
 
 
 class Removed(NamedTuple):
@@ -146,6 +150,7 @@ class PrefixCache:
         tokens: Sequence[int],
         full_blocks: int,
         lora: str | None = None,
+        salt: str | None = None,
     ) -> None:
         """Make the first `full_blocks` of `table`, which are computed, findable.
 
@@ -173,6 +178,7 @@ class PrefixCache:
                     hashes=tuple(hashes[start:full_blocks]),
                     tokens=tuple(tokens[start * size : full_blocks * size]),
                     lora=lora,
+                    salt=None if start else salt,
                 )
             )
 

@@ -47,6 +47,7 @@ class EngineRequest:
     plan: OutputPlan
     root: int = 0
     lora: str | None = None
+    salt: str | None = None
     load_kv: KvLoader | None = None
     keep_kv: bool = False
     """Keep the blocks in `table` when finished: another engine will pull them."""
@@ -260,7 +261,7 @@ class RankScheduler:
             if request.ended or request.table is None:
                 return
             full = request.prompt_tokens // self._config.block_size
-            self.cache.commit(request.table, request.hashes, request.tokens, full, request.lora)
+            self._commit(request, request.table, full)
             request.computed = request.prompt_tokens - 1
         self._wake.set()
 
@@ -308,12 +309,15 @@ class RankScheduler:
         request.computed = 0
         self.waiting.appendleft(request)
 
+    def _commit(self, request: EngineRequest, table: BlockTable, full: int) -> None:
+        self.cache.commit(table, request.hashes, request.tokens, full, request.lora, request.salt)
+
     def _computed(self, request: EngineRequest, table: BlockTable, count: int) -> None:
         request.computed += count
         full = request.computed // self._config.block_size
         if full > table.cached:
             extend_hashes(request.hashes, request.tokens, self._config.block_size, request.root)
-            self.cache.commit(table, request.hashes, request.tokens, full, request.lora)
+            self._commit(request, table, full)
         if request.computed < len(request.tokens):
             return
         request.tokens.append(request.plan.token(request.produced))

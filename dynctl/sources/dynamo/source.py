@@ -37,7 +37,6 @@ from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import Replica
 from dynctl.sources.view import ViewSource
-from router_core import hash_prompt
 
 if TYPE_CHECKING:
     from dynctl.documents.config import ConfigDocument
@@ -277,8 +276,9 @@ async def _query_indexers(
     if not members or not pools <= indexers.keys():
         return False
     view = SavedView(observer.router, time.monotonic(), PRESET, paths, chats="dynamo")
-    tokens = await asyncio.to_thread(ViewSource(view, "").tokens, query, model)
-    hashes = hash_prompt(tokens, members[0].worker.block_size)
+    source = ViewSource(view, "")
+    tokens = await asyncio.to_thread(source.tokens, query, model)
+    hashes = source.hashes(query, tokens, members[0].worker.block_size)
     try:
         for pool in sorted(pools):
             workers = [i.worker for i in members if i.instance.endpoint[:2] == pool]

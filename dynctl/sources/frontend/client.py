@@ -74,7 +74,13 @@ class FrontendClient(HttpFrontend):
                 f"--model-path {query.model_path}: a frontend uses its own tokenizer",
                 "leave it out, or use it with --view, --save-view or --set",
             )
-        body: dict[str, Any] = {"model": choose_model(query.model, self.models())}
+        wanted = query.lora or query.model
+        served = self.model_rows()
+        # An adapter is routed only when it is named.
+        names = [row.id for row in served if wanted is not None or not row.parent]
+        body: dict[str, Any] = {"model": choose_model(wanted, names)}
+        if query.cache_salt is not None:
+            body["cache_salt"] = query.cache_salt
         if query.messages is not None:
             body["messages"] = list(query.messages)
         else:

@@ -274,3 +274,22 @@ def test_two_sources_are_a_usage_error_and_none_is_unreachable(dynctl, tmp_path,
     assert ran.code == 3
     for way in ("--demo", "--view FILE", "--frontend http", "dynctl serve frontend"):
         assert way in ran.err
+
+
+def test_adapters_and_salts_share_no_cache(dynctl, view_file, tokens_file, tmp_path):
+    def cached(*extra):
+        ran = dynctl("route", "--tokens", tokens_file, "--view", view_file, "-o", "json", *extra)
+        assert "secret" not in ran.out + ran.err
+        hop = ran.json["prefill"]
+        assert hop["salted"] == ("--cache-salt" in extra)
+        assert hop["lora"] == ("tuned" if "--lora" in extra else None)
+        return max(row["overlap_blocks"] for row in hop["candidates"])
+
+    assert cached() > 0
+    assert cached("--cache-salt", "secret") == 0
+    (tmp_path / "salt").write_text("secret\n")
+    assert cached("--cache-salt", f"@{tmp_path / 'salt'}") == 0
+    assert cached("--lora", "tuned") == 0
+    ran = dynctl("route", "--tokens", tokens_file, "--view", view_file, "--cache-salt", "")
+    assert ran.code == 2
+    assert "--cache-salt: expected 1 to 1,024 characters, got 0" in ran.err

@@ -148,6 +148,60 @@ async def test_salts_keep_prefixes_apart():
         assert len(router.load) == 0
 
 
+async def test_adapters_and_salts_are_part_of_what_is_cached(caplog):
+    """Predicted blocks against what the engine reports as reused, with everything mixed."""
+    caplog.set_level("DEBUG")
+    async with site([{"name": "a0", "lora": ("tuned",)}], log_decisions="all") as fleet:
+        await fleet.connected()
+        prompt = WORDS * 8
+        tops: list[dict[str, Any]] = [
+            {},
+            {"cache_salt": "secret-1"},
+            {"cache_salt": "secret-2"},
+            {"nvext": {"cache_salt": "secret-3"}},
+            {"model": "tuned"},
+            {"model": "tuned", "cache_salt": "secret-1"},
+        ]
+
+        async def predicted(top: dict[str, Any]) -> dict[str, Any]:
+            body = chat_body(prompt, **top)
+            async with fleet.client.post(fleet.url("/v1/route"), json=body) as answer:
+                found = await answer.json()
+            assert "secret" not in str(found)
+            decode: dict[str, Any] = found["decode"]
+            return decode
+
+        index = fleet.service.router.index
+        for top in tops:
+            before = await predicted(top)
+            assert before["candidates"][0]["overlap_blocks"] == 0, top
+            assert before["salted"] == ("salt" in str(top))
+            assert before["lora"] == top.get("model")
+            known = index.entry_count
+            _, first, _ = await fleet.chat(prompt, **top)
+            assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            stored: int = known + first["usage"]["prompt_tokens"] // 16
+
+            def indexed(stored: int = stored) -> bool:
+                return bool(index.entry_count >= stored)
+
+            await until(indexed)
+            now = await predicted(top)
+            _, second, _ = await fleet.chat(prompt, **top)
+            reused = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert now["candidates"][0]["overlap_blocks"] * 16 == reused > 0
+    assert "secret" not in caplog.text
+
+
+async def test_an_invalid_salt_is_refused_without_showing_it():
+    async with site(TWO) as fleet:
+        for salt in ("", "x" * 2000, 7):
+            status, body, _ = await fleet.chat(cache_salt=salt)
+            assert status == 400
+            assert body["error"]["param"] == "cache_salt"
+            assert "xxx" not in str(body)
+
+
 async def test_engines_never_see_nvext_nor_our_token(engine_log):
     seen, url = engine_log
     spec = f"{url},name=e,model=m"

@@ -114,7 +114,26 @@ def test_cache_namespace_and_eagle_are_those_of_the_worker():
     assert short.drops == (Drop(DropCode.TOKEN_IDS_TOO_SHORT, 1, 8, 9),)
 
 
-def test_blocks_with_extra_keys_end_the_run():
+def test_a_salt_and_an_adapter_are_part_of_the_identity():
+    first = stored(parent_block_hash=None, extra_keys=[["salt"], None])
+    (event,) = convert(first).events
+    assert isinstance(event, BlocksStored)
+    assert event.local_hashes == local_block_hashes(TOKENS, 4, cache_salt="salt")
+    # Blocks after the first have no salt of their own: their prefix has it.
+    (later,) = convert(stored(extra_keys=None)).events
+    assert isinstance(later, BlocksStored)
+    assert later.local_hashes == local_block_hashes(TOKENS, 4)
+    keys = [["a", "a"], ["a"]]  # adapter and salt of the same name
+    (both,) = convert(stored(parent_block_hash=None, lora_name="a", extra_keys=keys)).events
+    assert isinstance(both, BlocksStored)
+    assert both.local_hashes == local_block_hashes(TOKENS, 4, lora_name="a", cache_salt="a")
+    numbered = stored(parent_block_hash=None, lora_name="a", lora_id=3, extra_keys=[[3], [3]])
+    assert convert(numbered).drops == ()
+    image = stored(parent_block_hash=None, extra_keys=[["salt", ["image", 0]], None])
+    assert convert(image).drops == (Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, 2, 0, "none"),)
+
+
+def test_blocks_with_other_extra_keys_end_the_run():
     converted = convert(stored(extra_keys=[None, ["salt"]]))
     assert converted.events == (BlocksStored(10, (11,), local_block_hashes(TOKENS[:4], 4)),)
     assert converted.drops == (Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, 1, 1, "none"),)

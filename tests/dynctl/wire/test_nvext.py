@@ -190,7 +190,7 @@ def test_unknown_keys_are_named_with_the_known_ones():
             {"agent_hints": {"speculative_prefill": 1}},
             "nvext.agent_hints.speculative_prefill: expected true or false, got 1",
         ),
-        ({"cache_salt": 5}, "nvext.cache_salt: expected a string, got 5"),
+        ({"cache_salt": 5}, "nvext.cache_salt: expected a string, got an integer"),
         (
             {"cache_salt": "x" * 1025},
             "nvext.cache_salt: expected at most 1024 characters, got 1025",
