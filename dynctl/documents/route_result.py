@@ -6,12 +6,13 @@ key of a worker: ids exceed 2^53, the largest integer that JSON readers keep exa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import msgspec
 
+from dynctl.findings.catalogue import doubts as doubt_codes
 from router_core import (
     Candidate,
     Decision,
@@ -31,6 +32,30 @@ SCHEMA = 1
 UNKNOWN_LOAD = "unknown"
 #: Prefill ranks whose decode hop is listed where several were possible.
 MAX_BY_PREFILL = 16
+#: Names in one sentence; more are counted.
+MOST_NAMED = 3
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """One input of an answer that is unknown, or one behaviour that is not modelled.
+
+    ``code``: DYR07xx. ``what`` is unknown, its ``effect`` on the answer, how to ``resolve`` it.
+    ``matters``: it can change the winner; the other doubts are listed all the same.
+    """
+
+    code: str
+    what: str
+    effect: str
+    resolve: str
+    matters: bool = True
+
+
+def doubt(code: str, *, matters: bool = True, **values: object) -> Doubt:
+    """The doubt ``code`` of findings/doubts.toml with its named values filled in.
+
+    Raises KeyError for an unknown code and ValueError where the values are not those of the code.
+    """
+    return Doubt(code, *doubt_codes()[code].texts("", values), matters)
 
 
 class Ref(msgspec.Struct, frozen=True):
@@ -172,7 +197,11 @@ class ByPrefill(msgspec.Struct, frozen=True):
 
 
 class RouteResult(msgspec.Struct, frozen=True):
-    """The answer to "where would this request go, and why"."""
+    """The answer to "where would this request go, and why".
+
+    ``doubts``: what is unknown, those that can change the winner first. ``certain``: none of them
+    can; False too where it is not known, as from a frontend that reports no doubts.
+    """
 
     model: str
     mode: str
@@ -185,6 +214,8 @@ class RouteResult(msgspec.Struct, frozen=True):
     id: str = ""
     preset: str | None = None
     assumptions: list[str] = []
+    doubts: list[Doubt] = []
+    certain: bool = False
     relaxed: bool = False
     decode_by_prefill: list[ByPrefill] = []
     kind: str = "RouteResult"
@@ -206,11 +237,13 @@ def route_result(
     view: RoutingView | None = None,
     preset: str | None = None,
     assumptions: Iterable[str] = (),
+    doubts: Iterable[Doubt] = (),
     load_source: str = "this router",
 ) -> RouteResult:
-    """A plan as a document, with flip, preference and freshness.
+    """A plan as a document, with flip, preference, freshness and doubts.
 
-    ``now`` is the time of the same clock that the router's changes carried.
+    ``now`` is the time of the same clock that the router's changes carried. ``doubts``: what the
+    caller does not know; those that the plan itself shows are added.
     """
     view = view or router.view()
 
@@ -225,6 +258,9 @@ def route_result(
         for other in islice(router.decode_by_prefill(request, plan, view=view), MAX_BY_PREFILL)
         if (ref := decision_ref(other.prefill)) is not None
     ]
+    hops = (shown(prefill), shown(decode))
+    found = list(dict.fromkeys([*doubts, *_drawn(hops)]))
+    found.sort(key=lambda one: not one.matters)
     return RouteResult(
         id=plan.id,
         model=plan.model,
@@ -234,12 +270,59 @@ def route_result(
         block_size=request.block_size,
         blocks=request.prompt_blocks,
         assumptions=list(assumptions),
+        doubts=found,
+        certain=not any(one.matters for one in found),
         winner=Winner(decision_ref(prefill), decision_ref(decode)),
-        prefill=shown(prefill),
-        decode=shown(decode),
+        prefill=hops[0],
+        decode=hops[1],
         decode_by_prefill=by_prefill,
         relaxed=plan.relaxed,
     )
+
+
+def _drawn(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
+    """A doubt for each hop whose winner is drawn: between equal costs, or at random."""
+    for hop in hops:
+        if hop is None or hop.winner is None or len(hop.candidates) < 2:
+            continue
+        if hop.tied:
+            names = some_names(ref.worker for ref in hop.tied)
+            yield doubt("DYR0701", candidates=len(hop.tied), stage=hop.stage, names=names)
+        elif hop.temperature > 0:
+            best = max(hop.candidates, key=lambda row: row.probability)
+            yield doubt(
+                "DYR0702",
+                matters=best.probability < 1.0,
+                stage=hop.stage,
+                temperature=f"{hop.temperature:g}",
+                worker=best.worker,
+                share=f"{100 * best.probability:.0f} %",
+            )
+
+
+def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:
+    """The candidates whose index is not current, by its state.
+
+    Cached blocks count on the first hop, which computes the prompt.
+    """
+    first = plan.prefill or plan.decode
+    if first is None:
+        return
+    stale: dict[str, list[str]] = {}
+    for worker, ref in zip(first.workers, first.refs, strict=True):
+        slot = router.registry.slot(ref.worker_id, ref.dp_rank)
+        row = None if slot is None else router.freshness.get(slot)
+        if row is not None and row.state not in ("absent", "current"):
+            stale.setdefault(row.state, []).append(worker.name)
+    for state, names in stale.items():
+        yield doubt("DYR0705", workers=some_names(names), why=f"the index is {state}")
+
+
+def some_names(names: Iterable[str]) -> str:
+    """The first names, each once, and the number of the others: ``a, b, c and 2 more``."""
+    found = list(dict.fromkeys(names))
+    more = len(found) - MOST_NAMED
+    return ", ".join(found[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -> DecisionResult:

@@ -13,6 +13,7 @@ import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.documents.codec import decode, encode
+from dynctl.documents.route_result import Doubt, doubt
 from router_core import Captured, Router, SnapshotError
 
 SCHEMA = 1
@@ -25,7 +26,7 @@ class SavedView:
     """The content of a view file. ``model_paths``: model -> tokenizer directory, where known.
 
     ``chats``: how the router's frontend prepares a chat for its template: ``plain`` as received,
-    or ``dynamo`` as Dynamo's frontend does.
+    or ``dynamo`` as Dynamo's frontend does. ``doubts``: what its source did not know.
     """
 
     router: Router
@@ -36,6 +37,7 @@ class SavedView:
     assumptions: tuple[str, ...] = ()
     source: str = "view"
     chats: str = "plain"
+    doubts: tuple[Doubt, ...] = ()
 
 
 class _ViewDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ class _ViewDocument(msgspec.Struct, frozen=True, kw_only=True):
     model_paths: dict[str, str] = {}
     tokenizers: dict[str, str] = {}
     assumptions: tuple[str, ...] = ()
+    #: None in files of versions that did not record doubts.
+    doubts: tuple[Doubt, ...] | None = None
     snapshot: dict[str, Any]
 
 
@@ -63,6 +67,7 @@ def encode_view(
     assumptions: tuple[str, ...] = (),
     source: str = "this router",
     chats: str = "plain",
+    doubts: tuple[Doubt, ...] = (),
 ) -> bytes:
     """The file's bytes, from ``router.capture()``.
 
@@ -77,6 +82,7 @@ def encode_view(
             model_paths=model_paths or {},
             tokenizers=tokenizers or {},
             assumptions=assumptions,
+            doubts=doubts,
             snapshot=captured.document(),
         )
     )
@@ -100,4 +106,5 @@ def decode_view(data: bytes) -> SavedView:
         assumptions=read.assumptions,
         source=read.source,
         chats=read.chats,
+        doubts=(doubt("DYR0703"),) if read.doubts is None else read.doubts,
     )

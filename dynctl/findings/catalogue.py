@@ -15,7 +15,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Final, Literal, get_args
 
-Level = Literal["fail", "warn"]
+Level = Literal["fail", "warn", "doubt"]
+"""A doubt is not a finding: it is about an answer, and its code is in its own file."""
 
 _FILES: Final = ("codes.toml", "topology_codes.toml")
 """One file for each family, in the order of their codes."""
@@ -27,6 +28,7 @@ SECTIONS: Final = {
     "DYR03": "events",
     "DYR04": "frontends",
     "DYR05": "versions",
+    "DYR07": "doubts about an answer",
     "DYT00": "cluster access",
     "DYT01": "transfer policy",
     "DYT02": "topology levels and nodes",
@@ -40,6 +42,8 @@ SECTIONS: Final = {
 }
 """Codes are grouped by their hundreds."""
 CONDITIONS: Final = "conditions"
+_DOUBT: Final = {"what": "template", "effect": "expected", "resolve": "fix"}
+"""Names in the file of doubts, and the fields of an entry that they fill."""
 
 
 class CatalogueError(Exception):
@@ -52,6 +56,9 @@ class Entry:
 
     ``{subject}`` is always available. ``example`` has the subject and a value for each name, for
     the pages of ``dynctl explain``. A retired code is explained and no longer checked.
+
+    A doubt has no subject; ``template`` is what is unknown, ``expected`` its effect on the answer,
+    ``fix`` how to make it known.
     """
 
     code: str
@@ -136,36 +143,49 @@ def catalogue() -> Catalogue:
 
 
 @cache
+def doubts() -> Catalogue:
+    """The doubts about an answer, read and validated at the first use."""
+    return parse(Path(__file__).with_name("doubts.toml").read_bytes(), doubts=True)
+
+
+@cache
 def all_codes() -> Catalogue:
-    """The codes and the conditions: every code that a surface shows."""
-    return Catalogue({**catalogue(), **conditions()})
+    """The codes, the doubts and the conditions: every code that a surface shows."""
+    numbered = {**catalogue(), **doubts()}
+    return Catalogue({**dict(sorted(numbered.items())), **conditions()})
 
 
-def parse(data: bytes) -> Catalogue:
-    """Parse the codes. Raises CatalogueError with the code and the problem."""
+def parse(data: bytes, *, doubts: bool = False) -> Catalogue:
+    """Parse the codes. Raises CatalogueError with the code and the problem.
+
+    ``doubts``: the tables are doubts, with ``what``, ``effect`` and ``resolve``.
+    """
     try:
         tables = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CatalogueError(f"codes: {error}") from None
-    entries = {code: _entry(code, table) for code, table in tables.items()}
+    entries = {code: _entry(code, table, doubts) for code, table in tables.items()}
     if list(entries) != sorted(entries):
         raise CatalogueError("codes: expected ascending order")
     return Catalogue(entries)
 
 
-def _entry(code: str, table: Any) -> Entry:
+def _entry(code: str, table: Any, doubt: bool) -> Entry:
     if not _CODE.fullmatch(code):
         raise CatalogueError(f"{code}: expected {' or '.join(_FAMILIES)} and four digits")
     if not isinstance(table, dict):
         raise CatalogueError(f"{code}: expected a table")
     known = {item.name for item in fields(Entry)} - {"code"}
+    if doubt:
+        known = known - {"level", *_DOUBT.values()} | set(_DOUBT)
     unknown, missing = set(table) - known, known - set(table) - {"retired"}
     if unknown or missing:
         what = f"unknown {', '.join(sorted(unknown))}" if unknown else ""
         what = what or f"missing {', '.join(sorted(missing))}"
         raise CatalogueError(f"{code}: {what}")
-    if table["level"] not in get_args(Level):
-        raise CatalogueError(f"{code}: level {table['level']!r}, expected fail or warn")
+    level = table.get("level", "doubt")
+    if level not in get_args(Level):
+        raise CatalogueError(f"{code}: level {level!r}, expected fail or warn")
     if not isinstance(table.get("retired", False), bool):
         raise CatalogueError(f"{code}: retired: expected true or false")
     texts = {name: table[name] for name in known - {"retired", "level", "example"}}
@@ -177,10 +197,10 @@ def _entry(code: str, table: Any) -> Entry:
         raise CatalogueError(f"{code}: example: expected a table of texts")
     entry = Entry(
         code,
-        level=table["level"],
+        level=level,
         retired=table.get("retired", False),
         example=example,
-        **{name: text.strip() for name, text in texts.items()},
+        **{_DOUBT.get(name, name): text.strip() for name, text in texts.items()},
     )
     try:
         named = entry.arguments
@@ -188,9 +208,9 @@ def _entry(code: str, table: Any) -> Entry:
         raise CatalogueError(f"{code}: {error}") from None
     if not all(name.isidentifier() for name in named):
         raise CatalogueError(f"{code}: expected {{names}} only, got {sorted(named)}")
-    if set(example) != {"subject", *named}:
+    wanted = named if doubt else {"subject", *named}
+    if set(example) != wanted:
         raise CatalogueError(
-            f"{code}: example: expected values for {sorted({'subject', *named})}, "
-            f"got {sorted(example)}"
+            f"{code}: example: expected values for {sorted(wanted)}, got {sorted(example)}"
         )
     return entry

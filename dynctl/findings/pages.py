@@ -9,7 +9,7 @@ from dynctl.findings.report import CodeList, CodePage
 
 _HEAD = """\
 <!-- Made from dynctl/findings/*.toml by `dynctl explain --markdown`; change those files. -->
-# Finding codes of `dynctl check`, `topology verify` and `topology lint`
+# Finding codes of `dynctl check`, `topology verify` and `topology lint`, and the doubts of `route`
 
 Every check has a code. A check passes, warns, fails, or is skipped with a reason. A check whose
 objects could not be read is skipped, never passed. `dynctl explain CODE` shows the same pages
@@ -17,14 +17,15 @@ without a network. `--suppress CODE` leaves a check out, `--suppress 'CODE=Pod m
 findings about some subjects; `--fail-on warn` also fails on warnings. Codes are never reused.
 Each page shows an example of a finding: names and values are those of the example. Codes without a
 number are conditions of a running `dynctl serve frontend`: its log, `/health`, `dynctl check` and
-the dashboard show them.
+the dashboard show them. Codes of the level `doubt` are not checked: they come with an answer of
+`dynctl route`, and name an input that is unknown or a behaviour that is not modelled.
 """
 
 
 def page(entry: Entry) -> CodePage:
     """The page of one code, with its example finding."""
     arguments = dict(entry.example)
-    subject = arguments.pop("subject")
+    subject = arguments.pop("subject", "")
     found, expected, fix = entry.texts(subject, arguments)
     return CodePage(
         entry.code,
@@ -69,6 +70,6 @@ def _pages(codes: Catalogue) -> Iterator[str]:
         yield f"\n### {entry.code}\n"
         yield f"**{entry.title}** ({level})\n"
         yield f"{shown.cause}\n"
-        yield f"- Example: `{shown.subject}: {shown.found}`"
-        yield f"- Expected: `{shown.expected}`"
-        yield f"- Fix: `{shown.fix}`"
+        for label, text in shown.texts:
+            if label != "why":
+                yield f"- {label.capitalize()}: `{text}`"

@@ -96,7 +96,11 @@ def summarize(sections: list[Section]) -> Summary:
 
 
 class CodePage(msgspec.Struct, frozen=True):
-    """One code with an example finding: ``subject``, ``found``, ``expected`` and ``fix``."""
+    """One code with an example finding: ``subject``, ``found``, ``expected`` and ``fix``.
+
+    Of the level ``doubt``: no subject, ``expected`` is the effect on the answer, ``fix`` how to
+    make known what is unknown.
+    """
 
     code: str
     level: str
@@ -110,6 +114,17 @@ class CodePage(msgspec.Struct, frozen=True):
     subject: str = ""
     kind: str = "Code"
     schema: int = SCHEMA
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """The texts of the page with their labels, in order."""
+        doubt = self.level == "doubt"
+        return [
+            ("example", f"{self.subject}: {self.found}" if self.subject else self.found),
+            ("effect" if doubt else "expected", self.expected),
+            ("why", self.cause),
+            ("resolve" if doubt else "fix", self.fix),
+        ]
 
 
 class CodeList(msgspec.Struct, frozen=True):

@@ -189,12 +189,7 @@ def code_page(page: CodePage, canvas: Canvas) -> str:
     first, *rest = canvas.paragraph(page.title, first=f"{page.code}  ", rest=" " * 9)
     code, title = first[: len(page.code)], first[len(page.code) :]
     lines = [canvas.bold(code) + title, *rest, f"          {page.section}, {level}", ""]
-    for label, text in (
-        ("example", f"{page.subject}: {page.found}"),
-        ("expected", page.expected),
-        ("why", page.cause),
-        ("fix", page.fix),
-    ):
+    for label, text in page.texts:
         lines += canvas.paragraph(text, first=f"{label:<9} ", rest=" " * 10)
     return "".join(line + "\n" for line in lines)
 

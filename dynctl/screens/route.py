@@ -30,6 +30,7 @@ class ExplainScreen:
 
     def __call__(self, result: RouteResult, canvas: Canvas) -> str:
         lines = _labelled(canvas, "request", _request(result))
+        lines += _doubts(result, canvas, show_all=self.show_all)
         for assumption in words.assumptions(result):
             lines += _labelled(canvas, "assumed", assumption)
         for constraint in words.request_constraints(result):
@@ -82,6 +83,25 @@ def _request(result: RouteResult) -> str:
     return ", ".join(parts)
 
 
+def _doubts(
+    result: RouteResult, canvas: Canvas, *, show_all: bool = False, label: int = _LABEL
+) -> list[str]:
+    """Whether the answer is certain, and what could change it."""
+    first = words.certainty(result)
+    if first is None:
+        return []
+    name, text = first
+    lines = canvas.paragraph(text, first=name.ljust(label), rest=" " * label)
+    for one in result.doubts:
+        if one.matters or show_all:
+            lines += canvas.paragraph(
+                f"{one.what}: {one.effect}. {one.resolve}",
+                first=f"  {one.code}  ",
+                rest=" " * 11,
+            )
+    return lines
+
+
 def _answer(result: RouteResult, canvas: Canvas) -> list[str]:
     first, *others = words.answer(result)
     lines = _labelled(canvas, "answer", first, bold=True)
@@ -116,6 +136,7 @@ def route_short(result: RouteResult, canvas: Canvas) -> str:
             for line in canvas.paragraph(text, first=label.ljust(8))
         ]
     lines += [f"        {text}" for text in others]
+    lines += _doubts(result, canvas, label=8)
     for assumption in words.assumptions(result):
         lines += canvas.paragraph(assumption, first="assumed ")
     return "\n".join(lines) + "\n"

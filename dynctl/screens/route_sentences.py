@@ -39,13 +39,36 @@ _LOADS = {
 }
 
 
+def certainty(result: RouteResult) -> tuple[str, str] | None:
+    """The label ``certain`` or ``doubts`` and its line; None where neither is known."""
+    count = sum(one.matters for one in result.doubts)
+    if count:
+        return "doubts", f"{count:,} could change the answer"
+    if not result.certain:
+        return None
+    if result.doubts:
+        number = len(result.doubts)
+        return "certain", f"no doubt can change the answer ({plural(number, 'doubt')}: --all)"
+    ages = [
+        one
+        for hop in (result.prefill, result.decode)
+        if hop is not None and hop.freshness is not None
+        for one in (hop.freshness.index.oldest_s, hop.freshness.load.oldest_s)
+        if one is not None
+    ]
+    return "certain", "every input is known" + (
+        f" and at most {age(max(ages))} old" if ages else ""
+    )
+
+
 def assumptions(result: RouteResult) -> Iterator[str]:
     """The assumptions of the answer, most important first."""
     hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
     blind = "cache overlap not modelled"
     assumed = list(dict.fromkeys(result.assumptions))
     modelled = all(hop.overlap_modelled for hop in hops)
-    if not modelled and not any(one.startswith(blind) for one in assumed):
+    named = [*assumed, *(one.what for one in result.doubts)]
+    if not modelled and not any(one.startswith(blind) for one in named):
         yield f"{blind}: no tokenizer"
     yield from assumed
 
@@ -122,7 +145,7 @@ def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     if hop.preference is not None:
         yield _preference(hop)
     for note in hop.notes:
-        if note not in result.assumptions:
+        if note not in result.assumptions and all(note != one.what for one in result.doubts):
             yield f"note: {note}"
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dynctl.base.tasks import Supervisor
+from dynctl.documents.route_result import Doubt, doubt
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
@@ -360,9 +361,9 @@ class RoutingService:
         self._health, self._health_outdated = (now, health), False
         return health
 
-    def doubts(self, model: str) -> list[str]:
-        """Conditions that make the index or load of the model's candidates doubtful, as
-        ``CODE worker: message``. Beyond the first ones only their number is given."""
+    def doubts(self, model: str) -> list[Doubt]:
+        """Conditions that make the index or load of the model's candidates doubtful. Beyond the
+        first ones only their number is given."""
         self.health(HEALTH_AGE_S)
         registry = self.router.registry
         subjects = {model} | {
@@ -371,13 +372,14 @@ class RoutingService:
             if worker.model == model and registry.unavailable_reason(worker.worker_id) is None
         }
         found = [
-            f"{one.code} {one.subject}: {one.message}"
+            doubt("DYR0705", workers=one.subject, why=f"{one.code} {one.message}")
             for one in self.conditions
             if one.code in codes.INDEX_OR_LOAD and one.subject in subjects
         ]
         more = len(found) - _MOST_DOUBTS
         if more > 0:
-            found[_MOST_DOUBTS:] = [f"and {more:,} more conditions of workers: dynctl check"]
+            why = f"{more:,} more conditions"
+            found[_MOST_DOUBTS:] = [doubt("DYR0705", workers="other workers", why=why)]
         return found
 
     def clear_condition(self, code: str, subject: str) -> None:

@@ -15,7 +15,7 @@ from dynctl import version
 from dynctl.base.errors import UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.documents.config import ConfigDocument, config_document
-from dynctl.documents.route_result import RouteResult, route_result
+from dynctl.documents.route_result import Doubt, RouteResult, doubt, index_doubts, route_result
 from dynctl.documents.snapshot import Header, Part, Snapshot
 from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
 from dynctl.documents.workers import WorkerRow, worker_rows
@@ -57,9 +57,9 @@ class ViewSource:
         """The plan for a prompt; raises UsageProblem where the view cannot answer."""
         router = self.router
         model = choose_model(query.model, router.registry.models())
-        assumptions = list(self.view.assumptions)
-        tokens = self._tokens(query, model, assumptions)
-        size = self._block_size(model, assumptions)
+        assumptions, doubts = list(self.view.assumptions), list(self.view.doubts)
+        tokens = self._tokens(query, model, doubts)
+        size = self._block_size(model, doubts)
         workers = [(worker.worker_id, worker.name) for worker in router.registry]
         config, load, shown = what_if(router, query.assignments)
         if query.lora is not None:
@@ -86,6 +86,8 @@ class ViewSource:
         )
         state = router.view(config, load)
         plan = router.plan(request, samples=_samples(tokens), view=state, detail=True)
+        if not any(one.code == "DYR0705" for one in doubts):
+            doubts += index_doubts(router, plan)
         return route_result(
             router,
             request,
@@ -94,6 +96,7 @@ class ViewSource:
             view=state,
             preset=self.view.preset,
             assumptions=assumptions,
+            doubts=doubts,
             load_source=self.view.source,
         )
 
@@ -154,6 +157,7 @@ class ViewSource:
             assumptions=view.assumptions,
             source=view.source,
             chats=view.chats,
+            doubts=view.doubts,
         )
 
     def tokens(self, query: RouteQuery, model: str) -> list[int]:
@@ -171,7 +175,7 @@ class ViewSource:
             cache_salt=None if dynamo else query.cache_salt,
         )
 
-    def _tokens(self, query: RouteQuery, model: str, assumptions: list[str]) -> list[int]:
+    def _tokens(self, query: RouteQuery, model: str, doubts: list[Doubt]) -> list[int]:
         if query.token_ids is not None:
             return list(query.token_ids)
         from dynctl.tokenization import load_tokenizer
@@ -187,10 +191,8 @@ class ViewSource:
         tokenizer = load_tokenizer(path)
         saved = self.view.tokenizers.get(model)
         if saved is not None and saved != tokenizer.fingerprint:
-            assumptions.append(
-                f"the tokenizer in {path} is different from the one that the view was saved "
-                "with: cached blocks may not match"
-            )
+            why = f"the tokenizer in {path} is different from the one that the view was saved with"
+            doubts.append(doubt("DYR0704", why=why))
         if query.messages is not None:
             return self._encode_chat(tokenizer, list(query.messages))
         return tokenizer.encode_prompt(query.prompt or "")
@@ -205,13 +207,14 @@ class ViewSource:
             return tokenizer.encode_chat(as_dynamo_reads(tokenizer, messages).messages)
         return tokenizer.encode_chat(messages)
 
-    def _block_size(self, model: str, assumptions: list[str]) -> int:
+    def _block_size(self, model: str, doubts: list[Doubt]) -> int:
         sizes = [w.block_size for w in self.router.registry if w.model == model]
         if len(set(sizes)) > 1:
-            assumptions.append(
+            why = (
                 f"workers have different block sizes ({', '.join(map(str, sorted(set(sizes))))} "
                 f"tokens): {sizes[0]} is used"
             )
+            doubts.append(doubt("DYR0719", why=why))
         return sizes[0]
 
 

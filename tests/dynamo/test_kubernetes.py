@@ -302,7 +302,7 @@ def test_the_real_frontend_chooses_what_was_predicted(
         placed = fleet.frontend.chat(prompt).placement
         verified.append((placed.prefill, placed.decode) in allowed)
         certain += len({prefill for prefill, _ in allowed}) == 1
-        assert not [doubt for doubt in result.assumptions if OUT_OF_REACH in doubt]
+        assert not [doubt for doubt in result.doubts if OUT_OF_REACH in doubt.what]
     finding(f"kubernetes: {sum(verified)} of {len(verified)} predicted, {certain} without a tie")
     assert verified == [True] * 20
     # All but the first of each kind are in the cache of one prefill worker.
@@ -325,7 +325,7 @@ def test_through_the_api_server_caches_are_said_to_be_out_of_reach(fleet: KubeFl
     )
 
     forwarded = route(fleet, prompt, "--reach", "port-forward")
-    assert any(OUT_OF_REACH in doubt for doubt in forwarded.assumptions)
+    assert any(OUT_OF_REACH in doubt.what for doubt in forwarded.doubts)
     assert set(overlaps(forwarded).values()) == {0}
     assert forwarded.winner.decode is not None
     # The load of it comes from the frontend all the same.

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.route_result import Doubt
 from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.query import RouteQuery
 from tests.dynamo.fleet import DynamoFleet, aggregated
@@ -22,7 +23,7 @@ CRITICAL = {2: 13.82}
 def test_probabilities_are_told_and_hold() -> None:
     prompt = list(range(50, 50 + 96))
 
-    async def run() -> tuple[dict[int, float], Counter[int], list[str]]:
+    async def run() -> tuple[dict[int, float], Counter[int], list[Doubt]]:
         with DynamoFleet(aggregated(3, kind="held"), frontend_args=FLAGS) as fleet:
             workers = list(fleet.workers.values())
             workers[0].held.store(prompt[:64])
@@ -41,9 +42,9 @@ def test_probabilities_are_told_and_hold() -> None:
             untold = await asyncio.to_thread(
                 DynamoSource(options).route, RouteQuery(token_ids=prompt)
             )
-        return expected, drawn, untold.assumptions
+        return expected, drawn, untold.doubts
 
-    expected, drawn, assumptions = asyncio.run(run())
+    expected, drawn, doubts = asyncio.run(run())
     assert math.isclose(sum(expected.values()), 1.0)
     assert 0.02 < min(expected.values()) < max(expected.values()) < 0.9
     statistic = sum(
@@ -51,7 +52,7 @@ def test_probabilities_are_told_and_hold() -> None:
         for worker, chance in expected.items()
     )
     assert statistic < CRITICAL[len(expected) - 1], (expected, drawn)
-    assert any("no card advertises any" in text for text in assumptions), assumptions
+    assert any("no card advertises any" in one.what for one in doubts), doubts
 
 
 def test_settings_in_a_card_are_followed() -> None:

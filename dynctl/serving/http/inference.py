@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.documents.route_result import RouteResult, route_result
+from dynctl.documents.route_result import RouteResult, doubt, route_result
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.flow import Answer, Call, GaveUp, Refused, RequestFlow
 from dynctl.serving.http.bodies import Body, bodies_of
@@ -199,7 +199,10 @@ class Inference:
             plan,
             now=service.clock(),
             preset=preset,
-            assumptions=[*prepared.request.notes, *service.doubts(plan.model)],
+            doubts=[
+                *(doubt("DYR0704", why=note) for note in prepared.request.notes),
+                *service.doubts(plan.model),
+            ],
         )
 
     # -- reading ---------------------------------------------------------------------------

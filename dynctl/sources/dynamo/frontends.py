@@ -18,6 +18,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.models import ModelReadiness
+from dynctl.documents.route_result import Doubt, doubt
 from dynctl.health.facts import FrontendFacts, Unread
 from dynctl.settings.contexts.tokens import bearer_token
 from dynctl.sources.dynamo.frontend import DynamoFrontend
@@ -42,11 +43,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class FrontendReports:
-    """What the frontends export. ``thresholds``: by model. ``doubts``: sentences for the user."""
+    """What the frontends export. ``thresholds``: by model. ``doubts``: what is not read."""
 
     metrics: list[FrontendMetrics]
     thresholds: Mapping[str, Thresholds]
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,11 @@ class ReachedFrontends:
             return (f"{self.cluster.beyond:,} more frontends of the cluster are not read",)
         return ()
 
-    def doubts(self) -> list[str]:
-        doubts = [*self.unread()]
+    def doubts(self) -> list[Doubt]:
+        """What is unknown because frontends or workers cannot be reached."""
+        doubts = [doubt("DYR0710", why=why) for why in self.unread()]
         if not self.workers_reachable:
-            doubts.append(f"what workers cached is {OUT_OF_REACH}; answered from load and topology")
+            doubts.append(doubt("DYR0705", workers="all workers", why=OUT_OF_REACH))
         return doubts
 
     def set_thresholds(self, model: str, values: Values) -> Thresholds:
@@ -103,7 +105,7 @@ class ReachedFrontends:
         Raises Unreachable or TimedOut where a named one does not answer.
         """
         metrics: list[FrontendMetrics] = []
-        doubts: list[str] = []
+        doubts: list[Doubt] = []
         answering: list[DynamoFrontend] = []
         for name, frontend in zip(self.names, self.frontends, strict=True):
             try:
@@ -113,13 +115,13 @@ class ReachedFrontends:
                 if self.cluster is None:
                     raise
                 problem = with_name(error.message, frontend.url, name).rstrip(".")
-                doubts.append(f"{problem}; its load is unknown")
+                doubts.append(doubt("DYR0710", why=f"{problem}; its load is unknown"))
         thresholds: Mapping[str, Thresholds] = {}
         try:
             thresholds = answering[0].thresholds() if answering else {}
         except Unreachable as error:
             # Dynamo before 1.0 has no such path, and a gateway may not pass it on.
-            doubts.append(f"busy thresholds are unknown: {error.message}")
+            doubts.append(doubt("DYR0714", why=error.message.rstrip(".")))
         return FrontendReports(metrics, thresholds, tuple(doubts))
 
 

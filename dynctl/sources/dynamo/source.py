@@ -1,7 +1,7 @@
 """A live Dynamo as a source, read through its planes. Nothing is written there.
 
 Each question observes the deployment: list the registered workers, read their caches, take over
-load and settings, decide. What stays unknown is an assumption in the answer.
+load and settings, decide. What stays unknown is a doubt about the answer.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.route_result import MOST_NAMED, doubt
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment, ProblemCode
@@ -27,7 +28,6 @@ from dynctl.sources.dynamo.observer import PRESET, Observer
 from dynctl.sources.dynamo.planes import Planes, namespace, open_planes
 from dynctl.sources.dynamo.replicas import dynamo_replica
 from dynctl.sources.dynamo.router_state import (
-    MOST_NAMED,
     index_doubts,
     take_load,
     take_settings,
@@ -167,60 +167,61 @@ class DynamoSource:
             deployment = observer.deployment
             if not deployment.workers:
                 raise _no_workers(deployment, planes, namespace(self._options))
-            paths, doubts = await self._tokenizers(deployment, model, tokenizers)
-            doubts += reached.doubts()
+            paths, notes = await self._tokenizers(deployment, model, tokenizers)
             if not reached.workers_reachable:
                 index, query = False, None
-            if query is not None and await _query_indexers(observer, query, paths, doubts):
+            if query is not None and await _query_indexers(observer, query, paths, notes):
                 index = False
             if index:
                 observer.follow_indexes()
-            return await self._observed(observer, reached, paths, doubts)
+            return await self._observed(observer, reached, paths, notes)
 
     async def _observed(
         self,
         observer: Observer,
         reached: ReachedFrontends,
         paths: dict[str, str],
-        doubts: list[str],
+        notes: list[str],
     ) -> SavedView:
         problems = observer.deployment.problems
-        assumptions = [p.message for p in problems if p.code in _DOUBTFUL] + doubts
+        doubts = [doubt("DYR0719", why=p.message) for p in problems if p.code in _DOUBTFUL]
+        doubts += reached.doubts()
         reports = await asyncio.to_thread(reached.read)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
         load_source, load_doubts = take_load(observer, reports.metrics)
-        assumptions += [*index_doubts(observer), *load_doubts, *reports.doubts]
-        self.doubts = tuple(assumptions)
-        assumptions += take_settings(observer, reports.thresholds)
+        doubts += [*index_doubts(observer), *load_doubts, *reports.doubts]
+        self.doubts = (*(one.what for one in dict.fromkeys(doubts)), *notes)
+        assumptions, unknown = take_settings(observer, reports.thresholds)
         return SavedView(
             observer.router,
             time.monotonic(),
             PRESET,
             paths,
             {},
-            tuple(dict.fromkeys(assumptions)),
+            tuple(dict.fromkeys([*notes, *assumptions])),
             load_source,
             chats="dynamo",
+            doubts=tuple(dict.fromkeys([*doubts, *unknown])),
         )
 
     async def _tokenizers(
         self, deployment: Deployment, model: str | None, wanted: TokenizersOf
     ) -> tuple[dict[str, str], list[str]]:
-        """(model -> directory, doubts). Raises where the queried model has no tokenizer."""
+        """(model -> directory, notes). Raises where the queried model has no tokenizer."""
         if wanted == "none":
             return {}, []
         if wanted == "model":
             return await self._tokenizer(deployment, choose_model(model, deployment.models)), []
         paths: dict[str, str] = {}
-        doubts = []
+        notes = []
         for name in deployment.models:
             try:
                 paths |= await self._tokenizer(deployment, name)
             except (UsageProblem, Unreachable) as error:
-                doubts.append(f"no tokenizer for {name}: {error.message}")
-        return paths, doubts
+                notes.append(f"no tokenizer for {name}: {error.message}")
+        return paths, notes
 
     async def _tokenizer(self, deployment: Deployment, model: str) -> dict[str, str]:
         from dynctl.adapters.dynamo.model_files import fetch_model_files, host_of
@@ -262,7 +263,7 @@ class _CardThresholds:
 
 
 async def _query_indexers(
-    observer: Observer, query: RouteQuery, paths: dict[str, str], doubts: list[str]
+    observer: Observer, query: RouteQuery, paths: dict[str, str], notes: list[str]
 ) -> bool:
     """Read this prompt's overlaps from the indexers that frontends serve; False without enough.
 
@@ -284,9 +285,9 @@ async def _query_indexers(
             workers = [i.worker for i in members if i.instance.endpoint[:2] == pool]
             await observer.query_indexer(indexers[pool], model, hashes, workers)
     except (RequestPlaneError, WireError) as error:
-        doubts.append(f"{error}: the caches were read from the workers instead")
+        notes.append(f"{error}: the caches were read from the workers instead")
         return False
-    doubts.append("cache contents come from the indexer of a frontend")
+    notes.append("cache contents come from the indexer of a frontend")
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from dynctl.documents.route_result import RouteResult
+from dynctl.documents.route_result import RouteResult, doubt
 from tests.golden.fleets import TOKENS, two_zones
 
 DEMO = "Explain KV cache reuse in distributed serving."
@@ -42,6 +43,7 @@ CANDIDATE = REF | {
 }  # fmt: skip
 RESULT = {
     "kind", "schema", "model", "mode", "preset", "tokens", "block_size", "blocks", "assumptions",
+    "doubts", "certain",
     "winner", "prefill", "decode", "decode_by_prefill",
 }  # fmt: skip
 
@@ -249,6 +251,49 @@ def test_a_file_that_is_no_view_is_named(dynctl, tmp_path, content, expected):
     assert ran.code == 2
     assert f"--view {path}: " in ran.err
     assert expected in ran.err
+
+
+def test_only_an_answer_without_doubt_is_certain(dynctl, tmp_path, tokens_file):
+    """An equal cost, a draw, and what a saved view's source did not know are doubts."""
+    certain = dynctl("route", "--demo", DEMO, "-o", "json").json
+    assert (certain["doubts"], certain["certain"]) == ([], True)
+    assert (
+        "certain every input is known and at most 0.3 s old" in dynctl("route", "--demo", DEMO).out
+    )
+
+    drawn = dynctl("route", "--demo", DEMO, "--set", "router_temperature=0.5", "-o", "json").json
+    assert {one["code"] for one in drawn["doubts"]} == {"DYR0702"}
+    assert drawn["certain"] is False
+
+    view = two_zones().view
+    from dynctl.sources.view import ViewSource
+
+    doubted = replace(view, doubts=(doubt("DYR0707"), doubt("DYR0714", why="-", matters=False)))
+    path = tmp_path / "view.json"
+    path.write_bytes(ViewSource(doubted, "x").save())
+    ran = dynctl("route", "--tokens", tokens_file, "--view", path)
+    assert "doubts  1 could change the answer" in ran.out
+    assert "DYR0707  load is unknown, counted as none: a worker" in ran.out
+    assert "DYR0714" not in ran.out
+    assert (
+        "DYR0714"
+        in dynctl("route", "--tokens", tokens_file, "--view", path, "--explain", "--all").out
+    )
+    found = dynctl("route", "--tokens", tokens_file, "--view", path, "-o", "json").json
+    assert [one["code"] for one in found["doubts"]] == ["DYR0707", "DYR0714"]
+    assert found["certain"] is False
+
+
+def test_a_view_file_without_doubts_is_not_certain(dynctl, tmp_path, tokens_file):
+    from dynctl.sources.view import ViewSource
+
+    plain = msgspec.json.decode(ViewSource(two_zones().view, "x").save())
+    del plain["doubts"]
+    path = tmp_path / "view.json"
+    path.write_bytes(msgspec.json.encode(plain))
+    ran = dynctl("route", "--tokens", tokens_file, "--view", path, "-o", "json")
+    assert [one["code"] for one in ran.json["doubts"]] == ["DYR0703"]
+    assert ran.json["certain"] is False
 
 
 def test_a_view_from_elsewhere_needs_a_tokenizer_or_tokens(dynctl, tmp_path, tokens_file):

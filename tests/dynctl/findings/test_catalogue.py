@@ -15,6 +15,7 @@ from dynctl.findings.catalogue import (
     all_codes,
     catalogue,
     conditions,
+    doubts,
     parse,
 )
 from dynctl.findings.pages import code_list, markdown, page
@@ -58,15 +59,17 @@ def test_titles_are_short_and_start_in_lower_case():
 
 def test_every_code_has_a_concrete_example():
     for code, entry in EVERY.items():
-        assert set(entry.example) == {"subject", *entry.arguments}, code
-        assert entry.example["subject"], code
+        subject = set() if code in doubts() else {"subject"}
+        assert set(entry.example) == {*subject, *entry.arguments}, code
+        assert all(entry.example[name] for name in subject), code
 
 
 def test_pages_show_no_placeholders():
     for entry in EVERY.values():
         shown = page(entry)
-        texts = (shown.title, shown.subject, shown.found, shown.expected, shown.cause, shown.fix)
+        texts = (shown.title, shown.found, shown.expected, shown.cause, shown.fix)
         assert all(texts), entry.code
+        assert bool(shown.subject) != (entry.code in doubts()), entry.code
         assert not PLACEHOLDER.findall("\n".join(texts)), entry.code
 
 
@@ -92,6 +95,42 @@ def test_every_condition_of_a_frontend_is_explained():
     }
     streams = {str(code) for code in (*StreamCode, *DropCode) if code not in recoveries}
     assert set(conditions()) == named | streams
+
+
+DOUBT = """
+[DYR0711]
+title = "settings are known"
+what = "{setting} is unknown"
+effect = "another worker can win"
+cause = "it is not published"
+resolve = "set it"
+[DYR0711.example]
+setting = "temperature"
+"""
+
+
+def test_a_doubt_has_an_effect_and_a_way_to_resolve_it():
+    entry = parse(DOUBT.encode(), doubts=True)["DYR0711"]
+    assert entry.texts("", {"setting": "the queue"}) == (
+        "the queue is unknown", "another worker can win", "set it",
+    )  # fmt: skip
+    assert page(entry).level == "doubt"
+    assert [label for label, _ in page(entry).texts] == ["example", "effect", "why", "resolve"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('resolve = "set it"', "", "missing resolve"),
+        ('resolve = "set it"', 'resolve = "set it"\nfix = "a"', "unknown fix"),
+        ('setting = "temperature"', "", "example: expected values for ['setting'], got []"),
+    ],
+)
+def test_an_invalid_doubt_is_rejected_with_the_code(old: str, new: str, problem: str):
+    with pytest.raises(CatalogueError) as caught:
+        parse(DOUBT.replace(old, new).encode(), doubts=True)
+    assert "DYR0711" in str(caught.value)
+    assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.decisions import DecisionList
 from dynctl.documents.fleet_load import Condition, FleetLoad, joined_rows
+from dynctl.documents.route_result import doubt
 from dynctl.documents.workers import WorkerList, WorkerRow, decode_worker_rows
 from dynctl.findings.catalogue import all_codes
 from dynctl.findings.report import FLEET, State
@@ -222,8 +223,10 @@ async def route_agrees(made: Rig, in_force: Messages) -> None:
         return
     answer = await made.frontend.inference.explain(request, preset=None)
     dead = subjects(in_force, "WORKER_UNREACHABLE", "WORKER_REJECTED")
-    assert set(answer.assumptions) == {
-        f"{code} {subject}: {message}"
+    expected = {
+        doubt("DYR0705", workers=subject, why=f"{code} {message}").what
         for (code, subject), message in in_force.items()
         if code in INDEX_OR_LOAD and subject not in dead
     } | {message for (code, _), message in in_force.items() if code == "NO_TOKENIZER"}
+    found = [one for one in answer.doubts if one.code in ("DYR0704", "DYR0705")]
+    assert {one.what for one in found} == expected

@@ -161,7 +161,7 @@ async def test_without_a_tokenizer_the_engines_own_is_asked():
         ours = len(TOKENIZER.encode_chat(chat_body(WORDS)["messages"]))
         assert result["tokens"] == ours
         assert result["decode"]["overlap_modelled"] is True
-        assert result["assumptions"] == []
+        assert result["assumptions"] == result["doubts"] == []
 
 
 async def test_without_any_tokenizer_every_decision_says_so(plain_engine):
@@ -170,7 +170,8 @@ async def test_without_any_tokenizer_every_decision_says_so(plain_engine):
         body = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
         assert (await fleet.post("/v1/chat/completions", body))[0] == 200
         _, result, _ = await fleet.post("/v1/route", body)
-        assert result["assumptions"] == [NOTE]
+        [doubted] = result["doubts"]
+        assert (doubted["code"], doubted["what"]) == ("DYR0704", NOTE)
         assert result["decode"]["overlap_modelled"] is False
         assert NOTE in result["decode"]["notes"]
         assert result["tokens"] == 100  # four characters a token, for load alone
@@ -184,9 +185,8 @@ async def test_prompts_with_images_are_routed_by_load_and_say_so():
         body = {"model": "demo", "messages": [{"role": "user", "content": parts}]}
         _, result, _ = await fleet.post("/v1/route", body)
         assert result["decode"]["overlap_modelled"] is False
-        assert result["assumptions"] == [
-            "cache overlap not modelled: the prompt has more than text"
-        ]
+        [doubted] = result["doubts"]
+        assert doubted["what"] == "cache overlap not modelled: the prompt has more than text"
 
 
 async def test_tools_and_template_arguments_reach_the_template():
