@@ -19,7 +19,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough test-busy test-dynamo check completions docs format bench lock clean
+.PHONY: help demo test test-thorough test-busy test-dynamo test-vllm check completions docs format bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -76,6 +76,20 @@ $(DYNAMO_VENV)/.stamp: tests/dynamo/requirements.txt | $(BIN)/python
 	@$(DYNAMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	@touch $@
 
+# As above, with DYNCTL_VLLM_PYTHON. vLLM finds its platform by the name that the last line adds.
+VLLM_VENV          := .venv-vllm
+DYNCTL_VLLM_PYTHON ?= $(VLLM_VENV)/bin/python
+
+test-vllm: $(VENV)/.dev-stamp $(if $(filter $(VLLM_VENV)/%,$(DYNCTL_VLLM_PYTHON)),$(VLLM_VENV)/.stamp)  ## the tests against a real vLLM 0.32.0 on CPUs (2.5 GB to install)
+	DYNCTL_VLLM_PYTHON="$(abspath $(DYNCTL_VLLM_PYTHON))" $(BIN)/python -m pytest tests/vllm $(ARGS)
+
+$(VLLM_VENV)/.stamp: tests/vllm/requirements.txt tests/vllm/name_vllm.py | $(BIN)/python
+	@echo "installing vLLM into $(VLLM_VENV)"
+	@$(BIN)/python -m venv --clear $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	@$(VLLM_VENV)/bin/python tests/vllm/name_vllm.py
+	@touch $@
+
 check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -119,5 +133,5 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	@wc -l requirements.lock
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) $(DYNAMO_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DYNAMO_VENV) $(VLLM_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

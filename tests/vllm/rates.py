@@ -1,0 +1,187 @@
+"""Predicted against reported cached tokens: one comparison a request, one line a scenario."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.vllm.stack import BLOCK, Engine, Frontend
+
+AIM = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request. ``predicted`` is from the Decision that was made before the answer, ``reported``
+    is ``usage.prompt_tokens_details.cached_tokens`` of the answer; both in tokens.
+
+    ``tokens`` is the router's count of the prompt's tokens, ``prompt_tokens`` the engine's.
+    ``began`` and ``ended`` bound the request on this process's monotonic clock.
+    """
+
+    body: Mapping[str, Any]
+    worker: str
+    rank: int
+    predicted: int
+    reported: int
+    tokens: int
+    prompt_tokens: int
+    began: float
+    ended: float
+
+    @property
+    def equal(self) -> bool:
+        return self.predicted == self.reported and self.tokens == self.prompt_tokens
+
+
+@dataclass(slots=True)
+class Rate:
+    """The outcomes of one scenario.
+
+    ``explain`` names the known cause of an unequal outcome, or None.
+    """
+
+    name: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    causes: dict[str, int] = field(default_factory=dict)
+    unexplained: list[Outcome] = field(default_factory=list)
+
+    def judge(self, explain: Callable[[Outcome], str | None] = lambda _: None) -> None:
+        """Sort the unequal outcomes into causes and unexplained ones."""
+        self.causes.clear()
+        self.unexplained.clear()
+        for outcome in self.outcomes:
+            if not outcome.equal:
+                cause = explain(outcome)
+                if cause is None:
+                    self.unexplained.append(outcome)
+                else:
+                    self.causes[cause] = self.causes.get(cause, 0) + 1
+
+    @property
+    def equal(self) -> int:
+        return sum(outcome.equal for outcome in self.outcomes)
+
+    @property
+    def reused(self) -> int:
+        """Requests of which the engine reused anything: a scenario without any shows nothing."""
+        return sum(outcome.reported > 0 for outcome in self.outcomes)
+
+    def line(self) -> str:
+        total = len(self.outcomes)
+        share = 100 * self.equal / total if total else 0.0
+        parts = [f"{self.equal} of {total} equal ({share:.1f} %), {self.reused} with reuse"]
+        parts += [f"{count} {cause}" for cause, count in sorted(self.causes.items())]
+        if self.unexplained:
+            parts.append(f"{len(self.unexplained)} unexplained")
+        return f"{self.name}: {'; '.join(parts)}"
+
+    def details(self) -> str:
+        """The line, and the numbers of unexplained outcomes."""
+        return "\n".join(
+            [
+                self.line(),
+                *(
+                    f"  {o.worker}/{o.rank}: predicted {o.predicted}, reported {o.reported}; "
+                    f"tokens {o.tokens}, engine {o.prompt_tokens}; {str(o.body)[:160]}"
+                    for o in self.unexplained[:10]
+                ),
+            ]
+        )
+
+
+def ask(frontend: Frontend, body: Mapping[str, Any]) -> Outcome:
+    """Send a body, as a chat or a completion, and read the decision that was made about it."""
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    began = time.monotonic()
+    answer = frontend.http.post(path, json={"max_tokens": 1, "temperature": 0, **body})
+    ended = time.monotonic()
+    if answer.status_code != 200:
+        raise AssertionError(f"{answer.status_code} {answer.text[:500]}\nfor {body}")
+    return outcome_of(frontend, body, answer, began, ended)
+
+
+def outcome_of(
+    frontend: Frontend,
+    body: Mapping[str, Any],
+    answer: httpx.Response,
+    began: float,
+    ended: float,
+    *,
+    hop: str = "decode",
+) -> Outcome:
+    """The outcome of an answer; ``hop`` is the one whose prediction counts."""
+    usage = answer.json()["usage"]
+    decision = frontend.http.get(f"/v1/decisions/{answer.headers['x-dynctl-decision']}").json()
+    made = decision[hop] or decision["prefill"]
+    winner = made["winner"]
+    row = next(
+        row
+        for row in made["candidates"]
+        if (row["worker"], row["dp_rank"]) == (winner["worker"], winner["dp_rank"])
+    )
+    details = usage.get("prompt_tokens_details") or {}
+    return Outcome(
+        body=body,
+        worker=winner["worker"],
+        rank=winner["dp_rank"],
+        predicted=row["overlap_blocks"] * decision["block_size"],
+        reported=details.get("cached_tokens") or 0,
+        tokens=decision["tokens"],
+        prompt_tokens=usage["prompt_tokens"],
+        began=began,
+        ended=ended,
+    )
+
+
+def ask_all(
+    frontend: Frontend, bodies: Iterable[Mapping[str, Any]], at_once: int = 1
+) -> list[Outcome]:
+    """Send every body, ``at_once`` at a time; in the order of the bodies."""
+    if at_once == 1:
+        return [ask(frontend, body) for body in bodies]
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda body: ask(frontend, body), bodies))
+
+
+def cached_whole(outcome: Outcome) -> str | None:
+    """Explains a prompt of whole blocks that is cached entirely: its last token is computed."""
+    whole = outcome.predicted == outcome.tokens == outcome.prompt_tokens
+    if whole and outcome.reported == outcome.predicted - BLOCK:
+        return "cached entirely, last block computed"
+    return None
+
+
+def computed_meanwhile(
+    outcomes: Sequence[Outcome], engine: Engine
+) -> Callable[[Outcome], str | None]:
+    """Explains reuse of what another request computed between the prediction and the answer.
+
+    The other request must have been in flight together with this one and must share as many leading
+    tokens as the engine reused.
+    """
+    ids: dict[int, list[int]] = {}
+
+    def tokens(outcome: Outcome) -> list[int]:
+        if id(outcome) not in ids:
+            ids[id(outcome)] = engine.token_ids(outcome.body)
+        return ids[id(outcome)]
+
+    def explain(outcome: Outcome) -> str | None:
+        if cause := cached_whole(outcome):
+            return cause
+        if outcome.reported <= outcome.predicted or outcome.tokens != outcome.prompt_tokens:
+            return None
+        head = tokens(outcome)[: outcome.reported]
+        for other in outcomes:
+            beside = other.began < outcome.ended and outcome.began < other.ended
+            if other is not outcome and beside and tokens(other)[: outcome.reported] == head:
+                return "reused what a request beside it computed"
+        return None
+
+    return explain

@@ -1,0 +1,55 @@
+"""Prompts with shared prefixes: conversations that grow, and documents with several questions."""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_WORDS = (
+    "cache block engine router prefix token zone rack worker decode prefill request answer shared "
+    "window adapter salt event replay index load cost weight budget river mountain harbour lantern"
+).split()
+
+
+def words(chance: random.Random, count: int) -> str:
+    return " ".join(chance.choice(_WORDS) for _ in range(count))
+
+
+def mixed(count: int, seed: int = 1, model: str = "tiny") -> Iterator[dict[str, Any]]:
+    """``count`` bodies: two thirds chats that continue one of a few conversations, one third
+    completions that continue one of a few texts. Prompts have 40 to about 900 tokens.
+
+    One in twelve repeats an earlier body, so that whole prompts are cached as well.
+    """
+    chance = random.Random(seed)
+    systems = [words(chance, chance.randrange(8, 40)) for _ in range(4)]
+    texts = [words(chance, chance.randrange(20, 90)) for _ in range(4)]
+    chats: list[list[dict[str, str]]] = []
+    sent: list[dict[str, Any]] = []
+    for number in range(count):
+        if sent and chance.random() < 1 / 12:
+            body = chance.choice(sent)
+        elif number % 3 == 2:
+            text = chance.choice(texts)
+            prompt = f"{text} {words(chance, chance.randrange(1, 20))}"
+            if chance.random() < 0.5 and len(prompt) < 1200:
+                texts[chance.randrange(len(texts))] = prompt
+            body = {"model": model, "prompt": prompt}
+        else:
+            body = {"model": model, "messages": _next_turn(chance, chats, systems)}
+        sent.append(body)
+        yield body
+
+
+def _next_turn(
+    chance: random.Random, chats: list[list[dict[str, str]]], systems: Sequence[str]
+) -> list[dict[str, str]]:
+    growing = [chat for chat in chats if sum(len(turn["content"]) for turn in chat) < 1000]
+    if growing and chance.random() < 0.7:
+        chat = chance.choice(growing)
+        chats.remove(chat)
+        chat = [*chat, {"role": "assistant", "content": words(chance, chance.randrange(1, 25))}]
+    else:
+        chat = [{"role": "system", "content": chance.choice(systems)}]
+    chat = [*chat, {"role": "user", "content": words(chance, chance.randrange(1, 25))}]
+    chats.append(chat)
+    return chat
