@@ -19,7 +19,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough test-busy test-dynamo test-vllm check completions docs format bench lock clean
+.PHONY: help demo test test-thorough fuzz test-busy test-dynamo test-vllm check completions docs format bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -58,6 +58,10 @@ test: $(VENV)/.dev-stamp  ## the tests (ARGS="-k name" to choose)
 PROFILE ?= thorough
 test-thorough: $(VENV)/.dev-stamp  ## property tests with ten times the examples
 	HYPOTHESIS_PROFILE=$(PROFILE) $(BIN)/python -m pytest $(PARALLEL) -m hypothesis $(ARGS)
+
+MESSAGES ?= 1000000
+fuzz: $(VENV)/.dev-stamp  ## mutated messages for every decoder and endpoint (MESSAGES=1000000, ARGS="--seed 2")
+	$(BIN)/python -m tests.fuzz --messages $(MESSAGES) $(ARGS)
 
 BURNERS ?= 10
 test-busy: $(VENV)/.dev-stamp  ## all tests beside processes that use all CPU (BURNERS=10)

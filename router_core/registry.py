@@ -16,6 +16,9 @@ from router_core.errors import WorkerError
 from router_core.worker_sets import slots_of
 from router_core.workers import Role, Worker, WorkerWithDpRank
 
+MAX_SLOTS = 1 << 20
+"""Slots of a registry that a snapshot may declare: more is not a fleet."""
+
 
 @dataclass(frozen=True, slots=True)
 class CandidateSet:
@@ -242,6 +245,8 @@ class WorkerRegistry:
         """The inverse of :meth:`dump`; slots without a worker are free. Raises WorkerError."""
         registry = cls()
         capacity = plain["capacity"]
+        if not 0 <= capacity <= MAX_SLOTS:
+            raise WorkerError(f"capacity: expected 0 to {MAX_SLOTS:,} slots, got {capacity}")
         registry._refs = [None] * capacity
         registry._by_slot = [None] * capacity
         used: set[int] = set()

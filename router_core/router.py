@@ -313,7 +313,7 @@ class Router:
             router.busy.load_dump(plain["busy"])
             router.rotation = {(model, stage): n for model, stage, n in plain["rotation"]}
             router.freshness = {int(k): Freshness(*v) for k, v in plain["freshness"].items()}
-        except (KeyError, TypeError, IndexError, ValueError) as error:
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
             raise SnapshotError(f"snapshot cannot be restored: {detail}") from error
         return router

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.base.errors import single_line
 
 U32_MAX: Final = 2**32 - 1
 U64_MAX: Final = 2**64 - 1
@@ -117,7 +118,7 @@ def refuse_unknown(value: Mapping[str, Any], path: str, known: Collection[str]) 
     """Name the first key that is not ``known``, and list those that are."""
     for key in value:
         if key not in known:
-            shown = key if len(key) <= _SHOWN else key[:_SHOWN] + "..."
+            shown = single_line(key, _SHOWN)
             raise RequestError(
                 400,
                 "unknown_field",

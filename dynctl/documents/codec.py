@@ -42,8 +42,10 @@ def decode(data: bytes, form: type[Document], name: str = "") -> Document:
         return msgspec.json.decode(data, type=form)
     except msgspec.ValidationError as error:
         raise WireError(name, str(error)) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise WireError(name, f"not JSON: {error}") from None
+    except RecursionError:
+        raise WireError(name, "nested too deeply") from None
 
 
 def field_values(document: msgspec.Struct) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import single_line
 from dynctl.documents.codec import decode, encode
 from dynctl.documents.route_result import Doubt, doubt
 from router_core import Captured, Router, SnapshotError
@@ -96,7 +97,7 @@ def decode_view(data: bytes) -> SavedView:
     try:
         router = Router.restore(read.snapshot)
     except (KeyError, TypeError, ValueError, SnapshotError) as error:
-        raise WireError("view file", str(error)) from None
+        raise WireError("view file", single_line(str(error))) from None
     return SavedView(
         router=router,
         now=read.now,

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, inspect
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.base.errors import single_line
 from dynctl.base.json_fields import U32_MAX, U64_MAX, describe
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ def _request_error(text: str, value: Any, kind: Any, path: str) -> RequestError:
     if problem.startswith("Object contains unknown field") and field:
         known = ", ".join(one.encode_name for one in _struct(info).fields)
         name = field["name"]
-        name = name if len(name) <= _SHOWN_KEY else name[:_SHOWN_KEY] + "..."
+        name = single_line(name, _SHOWN_KEY)
         name = f"{path}.{name}" if path else name
         return RequestError(400, "unknown_field", name, f"unknown field, expected one of {known}")
     code = "wrong_type" if ", got " in problem else "out_of_range"
@@ -144,6 +145,7 @@ def _expected_range(low: int, high: int | None, name: str = "") -> str:
 
 def _options(info: inspect.Type) -> Iterator[inspect.Type]:
     """The types of a union, or the one type, without their titles and without null."""
+    info = _plain(info)
     for one in info.types if isinstance(info, inspect.UnionType) else (info,):
         plain = _plain(one)
         if not isinstance(plain, inspect.NoneType):

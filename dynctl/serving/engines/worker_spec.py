@@ -15,12 +15,15 @@ from urllib.parse import urlsplit
 
 from xxhash import xxh3_64_intdigest
 
+from dynctl.base.errors import single_line
+from dynctl.base.json_fields import describe
 from router_core import MAX_RANKS, Role
 
 _ROLES: Final = tuple(role.value for role in Role)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 _DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
 _MAX_SPEC: Final = 4096
+_MAX_ERROR: Final = 1000
 
 #: Key -> the expected value, for error messages.
 RESERVED: Final[Mapping[str, str]] = {
@@ -43,6 +46,9 @@ RESERVED: Final[Mapping[str, str]] = {
 
 class WorkerSpecError(ValueError):
     """An invalid worker spec; the message has the key, the value and what was expected."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(single_line(problem, _MAX_ERROR))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,9 @@ def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:
     url = _url(given.pop("url", None), where)
     domains = given.pop("domains", None) or {}
     if not isinstance(domains, Mapping):
-        raise WorkerSpecError(f"{where}: domains is {domains!r}; expected domain: value pairs")
+        raise WorkerSpecError(
+            f"{where}: domains is {describe(domains)}; expected domain: value pairs"
+        )
     own = {key: value for key, value in given.items() if key not in RESERVED and key != "taints"}
     found = {}
     for key, value in own.items():
@@ -148,7 +156,8 @@ def _canonical(key: str) -> str:
 
 
 def _wrong(where: str, key: str, value: object) -> WorkerSpecError:
-    return WorkerSpecError(f"{where}: {key} is {value!r}; expected {RESERVED[key]}")
+    found = "missing" if value is None else describe(value)
+    return WorkerSpecError(f"{where}: {key} is {found}; expected {RESERVED[key]}")
 
 
 def _url(value: object, where: str) -> str:
@@ -188,7 +197,7 @@ def _domain(key: str, value: object, where: str) -> str:
         )
     if not isinstance(value, str) or not value or value != value.strip() or "=" in value:
         raise WorkerSpecError(
-            f"{where}: domain {key} is {value!r}; expected text without '=' or surrounding space"
+            f"{where}: domain {key} is {describe(value)}; expected text without '=' or surrounding space"
         )
     if len(value) > 256:
         raise WorkerSpecError(f"{where}: domain {key} has {len(value)} characters; at most 256")

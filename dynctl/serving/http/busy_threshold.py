@@ -179,7 +179,10 @@ def _serde(value: Any) -> str:
         case float():
             return f"floating point `{value}`"
         case str():
-            return f"string {json.dumps(value[:64], ensure_ascii=False)}"
+            start = value[
+                :64
+            ]  # serde does not escape; what is not printable is, as it may be shown
+            return f"string {json.dumps(start, ensure_ascii=not start.isprintable())}"
         case list():
             return "sequence"
         case _:

@@ -214,7 +214,7 @@ def parse_handshake(frame: Frame) -> str:
     """The subject in the first frame of a connection."""
     try:
         read = msgspec.json.decode(frame.header, type=_HandshakeJson)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WireError("handshake", str(error)) from None
     if read.stream_type != "response":
         problem = f"expected a response stream, got {printable(read.stream_type)!r}"
@@ -324,7 +324,7 @@ class AnswerDecoder:
             if frame.header and frame.body:
                 raise WireError("answer", "a frame with both a header and a body")
             return self._item(frame.body) if frame.body else self._control(frame.header)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise WireError("answer", str(error)) from None
 
     def _prologue(self, frame: Frame) -> Step:

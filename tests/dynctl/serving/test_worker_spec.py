@@ -101,7 +101,7 @@ def test_a_workers_file(tmp_path):
         ("workers: 3", "expected a list of workers"),
         ("", "expected a list of workers"),
         ("workers: [3]", "workers[0]: expected keys and values"),
-        ("workers: [{name: a}]", "workers[0]: url is None"),
+        ("workers: [{name: a}]", "workers[0]: url is missing"),
         ("workers: [{url: 'http://x:1', role: x}]", "workers[0]: role is 'x'"),
         ("workers: [{url: 'http://x:1', name: a}, {url: 'http://x:2', name: a}]", "occurs twice"),
         ("workers: [", "invalid YAML: line"),

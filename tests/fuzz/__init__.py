@@ -1,0 +1,1 @@
+"""Mutated messages for every decoder and endpoint; ``make fuzz``."""

@@ -1,0 +1,383 @@
+"""The decoders that `make fuzz` feeds, with valid messages to start from and expected errors.
+
+A decoder reads a message, and what it returns is used as the caller would use it. Any error that
+is not in its list is a defect, and so is an error text that is long or has control characters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from dynctl.base.decode_errors import RequestError, WireError
+from dynctl.base.errors import UsageProblem
+from dynctl.base.yaml_reader import YamlError, read_yaml_documents
+from dynctl.documents import codec
+from dynctl.documents.fleet_load import Condition, FleetLoad, Transfer, WorkerLoad
+from dynctl.documents.route_result import RouteResult
+from dynctl.documents.selection import parse_select
+from dynctl.documents.view import decode_view, encode_view
+from dynctl.documents.workers import RankRow
+from dynctl.manifests.files import parse_manifests
+from dynctl.serving.engines.worker_spec import WorkerSpecError, parse_worker_spec, worker_spec
+from dynctl.serving.http.busy_threshold import BadBody, read_body
+from dynctl.settings.contexts.file import parse as parse_contexts
+from dynctl.wire.dynamo.active_sequences import decode_sequences
+from dynctl.wire.dynamo.discovery import parse_entry
+from dynctl.wire.dynamo.events import (
+    decode_forward_pass,
+    decode_kv_metrics,
+    decode_router_events,
+    decode_zmq_frames,
+)
+from dynctl.wire.dynamo.frontend_log import read_line
+from dynctl.wire.dynamo.frontend_metrics import read_frontend_metrics
+from dynctl.wire.dynamo.recovery import RecoveryError, parse_recovery
+from dynctl.wire.dynamo.request_plane import (
+    AnswerDecoder,
+    FrameDecoder,
+    RawItem,
+    decode_reply,
+    parse_handshake,
+)
+from dynctl.wire.dynamo.router_settings import read_router_config
+from dynctl.wire.engine_metrics import read_engine_metrics
+from dynctl.wire.index_events import to_index_events
+from dynctl.wire.json_body import decode_object
+from dynctl.wire.nvext import parse_nvext
+from dynctl.wire.openai import parse_chat_request, parse_completion_request
+from dynctl.wire.vllm_events import decode_batch, decode_message
+from tests.fuzz.mutator import Message
+from tests.golden.fleets import NOW, two_zones
+
+_CAPTURES: Final = Path(__file__).parents[1] / "captures"
+_MANIFESTS: Final = Path(__file__).parents[1] / "fixtures" / "manifests"
+_LIMIT: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """One decoder. ``read`` gets the frames of a message; ``errors`` are what it may raise."""
+
+    name: str
+    read: Callable[..., Any]
+    seeds: Callable[[], list[Message]]
+    errors: tuple[type[Exception], ...] = (WireError,)
+    #: Share of the messages: slow decoders get fewer.
+    weight: float = field(default=1.0)
+
+
+def targets() -> Iterator[Target]:
+    """All decoders of bytes that others send."""
+    yield Target("vllm-events", _vllm_events, lambda: _frames("vllm-zmq-kv-events"), weight=4)
+    yield Target("dynamo-events", _dynamo_events, lambda: _frames("dynamo-events-zmq"), weight=4)
+    yield Target("request-plane", _answer, _answers, weight=2)
+    yield Target("request-plane-reply", decode_reply, lambda: [(b"\x00\x00\x00\x00",)])
+    yield Target("recovery", _recovery, _recoveries)
+    yield Target("discovery", _entry, _entries)
+    yield Target("router-config", _router_config, _router_configs, (RequestError,))
+    yield Target("engine-metrics", read_engine_metrics, _engine_metrics, weight=0.5)
+    yield Target("frontend-metrics", read_frontend_metrics, _frontend_metrics, weight=0.1)
+    yield Target("frontend-log", _log_line, _log_lines)
+    yield Target("chat", _chat, _chats, (RequestError,), weight=2)
+    yield Target("completion", _completion, _completions, (RequestError,), weight=2)
+    yield Target("nvext", _nvext, _nvexts, (RequestError,))
+    yield Target("selection", _selection, _selections, (RequestError,))
+    yield Target("busy-threshold", _threshold, _thresholds, (BadBody,))
+    yield Target("worker-spec", _worker_spec, _worker_specs, (WorkerSpecError,))
+    yield Target("yaml", read_yaml_documents, _yaml, (YamlError,), weight=0.1)
+    yield Target("manifests", _manifest, _manifests, (UsageProblem,), weight=0.1)
+    yield Target("contexts", _contexts, _toml, (UsageProblem,), weight=0.5)
+    yield Target("worker-row", _worker_row, _worker_rows, (RequestError, WorkerSpecError))
+    yield Target("view", decode_view, _views, weight=0.5)
+    yield Target("route-result", _route_result, _route_results)
+    yield Target("fleet-load", _fleet_load, _fleet_loads)
+
+
+# ---- events
+
+
+def _vllm_events(*frames: bytes) -> None:
+    _, _, payload = decode_message(frames)
+    to_index_events(decode_batch(payload), 16)
+
+
+def _dynamo_events(*frames: bytes) -> None:
+    envelope = decode_zmq_frames(frames)
+    for decode in _BY_TOPIC.get(envelope.topic, tuple(_DECODERS)):
+        try:
+            decode(envelope.payload)
+        except WireError:
+            if len(_BY_TOPIC.get(envelope.topic, ())) == 1:
+                raise
+
+
+_DECODERS: Final[tuple[Callable[[bytes], Any], ...]] = (
+    decode_router_events,
+    decode_kv_metrics,
+    decode_sequences,
+    decode_forward_pass,
+)
+_BY_TOPIC: Final[dict[str, tuple[Callable[[bytes], Any], ...]]] = {
+    "kv-events": (decode_router_events,),
+    "kv_metrics": (decode_kv_metrics,),
+    "active_sequences_events": (decode_sequences,),
+    "forward-pass-metrics": (decode_forward_pass,),
+}
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (_CAPTURES / name).read_text().splitlines()]
+
+
+def _frames(name: str) -> list[Message]:
+    rows = _rows(f"{name}.jsonl")
+    messages = [tuple(bytes.fromhex(frame) for frame in row["frames_hex"]) for row in rows]
+    return sorted(messages, key=lambda frames: sum(map(len, frames)))[:100]
+
+
+# ---- Dynamo's request plane and discovery
+
+
+def _answer(received: bytes) -> None:
+    for item in _items(received):
+        item.decode()
+
+
+def _items(received: bytes) -> Iterator[RawItem]:
+    frames = FrameDecoder()
+    frames.feed(received)
+    greeting = frames.next_frame(_LIMIT)
+    if greeting is None:
+        return
+    parse_handshake(greeting)
+    decoder = AnswerDecoder("msgpack", _LIMIT, frames)
+    while (step := decoder.next_step()) is not None:
+        if isinstance(step, RawItem):
+            yield step
+
+
+def _answers() -> list[Message]:
+    rows = _rows("dynamo-request-plane.jsonl")
+    return [(bytes.fromhex(row["answer_hex"]),) for row in rows if _is_msgpack(row)]
+
+
+def _is_msgpack(row: dict[str, Any]) -> bool:
+    return row["codec"] == "msgpack" and row["answer_hex"] is not None
+
+
+def _recovery(item: bytes) -> None:
+    read = parse_recovery(RawItem(item, "msgpack"))
+    if not isinstance(read, RecoveryError) and hasattr(read, "events"):
+        for _ in read.events.slices():
+            pass
+
+
+def _recoveries() -> list[Message]:
+    return [
+        (msgspec.msgpack.encode(item.decode()),)
+        for (answer,) in _answers()
+        for item in _items(answer)
+    ]
+
+
+def _entry(key: bytes, value: bytes) -> None:
+    parse_entry(key.decode(errors="replace"), value)
+
+
+def _entries() -> list[Message]:
+    found = json.loads((_CAPTURES / "etcd-disagg-required.json").read_text())
+    return [(key.encode(), json.dumps(row["value"]).encode()) for key, row in found.items()]
+
+
+def _router_config(body: bytes) -> None:
+    read_router_config(decode_object(body, _LIMIT))
+
+
+def _router_configs() -> list[Message]:
+    return _encoded(*json.loads((_CAPTURES / "card-router-config.json").read_text()))
+
+
+# ---- texts
+
+
+def _engine_metrics() -> list[Message]:
+    return [
+        (
+            b"# HELP vllm:num_requests_waiting x\n# TYPE vllm:num_requests_waiting gauge\n"
+            b'vllm:num_requests_waiting{engine="0",model_name="tiny"} 3.0\n'
+            b'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+            b'vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="1024"} 1.0\n',
+        ),
+        (b'sglang:num_queue_reqs{dp_rank="1"} 2\nsglang:token_usage{dp_rank="1"} NaN\n',),
+    ]
+
+
+def _frontend_metrics() -> list[Message]:
+    return [(path.read_bytes(),) for path in sorted(_CAPTURES.glob("metrics-frontend-*.txt"))]
+
+
+def _log_line(line: bytes) -> None:
+    read_line(line.decode(errors="replace"))
+
+
+def _log_lines() -> list[Message]:
+    return [
+        (
+            b"2026-11-20T10:00:00.000000Z  INFO dynamo_llm::kv_router: Selected worker: "
+            b'worker_id=123 dp_rank=0, logit: 12.500, cached blocks: 4 request_id="r-1"',
+        ),
+        (
+            b'{"time":"2026-11-20T10:00:00Z","level":"INFO","message":"Selected worker",'
+            b'"worker_id":123,"dp_rank":0,"logit":12.5,"request_id":"r-1"}',
+        ),
+        (b'2026-11-20T10:00:00Z WARN scheduling failed: all workers busy request_id="r-2"',),
+    ]
+
+
+def _yaml() -> list[Message]:
+    return [*_manifests(), (b"a: &a {x: 1}\nb: {<<: *a, c: !!int 3}\n---\n- |\n  x\n",)]
+
+
+def _manifests() -> list[Message]:
+    return [(path.read_bytes(),) for path in sorted(_MANIFESTS.glob("*.yaml"))[:20]]
+
+
+def _manifest(text: bytes) -> None:
+    parse_manifests(text, "x.yaml")
+
+
+def _contexts(text: bytes) -> None:
+    parse_contexts(Path("contexts.toml"), text.decode(errors="replace"))
+
+
+def _toml() -> list[Message]:
+    return [
+        (
+            b'current = "prod"\n[contexts.prod]\nfrontend = ["http://10.0.0.1:8000"]\n'
+            b'namespace = "dynamo"\ntimeout = 5\n[contexts.local]\netcd-endpoints = "a:2379"\n',
+        )
+    ]
+
+
+def _worker_spec(text: bytes) -> None:
+    parse_worker_spec(text.decode(errors="replace"))
+
+
+def _worker_specs() -> list[Message]:
+    return [
+        (
+            b"http://127.0.0.1:8001,name=a,role=prefill,zone=zone-a,dp=2,block_size=16,"
+            b"total_blocks=100,taint=x/y,kv-events=tcp://127.0.0.1:5557",
+        ),
+        (b"https://[::1]:8001/v1,name=b,kv-events=ipc:///run/e.sock,replay=tcp://10.0.0.1:1",),
+    ]
+
+
+def _worker_row(body: bytes) -> None:
+    worker_spec(decode_object(body, _LIMIT), where="body")
+
+
+def _worker_rows() -> list[Message]:
+    row = {"url": "http://127.0.0.1:8001", "name": "a", "role": "decode", "zone": "a", "dp": 2}
+    return _encoded(row, {**row, "domains": {"rack": "1"}, "taints": ["x/y"], "block_size": 16})
+
+
+# ---- JSON bodies
+
+
+def _chat(body: bytes) -> None:
+    parse_chat_request(body, max_bytes=_LIMIT)
+
+
+def _completion(body: bytes) -> None:
+    parse_completion_request(body, max_bytes=_LIMIT)
+
+
+_NVEXT: Final = {
+    "annotations": ["token_ids"],
+    "backend_instance_id": 2**63,
+    "token_data": [1, 2, 3],
+    "agent_hints": {"priority": 1},
+    "extra_fields": ["worker_id"],
+}
+
+
+def _chats() -> list[Message]:
+    message = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    body = {"model": "demo", "messages": [message], "stream": True, "max_tokens": 3}
+    return _encoded(body, {**body, "tools": tools, "nvext": _NVEXT, "n": 1, "stop": ["x"]})
+
+
+def _completions() -> list[Message]:
+    body = {"model": "demo", "prompt": "hello", "max_tokens": 3}
+    return _encoded(body, {**body, "prompt": [[1, 2], [3]]}, {**body, "prompt": ["a", "b"]})
+
+
+def _nvext(body: bytes) -> None:
+    parse_nvext(decode_object(body, _LIMIT))
+
+
+def _nvexts() -> list[Message]:
+    return _encoded(_NVEXT)
+
+
+def _selection(body: bytes) -> None:
+    parse_select(decode_object(body, _LIMIT))
+
+
+def _selections() -> list[Message]:
+    return _encoded(
+        {"model": "demo", "token_ids": [1, 2, 3], "hops": "prefill", "allowed_worker_ids": [4]},
+        {"model": "demo", "block_hashes": [1, 2], "isl_tokens": 40, "routing_constraints": {}},
+    )
+
+
+def _threshold(body: bytes) -> None:
+    read_body("application/json", body)
+
+
+def _thresholds() -> list[Message]:
+    return _encoded({"model": "demo", "active_decode_blocks_threshold": 0.8})
+
+
+def _route_result(body: bytes) -> None:
+    codec.decode(body, RouteResult)
+
+
+def _route_results() -> list[Message]:
+    hop = {"id": "x", "stage": "prefill", "mode": "kv", "outcome": "selected", "candidates": []}
+    sizes = {"model": "demo", "mode": "kv", "tokens": 3, "block_size": 16, "blocks": 0}
+    return _encoded({**sizes, "winner": {}, "prefill": hop, "decode": None})
+
+
+def _views() -> list[Message]:
+    router = two_zones().view.router
+    return [(encode_view(router.capture(), now=NOW),)]
+
+
+def _fleet_load(body: bytes) -> None:
+    codec.decode(body, FleetLoad)
+
+
+def _fleet_loads() -> list[Message]:
+    load = FleetLoad(
+        at=1.0,
+        version="1",
+        cards="x",
+        loads=[WorkerLoad(1, [RankRow(0)])],
+        conditions=[Condition("EVENTS_LOST", "w", "3 batches", 1.0, 2.0)],
+        transfers=[Transfer("zone", "a", 1, 2)],
+        thresholds={"demo": {"active_decode_blocks_threshold": 0.5}},
+    )
+    return [(codec.encode(load),)]
+
+
+def _encoded(*bodies: Any) -> list[Message]:
+    return [(json.dumps(body).encode(),) for body in bodies]
