@@ -197,7 +197,7 @@ def _domain(key: str, value: object, where: str) -> str:
         )
     if not isinstance(value, str) or not value or value != value.strip() or "=" in value:
         raise WorkerSpecError(
-            f"{where}: domain {key} is {describe(value)}; expected text without '=' or surrounding space"
+            f"{where}: domain {key} is {describe(value)}; expected text without '=' or outer space"
         )
     if len(value) > 256:
         raise WorkerSpecError(f"{where}: domain {key} has {len(value)} characters; at most 256")
