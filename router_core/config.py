@@ -173,9 +173,9 @@ class RouterConfig:
         "fcfs", choices=("fcfs", "wspt", "lcfs"), needs="the router queue"
     )
     """Order of the router queue."""
-    host_cache_hit_weight: float = _setting(0.75, low=0.0, high=1.0, needs="cache tiers")
+    host_cache_hit_weight: float = _setting(0.75, low=0.0, high=1.0)
     """Credit of a block cached in host memory."""
-    disk_cache_hit_weight: float = _setting(0.25, low=0.0, high=1.0, needs="cache tiers")
+    disk_cache_hit_weight: float = _setting(0.25, low=0.0, high=1.0)
     """Credit of a block cached on disk."""
     router_replica_sync: bool = _setting(False, needs="replica sync")
     """Share active-request state between router replicas."""

@@ -4,15 +4,17 @@
 
     prefill_blocks = max(0, (active_prefill_tokens + isl) / block_size - credit)
     credit         = overlap_score_credit * decay * overlap_blocks
+                     + host_cache_hit_weight * host_blocks + disk_cache_hit_weight * disk_blocks
     decay          = 1 / (1 + credit_decay * ((P - min P) / block_size) / ceil(isl / block_size))
     decode_blocks  = active blocks + complete prompt blocks that are not active there yet
     cost           = multiplier * (prefill_load_scale * prefill_blocks + decode_blocks
                                    + decode_active_request_weight * active_requests)
 
 Prefill blocks are fractional (34 tokens of 16 are 2.125 blocks), decode blocks count complete
-blocks (34 tokens: 2). On the prefill hop decode blocks are not tracked; on the decode hop neither
-prefill nor overlap counts. Where prefill is not tracked on an aggregated worker, the credit is
-taken from the decode blocks instead. Source: Dynamo 1.6.1, verified on its log to three digits;
+blocks (34 tokens: 2). Cached blocks in host memory and on disk count by their weights, unless the
+overlap_score_credit is 0. On the prefill hop decode blocks are not tracked; on the decode hop
+neither prefill nor overlap counts. Where prefill is not tracked on an aggregated worker, the credit
+is taken from the decode blocks instead. Source: Dynamo 1.6.1, verified on its log to three digits;
 the 0.9 formula is the same with prefill_load_scale = overlap_score_weight.
 """
 
@@ -40,6 +42,8 @@ class CostParameters:
     track_prefill_tokens: bool
     track_active_blocks: bool
     assume_kv_reuse: bool
+    host_cache_hit_weight: float = 0.75
+    disk_cache_hit_weight: float = 0.25
 
     @classmethod
     def for_stage(cls, config: RouterConfig, stage: Stage) -> CostParameters:
@@ -52,6 +56,8 @@ class CostParameters:
             track_prefill_tokens=config.router_track_prefill_tokens,
             track_active_blocks=config.router_track_active_blocks,
             assume_kv_reuse=config.router_assume_kv_reuse,
+            host_cache_hit_weight=config.host_cache_hit_weight,
+            disk_cache_hit_weight=config.disk_cache_hit_weight,
         )
         if stage == "prefill":
             return replace(base, track_active_blocks=False)
@@ -71,7 +77,9 @@ class CostInputs:
 
     ``overlap_blocks``: leading prompt blocks cached there. ``prefill_tokens``: active, without
     this request. ``active_blocks``: blocks active there. ``shared_blocks``: leading blocks of this
-    prompt among them. ``multipliers``: None without a preferred taint.
+    prompt among them. ``multipliers``: None without a preferred taint. ``host_blocks``: prompt
+    blocks after those that are cached in host memory, ``disk_blocks`` those after them on disk;
+    None where no candidate has any.
     """
 
     isl_tokens: int
@@ -83,6 +91,20 @@ class CostInputs:
     shared_blocks: Sequence[int] | None
     active_requests: Sequence[int]
     multipliers: Sequence[float] | None = None
+    host_blocks: Sequence[int] | None = None
+    disk_blocks: Sequence[int] | None = None
+
+    def cached_tokens(self, position: int, parameters: CostParameters) -> int:
+        """Prompt tokens that a candidate does not compute; lower tiers count by their weights.
+
+        Rounded to whole tokens, as Dynamo books them.
+        """
+        blocks: float = self.overlap_blocks[position]
+        if self.host_blocks is not None:
+            blocks += parameters.host_cache_hit_weight * self.host_blocks[position]
+        if self.disk_blocks is not None:
+            blocks += parameters.disk_cache_hit_weight * self.disk_blocks[position]
+        return int(blocks * self.block_size + 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +175,15 @@ def _credits(inputs: CostInputs, parameters: CostParameters) -> dict[int, float]
         size, tokens = inputs.block_size, inputs.prefill_tokens
         least = min(tokens)
         per_token = decay / size / max(1, math.ceil(inputs.isl_tokens / size))
-        return {i: credit * overlap[i] / (1.0 + per_token * (tokens[i] - least)) for i in cached}
-    return {i: credit * overlap[i] for i in cached}
+        found = {i: credit * overlap[i] / (1.0 + per_token * (tokens[i] - least)) for i in cached}
+    else:
+        found = {i: credit * overlap[i] for i in cached}
+    lower = (inputs.host_blocks, parameters.host_cache_hit_weight)
+    for column, weight in (lower, (inputs.disk_blocks, parameters.disk_cache_hit_weight)):
+        if column is not None and weight:
+            for i in compress(range(len(column)), column):
+                found[i] = found.get(i, 0.0) + weight * column[i]
+    return found
 
 
 def probabilities(costs: Sequence[float], temperature: float) -> list[float]:

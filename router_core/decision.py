@@ -98,6 +98,8 @@ class Candidate:
     multiplier: float
     cost: float
     probability: float
+    host_blocks: int = 0
+    disk_blocks: int = 0
 
     @property
     def ref(self) -> WorkerWithDpRank:
@@ -183,8 +185,10 @@ class Decision:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that the winner has cached."""
-        return 0 if self.winner is None else self.overlap_blocks(self.winner) * self.block_size
+        """Prompt tokens that the winner has cached; lower tiers count by their weights."""
+        if self.winner is None or self.inputs is None:
+            return 0
+        return self.inputs.cached_tokens(self.winner, self.parameters)
 
     def require(self) -> WorkerWithDpRank:
         """The winner; raises NoEligibleWorker or AllWorkersBusy with this decision."""
@@ -218,6 +222,8 @@ class Decision:
                 multiplier=multipliers[i] if multipliers is not None else 1.0,
                 cost=self.costs[i],
                 probability=chances[i],
+                host_blocks=_at(inputs.host_blocks, i) if inputs is not None else 0,
+                disk_blocks=_at(inputs.disk_blocks, i) if inputs is not None else 0,
             )
 
     def replay(
@@ -279,6 +285,10 @@ class Decision:
         if self.winner is not None:
             return None
         return next((step for step in self.funnel if step.entered and not step.left), None)
+
+
+def _at(column: Sequence[int] | None, position: int) -> int:
+    return 0 if column is None else column[position]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 DEVICE = "device"
-"""The tier whose blocks the prefix index holds: the accelerator's own memory."""
+"""The tier whose blocks the prefix index holds: the accelerator's own memory. Those of the tiers
+below it are in :mod:`router_core.lower_tiers`."""
 
 
 @dataclass(frozen=True, slots=True)

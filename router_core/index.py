@@ -37,6 +37,10 @@ class PrefixIndex(BlockOwnership):
         live = self._live if candidates is None else self._live & candidates
         return match_prefix(self._owners, sequence_hashes, live)
 
+    def name_of(self, slot: int, sequence_hash: int) -> int:
+        """The engine's name of a block that ``slot`` holds; KeyError for another block."""
+        return self._names.name(slot, sequence_hash)
+
     # ---- losing a worker
 
     def begin_drop(self, slot: int) -> None:

@@ -18,9 +18,10 @@ from router_core.config import RouterConfig
 from router_core.cost import CostParameters
 from router_core.decision import Decision, RoutingPlan
 from router_core.errors import ConfigError, SnapshotError, WorkerError
-from router_core.events import DEVICE, BlocksRemoved, BlocksStored
+from router_core.events import DEVICE, BlocksRemoved, BlocksStored, Fault, refused_store
 from router_core.index import PrefixIndex
 from router_core.load import ActiveSequences, PotentialLoad
+from router_core.lower_tiers import TIERS, LowerTiers
 from router_core.policies import PROFILES
 from router_core.registry import WorkerRegistry
 from router_core.selection import Profile, RoutingRequest, RoutingView, WhatIf
@@ -58,10 +59,11 @@ class Captured:
 
     parts: dict[str, Any]
     index: PrefixIndex
+    tiers: LowerTiers
 
     def document(self) -> dict[str, Any]:
         """The snapshot. Takes seconds for a million cached blocks."""
-        return {**self.parts, "index": self.index.dump()}
+        return {**self.parts, "index": self.index.dump(), "tiers": self.tiers.dump()}
 
 
 class Router:
@@ -77,6 +79,7 @@ class Router:
         self.profile = profile
         self.registry = WorkerRegistry()
         self.index = PrefixIndex()
+        self.tiers = LowerTiers()
         self.load = ActiveSequences()
         self.busy = BusyTracker(self.registry, self.load)
         self.busy.default = Thresholds.of(self.config)
@@ -254,8 +257,9 @@ class Router:
         A lost worker is excluded from routing at once; this only frees its memory and slot, in
         steps that fit between two turns of an event loop.
         """
+        more = self.tiers.sweep(max_blocks)
         if not self._draining:
-            return False
+            return more
         self.index.sweep(max_blocks)
         left = []
         for slot in self._draining:
@@ -264,7 +268,7 @@ class Router:
             else:
                 left.append(slot)
         self._draining = left
-        return bool(left)
+        return more or bool(left)
 
     # -- snapshot --------------------------------------------------------------------------
 
@@ -286,6 +290,7 @@ class Router:
                 },
             },
             self.index.copy(),
+            self.tiers.copy(),
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -306,6 +311,8 @@ class Router:
             router = cls(RouterConfig().with_values(plain["config"]), profile)
             router.registry = WorkerRegistry.restore(plain["registry"])
             router.index = PrefixIndex.restore(plain["index"])
+            # Snapshots of earlier versions have no lower tiers.
+            router.tiers = LowerTiers.restore(plain.get("tiers", ()))
             router.load = ActiveSequences.restore(plain["load"], router.registry.capacity)
             router.busy = BusyTracker(router.registry, router.load)
             router.busy.default = Thresholds.of(router.config)
@@ -333,6 +340,7 @@ class Router:
             RouterPolicy.of(config),
             self.profile or PROFILES[config.router_mode],
             what_if,
+            self.tiers,
         )
 
     def _busy_under(self, default: Thresholds) -> BusyTracker:
@@ -371,6 +379,7 @@ class Router:
             self.busy.forget(slot)
             self.freshness.pop(slot, None)
             self.index.begin_drop(slot)
+            self.tiers.clear(slot)
             self._draining.append(slot)
 
     def _kv_event(self, change: c.KvEvent, now: float) -> Applied:
@@ -379,18 +388,31 @@ class Router:
             return _unknown_rank(change.worker_id, change.dp_rank)
         self.freshness[slot].index_at = now
         event = change.event
+        if isinstance(event, (BlocksStored, BlocksRemoved)) and event.tier != DEVICE:
+            return self._lower_event(slot, event)
         if isinstance(event, BlocksStored):
-            if event.tier != DEVICE:
-                return Applied(True, "ignored_tier", f"blocks in tier {event.tier} are not indexed")
             refused = self.index.store(
                 slot, event.parent_hash, event.block_hashes, event.local_hashes
             ).refused
             return OK if refused is None else Applied(False, refused.code.value, refused.message)
         if isinstance(event, BlocksRemoved):
-            if event.tier == DEVICE:
-                self.index.remove(slot, event.block_hashes)
+            self.index.remove(slot, event.block_hashes)
             return OK
         self.index.clear(slot)
+        self.tiers.clear(slot)
+        return OK
+
+    def _lower_event(self, slot: int, event: BlocksStored | BlocksRemoved) -> Applied:
+        if event.tier not in TIERS:
+            return Applied(True, "ignored_tier", f"blocks in tier {event.tier} are not indexed")
+        if isinstance(event, BlocksRemoved):
+            self.tiers.remove(slot, event.tier, event.block_hashes)
+            return OK
+        names, hashes = event.block_hashes, event.local_hashes
+        if len(names) != len(hashes):
+            refused = refused_store(Fault.COLUMNS_DIFFER, len(hashes), len(names)).refused
+            return Applied(False, Fault.COLUMNS_DIFFER.value, refused.message if refused else "")
+        self.tiers.store(slot, event.tier, event.parent_hash, names, hashes)
         return OK
 
     def _index_marked(self, change: c.IndexMarked, now: float) -> Applied:

@@ -19,6 +19,7 @@ from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejectio
 from router_core.hashing import hash_prompt
 from router_core.index import PrefixIndex
 from router_core.load import ActiveSequences
+from router_core.lower_tiers import LowerTiers
 from router_core.registry import CandidateSet, WorkerRegistry
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, preference_multiplier
 from router_core.topology import RouterPolicy, TransferGroupsCache
@@ -43,7 +44,8 @@ class RoutingRequest:
 
     ``isl_tokens`` is the prompt length in tokens. ``sequence_hashes`` are the chained hashes of
     its complete blocks of ``block_size`` tokens; without a tokenizer they are empty and
-    ``overlap_modelled`` is False. ``lora_name`` is the adapter, ``salted`` whether there is a
+    ``overlap_modelled`` is False. Without ``local_hashes`` of these blocks, those cached in host
+    memory or on disk are not found. ``lora_name`` is the adapter, ``salted`` whether there is a
     cache salt; both are part of the hashes already, and the salt itself is not kept. ``notes``
     are copied into every decision on the request.
     """
@@ -61,6 +63,7 @@ class RoutingRequest:
     notes: tuple[str, ...] = ()
     lora_name: str | None = None
     salted: bool = False
+    local_hashes: Sequence[int] = ()
 
     @classmethod
     def from_tokens(
@@ -96,6 +99,7 @@ class RoutingRequest:
             constraints=constraints,
             lora_name=lora_name or None,
             salted=bool(cache_namespace or cache_salt),
+            local_hashes=tuple(hashes.local),
         )
 
     @property
@@ -131,6 +135,7 @@ class RoutingView:
     policy: RouterPolicy | None
     profile: Profile
     what_if: WhatIf | None = None
+    tiers: LowerTiers = field(default_factory=LowerTiers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +283,10 @@ def cost_inputs(
     overlaps = shared = NO_OVERLAPS
     if request.sequence_hashes and context.stage != "decode":
         overlaps = view.index.find_matches(request.sequence_hashes, mask)
+    overlap_blocks = _column(overlaps, slots)
+    host_blocks = disk_blocks = None
+    if request.local_hashes and view.tiers.mask & mask and context.stage != "decode":
+        host_blocks, disk_blocks = _lower_columns(view, request, slots, overlap_blocks)
     if parameters.track_active_blocks and parameters.assume_kv_reuse:
         shared = load.shared_blocks(request.sequence_hashes, mask)
     prefill_tokens = candidates.gather(load.prefill_tokens)
@@ -289,13 +298,29 @@ def cost_inputs(
         isl_tokens=request.isl_tokens,
         block_size=request.block_size,
         prompt_blocks=request.prompt_blocks,
-        overlap_blocks=_column(overlaps, slots),
+        overlap_blocks=overlap_blocks,
         prefill_tokens=prefill_tokens,
         active_blocks=active_blocks,
         shared_blocks=_column(shared, slots) if shared.levels else None,
         active_requests=candidates.gather(load.requests),
         multipliers=_multipliers(view, context, slots),
+        host_blocks=host_blocks,
+        disk_blocks=disk_blocks,
     )
+
+
+def _lower_columns(
+    view: RoutingView, request: RoutingRequest, slots: Sequence[int], overlap: Sequence[int]
+) -> tuple[list[int] | None, list[int] | None]:
+    """Prompt blocks in host memory and on disk; None for a tier where no candidate has any."""
+    host, disk = [0] * len(slots), [0] * len(slots)
+    for i, slot in enumerate(slots):
+        if view.tiers.mask >> slot & 1:
+            depth, parent = overlap[i], None
+            if depth:
+                parent = view.index.name_of(slot, request.sequence_hashes[depth - 1])
+            host[i], disk[i] = view.tiers.extend(slot, parent, request.local_hashes, depth)
+    return host if any(host) else None, disk if any(disk) else None
 
 
 def _multipliers(

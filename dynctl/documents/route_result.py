@@ -105,6 +105,10 @@ class FunnelRow(msgspec.Struct, frozen=True):
 
 
 class CandidateRow(msgspec.Struct, frozen=True):
+    """One scored rank. ``host_blocks``: prompt blocks in host memory after the cached ones
+    (``overlap_blocks``), ``disk_blocks``: those after them on disk.
+    """
+
     worker: str
     worker_id: int
     cost: float
@@ -118,6 +122,8 @@ class CandidateRow(msgspec.Struct, frozen=True):
     terms: dict[str, float] = {}
     multiplier: float = 1.0
     probability: float = 0.0
+    host_blocks: int = 0
+    disk_blocks: int = 0
 
 
 class FlipRow(msgspec.Struct, frozen=True):
@@ -413,6 +419,8 @@ def _candidate_row(row: Candidate) -> CandidateRow:
         terms=dict(row.terms),
         multiplier=float(row.multiplier),
         probability=row.probability,
+        host_blocks=row.host_blocks,
+        disk_blocks=row.disk_blocks,
     )
 
 

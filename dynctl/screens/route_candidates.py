@@ -200,12 +200,27 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
             lambda line: line.row.overlap_blocks,
             right=True,
         ),
+        *(
+            _tier_column(name, heading)
+            for name, heading in (("host_blocks", "host"), ("disk_blocks", "disk"))
+            if any(getattr(row, name) for hop in hops for row in hop.candidates)
+        ),
         _term_column("prefill_blocks", "prefill", 0),
         _term_column("decode_blocks", "decode", 0),
     ]
     if "active_requests" in names:
         columns.append(_term_column("active_requests", "active", 1))
     return columns
+
+
+def _tier_column(name: str, heading: str) -> Column[_Line]:
+    return Column(
+        name,
+        heading,
+        lambda line: f"{getattr(line.row, name):,}" if line.scored_prefill else "-",
+        lambda line: getattr(line.row, name),
+        right=True,
+    )
 
 
 def _term_column(name: str, heading: str, rank: int) -> Column[_Line]:

@@ -31,6 +31,7 @@ from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from router_core import (
     NO_CONSTRAINTS,
     Applied,
+    BlockHashes,
     Booked,
     Change,
     ConfigError,
@@ -204,20 +205,21 @@ class RoutingService:
             tokens = PromptTokens(None, estimate_tokens(prompt), "estimate")
         tokenize_s = self.clock() - started
         size = self.block_size(model)
-        hashes: list[int] = []
+        hashes = BlockHashes(size, [], [])
         if tokens.ids is not None:
             hasher = self._hashers.get(size)
             if hasher is None:
                 hasher = self._hashers[size] = PromptHasher(size)
             hashes = hasher.hash_prompt(
                 tokens.ids, lora_name=lora_name, cache_salt=cache_salt
-            ).sequence
+            )
         request = RoutingRequest(
             id=decision_id or self.new_id(),
             model=model,
             isl_tokens=tokens.count,
             block_size=size,
-            sequence_hashes=hashes,
+            sequence_hashes=hashes.sequence,
+            local_hashes=hashes.local,
             constraints=constraints,
             pin_prefill=pin_prefill,
             pin_decode=pin_decode,

@@ -72,12 +72,14 @@ class ViewSource:
         def pin(text: str | None) -> Pin | None:
             return None if text is None else Pin(resolve_worker(text, workers))
 
+        hashes = self.hashes(query, tokens, size)
         request = RoutingRequest(
             id=_stable_id(tokens, query),
             model=model,
             isl_tokens=len(tokens),
             block_size=size,
-            sequence_hashes=self.hashes(query, tokens, size).sequence,
+            sequence_hashes=hashes.sequence,
+            local_hashes=hashes.local,
             constraints=constraints(query.required, query.preferred),
             pin_prefill=pin(query.pin_prefill),
             pin_decode=pin(query.pin_decode),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
+from dynctl.wire.index_events import to_index_events
+from dynctl.wire.vllm_events import BlockRemoved, BlockStored, EventBatch, encode_message
 from router_core import (
     Booked,
     Freed,
+    KvEvent,
     ModelRuntimeConfig,
     PrefillDone,
     Router,
@@ -25,6 +30,7 @@ from router_core import (
 )
 from tests.dynamo.fleet import DYNAMO_PYTHON
 from tests.dynamo.test_prediction import prompts
+from tests.waiting import until_now
 
 MODEL, BLOCK, WORKERS, STEPS = "tiny", 16, 5, 200
 
@@ -119,3 +125,96 @@ def test_loads_and_choices_are_those_of_dynamos_selection_service(oracle: Oracle
             router.apply(Freed(done), 0.0)
     finding(f"SelectionService: {STEPS} of {STEPS} choices, {certain} without a tie")
     assert certain > STEPS / 2
+
+
+def test_blocks_in_host_memory_and_on_disk_are_counted_as_dynamo_does(
+    oracle: Oracle, finding: Callable[[str], None]
+) -> None:
+    """Random events of three tiers: the same blocks by tier, the same tokens, the same choice."""
+    rounds, chance, router = 40, random.Random(5), Router(preset("dynamo-1.6"))
+    tokens = [chance.randrange(3, 300) for _ in range(BLOCK * 12)]
+    names = list(range(1001, 1013))
+    asked = {"model_name": MODEL, "token_ids": tokens}
+    with contextlib.ExitStack() as stack:
+        context = zmq.Context()
+        stack.callback(context.destroy, 0)
+        publishers = [context.socket(zmq.PUB) for _ in range(WORKERS)]
+        sent = [0] * WORKERS
+        for number, socket in enumerate(publishers, 1):
+            port = socket.bind_to_random_port("tcp://127.0.0.1")
+            worker = Worker(number, f"w{number}", MODEL, block_size=BLOCK)
+            router.apply(WorkerUpserted(worker), 0.0)
+            registered = {
+                "worker_id": number,
+                "model_name": MODEL,
+                "endpoint": f"http://worker-{number}:1",
+                "block_size": BLOCK,
+                "kv_events_endpoint": f"tcp://127.0.0.1:{port}",
+                "data_parallel_size": 1,
+            }
+            oracle.call("upsert_worker", registered)
+
+        def publish(number: int, event: BlockStored | BlockRemoved) -> None:
+            batch = EventBatch(0.0, (event,), 0)
+            publishers[number].send_multipart(encode_message(b"", sent[number], batch))
+            sent[number] += 1
+            for one in to_index_events(batch, BLOCK).events:
+                router.apply(KvEvent(number + 1, 0, one), 0.0)
+
+        def ours() -> dict[int, tuple[int, int, int]]:
+            request = RoutingRequest.from_tokens("r", MODEL, tokens, BLOCK)
+            rows = router.plan(request).final.rows()
+            return {
+                row.worker.worker_id: (row.overlap_blocks, row.host_blocks, row.disk_blocks)
+                for row in rows
+            }
+
+        def theirs() -> dict[int, tuple[int, int, int]]:
+            return {
+                row["worker_id"]: (
+                    row["device_blocks"],
+                    row["host_pinned_extension_blocks"],
+                    row["disk_extension_blocks"],
+                )
+                for row in oracle.call("overlap_scores", asked)["workers"]
+            }
+
+        # A subscription reaches its publisher late: the first block is sent until it is counted.
+        for number in range(WORKERS):
+            first = BlockStored([names[0]], None, tokens[:BLOCK], BLOCK, medium="GPU")
+
+            def heard(number: int = number, first: BlockStored = first) -> bool:
+                publish(number, first)
+                return theirs()[number + 1][0] == 1
+
+            until_now(heard)
+        certain = tiered = 0
+        for turn in range(rounds):
+            for _ in range(3):
+                number, medium = chance.randrange(WORKERS), chance.choice(["GPU", "CPU", "DISK"])
+                begin = chance.randrange(12)
+                end = min(12, begin + chance.randrange(1, 7))
+                if chance.random() < 0.3:
+                    publish(number, BlockRemoved(names[begin:end][::-1], medium=medium))
+                else:
+                    parent = names[begin - 1] if begin else None
+                    held = tokens[BLOCK * begin : BLOCK * end]
+                    publish(
+                        number, BlockStored(names[begin:end], parent, held, BLOCK, medium=medium)
+                    )
+            with contextlib.suppress(TimeoutError):
+                until_now(lambda: theirs() == ours())
+            assert theirs() == ours(), turn
+            decision = router.plan(RoutingRequest.from_tokens("r", MODEL, tokens, BLOCK)).final
+            assert decision.winner is not None
+            tied = {decision.refs[at].worker_id for at in decision.tied or (decision.winner,)}
+            selected = oracle.call("select", {**asked, "selection_id": f"s{turn}"})
+            assert selected["worker_id"] in tied, turn
+            certain += len(tied) == 1
+            tiered += any(host or disk for _, host, disk in ours().values())
+            at = [ref.worker_id for ref in decision.refs].index(selected["worker_id"])
+            assert decision.inputs is not None
+            cached = decision.inputs.cached_tokens(at, decision.parameters)
+            assert selected["effective_prefill_tokens"] == len(tokens) - cached, turn
+    finding(f"cache tiers: {rounds} of {rounds} choices, {certain} without a tie")
+    assert min(certain, tiered) > rounds / 2

@@ -35,7 +35,7 @@ class SelectionReader:
         size = self._service.block_size(model)
         complete = selection.isl_tokens // size
         try:
-            hashes = await _sequence_hashes(selection, size)
+            local, hashes = await _hashes(selection, size)
         except HashingError as error:
             raise bad_request(str(error), param="token_ids") from None
         if len(hashes) > complete:
@@ -52,6 +52,7 @@ class SelectionReader:
             isl_tokens=selection.isl_tokens,
             block_size=size,
             sequence_hashes=hashes,
+            local_hashes=local,
             constraints=selection.constraints,
             pin_prefill=self._pin(selection.pin_prefill),
             pin_decode=self._pin(selection.pin_decode),
@@ -121,17 +122,18 @@ def naming_fields() -> Iterator[None]:
         ) from None
 
 
-async def _sequence_hashes(selection: SelectRequest, size: int) -> Sequence[int]:
-    """The prompt's sequence hashes."""
+async def _hashes(selection: SelectRequest, size: int) -> tuple[Sequence[int], Sequence[int]]:
+    """The prompt's local hashes (none where the body has sequence hashes) and sequence hashes."""
     if selection.sequence_hashes is not None:
-        return selection.sequence_hashes
+        return (), selection.sequence_hashes
     if selection.local_hashes is not None:
-        return sequence_hashes(selection.local_hashes)
+        return selection.local_hashes, sequence_hashes(selection.local_hashes)
     tokens = selection.token_ids or ()
 
-    def work() -> Sequence[int]:
-        return hash_prompt(
+    def work() -> tuple[Sequence[int], Sequence[int]]:
+        found = hash_prompt(
             tokens, size, lora_name=selection.lora_name, cache_salt=selection.cache_salt
-        ).sequence
+        )
+        return found.local, found.sequence
 
     return work() if len(tokens) <= LONG_PROMPT else await asyncio.to_thread(work)

@@ -76,7 +76,8 @@ class BriefHop(NamedTuple):
     """One hop without the candidates below the second.
 
     A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, overlap,
-    prefill tokens, active blocks, shared blocks, requests, multiplier, *term values)``. ``counts``
+    prefill tokens, active blocks, shared blocks, requests, multiplier, host blocks, disk blocks,
+    *term values)``. ``counts``
     are the funnel's (entered, left), flat; ``terms`` are (name, unit, weight).
     """
 
@@ -118,6 +119,8 @@ class BriefHop(NamedTuple):
                 shared_blocks=columns[6] if columns[6][0] is not None else None,
                 active_requests=columns[7],
                 multipliers=columns[8] if columns[8][0] is not None else None,
+                host_blocks=columns[9] if columns[9][0] is not None else None,
+                disk_blocks=columns[10] if columns[10][0] is not None else None,
             )
         return Decision(
             id=self.id,
@@ -142,7 +145,7 @@ class BriefHop(NamedTuple):
             inputs=inputs,
             terms=tuple(
                 TermColumn(name, unit, weight, column)
-                for (name, unit, weight), column in zip(self.terms, columns[9:], strict=True)
+                for (name, unit, weight), column in zip(self.terms, columns[11:], strict=True)
             ),
             winner=0,
             overlap_modelled=self.overlap_modelled,
@@ -206,9 +209,10 @@ def brief(decision: Decision) -> BriefHop:
 
 def _row(decision: Decision, i: int) -> tuple[Any, ...]:
     inputs = decision.inputs
-    read: tuple[Any, ...] = (None, None, None, None, None, None)
+    read: tuple[Any, ...] = (None,) * 8
     if inputs is not None:
         shared, multipliers = inputs.shared_blocks, inputs.multipliers
+        host, disk = inputs.host_blocks, inputs.disk_blocks
         read = (
             inputs.overlap_blocks[i],
             inputs.prefill_tokens[i],
@@ -216,6 +220,8 @@ def _row(decision: Decision, i: int) -> tuple[Any, ...]:
             None if shared is None else shared[i],
             inputs.active_requests[i],
             None if multipliers is None else multipliers[i],
+            None if host is None else host[i],
+            None if disk is None else disk[i],
         )
     values = [term.values[i] for term in decision.terms]
     return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)
