@@ -210,9 +210,7 @@ class RoutingService:
             hasher = self._hashers.get(size)
             if hasher is None:
                 hasher = self._hashers[size] = PromptHasher(size)
-            hashes = hasher.hash_prompt(
-                tokens.ids, lora_name=lora_name, cache_salt=cache_salt
-            )
+            hashes = hasher.hash_prompt(tokens.ids, lora_name=lora_name, cache_salt=cache_salt)
         request = RoutingRequest(
             id=decision_id or self.new_id(),
             model=model,

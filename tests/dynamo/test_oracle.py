@@ -132,8 +132,8 @@ def test_blocks_in_host_memory_and_on_disk_are_counted_as_dynamo_does(
 ) -> None:
     """Random events of three tiers: the same blocks by tier, the same tokens, the same choice."""
     rounds, chance, router = 40, random.Random(5), Router(preset("dynamo-1.6"))
-    tokens = [chance.randrange(3, 300) for _ in range(BLOCK * 12)]
-    names = list(range(1001, 1013))
+    tokens = tuple(chance.randrange(3, 300) for _ in range(BLOCK * 12))
+    names = tuple(range(1001, 1013))
     asked = {"model_name": MODEL, "token_ids": tokens}
     with contextlib.ExitStack() as stack:
         context = zmq.Context()
@@ -181,7 +181,7 @@ def test_blocks_in_host_memory_and_on_disk_are_counted_as_dynamo_does(
 
         # A subscription reaches its publisher late: the first block is sent until it is counted.
         for number in range(WORKERS):
-            first = BlockStored([names[0]], None, tokens[:BLOCK], BLOCK, medium="GPU")
+            first = BlockStored(names[:1], None, tokens[:BLOCK], BLOCK, medium="GPU")
 
             def heard(number: int = number, first: BlockStored = first) -> bool:
                 publish(number, first)
