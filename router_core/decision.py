@@ -37,6 +37,7 @@ Outcome = Literal[
 #: Codes of rejections by the built-in filters; stable, other tools match on them.
 REJECTION_CODES = (
     "model",
+    "worker_set",
     "role",
     "not_allowed",
     "unavailable",

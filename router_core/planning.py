@@ -25,15 +25,15 @@ from router_core.topology import ImpliedConstraints, TransferGroups, implied_con
 from router_core.workers import Role, Worker
 
 
-def stages(view: RoutingView, model: str) -> tuple[Stage, ...]:
+def stages(view: RoutingView, model: str, worker_set: str | None = None) -> tuple[Stage, ...]:
     """The hops of a request of ``model`` on the current fleet: prefill and decode, or aggregated.
 
     Disaggregated if a prefill worker is available, unless only aggregated workers could decode.
     """
     registry = view.registry
-    prefill = role_mask(registry, model, Role.PREFILL) & ~registry.unavailable
-    decode = role_mask(registry, model, Role.DECODE)
-    if prefill and (decode or not role_mask(registry, model, Role.AGGREGATED)):
+    prefill = role_mask(registry, model, Role.PREFILL, worker_set) & ~registry.unavailable
+    decode = role_mask(registry, model, Role.DECODE, worker_set)
+    if prefill and (decode or not role_mask(registry, model, Role.AGGREGATED, worker_set)):
         return ("prefill", "decode")
     return ("aggregated",)
 
@@ -50,9 +50,9 @@ def plan(
     ``required`` is checked here, before dispatch: a plan without a decode worker is a refusal
     although its prefill hop has a winner.
     """
-    if stages(view, request.model) == ("aggregated",):
+    if stages(view, request.model, request.worker_set) == ("aggregated",):
         decision = _select(view, request, "aggregated", sample=samples[0], detail=detail)
-        return RoutingPlan(request.id, request.model, None, _with_message(view, decision))
+        return RoutingPlan(request.id, request.model, None, _with_message(view, request, decision))
     prefill = _select_prefill(view, request, samples[0], detail)
     return continue_plan(view, request, prefill, sample=samples[1], detail=detail)
 
@@ -86,7 +86,7 @@ def continue_plan(
             wanted = ", ".join(item.taint for item in derived.constraints)
             note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
             decode, relaxed = replace(free, notes=(*free.notes, note)), True
-    decode = _with_message(view, decode)
+    decode = _with_message(view, request, decode)
     return replace(prefill_only, decode=decode, implied=derived.constraints, relaxed=relaxed)
 
 
@@ -160,7 +160,7 @@ def _select_prefill(
     )
     emptied = decision.emptied_by()
     if emptied is None or emptied.filter != "decode_capacity":
-        return _with_message(view, decision)
+        return _with_message(view, request, decision)
     if crossing:
         # fallback: the domain has no decode worker, so its prefill workers may cross it.
         free = _select(
@@ -171,10 +171,10 @@ def _select_prefill(
             replace(step, skipped=skipped) if step.filter == "decode_capacity" else step
             for step in free.funnel
         )
-        return _with_message(view, replace(free, funnel=funnel))
+        return _with_message(view, request, replace(free, funnel=funnel))
     if _only_busy(view, request):
         decision = replace(decision, outcome="all_busy")
-    return _with_message(view, decision)
+    return _with_message(view, request, decision)
 
 
 def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, int]:
@@ -215,23 +215,23 @@ def _groups(view: RoutingView) -> TransferGroups:
 
 
 def _implied(view: RoutingView, model: str, worker: Worker | None) -> ImpliedConstraints:
-    siblings = (w for w in view.registry if w.model == model and w.role is Role.PREFILL)
+    siblings = (w for w in view.registry if model in w.served_names and w.role is Role.PREFILL)
     return implied_constraints(worker, siblings, view.policy)
 
 
-def _with_message(view: RoutingView, decision: Decision) -> Decision:
+def _with_message(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
     """The decision, with a message if all workers of a role are missing."""
     if decision.winner is not None or decision.message:
         return decision
-    message = _missing_role(view, decision)
+    message = _missing_role(view, request, decision)
     return decision if message is None else replace(decision, message=message)
 
 
-def _missing_role(view: RoutingView, decision: Decision) -> str | None:
-    model = decision.model
+def _missing_role(view: RoutingView, request: RoutingRequest, decision: Decision) -> str | None:
+    model, chosen = decision.model, request.worker_set
     if not view.registry.model(model):
         return f"no worker is registered for model {model!r}"
-    roles = {worker.role for worker in view.registry if worker.model == model}
+    roles = {role for role in Role if role_mask(view.registry, model, role, chosen)}
     if decision.stage != "aggregated":
         missing = Role.DECODE not in roles
         return f"no decode worker is registered for model {model!r}" if missing else None

@@ -36,6 +36,21 @@ class ModelFilter:
         return Reason("model", model, context.request.model, f"serves {model}")
 
 
+class WorkerSetFilter:
+    """Pass workers of the set that was chosen before the worker, if one was."""
+
+    name = "worker_set"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int | None:
+        chosen = context.request.worker_set
+        return None if chosen is None else view.registry.worker_set(chosen)
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        own = ", ".join(view.registry.worker(slot).worker_sets) or None
+        message = f"belongs to the worker set {own}" if own else "belongs to no worker set"
+        return Reason("worker_set", own, context.request.worker_set, message)
+
+
 class RoleFilter:
     """Pass workers whose role can serve the hop."""
 
@@ -190,7 +205,7 @@ class WorkerFilter:
 
     def mask(self, view: RoutingView, context: SelectionContext) -> int:
         request = context.request
-        workers = (worker for worker in view.registry if worker.model == request.model)
+        workers = (w for w in view.registry if request.model in w.served_names)
         return view.registry.mask_of(
             worker.worker_id for worker in workers if self._passes(worker, request)
         )
@@ -202,6 +217,7 @@ class WorkerFilter:
 #: The filters of every built-in mode, in the order of the funnel.
 FILTERS: tuple[Filter, ...] = (
     ModelFilter(),
+    WorkerSetFilter(),
     RoleFilter(),
     AllowedFilter(),
     AvailableFilter(),

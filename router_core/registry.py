@@ -56,9 +56,11 @@ class WorkerRegistry:
         self.alive = 0
         self.unavailable = 0
         self._roles: dict[Role, int] = {}
+        self._own_models: dict[str, int] = {}
         self._models: dict[str, int] = {}
         self._taints: dict[str, int] = {}
         self._domains: dict[str, int] = {}
+        self._sets: dict[str, int] = {}
         self._cannot_prefill = 0
         #: Slots whose worker publishes a KV-transfer policy of its own.
         self.own_policy = 0
@@ -117,10 +119,20 @@ class WorkerRegistry:
         return self._roles.get(role, 0)
 
     def model(self, name: str) -> int:
+        """Slots whose worker serves ``name``: a model, an alias of one, or a LoRA adapter."""
         return self._models.get(name, 0)
 
     def models(self) -> tuple[str, ...]:
-        return tuple(name for name, mask in self._models.items() if mask)
+        """The models of the workers, without aliases and adapters, in order of registration."""
+        return tuple(self._own_models)
+
+    def served_names(self) -> tuple[str, ...]:
+        """All names that requests may use: models, aliases, adapters."""
+        return tuple(self._models)
+
+    def worker_set(self, name: str) -> int:
+        """Slots whose worker belongs to a set of workers."""
+        return self._sets.get(name, 0)
 
     def taint(self, taint: str) -> int:
         return self._taints.get(taint, 0)
@@ -287,7 +299,11 @@ class WorkerRegistry:
         bit = 1 << slot
         self.alive |= bit
         self._roles[worker.role] = self._roles.get(worker.role, 0) | bit
-        self._models[worker.model] = self._models.get(worker.model, 0) | bit
+        self._own_models[worker.model] = self._own_models.get(worker.model, 0) | bit
+        for name in worker.served_names:
+            self._models[name] = self._models.get(name, 0) | bit
+        for name in worker.worker_sets:
+            self._sets[name] = self._sets.get(name, 0) | bit
         for taint in worker.runtime_config.taints:
             self._taints[taint] = self._taints.get(taint, 0) | bit
         for domain in worker.domains:
@@ -306,7 +322,11 @@ class WorkerRegistry:
         self._cannot_prefill &= keep
         self.own_policy &= keep
         self._roles[worker.role] &= keep
-        _drop_bit(self._models, worker.model, keep)
+        _drop_bit(self._own_models, worker.model, keep)
+        for name in worker.served_names:
+            _drop_bit(self._models, name, keep)
+        for name in worker.worker_sets:
+            _drop_bit(self._sets, name, keep)
         for taint in worker.runtime_config.taints:
             _drop_bit(self._taints, taint, keep)
         for domain in worker.domains:

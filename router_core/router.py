@@ -124,9 +124,9 @@ class Router:
             busy = self._busy_under(Thresholds.of(config))
         return self._view(config, busy, what_if)
 
-    def stages(self, model: str) -> tuple[Stage, ...]:
+    def stages(self, model: str, worker_set: str | None = None) -> tuple[Stage, ...]:
         """The hops of a request of ``model`` (:func:`planning.stages`)."""
-        return planning.stages(self.view(), model)
+        return planning.stages(self.view(), model, worker_set)
 
     def plan(
         self,

@@ -45,9 +45,11 @@ class RoutingRequest:
     ``isl_tokens`` is the prompt length in tokens. ``sequence_hashes`` are the chained hashes of
     its complete blocks of ``block_size`` tokens; without a tokenizer they are empty and
     ``overlap_modelled`` is False. Without ``local_hashes`` of these blocks, those cached in host
-    memory or on disk are not found. ``lora_name`` is the adapter, ``salted`` whether there is a
-    cache salt; both are part of the hashes already, and the salt itself is not kept. ``notes``
-    are copied into every decision on the request.
+    memory or on disk are not found. ``worker_set``: only workers of this set, chosen before.
+    ``is_eagle``: the workers decode speculatively, so that a block is complete only with the token
+    behind it. ``lora_name`` is the adapter, ``salted`` whether there is a cache salt; both are part
+    of the hashes already, and the salt itself is not kept. ``notes`` are copied into every decision
+    on the request.
     """
 
     id: str
@@ -59,6 +61,8 @@ class RoutingRequest:
     pin_prefill: Pin | None = None
     pin_decode: Pin | None = None
     allowed_worker_ids: frozenset[int] | None = None
+    worker_set: str | None = None
+    is_eagle: bool = False
     overlap_modelled: bool = True
     notes: tuple[str, ...] = ()
     lora_name: str | None = None
@@ -105,7 +109,7 @@ class RoutingRequest:
     @property
     def prompt_blocks(self) -> int:
         """Complete blocks of the prompt."""
-        return self.isl_tokens // self.block_size
+        return max(0, self.isl_tokens - self.is_eagle) // self.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +378,7 @@ def _rejections(
 def _refused(funnel: Sequence[FunnelStep], context: SelectionContext) -> Outcome:
     """The outcome of a funnel without candidates."""
     last = funnel[-1] if funnel else None
-    if last is None or not last.entered or last.filter in ("model", "role"):
+    if last is None or not last.entered or last.filter in ("model", "worker_set", "role"):
         return "no_workers"
     if last.filter == "busy":
         return "all_busy"
@@ -391,6 +395,9 @@ def eligible(view: RoutingView, context: SelectionContext, filters: Sequence[Fil
     return mask
 
 
-def role_mask(registry: WorkerRegistry, model: str, role: Role) -> int:
-    """Registered ranks of a model with a role, available or not."""
-    return registry.model(model) & registry.role(role)
+def role_mask(
+    registry: WorkerRegistry, model: str, role: Role, worker_set: str | None = None
+) -> int:
+    """Registered ranks of a model (and of a set of workers) with a role, available or not."""
+    mask = registry.model(model) & registry.role(role)
+    return mask if worker_set is None else mask & registry.worker_set(worker_set)

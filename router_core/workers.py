@@ -14,6 +14,7 @@ from router_core.taints import TOPOLOGY_PREFIX, canonical_taint
 
 #: Value of an unknown ``max_num_batched_tokens`` (as observed in Dynamo 1.6).
 UNKNOWN_BATCHED_TOKENS = 10_000_000
+_LISTS = ("aliases", "adapters", "worker_sets")
 #: Limit of data-parallel ranks per worker.
 MAX_RANKS = 1024
 
@@ -110,7 +111,10 @@ class Worker:
 
     ``name`` is unique in a registry. ``block_size`` is in tokens. ``can_prefill``: whether a decode
     worker can also compute a prompt by itself. ``kv_events`` is False for a worker that does not
-    report what it caches: it is routed by load.
+    report what it caches: it is routed by load. ``aliases`` are other names of the model and
+    ``adapters`` its LoRA adapters, each requested as a model of its own; all share the worker's
+    load. ``worker_sets``: the sets of workers that it belongs to, where a frontend first chooses a
+    set and then a worker in it.
     """
 
     worker_id: int
@@ -122,6 +126,9 @@ class Worker:
     can_prefill: bool = True
     kv_events: bool = True
     endpoint: str | None = None
+    aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    worker_sets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.worker_id < 2**64:
@@ -143,8 +150,14 @@ class Worker:
     def domains(self) -> Mapping[str, str]:
         return self.runtime_config.topology_domains
 
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names by which requests reach this worker: model, aliases, adapters; each once."""
+        return tuple(dict.fromkeys((self.model, *self.aliases, *self.adapters)))
+
     def to_dict(self) -> dict[str, Any]:
-        return {
+        """Plain data; the lists of other names and of sets only where there are any."""
+        plain = {
             "worker_id": self.worker_id,
             "name": self.name,
             "model": self.model,
@@ -155,6 +168,7 @@ class Worker:
             "endpoint": self.endpoint,
             "runtime_config": self.runtime_config.to_dict(),
         }
+        return plain | {name: list(getattr(self, name)) for name in _LISTS if getattr(self, name)}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Worker:
@@ -170,6 +184,7 @@ class Worker:
                 can_prefill=plain.get("can_prefill", True),
                 kv_events=plain.get("kv_events", True),
                 endpoint=plain.get("endpoint"),
+                **{name: tuple(plain.get(name, ())) for name in _LISTS},
             )
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, WorkerError):

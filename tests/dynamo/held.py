@@ -48,9 +48,11 @@ class HeldControl:
         """Let one request, or all, run to the end."""
         self._ask("release", id=request_id)
 
-    def store(self, tokens: Sequence[int]) -> None:
-        """Publish that the complete blocks of this prompt are cached."""
-        self._ask("store", tokens=list(tokens))
+    def store(
+        self, tokens: Sequence[int], *, lora: str | None = None, salt: str | None = None
+    ) -> None:
+        """Publish that the complete blocks of this prompt are cached, for an adapter or a salt."""
+        self._ask("store", tokens=list(tokens), lora=lora, salt=salt)
 
     def remove(self, tokens: Sequence[int]) -> None:
         """Publish that the complete blocks of this prompt are gone, leaf first."""

@@ -69,6 +69,8 @@ class Worker:
         self.role = arguments.role
         self.block_size = arguments.block_size
         self.caches = arguments.cache
+        self.eagle = arguments.eagle
+        self.bodies = []
         self.events = events
         self.metrics = metrics
         self.hold = {"prefill": False, "decode": False}
@@ -76,6 +78,7 @@ class Worker:
 
     async def generate(self, request, context):
         prompt = request["token_ids"]
+        self.bodies = [*self.bodies[-63:], {k: v for k, v in request.items() if k != "token_ids"}]
         key = f"{context.id()}"
         held = Held(key, len(prompt), self.hold["prefill"], self.hold["decode"])
         self.requests[key] = held
@@ -126,12 +129,20 @@ class Worker:
         held.go.clear()
         return went
 
-    def store(self, tokens):
+    def store(self, tokens, lora=None, salt=None):
         size = self.block_size
-        count = len(tokens) // size
+        # Speculative decoding: a block is known once the token behind it is.
+        count = (len(tokens) - 1 if self.eagle else len(tokens)) // size
         if count and self.events is not None:
-            used = list(tokens[: count * size])
-            self.events.publish_stored(used, [size] * count, self._names(used))
+            used = list(tokens[: count * size + self.eagle])
+            self.events.publish_stored(
+                used,
+                [size] * count,
+                self._names(used),
+                lora_name=lora,
+                is_eagle=self.eagle or None,
+                cache_salt=salt,
+            )
 
     def _names(self, tokens):
         """An engine's own block hashes: one for each prefix, unlike the router's on purpose."""
@@ -156,7 +167,9 @@ class Worker:
                 for key in chosen:
                     getattr(self.requests[key], op)()
             case "store":
-                self.store(order["tokens"])
+                self.store(order["tokens"], order.get("lora"), order.get("salt"))
+            case "bodies":
+                return self.bodies
             case "remove":
                 # Leaf first, as engines evict.
                 self.events.publish_removed(self._names(order["tokens"])[::-1])
@@ -194,6 +207,13 @@ async def main():
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
     parser.add_argument("--taint", action="append", default=[])
     parser.add_argument("--cache", action="store_true", help="publish a prompt's blocks once seen")
+    parser.add_argument("--component", help="default: prefill, or backend for the other roles")
+    parser.add_argument("--context-length", type=int, help="the longest prompt, in the card")
+    parser.add_argument("--eagle", action="store_true", help="a card of speculative decoding")
+    parser.add_argument("--alias", action="append", default=[], help="another name of the model")
+    parser.add_argument("--lora", action="append", default=[], help="an adapter, as a model")
+    parser.add_argument("--needs-nothing", action="store_true", help="decode that can prefill")
+    parser.add_argument("--engine-specific", action="append", default=[], help="NAME=JSON")
     arguments = parser.parse_args()
 
     environment = os.environ
@@ -202,7 +222,7 @@ async def main():
         environment.get("DYN_REQUEST_PLANE", "tcp"),
         environment.get("DYN_EVENT_PLANE", "zmq"),
     )
-    component = "prefill" if arguments.role == "prefill" else "backend"
+    component = arguments.component or ("prefill" if arguments.role == "prefill" else "backend")
     endpoint = runtime.endpoint(f"{arguments.namespace}.{component}.generate")
 
     config = ModelRuntimeConfig()
@@ -213,6 +233,12 @@ async def main():
     publishes = arguments.role != "decode"
     config.enable_local_indexer = publishes
     config.kv_event_publishing_enabled = publishes
+    config.enable_eagle = arguments.eagle
+    if arguments.context_length is not None:
+        config.context_length = arguments.context_length
+    for text in arguments.engine_specific:
+        name, _, value = text.partition("=")
+        config.set_engine_specific(name, json.loads(value))
     apply_topology_config(config)
     if arguments.taint:
         config.taints = set(arguments.taint)
@@ -233,17 +259,32 @@ async def main():
     }
     worker_type, needs = kinds[arguments.role]
     surface = ModelType.Chat | ModelType.Completions
+    card = {
+        "worker_type": worker_type,
+        "needs": [] if arguments.needs_nothing else needs,
+        "kv_cache_block_size": arguments.block_size,
+        "runtime_config": config,
+    }
+    model_type = ModelType.Empty if arguments.role == "prefill" else surface
     await register_model(
         ModelInput.Tokens,
-        ModelType.Empty if arguments.role == "prefill" else surface,
+        model_type,
         endpoint,
         arguments.model_path,
         arguments.model_name,
-        worker_type=worker_type,
-        needs=needs,
-        kv_cache_block_size=arguments.block_size,
-        runtime_config=config,
+        model_aliases=arguments.alias or None,
+        **card,
     )
+    for lora in arguments.lora:
+        await register_model(
+            ModelInput.Tokens,
+            model_type,
+            endpoint,
+            arguments.model_path,
+            lora_name=lora,
+            base_model_path=arguments.model_path,
+            **card,
+        )
     control = asyncio.ensure_future(commands(worker))
     await asyncio.wait({serving, control}, return_when=asyncio.FIRST_COMPLETED)
     runtime.shutdown()

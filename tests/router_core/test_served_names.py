@@ -1,0 +1,77 @@
+"""Workers that serve several names, and requests that are limited to one set of workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from router_core import Router, RoutingRequest, Worker, WorkerLost, WorkerUpserted
+from tests.router_core.fleet import MODEL, prompt, request, router, worker
+
+
+def named(worker_id: int, *sets: str, role: str = "aggregated", **lists: tuple[str, ...]) -> Worker:
+    return replace(worker(worker_id, role=role), worker_sets=sets, **lists)
+
+
+def chosen_from(made: Router, **fields: object) -> set[str]:
+    plan = made.plan(replace(request(40), **fields), detail=True)
+    return {one.name for one in plan.final.workers}
+
+
+def test_a_worker_is_reached_by_its_model_its_aliases_and_its_adapters() -> None:
+    made = router(named(1, aliases=("other",)), named(2, adapters=("law",)), named(3))
+    assert made.registry.models() == (MODEL,)
+    assert set(made.registry.served_names()) == {MODEL, "other", "law"}
+    assert chosen_from(made) == {"w1", "w2", "w3"}
+    assert chosen_from(made, model="other") == {"w1"}
+    assert chosen_from(made, model="law") == {"w2"}
+    made.apply(WorkerUpserted(named(2)), 1.0)
+    assert made.plan(replace(request(40), model="law")).final.outcome == "no_workers"
+    made.apply(WorkerLost(1), 2.0)
+    assert made.registry.served_names() == (MODEL,)
+
+
+def test_a_set_of_workers_limits_the_candidates_and_is_a_step_of_the_funnel() -> None:
+    made = router(named(1, "a"), named(2, "b"), named(3))
+    decision = made.plan(replace(request(40), worker_set="b"), detail=True).final
+    assert decision.worker is not None
+    assert decision.worker.name == "w2"
+    step = next(step for step in decision.funnel if step.filter == "worker_set")
+    reasons = {one.worker.name: one.reason.message for one in step.rejected}
+    assert reasons == {
+        "w1": "belongs to the worker set a",
+        "w3": "belongs to no worker set",
+    }
+    assert "worker_set" not in {step.filter for step in made.plan(request(40)).final.funnel}
+
+
+def test_the_hops_are_those_of_the_set() -> None:
+    made = router(
+        named(1, "together"), named(2, "apart", role="prefill"), named(3, "apart", role="decode")
+    )
+    assert made.stages(MODEL, "together") == ("aggregated",)
+    assert made.stages(MODEL, "apart") == ("prefill", "decode")
+    apart = made.plan(replace(request(40), worker_set="apart"))
+    assert apart.prefill is not None
+    assert apart.prefill.worker is not None
+    assert (apart.prefill.worker.name, apart.final.worker.name) == ("w2", "w3")
+
+
+def test_other_names_and_sets_survive_a_snapshot() -> None:
+    made = router(named(1, "a", aliases=("other",), adapters=("law",)), named(2, "b"))
+    again = Router.restore(made.snapshot())
+    assert list(again.registry) == list(made.registry)
+    assert again.registry.worker_set("a") == made.registry.worker_set("a")
+    assert "worker_sets" not in router(worker(1)).snapshot()["registry"]["workers"][0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks"), [(0, 0), (16, 0), (17, 1), (32, 1), (33, 2), (48, 2)]
+)
+def test_a_block_of_speculative_decoding_needs_the_token_behind_it(
+    tokens: int, blocks: int
+) -> None:
+    made = RoutingRequest("r", MODEL, tokens, 16, is_eagle=True)
+    assert made.prompt_blocks == blocks
+    assert len(prompt(tokens)) == tokens
