@@ -8,8 +8,8 @@ same.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -70,7 +70,7 @@ class RegisteredWorker:
     """A worker with its discovery entries.
 
     ``sources``: rank -> the publisher of its KV events and its indexer. ``kv_events``: rank -> the
-    channel of its KV events.
+    channel of its KV events. ``adapters``: the cards of the LoRA adapters that it serves.
     """
 
     worker: Worker
@@ -78,6 +78,28 @@ class RegisteredWorker:
     instance: Instance
     sources: Mapping[int, EventSource] = field(default_factory=dict)
     kv_events: Mapping[int, EventChannel] = field(default_factory=dict)
+    adapters: tuple[ModelCard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSet:
+    """The workers of one model, endpoint and role: a frontend chooses a set, then a worker in it.
+
+    ``versions``: version of the card -> the ids of its workers. A frontend accepts one version: the
+    first that it saw. ``not_ready``: why the namespace of the set cannot serve requests; None if it
+    can.
+    """
+
+    name: str
+    model: str
+    namespace: str
+    role: Role
+    versions: Mapping[str, tuple[int, ...]]
+    not_ready: str | None = None
+
+    @property
+    def worker_ids(self) -> tuple[int, ...]:
+        return tuple(one for members in self.versions.values() for one in members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +108,8 @@ class Deployment:
 
     ``loads``, ``sequences`` and ``passes`` are the channels of load reports, of routed requests and
     of the engines' scheduler reports; they are not joined to single workers. ``indexers`` serve the
-    whole index of a component.
+    whole index of a component. ``worker_sets``: the sets that requests are sent to, and those of
+    prefill workers.
     """
 
     workers: tuple[RegisteredWorker, ...] = ()
@@ -96,10 +119,16 @@ class Deployment:
     indexers: tuple[Instance, ...] = ()
     problems: tuple[Problem, ...] = ()
     namespaces: tuple[str, ...] = ()
+    worker_sets: tuple[WorkerSet, ...] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
         return tuple(sorted({item.worker.model for item in self.workers}))
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names that requests may use: models, their aliases, and adapters."""
+        return tuple(sorted({name for item in self.workers for name in item.worker.served_names}))
 
 
 class Registrations:
@@ -128,7 +157,7 @@ class Registrations:
                 self.interrupted = reason
 
     def deployment(self, namespace: str | None = None) -> Deployment:
-        """The join of one Dynamo namespace; None joins all."""
+        """The join of one Dynamo namespace, or of those with a prefix (``PREFIX*``); None: all."""
         return join(self.entries.items(), namespace, self.owners)
 
 
@@ -141,6 +170,7 @@ def join(
     problems: list[Problem] = []
     instances: dict[Where, Instance] = {}
     cards: dict[Where, ModelCard] = {}
+    adapters: dict[Where, list[ModelCard]] = defaultdict(list)
     owned: dict[Where, str] = {}
     sources: dict[int, list[EventSource]] = defaultdict(list)
     channels: dict[str, list[EventChannel]] = defaultdict(list)
@@ -151,19 +181,26 @@ def join(
             continue
         scope = entry.scope if isinstance(entry, EventChannel | EventSource) else entry.endpoint
         namespaces.add(scope.namespace)
-        if namespace is not None and scope.namespace != namespace:
+        if namespace is not None and not _in_namespace(scope.namespace, namespace):
             continue
         match entry:
             case Instance():
                 instances[entry.endpoint, entry.instance_id] = entry
             case ModelCard():
-                cards[entry.endpoint, entry.instance_id] = entry
+                where = entry.endpoint, entry.instance_id
+                if entry.lora is None:
+                    cards[where] = entry
+                else:
+                    adapters[where].append(entry)
                 if key in owners:
-                    owned[entry.endpoint, entry.instance_id] = owners[key]
+                    owned[where] = owners[key]
             case EventSource(topic=topic) if topic == KV_EVENTS:
                 sources[entry.worker_id].append(entry)
             case EventChannel():
                 channels[entry.topic].append(entry)
+    for where, cards_of in adapters.items():
+        # An adapter whose base model is not registered is a model by itself.
+        cards.setdefault(where, cards_of[0])
     names = {**worker_names(cards), **_unique(owned)}
     by_publisher = {channel.publisher_id: channel for channel in channels[KV_EVENTS]}
     workers = []
@@ -175,7 +212,9 @@ def join(
             continue
         worker = _worker(names[owner], card, instance, sources[card.instance_id], problems)
         if worker is not None:
-            workers.append(_observed(worker, card, instance, sources, by_publisher))
+            extra = tuple(sorted(adapters[owner], key=lambda one: one.name))
+            observed = _observed(worker, card, instance, sources, by_publisher)
+            workers.append(_with_adapters(observed, extra))
     for where, served in instances.items():
         if served.endpoint.name == SERVED and where not in cards and not _is_router(served):
             problems.append(
@@ -187,6 +226,8 @@ def join(
                 )
             )
     workers.sort(key=lambda item: item.worker.worker_id)
+    sets = _worker_sets(workers)
+    workers = _in_sets(workers, sets)
     problems += _contradictions(workers)
     return Deployment(
         tuple(workers),
@@ -196,7 +237,97 @@ def join(
         tuple(item for item in instances.values() if item.endpoint.name == INDEXER),
         tuple(problems),
         tuple(sorted(namespaces)),
+        tuple(sets),
     )
+
+
+def _in_namespace(name: str, wanted: str) -> bool:
+    """Whether ``name`` is the namespace, or begins with the prefix of ``PREFIX*``."""
+    return name.startswith(wanted[:-1]) if wanted.endswith("*") else name == wanted
+
+
+# -- sets of workers -------------------------------------------------------------------------------
+
+_SetKey: TypeAlias = tuple[str, EndpointId, str, Role]
+"""Model, endpoint, kind of requests (Dynamo's model type), role."""
+
+
+def _worker_sets(workers: Sequence[RegisteredWorker]) -> list[WorkerSet]:
+    """The sets that a Dynamo frontend makes: one a model, endpoint, kind of requests and role."""
+    groups: dict[_SetKey, list[RegisteredWorker]] = defaultdict(list)
+    for item in workers:
+        card = item.card
+        groups[card.name, card.endpoint, card.model_type, item.worker.role].append(item)
+    components = Counter((model, at.namespace, at.component) for model, at, _, _ in groups)
+    not_ready = {
+        key: _not_ready(*key, groups) for key in {(key[0], key[1].namespace) for key in groups}
+    }
+    sets = []
+    for (model, at, kind, role), members in sorted(groups.items(), key=lambda one: one[0]):
+        name = f"{at.namespace}/{at.component}"
+        if components[model, at.namespace, at.component] > 1:
+            alike = sum(other[:2] == (model, at) and other[3] is role for other in groups)
+            name += f" {role.value}" + (f" ({kind})" if alike > 1 else "")
+        versions: dict[str, list[int]] = defaultdict(list)
+        for item in members:
+            versions[item.card.version].append(item.worker.worker_id)
+        frozen = {version: tuple(ids) for version, ids in versions.items()}
+        why = not_ready[model, at.namespace]
+        sets.append(WorkerSet(name, model, at.namespace, role, frozen, why))
+    return sets
+
+
+def _not_ready(
+    model: str, namespace: str, groups: Mapping[_SetKey, Sequence[RegisteredWorker]]
+) -> str | None:
+    """Why a namespace serves no requests of a model; as the frontends of Dynamo 1.6.1 decide."""
+    own = [
+        members
+        for (name, at, _, _), members in groups.items()
+        if (name, at.namespace) == (model, namespace)
+    ]
+    if any(item.card.worker_type is None for members in own for item in members):
+        return None  # older cards do not declare what they need
+    roles = Counter(members[0].worker.role.value for members in own)
+    missing: set[str] = set()
+    for members in own:
+        needs = members[0].card.needs
+        if needs and not any(all(kind in roles for kind in group) for group in needs):
+            missing |= {kind for group in needs for kind in group if kind not in roles}
+    if missing:
+        return f"namespace {namespace} is not ready: no {' and no '.join(sorted(missing))} worker"
+    several = sorted(r for r, n in roles.items() if n > 1 and r != Role.AGGREGATED.value)
+    if several:
+        return (
+            f"namespace {namespace} is not ready: several sets of {' and '.join(several)} workers"
+        )
+    return None
+
+
+def _in_sets(
+    workers: Iterable[RegisteredWorker], sets: Sequence[WorkerSet]
+) -> list[RegisteredWorker]:
+    """The workers with the sets that they belong to; prefill workers serve the decode sets."""
+    own: dict[tuple[str, int], tuple[str, ...]] = {}
+    decode: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in sets:
+        if one.role is not Role.PREFILL:
+            own |= {(one.namespace, worker_id): (one.name,) for worker_id in one.worker_ids}
+        if one.role is Role.DECODE:
+            decode[one.model, one.namespace].append(one.name)
+    found = []
+    for item in workers:
+        worker, namespace = item.worker, item.card.endpoint.namespace
+        names = own.get((namespace, worker.worker_id), ())
+        if worker.role is Role.PREFILL:
+            names = tuple(decode[worker.model, namespace])
+        found.append(replace(item, worker=replace(worker, worker_sets=names)))
+    return found
+
+
+def _with_adapters(item: RegisteredWorker, cards: tuple[ModelCard, ...]) -> RegisteredWorker:
+    names = tuple(card.name for card in cards)
+    return replace(item, worker=replace(item.worker, adapters=names), adapters=cards)
 
 
 def _unique(owned: Mapping[Where, str]) -> dict[Where, str]:
@@ -261,6 +392,7 @@ def _worker(
             can_prefill=not any("prefill" in group for group in card.needs),
             kv_events=bool(sources),
             endpoint=instance.address.partition("/")[0],
+            aliases=card.aliases,
         )
     except (WorkerError, TypeError, ValueError) as error:
         problems.append(Problem(ProblemCode.CARD_REJECTED, name, f"{error}: not routed to"))

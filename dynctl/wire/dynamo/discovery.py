@@ -7,6 +7,7 @@ entry that cannot be read becomes :class:`Malformed`, so that one bad worker doe
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -75,7 +76,11 @@ class ModelCard:
     ``worker_type`` is ``aggregated``, ``prefill`` or ``decode``; older cards have none. ``needs``
     lists alternatives of worker types that must be registered too. ``files``: the card's own names
     (``tokenizer``, ``prompt_formatter``, ...) -> file. ``router_config`` is None if the worker does
-    not advertise one. ``runtime_config`` is as published, not validated.
+    not advertise one. ``runtime_config`` is as published, not validated. ``context_length`` is the
+    longest prompt with its output: the engine's limit, else the model's. ``aliases`` are other
+    names of the model; ``lora`` is the adapter that the card registers on the same worker.
+    ``version`` is equal for cards that a frontend accepts into one set of workers.
+    ``unknown_fields`` are set, and this version of dynctl does not know what they do.
     """
 
     endpoint: EndpointId
@@ -91,6 +96,10 @@ class ModelCard:
     runtime_config: Mapping[str, Any] = field(default_factory=dict)
     router_config: Mapping[str, Any] | None = None
     files: Mapping[str, CardFile] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    lora: str | None = None
+    version: str = ""
+    unknown_fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +221,10 @@ class _FileJson(msgspec.Struct):
     size: int | None = None
 
 
+class _LoraJson(msgspec.Struct):
+    name: str
+
+
 class _CardJson(msgspec.Struct):
     display_name: str
     kv_cache_block_size: int | None = None
@@ -221,6 +234,10 @@ class _CardJson(msgspec.Struct):
     model_input: str | None = None
     source_path: str | None = None
     context_length: int | None = None
+    architectural_max_context_length: int | None = None
+    aliases: list[str] | None = None
+    lora: _LoraJson | None = None
+    extra_files: list[Any] | None = None
     runtime_config: dict[str, Any] | None = None
     router_config: dict[str, Any] | None = None
     model_info: dict[str, Any] | None = None
@@ -235,8 +252,48 @@ class _ModelJson(msgspec.Struct):
     component: str
     endpoint: str
     instance_id: int
-    card_json: _CardJson
+    card_json: dict[str, Any]
 
+
+#: Fields of a card that the answer does not need: they name files, parsers and media, and change
+#: neither hashes nor costs. All others must be fields of the struct above.
+_WITHOUT_EFFECT: Final = frozenset(
+    {"media_decoder", "media_fetcher", "migration_limit", "prompt_context", "slug", "user_data"}
+)
+#: The same for the runtime config, with the fields that ModelRuntimeConfig reads.
+_RUNTIME_FIELDS: Final = frozenset(
+    {
+        "bootstrap_host",
+        "bootstrap_port",
+        "context_length",
+        "data_parallel_size",
+        "data_parallel_start_rank",
+        "disaggregated_endpoint",
+        "enable_eagle",
+        "enable_local_indexer",
+        "exclude_tools_when_tool_choice_none",
+        "kv_event_publishing_enabled",
+        "kv_event_source_mode",
+        "kv_state_endpoint",
+        "kv_transfer_domain",
+        "kv_transfer_enforcement",
+        "kv_transfer_preferred_weight",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "reasoning_parser",
+        "runtime_data",
+        "structural_tag",
+        "structural_tag_mode",
+        "structural_tag_schema",
+        "structural_tag_scope",
+        "taints",
+        "tokenizer_backend",
+        "tool_call_arguments_format",
+        "tool_call_parser",
+        "topology_domains",
+        "total_kv_blocks",
+    }
+)
 
 _FILES: Final = ("model_info", "tokenizer", "prompt_formatter", "chat_template_file", "gen_config")
 
@@ -261,8 +318,11 @@ def _to_instance(read: _InstanceJson) -> Instance:
 
 def _card(value: bytes) -> ModelCard:
     read = msgspec.json.decode(value, type=_ModelJson)
-    card = read.card_json
+    card = msgspec.convert(read.card_json, _CardJson)
     size = card.kv_cache_block_size
+    files = _files(card)
+    runtime = card.runtime_config or {}
+    length = runtime.get("context_length") or card.architectural_max_context_length
     return ModelCard(
         EndpointId(read.namespace, read.component, read.endpoint),
         read.instance_id,
@@ -273,11 +333,55 @@ def _card(value: bytes) -> ModelCard:
         card.model_type or "",
         card.model_input or "",
         card.source_path,
-        card.context_length,
-        card.runtime_config or {},
+        length or card.context_length or None,
+        runtime,
         card.router_config,
-        _files(card),
+        files,
+        tuple(card.aliases or ()),
+        None if card.lora is None else card.lora.name,
+        _version(card, files, length),
+        _unknown_fields(read.card_json),
     )
+
+
+def _version(card: _CardJson, files: Mapping[str, CardFile], length: int | None) -> str:
+    """A digest of what Dynamo's own checksum of a card covers.
+
+    Names, source, checksums of the files, context length, block size, role, needs, router config
+    and aliases; the runtime config is not part of it.
+    """
+    parts = [
+        card.display_name,
+        card.source_path,
+        {name: (file.kind, file.checksum) for name, file in sorted(files.items())},
+        sorted(_named(file) for file in card.extra_files or ()),
+        length or 0,
+        card.kv_cache_block_size,
+        card.worker_type,
+        card.needs or [],
+        card.router_config,
+        card.aliases or [],
+    ]
+    return hashlib.blake2b(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
+
+
+def _named(file: Any) -> tuple[str, str]:
+    """The name and the checksum of a file, wherever a worker serves it."""
+    found = file if isinstance(file, dict) else {}
+    return str(found.get("path", "")).rpartition("/")[2], str(found.get("checksum"))
+
+
+def _unknown_fields(card: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields with a value that neither the card nor its runtime config is known to have."""
+    known = {*_CardJson.__struct_fields__, *_WITHOUT_EFFECT}
+    runtime = card.get("runtime_config") or {}
+    unknown = [name for name, value in card.items() if name not in known and value]
+    unknown += [
+        f"runtime_config.{name}"
+        for name, value in runtime.items()
+        if name not in _RUNTIME_FIELDS and value
+    ]
+    return tuple(sorted(unknown))
 
 
 def _files(card: _CardJson) -> dict[str, CardFile]:

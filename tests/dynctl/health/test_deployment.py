@@ -175,3 +175,122 @@ def test_names_are_the_shortest_unique_ones(captured):
     assert len(set(names)) == 5
     assert {len(name) for name in names if name.startswith("prefill/")} == {len("prefill/") + 4}
     assert {len(name) for name in names if name.startswith("backend/")} == {len("backend/") + 11}
+
+
+# -- names and sets --------------------------------------------------------------------------------
+
+
+def renamed(values: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """A copy of the entries with another namespace or component."""
+    text = json.dumps(values)
+    return json.loads(text.replace(f'"{old}"', f'"{new}"').replace(f"/{old}/", f"/{new}/"))
+
+
+def backend_only(values: dict[str, Any]) -> dict[str, Any]:
+    """The decode workers of the capture, as aggregated ones."""
+    kept = {key: copy.deepcopy(value) for key, value in values.items() if "/backend/" in key}
+    for key in cards(kept, "backend"):
+        kept[key]["card_json"] |= {"worker_type": "aggregated", "needs": []}
+    return kept
+
+
+def sets(values: dict[str, Any]) -> dict[str, tuple[str, int, str | None]]:
+    return {
+        one.name: (one.role.value, len(one.worker_ids), one.not_ready)
+        for one in joined(values).worker_sets
+    }
+
+
+def test_aliases_and_adapters_are_names_of_the_same_worker(captured):
+    key = cards(captured, "backend")[0]
+    captured[key]["card_json"]["aliases"] = ["other"]
+    adapter = copy.deepcopy(captured[key]) | {"model_suffix": "law"}
+    adapter["card_json"] |= {"display_name": "law", "lora": {"name": "law"}, "aliases": []}
+    found = joined(captured | {f"{key}/law": adapter})
+    assert found.models == ("tiny",)
+    assert found.served_names == ("law", "other", "tiny")
+    assert len(found.workers) == 4
+    [worker] = [item.worker for item in found.workers if item.worker.adapters]
+    assert (worker.model, worker.aliases, worker.adapters) == ("tiny", ("other",), ("law",))
+    del captured[key]
+    alone = joined(captured | {f"{key}/law": adapter})
+    assert alone.models == ("law", "tiny"), "without the base model the adapter is a model"
+
+
+def test_prefill_workers_belong_to_the_sets_that_decode(captured):
+    assert sets(captured) == {
+        "dynamo/backend": ("decode", 2, None),
+        "dynamo/prefill": ("prefill", 2, None),
+    }
+    assert {item.worker.worker_sets for item in joined(captured).workers} == {("dynamo/backend",)}
+
+
+def test_components_namespaces_and_roles_are_sets_of_their_own(captured):
+    agg = backend_only(captured)
+    other = renamed(agg, "backend", "other")
+    assert sets(agg | other) == {
+        "dynamo/backend": ("aggregated", 2, None),
+        "dynamo/other": ("aggregated", 2, None),
+    }
+    elsewhere = renamed(captured, "dynamo", "ns-2")
+    assert set(sets(agg | elsewhere)) == {"dynamo/backend", "ns-2/backend", "ns-2/prefill"}
+    # The same component with both roles.
+    both = copy.deepcopy(captured)
+    both[cards(both, "backend")[0]]["card_json"] |= {"worker_type": "aggregated", "needs": []}
+    assert set(sets(both)) == {
+        "dynamo/backend aggregated",
+        "dynamo/backend decode",
+        "dynamo/prefill",
+    }
+
+
+def test_a_namespace_without_what_its_workers_need_is_not_ready(captured):
+    lonely = {key: value for key, value in captured.items() if "/prefill/" not in key}
+    assert sets(lonely) == {
+        "dynamo/backend": ("decode", 2, "namespace dynamo is not ready: no prefill worker")
+    }
+    second = renamed({k: v for k, v in captured.items() if "/backend/" in k}, "backend", "more")
+    why = sets(captured | second)["dynamo/more"][2]
+    assert why == "namespace dynamo is not ready: several sets of decode workers"
+    for key in cards(lonely, "backend"):
+        del lonely[key]["card_json"]["worker_type"]
+    assert [one[2] for one in sets(lonely).values()] == [None], "older cards declare no needs"
+
+
+@pytest.mark.parametrize(
+    ("change", "versions"),
+    [
+        ({"kv_cache_block_size": 32}, 2),
+        ({"aliases": ["other"]}, 2),
+        ({"architectural_max_context_length": 4096}, 2),
+        ({"router_config": {"router_mode": "k_v"}}, 2),
+        ({"runtime_config": {"context_length": 4096}}, 2),
+        ({"runtime_config": {"context_length": 8192, "enable_eagle": True}}, 1),
+        ({"migration_limit": 3}, 1),
+    ],
+)
+def test_cards_that_a_frontend_does_not_accept_together_have_two_versions(
+    captured, change, versions
+):
+    card = captured[cards(captured, "backend")[0]]["card_json"]
+    for name, value in change.items():
+        card[name] = {**card[name], **value} if name == "runtime_config" else value
+    [found] = [one for one in joined(captured).worker_sets if one.role is Role.DECODE]
+    assert len(found.versions) == versions
+    assert len(found.worker_ids) == 2
+
+
+def test_fields_of_a_card_that_are_not_known_are_listed(captured):
+    card = captured[cards(captured, "backend")[0]]["card_json"]
+    assert [item.card.unknown_fields for item in joined(captured).workers] == [()] * 4
+    card |= {"routing_hint": 3, "empty_hint": None}
+    card["runtime_config"]["cost_bias"] = 0.5
+    unknown = [item.card.unknown_fields for item in joined(captured).workers]
+    assert [one for one in unknown if one] == [("routing_hint", "runtime_config.cost_bias")]
+
+
+def test_a_prefix_reads_several_namespaces(captured):
+    both = captured | renamed(captured, "dynamo", "dynamo-2")
+    assert len(joined(both, "dynamo*").workers) == 8
+    assert len(joined(both, "dynamo-*").workers) == 4
+    assert len(joined(both, "dynamo").workers) == 4
