@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,11 +11,11 @@ from router_core import Router, RoutingRequest, Worker, WorkerLost, WorkerUpsert
 from tests.router_core.fleet import MODEL, prompt, request, router, worker
 
 
-def named(worker_id: int, *sets: str, role: str = "aggregated", **lists: tuple[str, ...]) -> Worker:
+def named(worker_id: int, *sets: str, role: str = "aggregated", **lists: Any) -> Worker:
     return replace(worker(worker_id, role=role), worker_sets=sets, **lists)
 
 
-def chosen_from(made: Router, **fields: object) -> set[str]:
+def chosen_from(made: Router, **fields: Any) -> set[str]:
     plan = made.plan(replace(request(40), **fields), detail=True)
     return {one.name for one in plan.final.workers}
 
@@ -55,6 +56,7 @@ def test_the_hops_are_those_of_the_set() -> None:
     apart = made.plan(replace(request(40), worker_set="apart"))
     assert apart.prefill is not None
     assert apart.prefill.worker is not None
+    assert apart.final.worker is not None
     assert (apart.prefill.worker.name, apart.final.worker.name) == ("w2", "w3")
 
 
