@@ -337,9 +337,9 @@ class ClusterEvent:
 class Cluster(Protocol):
     """Reads a Kubernetes cluster; blocking, safe to call from several threads.
 
-    It sends GETs, access reviews, exec of ``cat`` and port-forwards; it changes nothing.
-    Paths are those of the API (``/api/v1/nodes``), ``query`` its parameters. All methods raise
-    ClusterRefusal if the API server refuses, and Unreachable if it does not respond, the TLS
+    It sends GETs, access reviews, exec of ``cat`` and ``ls``, and port-forwards; it changes
+    nothing. Paths are those of the API (``/api/v1/nodes``), ``query`` its parameters. All methods
+    raise ClusterRefusal if the API server refuses, and Unreachable if it does not respond, the TLS
     handshake fails or the credentials are not accepted.
     """
 
@@ -394,6 +394,15 @@ class Cluster(Protocol):
 
         Raises FileNotFoundError with the path; ClusterRefusal if exec is refused or the container
         does not run; ValueError if it is larger than ``max_bytes``.
+        """
+        ...
+
+    def file_names(
+        self, namespace: str, pod: str, container: str, path: str, *, max_bytes: int
+    ) -> tuple[str, ...]:
+        """The visible files in a directory of a container, by exec of ``ls``.
+
+        Raises as :meth:`read_file` does; ``max_bytes``: of all names together.
         """
         ...
 

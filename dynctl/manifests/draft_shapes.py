@@ -20,6 +20,11 @@ _DRAFT_ENV: Final = {
     "DYN_TOPOLOGY_DOMAIN": "DYN_KV_TRANSFER_DOMAIN",
     "DYN_KV_TRANSFER_NO_MATCH_POLICY": "DYN_KV_TRANSFER_ENFORCEMENT",
 }
+_FALLBACK: Final = (
+    "this changes the meaning: fallback crosses the domain only while no decode worker in it is "
+    "eligible, preferred also crosses whenever a worker elsewhere costs less (weight 0.85 halves "
+    "the costs inside the domain); of the routers only dynctl's own has fallback"
+)
 _DRAFT_MOUNT: Final = "/etc/podinfo/topology"
 _DRAFT_LABEL: Final = "grove.io/topology."
 
@@ -95,7 +100,8 @@ def _translated(draft: Mapping[str, Any], cluster_topology: str) -> str:
     mode = text(draft.get("mismatchPolicy")) or text(draft.get("noMatchPolicy"))
     fallback = mode == "fallback" or draft.get("enforcement") == "preferred"
     how = "enforcement: preferred, preferredWeight: 0.85" if fallback else "enforcement: required"
-    return f"write {PATH}: {{{source}, domain: {domain}, {how}}}"
+    changed = "" if mode != "fallback" else f"; {_FALLBACK}"
+    return f"write {PATH}: {{{source}, domain: {domain}, {how}}}{changed}"
 
 
 def _projected(path: str, pod: Mapping[str, Any]) -> Iterator[Draft]:

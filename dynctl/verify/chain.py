@@ -112,8 +112,8 @@ class WorkerChain:
     belong to the worker by owner or by name; ``cards``: what it registered. ``endpoints``: its
     pod's endpoints in the discovery EndpointSlices, None if those could not be read.
     ``follower``: a further rank of a multinode replica, which registers nothing; ``replica``: the
-    name of that replica. ``chains``: domain -> links, with the transfer domain if its labels are
-    known.
+    name of that replica. ``encoder``: it encodes images and registers no model. ``chains``: domain
+    -> links, with the transfer domain if its labels are known.
     """
 
     graph: str
@@ -128,6 +128,7 @@ class WorkerChain:
     endpoints: tuple[Endpoint, ...] | None = None
     follower: bool = False
     replica: str = ""
+    encoder: bool = False
     chains: Mapping[str, DomainChain] = field(default_factory=dict)
 
     @property

@@ -92,8 +92,9 @@ class ClusterFacts:
     command line, empty for all. ``served``: ``plural.group`` -> versions. ``access``: the
     permissions of the user. ``operators``: Deployments of Dynamo's operator in any namespace;
     ``operator_accounts``, ``worker_accounts``: permissions of their service accounts.
-    ``grove_sets``: names of the PodCliqueSets, as ``namespace/name``. ``files``, ``logs``: only of
-    the pods whose files and logs were read.
+    ``grove_sets``: names of the PodCliqueSets, as ``namespace/name``. ``other_pods``: existing pods
+    that own metadata and are not among ``pods``, looked up only with ``wanted``. ``files``,
+    ``logs``: only of the pods whose files and logs were read.
     """
 
     title: str
@@ -115,6 +116,7 @@ class ClusterFacts:
     operator_accounts: tuple[Account, ...] = ()
     worker_accounts: tuple[Account, ...] = ()
     grove_sets: Listing[str] = ()
+    other_pods: Listing[PodKey] = ()
     files: Mapping[PodKey, Mapping[str, TopologyFile] | Unread] = field(default_factory=dict)
     logs: Mapping[PodKey, StartLog | Unread] = field(default_factory=dict)
 

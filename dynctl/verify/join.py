@@ -26,7 +26,7 @@ from dynctl.manifests.graphs import (
 )
 from dynctl.verify.chain import DomainChain, Link, LinkName, WorkerChain
 from dynctl.verify.facts import ClusterFacts, Listing, PodKey, RouterView, T, VerifyFacts
-from dynctl.verify.pod_spec import is_follower, registered_elsewhere, replica_of
+from dynctl.verify.pod_spec import is_encoder, is_follower, registered_elsewhere, replica_of
 from dynctl.verify.policy import Policy, policy_of, policy_of_pods
 from dynctl.wire.kubernetes.names import (
     COMPONENT_LABEL,
@@ -39,6 +39,8 @@ from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
 from router_core import Role
 
 _TAINT: Final = "dynamo.topology/"
+_FOLLOWS: Final = "only the leader of a replica registers"
+_NO_MODEL: Final = "an encoder registers no model"
 NOT_SAMPLED: Final = "not read; --exec all reads all files"
 
 
@@ -210,6 +212,7 @@ class _Join:
             endpoints=None if unread else tuple(self._endpoints.get(key, ())),
             follower=is_follower(pod),
             replica=replica_of(pod),
+            encoder=is_encoder(pod) and not cards,
         )
         if policy is None:
             return worker
@@ -247,8 +250,8 @@ class _Join:
         return Link((file.content or "").strip() or None)
 
     def _registered(self, worker: WorkerChain, domain: str) -> dict[LinkName, Link]:
-        if worker.follower:
-            rest = Link(unknown="only the leader of a replica registers")
+        if worker.follower or worker.encoder:
+            rest = Link(unknown=_NO_MODEL if worker.encoder else _FOLLOWS)
             return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
         if not worker.cards:
             registry = self._facts.registry

@@ -13,10 +13,12 @@ from typing import Final
 from dynctl.verify.policy import Policy
 from dynctl.wire.kubernetes.names import (
     CLUSTER_TOPOLOGY_ANNOTATION,
+    COMPONENT_LABEL,
     DISCOVERY_BACKEND_LABEL,
     LABEL_KEY_ANNOTATION,
     MAIN_CONTAINER,
     MOUNT_PATH,
+    SUB_COMPONENT_TYPE_LABEL,
     TOPOLOGY_VOLUME,
 )
 from dynctl.wire.kubernetes.objects import Container, Pod, Volume
@@ -199,6 +201,15 @@ def is_follower(pod: Pod) -> bool:
     if pod.labels.get(_LWS_WORKER, "0") != "0":
         return True
     return pod.labels.get(_GROVE_CLIQUE, "").endswith(_FOLLOWERS) and _GROVE_GROUP in pod.labels
+
+
+def is_encoder(pod: Pod) -> bool:
+    """Whether the pod encodes images for other workers: such a worker may have no model card."""
+    names = (pod.labels.get(one, "") for one in (COMPONENT_LABEL, SUB_COMPONENT_TYPE_LABEL))
+    words = () if pod.main is None else pod.main.words
+    return any("encode" in name.lower() for name in names) or any(
+        word == "encode" or word.endswith("encode-worker") for word in words
+    )
 
 
 def replica_of(pod: Pod) -> str:

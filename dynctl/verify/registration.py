@@ -98,7 +98,7 @@ def _missing_code(worker: WorkerChain) -> str:
         return "DYT0707"
     if not pod_of(worker).ready:
         return "DYT0702"
-    return "registers no model" if any(map(has_no_model, worker.metadata)) else "DYT0704"
+    return "DYT0710" if any(map(has_no_model, worker.metadata)) else "DYT0704"
 
 
 # -- cards that can be checked ---------------------------------------------------------------------
@@ -108,7 +108,8 @@ def _missing_code(worker: WorkerChain) -> str:
 class Cards:
     """The workers whose own cards are known, and the reasons for the others.
 
-    ``whole`` is the number of all workers, without further ranks of a replica, which have no card.
+    ``whole`` is the number of all workers, without further ranks of a replica and encoders, which
+    have no card.
     """
 
     workers: list[WorkerChain] = field(default_factory=list)
@@ -126,7 +127,7 @@ def cards_of(joined: JoinedFacts, workers: Sequence[WorkerChain]) -> Cards:
     cards = Cards()
     uids = {} if joined.cluster is None else pod_uids(joined.cluster)
     for worker in workers:
-        if worker.follower:
+        if worker.follower or worker.encoder:
             continue
         cards.whole += 1
         gap = unregistered(joined, worker)
@@ -219,7 +220,7 @@ def has_stale_cards(joined: JoinedFacts, worker: WorkerChain, uids: Mapping[PodK
 
 
 def has_no_model(item: WorkerMetadata) -> bool:
-    """Whether the worker has endpoints and no model of its own, as encoders do."""
+    """Whether the worker has endpoints and no model card, as encoders do."""
     return bool(item.data.get("endpoints")) and not item.data.get("model_cards")
 
 

@@ -52,8 +52,8 @@ class VerifyOptions:
     """The options of `topology verify` besides the global ones. ``wait`` is in seconds."""
 
     graphs: tuple[str, ...] = ()
-    exec: str = "sample"
-    logs: str = "sample"
+    exec: str = "auto"
+    logs: str = "auto"
     probe: int = 0
     path: Path | None = None
     domain: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dynctl.findings.runner import Found, Outcome, Passed, Skipped, outcome
+from dynctl.findings.runner import Found, Outcome, Passed, Skipped, Wrong, outcome
 from dynctl.verify.join import VerifiedGraph
 
 _LONGEST_EXCERPT: Final = 200
@@ -21,24 +21,27 @@ def tally(
 ) -> Outcome:
     """The outcome of a check that could check ``judged`` of ``whole`` objects.
 
-    ``elsewhere``: codes or reasons for the others. If no object was checked, the check is skipped.
+    ``elsewhere``: codes or reasons for the others. The check passes only if each object was checked
+    or is explained by a code; else it is skipped.
     """
-    why = _reasons(elsewhere)
+    codes, words = _reasons(elsewhere)
+    why = "; ".join([*words, *([f"see {', '.join(codes)}"] if codes else [])])
     counted = of(judged, whole, noun)
     if why and judged < whole:
         counted += f"; the others: {why}" if judged else f": {why}"
     result = outcome(findings, unread, counted)
-    if isinstance(result, Passed) and not judged:
+    if isinstance(result, Passed) and (words or not judged):
         return Skipped(counted if why else f"no {noun} to check")
+    if isinstance(result, Wrong) and words:
+        return Wrong(result.found, "; ".join(filter(None, [result.note, f"checked {counted}"])))
     return result
 
 
-def _reasons(elsewhere: Iterable[str]) -> str:
-    """``not read (use --exec all); see DYT0403, DYT0410``."""
+def _reasons(elsewhere: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The codes, such as ``DYT0403``, and the reasons in words, such as ``not read``."""
     each = sorted({*elsewhere} - {""})
     codes = [one for one in each if one.startswith("DYT")]
-    words = [one for one in each if one not in codes]
-    return "; ".join([*words, *([f"see {', '.join(codes)}"] if codes else [])])
+    return codes, [one for one in each if one not in codes]
 
 
 def of(part: int, whole: int, noun: str) -> str:

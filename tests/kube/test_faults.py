@@ -6,6 +6,7 @@ down as its consequence; what is healthy reports nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,50 @@ def test_a_fault_is_reported_at_its_own_link(fault: Fault, tmp_path: Path) -> No
         found = reported(report_on(sim, tmp_path))
 
     assert found == {fault.code, *fault.also}
+
+
+OTHERS = {"file-missing": "DYT0503", "file-differs": "DYT0504", "file-beside": "DYT0505"}
+
+
+@pytest.fixture(scope="module")
+def six() -> Iterator[Simulation]:
+    """Six workers, so that a sample of one a component and zone leaves some out."""
+    with living(prefill=2, decode=4) as sim:
+        yield sim
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("pod", ["my-llm-decode-a-0", "my-llm-decode-b-1"])
+def test_by_default_no_worker_of_six_is_left_out(
+    six: Simulation, kind: str, pod: str, tmp_path: Path
+) -> None:
+    kubeconfig = six.viewer_kubeconfig(tmp_path / "kubeconfig")
+    mount = six.sandbox(pod).root / "etc/dynamo/topology"
+    zone, stray, content = mount / "zone", mount / "rack", (mount / "zone").readlink()
+    if kind == "file-beside":
+        stray.write_text("r1")
+    else:
+        zone.unlink()
+    if kind == "file-differs":
+        zone.write_text("us-east-1c")
+    try:
+        report = verify_report(GlobalOptions(kubeconfig=kubeconfig), VerifyOptions())
+    finally:
+        stray.unlink(missing_ok=True)
+        zone.unlink(missing_ok=True)
+        zone.symlink_to(content)
+
+    [check] = [one for one in report.checks if one.code == OTHERS[kind]]
+    assert [one.subject for one in check.findings] == [f"Pod {pod}.prod"]
+
+
+def test_orphaned_metadata_is_found_beside_a_named_graph(tmp_path: Path) -> None:
+    with injected(fault_of(FAULTS, "metadata-of-no-pod")) as sim:
+        kubeconfig = sim.viewer_kubeconfig(tmp_path / "kubeconfig")
+        options = GlobalOptions(kubeconfig=kubeconfig)
+        report = verify_report(options, VerifyOptions(graphs=("my-llm",)))
+
+    assert reported(report) == {"DYT0709"}
 
 
 @pytest.mark.parametrize("grove", [False, True], ids=["label key", "grove"])

@@ -36,8 +36,8 @@ def large() -> Iterator[ApiServer]:
 
 
 def _cat(content: bytes, command: list[str]) -> Ran:
-    assert command[0] == "cat"
-    return Ran(stdout=content)
+    assert command[0] in ("cat", "ls")
+    return Ran(stdout=content if command[0] == "cat" else b"zone\n")
 
 
 def requests(server: ApiServer, tmp_path: Path, wanted: VerifyOptions) -> Counter[str]:
@@ -64,6 +64,6 @@ def test_lists_are_read_in_pages_and_no_pod_is_read(large: ApiServer, tmp_path: 
 def test_a_sample_reads_one_worker_a_component_and_domain(large: ApiServer, tmp_path: Path) -> None:
     calls = requests(large, tmp_path, VerifyOptions())
 
-    # Prefill and decode in two zones.
-    assert calls["/api/v1/namespaces/prod/pods/NAME/exec"] == 4
+    # Prefill and decode in two zones; a file and its directory each.
+    assert calls["/api/v1/namespaces/prod/pods/NAME/exec"] == 2 * 4
     assert calls["/api/v1/namespaces/prod/pods/NAME/log"] == 4

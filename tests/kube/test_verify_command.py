@@ -164,7 +164,7 @@ def test_on_a_narrow_terminal_messages_keep_their_beginning(
     for code, says in passed.items():
         [line] = [one for one in whole.splitlines() if one.startswith(f"pass {code}")]
         assert line.partition(": ")[2].startswith(says.removesuffix(" .."))
-    assert passed["DYT0503"] == "4 of 12 pods; the others: not read .."
+    assert passed["DYT0503"] == "12 of 12 pods"
     assert passed["DYT0207"] == "us-east-1a 2, us-east-1b 2 .."
     assert sum(says.endswith(" ..") for says in passed.values()) < len(passed) / 4
 
@@ -267,14 +267,30 @@ def test_rights_to_the_pods_of_a_namespace_are_enough_for_an_answer(
     assert ran.checks["DYT0503"]["message"].count("no permission to get pods/exec in prod") == 1
 
 
-@pytest.mark.parametrize(("how", "many"), [("all", WORKERS), ("sample", 4), ("none", 0)])
+@pytest.mark.parametrize(
+    ("how", "many"), [("auto", WORKERS), ("all", WORKERS), ("sample", 4), ("none", 0)]
+)
 def test_files_and_logs_are_read_as_specified(
     healthy: Simulation, dynctl: Run, how: str, many: int
 ) -> None:
     assert dynctl(*VERIFY, "--exec", how, "--logs", how).code == 0
 
-    assert len(streams(healthy, "exec")) == many
+    # The file of the domain, and the names in its directory.
+    assert len(streams(healthy, "exec")) == 2 * many
     assert len(streams(healthy, "log")) == many
+
+
+def test_what_was_not_read_is_not_passed(healthy: Simulation, dynctl: Run) -> None:
+    ran = dynctl(*VERIFY, "--exec", "sample", "--logs", "sample", "-o", "json")
+
+    for code, option in (("DYT0503", "--exec"), ("DYT0504", "--exec"), ("DYT0602", "--logs")):
+        check = ran.checks[code]
+        assert check["state"] == "skip"
+        assert check["message"] == f"4 of 12 pods; the others: not read (use {option} all)".replace(
+            "pods", "logs" if option == "--logs" else "pods"
+        )
+    states = Counter(row["file"]["state"] for row in ran.json["chain"])
+    assert states == {"same": 4, "unknown": 8}
 
 
 # -- verify changes nothing ------------------------------------------------------------------------
@@ -312,9 +328,10 @@ def test_verify_changes_nothing(healthy: Simulation, dynctl: Run) -> None:
         else:
             assert one.method == "GET"
     assert healthy.objects() == before
-    assert len(commands) == WORKERS
-    assert {tuple(command[:-1]) for command in commands} <= {("cat",), ("cat", "--")}
-    assert {command[-1] for command in commands} == {"/etc/dynamo/topology/zone"}
+    assert Counter(map(tuple, commands)) == {
+        ("cat", "/etc/dynamo/topology/zone"): WORKERS,
+        ("ls", "-1p", "/etc/dynamo/topology"): WORKERS,
+    }
     assert view.requests
     assert {line.split()[0] for line in view.requests} == {"GET"}
 

@@ -15,7 +15,7 @@ from dynctl.adapters.kubernetes.http import MAX_LINE, ApiServer, refusal_of
 from dynctl.adapters.kubernetes.kubeconfig import kube_context
 from dynctl.adapters.kubernetes.login import Login
 from dynctl.adapters.kubernetes.port_forward import forwarded
-from dynctl.adapters.kubernetes.streams import file_of_container, pod_path
+from dynctl.adapters.kubernetes.streams import output_in_container, pod_path
 from dynctl.adapters.ports import AccessReview, ClusterEvent, ClusterRefusal
 from dynctl.base.errors import Unreachable
 
@@ -134,7 +134,19 @@ class KubernetesCluster:
     def read_file(
         self, namespace: str, pod: str, container: str, path: str, *, max_bytes: int
     ) -> bytes:
-        return file_of_container(self._server, namespace, pod, container, path, max_bytes)
+        return output_in_container(
+            self._server, namespace, pod, container, ("cat", path), max_bytes
+        )
+
+    def file_names(
+        self, namespace: str, pod: str, container: str, path: str, *, max_bytes: int
+    ) -> tuple[str, ...]:
+        # -p marks directories with a slash; busybox and coreutils both have it.
+        output = output_in_container(
+            self._server, namespace, pod, container, ("ls", "-1p", path), max_bytes
+        )
+        names = output.decode(errors="replace").splitlines()
+        return tuple(one for one in names if one and not one.endswith("/"))
 
     def log_lines(
         self,

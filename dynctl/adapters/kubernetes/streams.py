@@ -118,13 +118,21 @@ def pod_path(namespace: str, pod: str, part: str) -> str:
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/{part}"
 
 
-def file_of_container(
-    server: ApiServer, namespace: str, pod: str, container: str, path: str, max_bytes: int
+def output_in_container(
+    server: ApiServer,
+    namespace: str,
+    pod: str,
+    container: str,
+    command: Sequence[str],
+    max_bytes: int,
 ) -> bytes:
-    """The output of ``cat PATH``; see ``Cluster.read_file`` for the errors."""
-    query = [("command", "cat"), ("command", path), ("container", container)]
+    """The output of a command whose last word is a path.
+
+    See ``Cluster.read_file`` for the errors.
+    """
+    query = [("command", word) for word in command] + [("container", container)]
     query += [("stdin", "false"), ("stdout", "true"), ("stderr", "true"), ("tty", "false")]
-    what = f"cat {path} in container {container} of pod {namespace}/{pod}"
+    what = f"{' '.join(command)} in container {container} of pod {namespace}/{pod}"
     content, output, status = bytearray(), bytearray(), bytearray()
     deadline = time.monotonic() + server.timeout
     with pod_stream(server, pod_path(namespace, pod, "exec"), query) as stream:
@@ -133,14 +141,14 @@ def file_of_container(
             if channel == STDOUT:
                 content += data
                 if len(content) > max_bytes:
-                    raise ValueError(f"{what}: the file is larger than {max_bytes:,} bytes")
+                    raise ValueError(f"{what}: the output is larger than {max_bytes:,} bytes")
             elif channel == STDERR:
                 output += data[: _MAX_STDERR - len(output)]
             elif channel == STATUS:
                 status += data[: _MAX_STATUS - len(status)]
                 if _complete(status):
                     break
-    _judge(status, output, path, what)
+    _judge(status, output, command[-1], what)
     return bytes(content)
 
 

@@ -23,18 +23,18 @@ def verify_topology(
         str,
         typer.Option(
             "--exec",
-            metavar="all|sample|none",
-            help="Read topology files in pods with exec cat: of all workers, a sample, or none.",
+            metavar="auto|all|sample|none",
+            help="Read topology files in pods: of all workers, a sample, none; auto: all up to 64.",
         ),
-    ] = "sample",
+    ] = "auto",
     logs: Annotated[
         str,
         typer.Option(
             "--logs",
-            metavar="all|sample|none",
-            help="Read the start of worker logs: of all workers, a sample, or none.",
+            metavar="auto|all|sample|none",
+            help="Read the start of logs: of all workers, a sample, none; auto: all up to 64.",
         ),
-    ] = "sample",
+    ] = "auto",
     probe: Annotated[
         int,
         typer.Option(
@@ -83,9 +83,9 @@ def verify_topology(
     """Verify that node topology reaches the router: every link of every worker.
 
     Reads the cluster of the kubeconfig; with --discovery etcd or file, the registrations there;
-    with --path, the mount of one worker. Changes nothing: it sends GETs, access reviews, exec cat
-    and port-forwards. Exit code 0: no check failed, 1: a check failed, 3: the cluster cannot be
-    read or does not have the graph.
+    with --path, the mount of one worker. Changes nothing: it sends GETs, access reviews, exec of
+    cat and ls, and port-forwards. Exit code 0: no check failed, 1: a check failed, 3: the cluster
+    cannot be read or does not have the graph.
     """
     from dynctl.base.errors import ExitCode
     from dynctl.cli.commands.topology_lint import lint_files

@@ -216,6 +216,25 @@ def _is_unreadable(joined: JoinedFacts, worker: WorkerChain, own: Sequence[Worke
     return all(one.owner_uid == uid for one in own) and not any(map(has_no_model, own))
 
 
+def _has_card(joined: JoinedFacts) -> Outcome:
+    """Workers with endpoints and without a model card, except encoders."""
+    workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
+    wrong: list[Found] = []
+    elsewhere: list[str] = []
+    for worker in workers:
+        own, pod = own_metadata(worker, uids), pod_of(worker)
+        if not own:
+            elsewhere.append("DYT0704")
+        elif worker.encoder or not any(map(has_no_model, own)) or worker.cards:
+            continue
+        elif explained := not_serving(joined, worker) or ("" if pod.ready else "DYT0702"):
+            elsewhere.append(explained)
+        else:
+            wrong.append(found(worker.subject, pod=pod.name, namespace=pod.namespace))
+    judged = len(workers) - len(elsewhere)
+    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+
+
 def _rejected(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
     """The problem of its cards, as reported when they were parsed."""
     ids = [key.rpartition("/")[2] for item in own for key in mapping(item.data.get("model_cards"))]
@@ -253,16 +272,17 @@ def _metadata_is_own(joined: JoinedFacts) -> Outcome:
 
 
 def _metadata_has_pod(joined: JoinedFacts) -> Outcome:
-    """Objects without a pod. Only for whole namespaces: pods of other graphs are unknown."""
+    """Objects without a pod. With named graphs, those of these graphs."""
     cluster = cluster_of(joined)
     if isinstance(cluster.metadata, Unread) or isinstance(cluster.endpoints, Unread):
         listing = cluster.metadata if isinstance(cluster.metadata, Unread) else cluster.endpoints
         assert isinstance(listing, Unread)
         return Skipped(listing.why, unread=True)
-    if cluster.wanted:
-        return Skipped("only the graphs of --dgd were read")
+    if isinstance(cluster.other_pods, Unread):
+        return Skipped(f"pods of other graphs: {cluster.other_pods.why}", unread=True)
     # The list of pods has only pods of graphs; others have endpoints.
     pods = pod_uids(cluster).keys() | {(one.namespace, one.pod) for one in cluster.endpoints}
+    pods |= set(cluster.other_pods)
     wrong = [
         found(
             f"DynamoWorkerMetadata {item.name}.{item.namespace}",
@@ -276,8 +296,21 @@ def _metadata_has_pod(joined: JoinedFacts) -> Outcome:
         for item in sorted(cluster.metadata, key=lambda one: (one.namespace, one.name))
         if not cluster.namespaces or item.namespace in cluster.namespaces
         if (item.namespace, item.owner or item.name) not in pods
+        if not cluster.wanted or _of_graphs(item, cluster.wanted)
     ]
     return outcome(wrong, summary=f"{len(cluster.metadata):,} objects")
+
+
+def _of_graphs(item: WorkerMetadata, graphs: Sequence[str]) -> bool:
+    """Whether an object can belong to one of these graphs: by Dynamo's namespace in its keys.
+
+    The namespace is ``NAMESPACE-GRAPH``, with a suffix during a rolling update.
+    """
+    spaces = {key.split("/")[2] for key, _ in item.entries() if key.count("/") > 2}
+    starts = [f"{item.namespace}-{name}" for name in graphs]
+    return not spaces or any(
+        one == start or one.startswith(f"{start}-") for one in spaces for start in starts
+    )
 
 
 def _ids_match(joined: JoinedFacts) -> Outcome:
@@ -344,4 +377,5 @@ DISCOVERY_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
     Check("DYT0707", _in_other_backend, _PODS),
     Check("DYT0708", _specifies_backend, _PODS),
     Check("DYT0709", _metadata_has_pod, (in_cluster,)),
+    Check("DYT0710", _has_card, (*_KUBE, _metadata_read)),
 )

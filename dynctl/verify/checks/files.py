@@ -38,7 +38,7 @@ from dynctl.verify.pod_spec import (
     mount_differences,
 )
 from dynctl.verify.root_causes import stuck_at_start, wrong_pod_spec
-from dynctl.verify.wording import age, of, tally
+from dynctl.verify.wording import age, tally
 from dynctl.wire.kubernetes.names import TOPOLOGY_VOLUME
 
 REFRESH_S: Final = 90.0
@@ -239,24 +239,28 @@ def _other_domains(joined: JoinedFacts) -> Outcome:
         if mount.absent:
             return Skipped(f"{mount.absent} (DYT0503)")
         return outcome(wrong, unread, mount.domain)
-    workers = live_workers(joined)
+    workers, elsewhere = live_workers(joined), []
     for worker in workers:
-        policy = worker.policy
+        policy, files = worker.policy, cluster_of(joined).files.get(key_of(worker))
         if policy is None or policy.source is None:
             continue
-        extra = sorted(_domains_of(worker) - policy.sources.keys())
+        if not worker.cards and files is None:
+            elsewhere.append(NOT_READ)
+        inside = {} if files is None or isinstance(files, Unread) else files
+        extra = sorted(_domains_of(worker, inside) - policy.sources.keys() - {policy.domain})
         if extra:
             wanted = ", ".join(policy.sources)
             wrong.append(found(worker.subject, domains=", ".join(extra), wanted=wanted))
     unread += unsourced(joined)
-    return outcome(wrong, unread, of(len(workers), len(workers), "pod"))
+    return tally(wrong, unread, len(workers) - len(elsewhere), len(workers), "pod", elsewhere)
 
 
-def _domains_of(worker: WorkerChain) -> set[str]:
-    """All domains from its volume or its card; hidden files are not domains."""
+def _domains_of(worker: WorkerChain, files: Mapping[str, TopologyFile]) -> set[str]:
+    """All domains from its volume, files or card; hidden and empty files are not domains."""
     volumes = (one for one in pod_of(worker).volumes if one.name == TOPOLOGY_VOLUME)
     paths = {item.path for volume in volumes for item in volume.items}
     names = {path for path in paths if not path.startswith(".") and "/" not in path}
+    names |= {name for name, file in files.items() if file.invalid or (file.content or "").strip()}
     for item in worker.cards:
         names |= mapping(item.card.runtime_config.get("topology_domains")).keys()
     return names

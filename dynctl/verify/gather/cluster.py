@@ -1,7 +1,7 @@
 """Gather the facts of a cluster: each list once, then files and logs of a few pods.
 
-The number of requests does not grow with the number of pods, except for the sampled pods of
-:mod:`dynctl.verify.gather.pods`. A refused request becomes Unread, and the others continue.
+The number of requests does not grow with the number of pods, except for the pods that
+:mod:`dynctl.verify.gather.pods` chooses. A refused request becomes Unread, and the others continue.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dynctl.verify.facts import (
     ClusterFacts,
     GraphSchema,
     Listing,
+    PodKey,
     VerifyFacts,
 )
 from dynctl.verify.gather.expected_graphs import expect_graphs
@@ -51,6 +52,8 @@ from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata, worker_metada
 _TOPOLOGIES: Final = {f"{kind.lower()}s": kind for kind in TOPOLOGY_KINDS}
 _GRAPH_VERSIONS: Final = ("v1beta1", "v1alpha1")
 _AT_ONCE: Final = 8
+#: The most pods that are looked up one by one.
+_MOST_OTHERS: Final = 64
 
 T = TypeVar("T")
 Served: TypeAlias = Mapping[str, tuple[str, ...]] | Unread
@@ -66,8 +69,8 @@ class Wanted:
 
     namespace: str | None
     graphs: tuple[str, ...] = ()
-    exec: Sampling = Sampling.SAMPLE
-    logs: Sampling = Sampling.SAMPLE
+    exec: Sampling = Sampling.AUTO
+    logs: Sampling = Sampling.AUTO
     optional: bool = False
 
 
@@ -83,7 +86,7 @@ def gather(cluster: Cluster, wanted: Wanted, before: VerifyFacts | None = None) 
 
 
 def _with_files_and_logs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -> VerifyFacts:
-    """Add the topology files and log starts of the sampled pods."""
+    """Add the topology files and log starts of the chosen pods."""
     if facts.cluster is None:
         return facts
     joined = join(facts)
@@ -138,8 +141,14 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
             *((user, worker_reviews(space)) for user, space in worker_users(facts)),
         ]
         read = tuple(pool.map(lambda one: account(cluster, *one), accounts))
+        others = _or_unread(lambda: _other_pods(cluster, facts)) if wanted.graphs else ()
     operators = len(operator_users(facts))
-    return replace(facts, operator_accounts=read[:operators], worker_accounts=read[operators:])
+    return replace(
+        facts,
+        other_pods=others,
+        operator_accounts=read[:operators],
+        worker_accounts=read[operators:],
+    )
 
 
 class _Reader:
@@ -248,6 +257,24 @@ class _Reader:
                 found.clear()
             found += (read(mapping(item)) for item in sequence(page.get("items")))
         return tuple(found)
+
+
+def _other_pods(cluster: Cluster, facts: ClusterFacts) -> Listing[PodKey]:
+    """The existing pods of other graphs that own metadata: a request for each."""
+    metadata, pods, endpoints = facts.metadata, facts.pods, facts.endpoints
+    if isinstance(metadata, Unread) or isinstance(pods, Unread) or isinstance(endpoints, Unread):
+        return ()
+    owners = {(one.namespace, one.owner or one.name) for one in metadata}
+    owners -= {(one.namespace, one.name) for one in pods}
+    owners -= {(one.namespace, one.pod) for one in endpoints}
+    if len(owners) > _MOST_OTHERS:
+        return Unread(f"{len(owners):,} owners of metadata, {_MOST_OTHERS} are looked up at most")
+    found: list[PodKey] = []
+    for namespace, name in sorted(owners):
+        query = {"fieldSelector": f"metadata.name={name}"}
+        for page in cluster.pages(f"/api/v1/namespaces/{namespace}/pods", query):
+            found += ((namespace, name) for _ in sequence(page.get("items")))
+    return tuple(found)
 
 
 def _version(cluster: Cluster) -> str:

@@ -6,7 +6,8 @@ Each pod costs a connection for its files and one for its log.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,11 @@ from dynctl.wire.kubernetes.objects import Pod
 #: A label value has at most 63 bytes; a longer file is not a value.
 MOST_BYTES: Final = 4096
 _LOG_BYTES: Final = 256 * 1024
+#: The most workers of which ``auto`` reads all.
+MOST_READ: Final = 64
+#: The most files beside those of the policy that are read in one mount.
+_MOST_OTHERS: Final = 8
+_NAMES_BYTES: Final = 64 * 1024
 
 
 def topology_file(content: bytes) -> TopologyFile:
@@ -48,30 +54,52 @@ def topology_file(content: bytes) -> TopologyFile:
 def read_files(
     cluster: Cluster, worker: WorkerChain
 ) -> tuple[PodKey, Mapping[str, TopologyFile] | Unread]:
-    """The files of all domains of the pod's policy, by domain."""
+    """The files of the pod's mount by name: all domains of its policy, and others there."""
     pod, policy = worker.pod, worker.policy
     if pod is None or policy is None or pod.main is None:
         return _key(worker), Unread("it has no container named main")
     if not worker.running:
         return _key(worker), Unread("its container does not run")
-    mount = pod.main.env.get("DYN_TOPOLOGY_MOUNT_PATH") or MOUNT_PATH
+    mount = (pod.main.env.get("DYN_TOPOLOGY_MOUNT_PATH") or MOUNT_PATH).rstrip("/") or "/"
+    domains = {policy.domain: None, **dict.fromkeys(policy.sources)}
     found: dict[str, TopologyFile] = {}
-    for domain in {policy.domain: None, **dict.fromkeys(policy.sources)}:
-        path = f"{mount.rstrip('/')}/{domain}"
-        try:
-            content = cluster.read_file(
-                pod.namespace, pod.name, pod.main.name, path, max_bytes=MOST_BYTES
-            )
-        except FileNotFoundError:
-            found[domain] = TopologyFile(None)
-        except ValueError:
-            found[domain] = TopologyFile("", f"is larger than {MOST_BYTES:,} bytes")
-        except (ClusterRefusal, Unreachable) as refusal:
-            # An unreachable node must not hide the pods of other nodes.
-            return _key(worker), _why(refusal)
-        else:
-            found[domain] = topology_file(content)
-    return _key(worker), found
+    try:
+        for domain in domains:
+            found[domain] = _read_file(cluster, pod, pod.main.name, f"{mount}/{domain}")
+    except (ClusterRefusal, Unreachable) as refusal:
+        # An unreachable node must not hide the pods of other nodes.
+        return _key(worker), _why(refusal)
+    return _key(worker), {**found, **_others(cluster, pod, pod.main.name, mount, domains)}
+
+
+def _read_file(cluster: Cluster, pod: Pod, container: str, path: str) -> TopologyFile:
+    try:
+        content = cluster.read_file(pod.namespace, pod.name, container, path, max_bytes=MOST_BYTES)
+    except FileNotFoundError:
+        return TopologyFile(None)
+    except ValueError:
+        return TopologyFile("", f"is larger than {MOST_BYTES:,} bytes")
+    return topology_file(content)
+
+
+def _others(
+    cluster: Cluster, pod: Pod, container: str, mount: str, domains: Container[str]
+) -> dict[str, TopologyFile]:
+    """The files in the mount beside those of ``domains``: each becomes a domain of the worker.
+
+    None if the container has no ``ls``, or cannot read one: the worker cannot read that either.
+    """
+    try:
+        names = cluster.file_names(
+            pod.namespace, pod.name, container, mount, max_bytes=_NAMES_BYTES
+        )
+    except (ClusterRefusal, Unreachable, FileNotFoundError, ValueError):
+        return {}
+    found = {}
+    for name in [one for one in names if one not in domains and one.isprintable()][:_MOST_OTHERS]:
+        with suppress(ClusterRefusal, Unreachable):
+            found[name] = _read_file(cluster, pod, container, f"{mount}/{name}")
+    return found
 
 
 def read_start(cluster: Cluster, worker: WorkerChain) -> tuple[PodKey, StartLog | Unread]:
@@ -123,8 +151,12 @@ def _key(worker: WorkerChain) -> PodKey:
 
 
 class Sampling(StrEnum):
-    """``sample``: one worker for each component and domain value, and all suspicious workers."""
+    """``sample``: one worker for each component and domain value, and all suspicious workers.
 
+    ``auto``: all workers up to ``MOST_READ``, a sample of more.
+    """
+
+    AUTO = "auto"
     ALL = "all"
     SAMPLE = "sample"
     NONE = "none"
@@ -132,6 +164,9 @@ class Sampling(StrEnum):
 
 def chosen(joined: JoinedFacts, sampling: Sampling) -> tuple[WorkerChain, ...]:
     """The workers with a running pod that are read, in order."""
+    if sampling is Sampling.AUTO:
+        pods = sum(one.pod is not None and one.policy is not None for one in joined.workers)
+        sampling = Sampling.ALL if pods <= MOST_READ else Sampling.SAMPLE
     return tuple(_chosen(joined, sampling))
 
 

@@ -100,7 +100,10 @@ def test_kubernetes_is_quoted_in_its_own_words(stem: str, words: str):
 def test_drafts_are_translated_into_what_then_passes(stem: str, shipped: str):
     [check] = [check for check in _lint(stem).checks if check.code == "DYT0103"]
     [finding] = check.findings
-    assert finding.fix == f"write {F}: {shipped}"
+    written, _, meaning = finding.fix.partition("; ")
+    assert written == f"write {F}: {shipped}"
+    # No released enforcement means fallback.
+    assert meaning.startswith("this changes the meaning: fallback crosses") == (stem != "DYT0103")
     policy = f"""
 apiVersion: nvidia.com/v1beta1
 kind: DynamoGraphDeployment

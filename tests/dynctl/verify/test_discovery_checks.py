@@ -9,6 +9,7 @@ import pytest
 
 from dynctl.adapters.ports import AccessReview
 from dynctl.findings.report import CheckResult, State
+from dynctl.verify.chain import LinkName
 from dynctl.verify.checks.discovery import DISCOVERY_CHECKS
 from dynctl.verify.facts import Account, Registry, VerifyFacts
 from dynctl.verify.join import join
@@ -306,11 +307,29 @@ def test_a_card_that_routers_reject_is_not_a_registration():
     assert wrong(results(scene)) == {"DYT0704": [subject(DECODE)]}
 
 
-def test_a_worker_that_serves_no_model_of_its_own_is_registered():
-    scene = Scene()
+def without_card(scene: Scene) -> None:
     item = scene.metadata[DECODE]
     scene.metadata[DECODE] = replace(item, data={**item.data, "model_cards": {}})
-    assert wrong(results(scene)) == {}
+
+
+def test_endpoints_without_a_model_card_are_a_failure():
+    scene = Scene()
+    without_card(scene)
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0710": [subject(DECODE)]}
+    assert checks["DYT0710"].state is State.FAIL
+    scene.pod(DECODE, ready=False)
+    assert wrong(results(scene)) == {"DYT0702": [subject(DECODE)]}
+
+
+def test_an_encoder_has_no_model_card():
+    scene = Scene()
+    without_card(scene)
+    scene.label(DECODE, "nvidia.com/dynamo-component", "EncodeWorker")
+    assert "DYT0710" not in wrong(results(scene))
+    [row] = [one for one in scene.joined().workers if one.name == DECODE]
+    assert row.chain is not None
+    assert row.chain[LinkName.CARD].unknown == "an encoder registers no model"
 
 
 @pytest.mark.parametrize(
@@ -356,7 +375,13 @@ def test_metadata_without_a_pod_is_found_in_whole_namespaces():
     assert wrong(checks) == {"DYT0709": ["DynamoWorkerMetadata old.prod"]}
     assert values(checks["DYT0709"]) == ["pod old does not exist, created 60 min ago"]
     scene.changes["wanted"] = ("my-llm",)
-    assert skipped(results(scene)["DYT0709"]) == SKIPPED
+    assert wrong(results(scene)) == {"DYT0709": ["DynamoWorkerMetadata old.prod"]}
+    scene.changes["other_pods"] = (("prod", "old"),)
+    assert wrong(results(scene)) == {}
+    scene.changes["other_pods"] = REFUSED
+    assert skipped(results(scene)["DYT0709"]) == UNREAD
+    scene.changes = {"wanted": ("other",)}
+    assert "DYT0709" not in wrong(results(scene))
     scene.changes = {"namespaces": ("other",)}
     assert wrong(results(scene)) == {}
 

@@ -97,6 +97,12 @@ def nothing(body: Json) -> Json | None:
     return None
 
 
+def without_card(body: Json) -> Json | None:
+    """A worker that serves its endpoints and failed to register its model."""
+    body["spec"]["data"]["model_cards"] = {}
+    return body
+
+
 def without_topology(body: Json) -> Json | None:
     """A runtime without topology support: before 1.2, or a sidecar."""
     config = card_config(body)

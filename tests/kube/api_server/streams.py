@@ -81,9 +81,11 @@ def demand_websocket(request: web.Request) -> None:
 
 
 def run(files: Files | None, command: list[str]) -> Ran:
-    """``cat PATH...`` below the root; anything else is not there to be run (126)."""
+    """``cat PATH...`` and ``ls -1p PATH`` below the root; other commands are missing (126)."""
     if callable(files):
         return files(command)
+    if command[:2] == ["ls", "-1p"]:
+        return _listed(files, command[-1])
     if not command or command[0] != "cat":
         word = command[0] if command else ""
         complaint = f'exec: "{word}": executable file not found in $PATH\n'
@@ -101,6 +103,17 @@ def run(files: Files | None, command: list[str]) -> Ran:
         except OSError:
             err, code = err + f"cat: {path}: No such file or directory\n".encode(), 1
     return Ran(out, err, code)
+
+
+def _listed(root: Path | None, path: str) -> Ran:
+    try:
+        entries = sorted(_inside(root, path).iterdir())
+    except OSError:
+        return Ran(stderr=f"ls: {path}: No such file or directory\n".encode(), code=1)
+    shown = [one for one in entries if not one.name.startswith(".")]
+    # -p marks a directory, not a link to one.
+    names = [one.name + ("/" if one.is_dir() and not one.is_symlink() else "") for one in shown]
+    return Ran("".join(f"{name}\n" for name in names).encode())
 
 
 def _inside(root: Path | None, path: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dynctl.wire.kubernetes.names import DISCOVERY_BACKEND_LABEL
 from tests.kube import objects
 from tests.kube.actors import Simulation
-from tests.kube.actors.worker import nothing, with_wrong_id
+from tests.kube.actors.worker import nothing, with_wrong_id, without_card
 from tests.kube.faults.fault import DECODE, Fault, main_of, spoil_pod, then_settle
 from tests.kube.objects import Json
 
@@ -49,6 +49,11 @@ def _unregistered(sim: Simulation) -> None:
     sim.recreate(DECODE)
 
 
+def _cardless(sim: Simulation) -> None:
+    sim.workers.publish[DECODE] = without_card
+    sim.recreate(DECODE)
+
+
 def _earlier_life(sim: Simulation) -> None:
     owners = sim.store.get("dwm", DECODE, "prod")["metadata"]["ownerReferences"]
     owners[0]["uid"] = objects.uid_of("Pod", "prod", DECODE, 1)
@@ -87,6 +92,7 @@ DISCOVERY_FAULTS = (
     Fault("slice-names-an-earlier-pod", "DYT0702", then_settle(_stale_slice)),
     Fault("workers-may-not-register", "DYT0703", then_settle(_unbound), also=("DYT0113",)),
     Fault("worker-without-metadata", "DYT0704", then_settle(_unregistered)),
+    Fault("worker-without-a-card", "DYT0710", then_settle(_cardless)),
     Fault("metadata-of-an-earlier-pod", "DYT0705", then_settle(_earlier_life)),
     Fault("metadata-of-no-pod", "DYT0709", then_settle(_orphan)),
     Fault("worker-with-another-id", "DYT0706", then_settle(_other_id)),
