@@ -192,14 +192,15 @@ class Router:
         parameters = decision.parameters
         tokens = request.isl_tokens - decision.cached_tokens
         blocks = request.prompt_blocks if parameters.track_active_blocks else 0
-        reuse = parameters.assume_kv_reuse and bool(request.sequence_hashes)
+        hashes = request.all_hashes
+        reuse = parameters.assume_kv_reuse and bool(hashes)
         return Booked(
             request_id=request.id,
             stage=decision.stage,
             worker_id=ref.worker_id,
             dp_rank=ref.dp_rank,
             prefill_tokens=max(0, tokens) if parameters.track_prefill_tokens else 0,
-            sequence_hashes=request.sequence_hashes if blocks and reuse else (),
+            sequence_hashes=hashes if blocks and reuse else (),
             anonymous_blocks=0 if reuse else blocks,
         )
 

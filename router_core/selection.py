@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
+from itertools import chain, repeat
+from operator import add
 from typing import Any, Protocol
 
 from router_core.busy import BusyTracker
@@ -45,11 +46,12 @@ class RoutingRequest:
     ``isl_tokens`` is the prompt length in tokens. ``sequence_hashes`` are the chained hashes of
     its complete blocks of ``block_size`` tokens; without a tokenizer they are empty and
     ``overlap_modelled`` is False. Without ``local_hashes`` of these blocks, those cached in host
-    memory or on disk are not found. ``worker_set``: only workers of this set, chosen before.
-    ``is_eagle``: the workers decode speculatively, so that a block is complete only with the token
-    behind it. ``lora_name`` is the adapter, ``salted`` whether there is a cache salt; both are part
-    of the hashes already, and the salt itself is not kept. ``notes`` are copied into every decision
-    on the request.
+    memory or on disk are not found. In a batch of prompts ``isl_tokens`` is their sum and
+    ``more_hashes`` has the hashes of each prompt after the first. ``worker_set``: only workers of
+    this set, chosen before. ``is_eagle``: the workers decode speculatively, so that a block is
+    complete only with the token behind it. ``lora_name`` is the adapter, ``salted`` whether there
+    is a cache salt; both are part of the hashes already, and the salt itself is not kept.
+    ``notes`` are copied into every decision on the request.
     """
 
     id: str
@@ -68,6 +70,7 @@ class RoutingRequest:
     lora_name: str | None = None
     salted: bool = False
     local_hashes: Sequence[int] = ()
+    more_hashes: tuple[Sequence[int], ...] = ()
 
     @classmethod
     def from_tokens(
@@ -110,6 +113,13 @@ class RoutingRequest:
     def prompt_blocks(self) -> int:
         """Complete blocks of the prompt."""
         return max(0, self.isl_tokens - self.is_eagle) // self.block_size
+
+    @property
+    def all_hashes(self) -> Sequence[int]:
+        """The hashes of all prompts; a block that several prompts begin with occurs once."""
+        if not self.more_hashes:
+            return self.sequence_hashes
+        return tuple(dict.fromkeys(chain(self.sequence_hashes, *self.more_hashes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +303,14 @@ def cost_inputs(
         host_blocks, disk_blocks = _lower_columns(view, request, slots, overlap_blocks)
     if parameters.track_active_blocks and parameters.assume_kv_reuse:
         shared = load.shared_blocks(request.sequence_hashes, mask)
+    shared_blocks = _column(shared, slots) if shared.levels else None
+    for hashes in request.more_hashes:
+        if context.stage != "decode":
+            more = _column(view.index.find_matches(hashes, mask), slots)
+            overlap_blocks = list(map(add, overlap_blocks, more))
+        if parameters.track_active_blocks and parameters.assume_kv_reuse:
+            more = _column(load.shared_blocks(hashes, mask), slots)
+            shared_blocks = list(map(add, shared_blocks or repeat(0), more))
     prefill_tokens = candidates.gather(load.prefill_tokens)
     active_blocks = candidates.gather(load.decode_blocks)
     if view.what_if is not None:
@@ -305,7 +323,7 @@ def cost_inputs(
         overlap_blocks=overlap_blocks,
         prefill_tokens=prefill_tokens,
         active_blocks=active_blocks,
-        shared_blocks=_column(shared, slots) if shared.levels else None,
+        shared_blocks=shared_blocks,
         active_requests=candidates.gather(load.requests),
         multipliers=_multipliers(view, context, slots),
         host_blocks=host_blocks,

@@ -36,7 +36,7 @@ _ERROR_EVENT_BYTES: Final = 64 * 1024
 class Call:
     """One client request. ``body`` is what engines receive; ``raw`` the same as bytes.
 
-    ``path`` is that of the engine's endpoint.
+    ``path`` is that of the engine's endpoint. ``batch``: it has several prompts.
     """
 
     request: RoutingRequest
@@ -46,6 +46,7 @@ class Call:
     stream: bool
     headers: dict[str, str]
     record: RequestRecord
+    batch: bool = False
 
 
 @dataclass(slots=True)
@@ -72,6 +73,14 @@ class Refused(Exception):
 
     def __init__(self, plan: RoutingPlan) -> None:
         super().__init__(plan.final.summary())
+        self.plan = plan
+
+
+class HandoffOfBatch(Exception):
+    """A batch of prompts was planned with a prefill hop, which takes one prompt."""
+
+    def __init__(self, plan: RoutingPlan) -> None:
+        super().__init__(plan.id)
         self.plan = plan
 
 
@@ -124,7 +133,8 @@ class RequestFlow:
         self._limits = limits
 
     async def start(self, call: Call) -> Answer:
-        """Run the request up to the first output of an engine. Raises Refused or GaveUp.
+        """Run the request up to the first output of an engine. Raises Refused, HandoffOfBatch or
+        GaveUp.
 
         The caller frees the request's bookings in every case.
         """
@@ -139,6 +149,8 @@ class RequestFlow:
                 if self._may_try_again(tries):
                     continue
                 raise self._refused(plan, request, call, tries)
+            if call.batch and plan.prefill is not None:
+                raise HandoffOfBatch(plan)
             try:
                 if plan.prefill is None:
                     return await self._aggregated(call, request, plan)

@@ -1,7 +1,7 @@
 """Token ids of a request's prompt: from the model's tokenizer, else from an engine."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dynctl.tokenization import ModelTokenizer
@@ -10,13 +10,20 @@ from dynctl.tokenization import ModelTokenizer
 CHARS_PER_TOKEN = 4
 
 NOT_MODELLED = "cache overlap not modelled: no tokenizer"
+#: Prompts of a batch that engines are asked to tokenize, one round trip each.
+_MOST_REMOTE_PROMPTS = 64
 
 Source = Literal["client", "model", "engine", "estimate"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The parts of a request that become tokens: exactly one of the first three is set."""
+    """The parts of a request that become tokens: exactly one of the first three is set.
+
+    ``add_special_tokens`` None: as engines do, for a text and not for a chat. ``keep``: tokens that
+    are left of a longer prompt; ``cut`` is the side that loses the others, None: the left one, and
+    special tokens that the tokenizer adds there stay.
+    """
 
     messages: Sequence[Mapping[str, Any]] | None = None
     text: str | None = None
@@ -25,28 +32,70 @@ class Prompt:
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     template_kwargs: Mapping[str, Any] | None = None
+    chat_template: str | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+    keep: int | None = None
+    cut: Literal["left", "right"] | None = None
+
+    @property
+    def engine_only(self) -> str | None:
+        """Why only an engine can tokenize it, None if a tokenizer here can."""
+        if self.messages is None:
+            return None
+        if self.chat_template is not None:
+            return "cache overlap not modelled: the request has its own chat template"
+        if self.continue_final_message:
+            return "cache overlap not modelled: the final message is continued"
+        if self.add_special_tokens:
+            return "cache overlap not modelled: special tokens are added to the chat"
+        return None
 
     def to_tokenize_body(self, model: str) -> dict[str, Any]:
         """The body of an engine's ``POST /tokenize`` (vLLM's format)."""
         body: dict[str, Any] = {"model": model}
+        if self.add_special_tokens is not None:
+            body["add_special_tokens"] = self.add_special_tokens
         if self.messages is None:
             return body | {"prompt": self.text or ""}
         body["messages"] = self.messages
         body["add_generation_prompt"] = self.add_generation_prompt
+        if self.continue_final_message:
+            body["continue_final_message"] = True
+        if self.chat_template is not None:
+            body["chat_template"] = self.chat_template
         if self.tools:
             body["tools"] = self.tools
-        if self.template_kwargs:
-            body["chat_template_kwargs"] = self.template_kwargs
+        arguments = dict(self.template_kwargs or {})
+        if self.documents:
+            arguments["documents"] = self.documents
+        if arguments:
+            body["chat_template_kwargs"] = arguments
         return body
+
+    def shortened(self, ids: Sequence[int], added: int | None = 0) -> Sequence[int] | None:
+        """The tokens that are left of ``ids``. ``added``: special tokens at their start that stay;
+        None, and then the result is None, where that is unknown and tokens must go."""
+        if self.keep is None or len(ids) <= self.keep:
+            return ids
+        if self.cut == "right":
+            return ids[: self.keep]
+        if self.cut == "left" or self.messages is not None or self.text is None:
+            added = 0
+        if added is None:
+            return None
+        added = min(added, self.keep)
+        return [*ids[:added], *ids[len(ids) - self.keep + added :]]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """``ids`` is None without a tokenizer; ``count`` is then an estimate."""
+    """``ids`` None: not tokenized; ``count`` is then an estimate, and ``note`` the reason."""
 
     ids: Sequence[int] | None
     count: int
     source: Source
+    note: str | None = None
 
 
 EngineTokenize = Callable[[str, Prompt], Awaitable[Sequence[int] | None]]
@@ -73,34 +122,72 @@ class PromptTokenizers:
 
     async def tokenize(self, model: str, prompt: Prompt) -> PromptTokens:
         """The prompt's tokens. Raises PromptError or TemplateError if the prompt is invalid."""
+        note = NOT_MODELLED
         if prompt.token_ids is not None:
-            return PromptTokens(prompt.token_ids, len(prompt.token_ids), "client")
+            return _tokens(prompt.shortened(prompt.token_ids), "client")
         tokenizer = self.of(model)
         if tokenizer is not None:
-            if prompt.messages is not None:
-                ids = await tokenizer.encode_chat_async(
-                    prompt.messages,
-                    tools=prompt.tools,
-                    documents=prompt.documents,
-                    add_generation_prompt=prompt.add_generation_prompt,
-                    template_kwargs=prompt.template_kwargs,
-                )
-            else:
-                ids = await tokenizer.encode_prompt_async(prompt.text or "")
-            return PromptTokens(ids, len(ids), "model")
+            note = prompt.engine_only or note
+            if prompt.engine_only is None:
+                return _tokens(await _encoded(tokenizer, prompt), "model")
         if self.engine is not None:
             from_engine = await self.engine(model, prompt)
             if from_engine is not None:
-                return PromptTokens(from_engine, len(from_engine), "engine")
-        return PromptTokens(None, estimate_tokens(prompt), "estimate")
+                specials = 0 if prompt.add_special_tokens is False else None
+                ids = prompt.shortened(from_engine, specials)
+                if ids is not None:
+                    return _tokens(ids, "engine")
+                note = "cache overlap not modelled: the prompt is truncated; set --model-path DIR"
+        return PromptTokens(None, estimate_tokens(prompt), "estimate", note)
+
+    async def tokenize_batch(self, model: str, prompts: Sequence[Prompt]) -> list[PromptTokens]:
+        """The tokens of each prompt; if one cannot be tokenized, no prompt has ids."""
+        remote = self.of(model) is None and any(one.token_ids is None for one in prompts)
+        if remote and len(prompts) > _MOST_REMOTE_PROMPTS:
+            note = (
+                f"cache overlap not modelled: a batch of more than {_MOST_REMOTE_PROMPTS} texts "
+                "needs --model-path DIR"
+            )
+            return [PromptTokens(None, estimate_tokens(p), "estimate", note) for p in prompts]
+        found = [await self.tokenize(model, prompt) for prompt in prompts]
+        missing = next((one for one in found if one.ids is None), None)
+        if missing is None:
+            return found
+        return [replace(one, ids=None, note=missing.note) for one in found]
+
+
+async def _encoded(tokenizer: ModelTokenizer, prompt: Prompt) -> Sequence[int] | None:
+    """Token ids by a tokenizer here."""
+    if prompt.messages is not None:
+        ids = await tokenizer.encode_chat_async(
+            prompt.messages,
+            tools=prompt.tools,
+            documents=prompt.documents,
+            add_generation_prompt=prompt.add_generation_prompt,
+            template_kwargs=prompt.template_kwargs,
+        )
+        return prompt.shortened(ids)
+    text, special = prompt.text or "", prompt.add_special_tokens is not False
+    ids = await tokenizer.encode_prompt_async(text, add_special_tokens=special)
+    if prompt.keep is None or not special:
+        return prompt.shortened(ids)
+    added = tokenizer.encode_prompt("")
+    return prompt.shortened(ids, len(added) if ids[: len(added)] == added else 0)
+
+
+def _tokens(ids: Sequence[int] | None, source: Source) -> PromptTokens:
+    return PromptTokens(ids, len(ids or ()), source)
 
 
 def estimate_tokens(prompt: Prompt) -> int:
     """An estimated length for load accounting only, from the characters of the text."""
+    if prompt.token_ids is not None:
+        return len(prompt.shortened(prompt.token_ids) or ())
     chars = len(prompt.text or "")
     for message in prompt.messages or ():
         content = message.get("content")
         for part in content if isinstance(content, list) else (content,):
             text = part.get("text") if isinstance(part, Mapping) else part
             chars += len(text) if isinstance(text, str) else 0
-    return max(1, chars // CHARS_PER_TOKEN)
+    found = max(1, chars // CHARS_PER_TOKEN)
+    return found if prompt.keep is None else min(found, prompt.keep)

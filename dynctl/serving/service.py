@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -85,11 +85,17 @@ _CHANGES_OF_HEALTH: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready to be routed, and the tokens it came from (``ids`` None: not tokenized)."""
+    """A request ready to be routed, and the tokens it came from (``ids`` None: not tokenized).
+
+    In a batch ``tokens`` are the first prompt's; ``prompts`` counts them, and ``longest`` is the
+    length of the longest one in tokens.
+    """
 
     request: RoutingRequest
     tokens: PromptTokens
     tokenize_s: float = 0.0
+    prompts: int = 1
+    longest: int = 0
 
 
 class RoutingService:
@@ -176,7 +182,7 @@ class RoutingService:
     async def prepare(
         self,
         model: str,
-        prompt: Prompt,
+        prompts: Prompt | Sequence[Prompt],
         *,
         decision_id: str | None = None,
         constraints: RoutingConstraints = NO_CONSTRAINTS,
@@ -187,7 +193,8 @@ class RoutingService:
         lora_name: str | None = None,
         not_modelled: str | None = None,
     ) -> Prepared:
-        """Tokenize and hash. Raises PromptError, TemplateError or HashingError (a client's 4xx).
+        """Tokenize and hash one prompt or a batch. Raises PromptError, TemplateError or
+        HashingError (a client's 4xx).
 
         ``not_modelled`` is why the prompt cannot be tokenized here (images, a template in the
         request): it is routed by load, and its decisions have this note. ``lora_name`` is a key of
@@ -199,35 +206,42 @@ class RoutingService:
             if allowed_worker_ids is not None:
                 having &= allowed_worker_ids
             allowed_worker_ids = having
+        batch = [prompts] if isinstance(prompts, Prompt) else prompts
         if not_modelled is None:
-            tokens = await self.tokenizers.tokenize(model, prompt)
+            found = await self.tokenizers.tokenize_batch(model, batch)
         else:
-            tokens = PromptTokens(None, estimate_tokens(prompt), "estimate")
+            found = [PromptTokens(None, estimate_tokens(p), "estimate") for p in batch]
+        tokens = found[0]
         tokenize_s = self.clock() - started
         size = self.block_size(model)
-        hashes = BlockHashes(size, [], [])
+        hashes = [BlockHashes(size, [], [])]
         if tokens.ids is not None:
             hasher = self._hashers.get(size)
             if hasher is None:
                 hasher = self._hashers[size] = PromptHasher(size)
-            hashes = hasher.hash_prompt(tokens.ids, lora_name=lora_name, cache_salt=cache_salt)
+            hashes = [
+                hasher.hash_prompt(one.ids or (), lora_name=lora_name, cache_salt=cache_salt)
+                for one in found
+            ]
         request = RoutingRequest(
             id=decision_id or self.new_id(),
             model=model,
-            isl_tokens=tokens.count,
+            isl_tokens=sum(one.count for one in found),
             block_size=size,
-            sequence_hashes=hashes.sequence,
-            local_hashes=hashes.local,
+            sequence_hashes=hashes[0].sequence,
+            local_hashes=hashes[0].local,
             constraints=constraints,
             pin_prefill=pin_prefill,
             pin_decode=pin_decode,
             allowed_worker_ids=allowed_worker_ids,
             overlap_modelled=tokens.ids is not None,
-            notes=() if tokens.ids is not None else (not_modelled or NOT_MODELLED,),
+            notes=() if tokens.ids is not None else (not_modelled or tokens.note or NOT_MODELLED,),
             lora_name=lora_name,
             salted=bool(cache_salt),
+            more_hashes=tuple(one.sequence for one in hashes[1:]),
         )
-        return Prepared(request, tokens, tokenize_s)
+        longest = max(one.count for one in found)
+        return Prepared(request, tokens, tokenize_s, len(found), longest)
 
     # -- deciding and booking --------------------------------------------------------------
 

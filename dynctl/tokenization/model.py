@@ -186,11 +186,12 @@ class ModelTokenizer:
             return self.encode(text, field="messages")
         return await asyncio.to_thread(self.encode, text, field="messages")
 
-    async def encode_prompt_async(self, text: str) -> list[int]:
+    async def encode_prompt_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """As :meth:`encode_prompt`, in a thread when long."""
+        encode = partial(self.encode, text, add_special_tokens=add_special_tokens)
         if len(text) < THREAD_CHARS:
-            return self.encode_prompt(text)
-        return await asyncio.to_thread(self.encode_prompt, text)
+            return encode()
+        return await asyncio.to_thread(encode)
 
     def template_for(self, *, with_tools: bool) -> ChatTemplate:
         """The template for a chat. Raises PromptError if there is none."""

@@ -137,17 +137,21 @@ class ChatTemplate:
         """The message as vLLM and SGLang pass it to a template.
 
         Text parts become one string, joined by newlines, unless the template iterates over parts;
-        strings become parts if the template supports parts only. Arguments of tool calls, which
-        are JSON text in OpenAI's format, become mappings.
+        strings become parts if the template supports parts only. A result of a tool is always a
+        string. Content null (a turn of tool calls) is empty. Arguments of tool calls, which are
+        JSON text in OpenAI's format, become mappings.
         """
         prepared = dict(message)
         content = prepared.get("content")
         field = f"messages[{index}].content"
-        if isinstance(content, str):
-            if self.wraps_strings:
+        result = prepared.get("role") == "tool"
+        if content is None and "content" in prepared:
+            prepared["content"] = [] if self.takes_parts and not result else ""
+        elif isinstance(content, str):
+            if self.wraps_strings and not result:
                 prepared["content"] = [{"type": "text", "text": content}]
         elif isinstance(content, list | tuple):
-            if not self.takes_parts:
+            if not self.takes_parts or (result and all(map(_is_text, content))):
                 prepared["content"] = "\n".join(
                     _text_of(part, f"{field}[{i}]") for i, part in enumerate(content)
                 )
@@ -160,6 +164,10 @@ class ChatTemplate:
         if isinstance(calls, list | tuple):
             prepared["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         return prepared
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text"
 
 
 def _text_of(part: object, field: str) -> str:

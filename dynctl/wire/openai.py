@@ -7,7 +7,7 @@ could not tokenize routes blindly.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -19,6 +19,8 @@ from dynctl.wire.nvext import NO_NVEXT, NvExt, TokenIds, parse_nvext, request_id
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 _MAX_PROMPTS: Final = 4096
+#: Fields of a function that vLLM leaves out where they are not set.
+_OPTIONAL: Final = ("strict", "defer_loading")
 
 _Name = Annotated[str, Meta(max_length=512)]
 _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -34,7 +36,7 @@ class _StreamOptions(Struct, frozen=True):
 class _CommonFields(Struct, kw_only=True):
     """The fields that both bodies share."""
 
-    model: Annotated[_Name, Meta(min_length=1)]
+    model: Annotated[_Name, Meta(min_length=1)] | None = None
     stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
     max_tokens: U32 | None = None
@@ -42,6 +44,9 @@ class _CommonFields(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     user: _Name | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
 
 class _Part(Struct, gc=False):
@@ -68,6 +73,7 @@ class _ChatFields(_CommonFields, kw_only=True):
     chat_template: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    reasoning_effort: str | None = None
 
 
 class _CompletionFields(_CommonFields, kw_only=True):
@@ -109,10 +115,12 @@ class _Common:
     """What both kinds of request share.
 
     ``body`` is the client's own object: pass it on through `nvext.strip_for_engine`, never change
-    it. ``cache_salt`` is a secret of the client's tenant: it goes to engines and into hashes, never
-    into logs or answers. ``max_tokens`` bounds the output; ``max_completion_tokens``, which
-    replaced it, wins where both are given. ``include_usage`` asks for a last chunk with token
-    counts.
+    it. ``model`` is empty where the client named none. ``cache_salt`` is a secret of the client's
+    tenant: it goes to engines and into hashes, never into logs or answers. ``max_tokens`` bounds
+    the output; ``max_completion_tokens``, which replaced it, wins where both are given.
+    ``include_usage`` asks for a last chunk with token counts. ``truncate_prompt_tokens`` (vLLM)
+    keeps that many tokens of the prompt, -1 as many as the model takes; ``truncation_side`` is the
+    side that is cut.
     """
 
     body: Mapping[str, Any]
@@ -123,6 +131,9 @@ class _Common:
     n: int = 1
     user: str | None = None
     cache_salt: str | None = field(default=None, repr=False)
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     nvext: NvExt = NO_NVEXT
     request_id: str | None = None
 
@@ -130,6 +141,8 @@ class _Common:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(_Common):
     """``POST /v1/chat/completions``. ``template_args`` go to the chat template by name.
+
+    ``messages`` and ``tools`` are as vLLM reads them.
 
     ``text_only`` is False when a message holds images, audio or other parts whose tokens only the
     engine knows. ``chat_template`` is a template that the request brings along.
@@ -149,8 +162,8 @@ class ChatRequest(_Common):
 class CompletionRequest(_Common):
     """``POST /v1/completions``. Each prompt is text or token ids; there is at least one.
 
-    An engine answers several prompts in one response, so the request goes to one worker; it is
-    routed by the first prompt, the longest common prefix of a batch being its beginning.
+    An engine answers several prompts in one response, so the request goes to one worker: the tokens
+    and the cached blocks of all prompts count together.
     """
 
     prompts: tuple[str | tuple[int, ...], ...]
@@ -177,8 +190,8 @@ def parse_chat_request(
         )
     return ChatRequest(
         **_common(found, fields),
-        messages=tuple(found["messages"]),
-        tools=fields.tools,
+        messages=tuple(map(_message, found["messages"])),
+        tools=None if fields.tools is None else tuple(map(_tool, fields.tools)),
         documents=fields.documents,
         template_args=_template_args(fields),
         chat_template=fields.chat_template,
@@ -211,12 +224,15 @@ def _common(found: dict[str, Any], fields: _CommonFields) -> dict[str, Any]:
     nvext = parse_nvext(found.get("nvext"))
     return {
         "body": found,
-        "model": fields.model,
+        "model": fields.model or "",
         "stream": fields.stream,
         "include_usage": fields.stream_options.include_usage or False,
         "max_tokens": fields.max_tokens if most is None else most,
         "n": fields.n,
         "user": fields.user,
+        "add_special_tokens": fields.add_special_tokens,
+        "truncate_prompt_tokens": fields.truncate_prompt_tokens,
+        "truncation_side": fields.truncation_side,
         # Engines receive the same: the body's own salt wins over Dynamo's control.
         "cache_salt": fields.cache_salt or nvext.cache_salt or None,
         "nvext": nvext,
@@ -250,7 +266,37 @@ def _template_args(fields: _ChatFields) -> Mapping[str, Any]:
                 f"chat_template_kwargs.{key[:40]}",
                 "has another value in chat_template_args",
             )
+    effort = fields.reasoning_effort
+    if effort is not None and effort != "auto":
+        # As in vLLM: the field replaces an argument of that name and decides on thinking.
+        both["reasoning_effort"] = effort
+        both.setdefault("enable_thinking", effort != "none")
     return both
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without content has null, and one with an empty list of tool calls has none."""
+    if "content" in message and message.get("tool_calls") != []:
+        return message
+    read = {"role": message["role"], "content": None, **message}
+    if read.get("tool_calls") == []:
+        del read["tool_calls"]
+    return read
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool with the fields and the order in which vLLM writes it for the template; other fields
+    are dropped, and two are null where missing. Anything else than a function is unchanged."""
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        return tool
+    kept = {key: function.get(key) for key in ("name", "description", "parameters")}
+    kept |= {key: function[key] for key in _OPTIONAL if function.get(key) is not None}
+    read = {"type": tool.get("type", "function"), "function": kept}
+    if tool.get("defer_loading") is not None:
+        kept.setdefault("defer_loading", tool["defer_loading"])
+        read["defer_loading"] = tool["defer_loading"]
+    return read
 
 
 def _prompts(value: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -12,9 +13,9 @@ from aiohttp import web
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.route_result import RouteResult, doubt, route_result
 from dynctl.serving.config import FrontendConfig
-from dynctl.serving.flow import Answer, Call, GaveUp, Refused, RequestFlow
+from dynctl.serving.flow import Answer, Call, GaveUp, HandoffOfBatch, Refused, RequestFlow
 from dynctl.serving.http.bodies import Body, bodies_of
-from dynctl.serving.http.inference_requests import first_given, parse_request, pin_of, prompt_of
+from dynctl.serving.http.inference_requests import first_given, parse_request, pin_of, prompts_of
 from dynctl.serving.http.inference_responses import (
     OutputBlocks,
     client_error,
@@ -40,7 +41,7 @@ from dynctl.wire.openai import (
     parse_chat_request,
     parse_completion_request,
 )
-from router_core import HashingError
+from router_core import HashingError, RoutingPlan
 
 DECISION_HEADER: Final = "x-dynctl-decision"
 #: Client headers that are passed to engines.
@@ -120,7 +121,10 @@ class Inference:
     async def _work(
         self, http: web.Request, raw: bytes, record: RequestRecord, *, chat: bool
     ) -> web.StreamResponse:
-        parsed = self._parse(http, raw, record, chat=chat)
+        parsed = self._named(self._parse(http, raw, record, chat=chat))
+        record.model = parsed.model
+        for observer in self._service.observers:
+            observer.on_received(record)
         nvext = parsed.nvext
         prepared = await self._prepare(parsed, record)
         if nvext.dry_run:
@@ -131,6 +135,9 @@ class Inference:
             answer = await self._flow.start(call)
         except Refused as error:
             raise self._refusal(error, prepared, record) from None
+        except HandoffOfBatch as error:
+            _check_batch(error.plan, prepared)
+            raise
         except GaveUp as error:
             raise engine_failure_error(error, record) from None
         try:
@@ -191,8 +198,9 @@ class Inference:
                 parsed = parse_completion_request(body)
         except RequestError as error:
             raise client_error(error) from None
-        prepared = await self._prepare(parsed, record)
+        prepared = await self._prepare(self._named(parsed), record)
         plan = service.plan(prepared.request, detail=True)
+        _check_batch(plan, prepared)
         return route_result(
             service.router,
             prepared.request,
@@ -243,8 +251,6 @@ class Inference:
         record.model, record.stream = parsed.model, parsed.stream
         if parsed.request_id is not None:
             record.request_id = parsed.request_id
-        for observer in self._service.observers:
-            observer.on_received(record)
         return parsed
 
     async def _prepare(
@@ -254,12 +260,12 @@ class Inference:
         base = self._service.base_model(parsed.model)
         if base is None:
             raise self._unknown_model(parsed.model)
-        prompt, not_modelled = prompt_of(parsed)
+        prompts, not_modelled = prompts_of(parsed, self._service.context_length(base))
         decode = first_given(nvext.decode_worker_id, nvext.backend_instance_id)
         try:
             prepared = await self._service.prepare(
                 base,
-                prompt,
+                prompts,
                 decision_id=record.decision_id,
                 constraints=nvext.constraints,
                 pin_prefill=pin_of(nvext.prefill_worker_id, nvext.prefill_dp_rank),
@@ -294,11 +300,11 @@ class Inference:
         if prepared.tokens.ids is None:
             return
         limit = self._service.context_length(prepared.request.model)
-        if limit is not None and prepared.tokens.count >= limit:
+        if limit is not None and prepared.longest >= limit:
             field = "messages" if isinstance(parsed, ChatRequest) else "prompt"
             raise HttpError(
                 400,
-                f"{field} has {prepared.tokens.count} tokens; {parsed.model} takes at most "
+                f"{field} has {prepared.longest} tokens; {parsed.model} takes at most "
                 f"{limit} with its output",
                 "invalid_request_error",
                 "context_length_exceeded",
@@ -331,7 +337,16 @@ class Inference:
         if authorization is not None and not self._is_ours(authorization):
             headers["authorization"] = authorization
         path = "/v1/chat/completions" if isinstance(parsed, ChatRequest) else "/v1/completions"
-        return Call(prepared.request, path, body, raw, parsed.stream, headers, record)
+        return Call(
+            prepared.request,
+            path,
+            body,
+            raw,
+            parsed.stream,
+            headers,
+            record,
+            batch=prepared.prompts > 1,
+        )
 
     def _is_ours(self, authorization: str) -> bool:
         """The client headers for engines, without our own token."""
@@ -353,6 +368,7 @@ class Inference:
         plan = self._service.plan(request, detail=True)
         if not plan.ok:
             raise self._refusal(Refused(plan), prepared, record)
+        _check_batch(plan, prepared)
         body = msgspec.json.encode(
             dry_run_body(plan, prepared.tokens.ids, parsed.model, chat=chat, stream=parsed.stream)
         )
@@ -373,6 +389,22 @@ class Inference:
             router.config,
             attempts=record.attempts,
             probe_interval_s=self._config.health.interval_s,
+        )
+
+    def _named(self, parsed: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
+        """The request with its model: the only one that is served, where the client named none."""
+        if parsed.model:
+            return parsed
+        served = self._service.models()
+        if len(served) == 1:
+            return replace(parsed, model=served[0])
+        known = ", ".join(sorted(served)) or "none yet"
+        raise HttpError(
+            400,
+            f"model is required, since this frontend does not serve exactly one; models: {known}",
+            "invalid_request_error",
+            "missing_field",
+            param="model",
         )
 
     def _unknown_model(self, model: str) -> HttpError:
@@ -397,4 +429,18 @@ class Inference:
                 **self._headers(record),
                 **error.headers,
             },
+        )
+
+
+def _check_batch(plan: RoutingPlan, prepared: Prepared) -> None:
+    """Refuse a batch that would be handed off: a prefill engine returns the location of the KV
+    cache of the first prompt only."""
+    if prepared.prompts > 1 and plan.prefill is not None:
+        raise HttpError(
+            400,
+            f"prompt has {prepared.prompts} prompts, and prefill and decode workers serve this "
+            "model: a hand-off takes one prompt; send one request for each prompt",
+            "invalid_request_error",
+            "batch_not_supported",
+            param="prompt",
         )

@@ -145,6 +145,7 @@ def parse_generate(
         prompt = chat_tokens(request, tokenizer)
     else:
         prompt = _completion_tokens(request, tokenizer)
+    prompt = _truncated(prompt, request, config)
     if not prompt:
         raise wrong_field(prompt_field, "has no tokens")
     requested = request.max_tokens
@@ -187,7 +188,7 @@ def parse_generate(
 
 def check_model(model: str, config: EngineConfig) -> str | None:
     """The LoRA adapter that `model` names, None for the base model. Raises ApiError 404."""
-    if model == config.model:
+    if model in ("", config.model):
         return None
     if model in config.lora:
         return model
@@ -228,6 +229,18 @@ def _completion_tokens(request: CompletionRequest, tokenizer: ModelTokenizer) ->
         raise wrong_field("prompt", f"has {len(request.prompts)} prompts; expected one")
     prompt = request.prompts[0]
     return prompt_tokens(prompt, tokenizer) if isinstance(prompt, str) else list(prompt)
+
+
+def _truncated(
+    prompt: list[int], request: ChatRequest | CompletionRequest, config: EngineConfig
+) -> list[int]:
+    """The prompt after ``truncate_prompt_tokens``: the last tokens, or the first ones."""
+    keep = request.truncate_prompt_tokens
+    if keep == -1:
+        keep = config.context_length - (1 if request.max_tokens else 0)
+    if keep is None or keep >= len(prompt):
+        return prompt
+    return prompt[:keep] if request.truncation_side == "right" else prompt[len(prompt) - keep :]
 
 
 def _dp_rank(extra: EngineFields, headers: Mapping[str, str], config: EngineConfig) -> int | None:

@@ -191,7 +191,8 @@ async def test_prompts_with_images_are_routed_by_load_and_say_so():
 
 async def test_tools_and_template_arguments_reach_the_template():
     async with site([{"name": "a0"}]) as fleet:
-        tools = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+        function = {"name": "look_up", "description": "d", "parameters": {}}
+        tools = [{"type": "function", "function": function}]
         body = chat_body(WORDS)
         messages = body["messages"]
         for more, count in (

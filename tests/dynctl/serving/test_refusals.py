@@ -19,7 +19,7 @@ ONE = [{"name": "a0"}]
     [
         (b"{", 400, None, "not JSON"),
         (b"[1]", 400, None, "an object"),
-        (b"{}", 400, "model", "required"),
+        (b"{}", 400, "messages", "required"),
         (b'{"model": "demo"}', 400, "messages", "required"),
         (b'{"model": 3, "messages": []}', 400, "model", "a string"),
         (b'{"model": "demo", "messages": [{"content": "x"}]}', 400, "messages[0].role", "required"),

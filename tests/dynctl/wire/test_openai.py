@@ -61,7 +61,9 @@ def test_full_chat_request():
     )
     request = parse_chat_request(body)
     assert request.body == body
-    assert request.tools == (tool,)
+    assert request.tools == (
+        {"type": "function", "function": {"name": "f", "description": None, "parameters": None}},
+    )
     assert request.documents == ({"text": "d"},)
     assert request.template_args == {"a": 1, "b": 2, "enable_thinking": False}
     assert not request.add_generation_prompt
@@ -125,7 +127,7 @@ def test_prompt_forms(prompt, prompts):
         (b"[" * 100_000, "invalid_json", "the body is nested too deeply"),
         (b"[]", "wrong_type", "expected an object, got an array"),
         (b"null", "wrong_type", "expected an object, got null"),
-        ({}, "missing_field", "model: is required"),
+        ({}, "missing_field", "messages: is required"),
         (chat(model=5), "wrong_type", "model: expected a string, got 5"),
         (chat(model=""), "out_of_range", "model: must not be empty"),
         (chat(model="m" * 513), "out_of_range", "model: expected at most 512 characters, got 513"),

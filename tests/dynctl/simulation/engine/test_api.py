@@ -177,7 +177,7 @@ async def test_tokenize_chat_and_back(start: StartEngine, http, tokenizer: Model
 @pytest.mark.parametrize(
     ("body", "status", "param", "says"),
     [
-        ({"prompt": "x"}, 400, "model", "is required"),
+        ({"model": "", "prompt": "x"}, 400, "model", "must not be empty"),
         ({"model": "nope", "prompt": "x"}, 404, "model", "this engine serves demo"),
         ({"model": 1, "prompt": "x"}, 400, "model", "expected a string"),
         ({"model": "demo"}, 400, "prompt", "is required"),
