@@ -80,6 +80,8 @@ class Setting:
             if self.optional:
                 return None
             raise ConfigError(f"{self.name}: a value is required, got none")
+        if isinstance(value, int) and abs(value) > MOST_INTEGER:
+            raise ConfigError(f"{self.name}: expected at most {MOST_INTEGER}, got a huge integer")
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
@@ -96,8 +98,15 @@ class Setting:
                 raise ConfigError(f"{self.name}: expected at least {self.low:g}, got {value}")
             if self.high is not None and value > self.high:
                 raise ConfigError(f"{self.name}: expected at most {self.high:g}, got {value}")
+            if self.type is float and abs(value) > MOST_NUMBER:
+                raise ConfigError(f"{self.name}: expected at most {MOST_NUMBER:g}, got {value:g}")
         return value
 
+
+#: The largest values of settings without a bound of their own: products with block and token
+#: counts stay finite, and integers fit into 64 bits.
+MOST_NUMBER = 1e9
+MOST_INTEGER = 2**64 - 1
 
 ROUTER_MODES = ("kv", "round-robin", "random", "least-loaded")
 ENFORCEMENTS = ("required", "preferred", "fallback")

@@ -30,6 +30,9 @@ from typing import Any
 from router_core.changes import Stage
 from router_core.config import RouterConfig
 
+#: Products below this have no finite reciprocal.
+_SMALLEST = 1e-300
+
 
 @dataclass(frozen=True, slots=True)
 class CostParameters:
@@ -194,7 +197,8 @@ def probabilities(costs: Sequence[float], temperature: float) -> list[float]:
     observed on 3,000 draws.
     """
     low, high = min(costs), max(costs)
-    if temperature <= 0 or low == high:
+    # The limit of the formula for small temperatures is that of temperature 0.
+    if temperature <= 0 or (high - low) * temperature < _SMALLEST:
         ties = costs.count(low)
         return [1.0 / ties if cost == low else 0.0 for cost in costs]
     scale = -1.0 / ((high - low) * temperature)

@@ -6,6 +6,7 @@ in Kubernetes. PyYAML is imported on the first use.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -70,8 +71,10 @@ def read_yaml_documents(
     if len(data) > most_bytes:
         raise YamlTooLarge(f"larger than {_size(most_bytes)}")
     documents: list[Any] = []
+    loader = _loader(strict)
     try:
-        for document in yaml.load_all(data, Loader=_loader(strict)):
+        _check_depth(yaml.parse(data, Loader=loader))
+        for document in yaml.load_all(data, Loader=loader):
             if len(documents) == MOST_DOCUMENTS:
                 raise YamlTooLarge(f"more than {MOST_DOCUMENTS} documents")
             _check_size(document)
@@ -135,6 +138,21 @@ def _loader(strict: bool) -> Any:
 
     BoundedLoader.add_constructor(_TIMESTAMP, base.construct_yaml_str)
     return BoundedLoader
+
+
+def _check_depth(events: Iterable[Any]) -> None:
+    """Refuse deep nesting before a document is made of it: libyaml's recursion has no limit, and
+    the process would end."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MOST_DEPTH:
+                raise YamlTooLarge(f"nested more than {MOST_DEPTH} deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 def _check_size(document: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dynctl.base.decode_errors import WireError
+from dynctl.base.json_reader import read_json
 
 Document = TypeVar("Document", bound=msgspec.Struct)
 
@@ -26,26 +27,20 @@ def encode(document: msgspec.Struct) -> bytes:
 
 
 def decode(data: bytes, form: type[Document], name: str = "") -> Document:
-    """Read a document; raises WireError for another kind, a newer schema, or other fields.
+    """Read a document; raises WireError for another kind, a newer schema, other fields,
+    or a depth that no document has.
 
     ``name`` is what the error calls the document; by default its kind.
     """
     defaults = {field.name: field.default for field in msgspec.structs.fields(form)}
     kind, schema = defaults.get("kind"), defaults.get("schema")
     name = name or (kind if isinstance(kind, str) else form.__name__)
-    try:
-        header = msgspec.json.decode(data, type=_Header)
-        if isinstance(kind, str) and header.kind not in (None, kind):
-            raise WireError(name, f"expected kind {kind}, got {str(header.kind)[:64]!r}")
-        if isinstance(schema, int) and isinstance(header.schema, int) and header.schema > schema:
-            raise WireError(name, f"expected schema {schema}, got {header.schema}")
-        return msgspec.json.decode(data, type=form)
-    except msgspec.ValidationError as error:
-        raise WireError(name, str(error)) from None
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise WireError(name, f"not JSON: {error}") from None
-    except RecursionError:
-        raise WireError(name, "nested too deeply") from None
+    header = read_json(data, name, _Header)
+    if isinstance(kind, str) and header.kind not in (None, kind):
+        raise WireError(name, f"expected kind {kind}, got {str(header.kind)[:64]!r}")
+    if isinstance(schema, int) and isinstance(header.schema, int) and header.schema > schema:
+        raise WireError(name, f"expected schema {schema}, got {header.schema}")
+    return read_json(data, name, form)
 
 
 def field_values(document: msgspec.Struct) -> dict[str, Any]:

@@ -7,17 +7,20 @@ the clock of the router that saved it, so ages do not depend on when the file is
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import single_line
+from dynctl.base.json_reader import check_depth
 from dynctl.documents.codec import decode, encode
 from dynctl.documents.route_result import Doubt, doubt
-from router_core import Captured, Router, SnapshotError
+from router_core import Captured, Router
 
 SCHEMA = 1
+#: The router's own schema that the forms below describe; the router refuses another one.
+_SNAPSHOT_SCHEMA = 1
 #: A view of a thousand workers with a million blocks is about 60 MB.
 MAX_BYTES = 512 * 1024 * 1024
 
@@ -39,6 +42,84 @@ class SavedView:
     source: str = "view"
     chats: str = "plain"
     doubts: tuple[Doubt, ...] = ()
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Slot = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+
+
+class _WorkerForm(msgspec.Struct):
+    """The fields of a worker that no constructor of the router checks."""
+
+    worker_id: int
+    name: str
+    model: str
+    slots: list[_Slot]
+    role: str = "aggregated"
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=2**20)] = 16
+    runtime_config: dict[str, Any] = {}
+    can_prefill: bool = True
+    kv_events: bool = True
+    endpoint: str | None = None
+
+
+class _RegistryForm(msgspec.Struct):
+    capacity: _Slot
+    workers: list[_WorkerForm]
+    unavailable: dict[str, str]
+
+
+class _BookingForm(msgspec.Struct):
+    request_id: str
+    stage: str
+    slot: _Slot
+    prefill_tokens: _Count
+    sequence_hashes: list[int]
+    anonymous_blocks: _Count
+    booked_at: float
+    seen_at: float
+    output_blocks: _Count
+    adjustment: float
+
+
+class _ReportForm(msgspec.Struct):
+    active_decode_blocks: _Count | None = None
+    kv_used_blocks: _Count | None = None
+    active_prefill_tokens: _Count | None = None
+    at: float | None = None
+
+
+class _BusyForm(msgspec.Struct):
+    thresholds: dict[str, dict[str, float | None]]
+    reported: dict[str, _ReportForm]
+
+
+class _ChainForm(msgspec.Struct):
+    parent_hash: int | None
+    block_hashes: list[int]
+    local_hashes: list[int]
+
+
+class _IndexSlotForm(msgspec.Struct):
+    slot: _Slot
+    events: list[_ChainForm]
+
+
+class _IndexForm(msgspec.Struct):
+    slots: list[_IndexSlotForm]
+
+
+class _SnapshotForm(msgspec.Struct):
+    """The types of a snapshot's values. The router itself judges what they mean."""
+
+    schema: int
+    config: dict[str, Any]
+    registry: _RegistryForm
+    index: _IndexForm
+    load: list[_BookingForm]
+    busy: _BusyForm
+    rotation: list[tuple[str, str, _Count]]
+    freshness: dict[str, tuple[str, float | None, float | None, _Count, bool]]
 
 
 class _ViewDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +176,12 @@ def decode_view(data: bytes) -> SavedView:
         raise WireError("view file", f"{len(data):,} bytes are over the limit of {MAX_BYTES:,}")
     read = decode(data, _ViewDocument, "view file")
     try:
+        check_depth(read.snapshot, "view file")
+        if read.snapshot.get("schema") == _SNAPSHOT_SCHEMA:
+            msgspec.convert(read.snapshot, _SnapshotForm)
         router = Router.restore(read.snapshot)
-    except (KeyError, TypeError, ValueError, SnapshotError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        # ValidationError and SnapshotError are ValueErrors.
         raise WireError("view file", single_line(str(error))) from None
     return SavedView(
         router=router,

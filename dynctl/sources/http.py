@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Final, NoReturn
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import TimedOut, Unreachable, UsageProblem, network_reason
+from dynctl.base.json_reader import read_json
 from dynctl.documents.codec import Document, decode
 from dynctl.documents.models import ModelList, ModelRow
 from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
@@ -89,7 +89,7 @@ class HttpFrontend:
         """The document of a response; raises Unreachable where it is something else."""
         try:
             return decode(response.content, form)
-        except (WireError, UnicodeDecodeError, RecursionError) as error:
+        except WireError as error:
             self.unexpected(str(error))
 
     def unexpected(self, problem: str, path: str = "") -> NoReturn:
@@ -168,8 +168,8 @@ def threshold_values(row: ModelThresholds) -> Thresholds:
 def json_object(response: httpx.Response) -> dict[str, Any]:
     """The JSON object of a response; empty where it is something else."""
     try:
-        document = msgspec.json.decode(response.content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        document = read_json(response.content, "answer")
+    except WireError:
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -14,6 +14,7 @@ Without digests and timestamps a number below the expected one is always late.
 from enum import Enum
 from typing import Final
 
+MOST_MISSING: Final = 2**32
 _REMEMBERED: Final = 256  # digests of the last applied messages, about 30 KB for each sequence
 
 
@@ -51,8 +52,11 @@ class EventSequence:
         return self._first if self.last is None else self.last + 1
 
     def missing_before(self, number: int) -> int:
-        """How many numbers are missing between the last applied one and ``number``."""
-        return 0 if self._joining else max(0, number - self.expected)
+        """How many numbers are missing between the last applied one and ``number``.
+
+        At most MOST_MISSING: a publisher that jumps by 9e18 must not overflow any sum of these.
+        """
+        return 0 if self._joining else min(MOST_MISSING, max(0, number - self.expected))
 
     def judge(
         self,

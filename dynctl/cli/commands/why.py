@@ -49,16 +49,17 @@ def _from_file(path: Path) -> tuple[Any, str]:
 
     from dynctl.base.decode_errors import WireError
     from dynctl.base.errors import UsageProblem
+    from dynctl.base.json_reader import read_json
     from dynctl.documents.codec import decode
     from dynctl.documents.route_result import RouteResult
 
     if path.stat().st_size > MAX_FILE_BYTES:
         raise UsageProblem(f"{path}: larger than {MAX_FILE_BYTES:,} bytes")
     try:
-        document = msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
+        document = read_json(path.read_bytes(), str(path))
+    except WireError as error:
         raise UsageProblem(
-            f"{path}: not JSON: {error}", "save one with: dynctl route PROMPT -o json > FILE"
+            str(error), "save one with: dynctl route PROMPT -o json > FILE"
         ) from None
     for candidate in _objects(document):
         if candidate.get("kind") == "RouteResult":

@@ -12,14 +12,15 @@ import math
 import re
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
+from dynctl.base.decode_errors import WireError
+from dynctl.base.json_reader import read_json
 from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.json_responses import json_response
 from dynctl.serving.service import RoutingService
-from router_core import THRESHOLD_SETTINGS, ThresholdsSet
+from router_core import SETTINGS, THRESHOLD_SETTINGS, ConfigError, ThresholdsSet
 
 PATH = "/busy_threshold"
 #: The response header with the names of ignored fields: Dynamo ignores them silently.
@@ -102,10 +103,10 @@ def read_body(
     if content_type != "application/json":
         raise BadBody(415, "Expected request with `Content-Type: application/json`", plain=True)
     try:
-        found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        found = read_json(body, "body")
+    except WireError as error:
         raise BadBody(
-            400, f"Failed to parse the request body as JSON: {error}", plain=True
+            400, f"Failed to parse the request body as JSON: {error.problem}", plain=True
         ) from None
     if not isinstance(found, dict):
         raise BadBody(422, f"{_INTO}invalid type: {_serde(found)}, expected an object")
@@ -152,6 +153,10 @@ def _threshold(name: str, value: Any, body: bytes) -> float | int:
             400,
             f"{name} must be a finite value greater than or equal to 0.0, got {_short(value)}",
         )
+    try:
+        SETTINGS[name].check(fraction)
+    except ConfigError as error:
+        raise BadBody(400, str(error)) from None
     return fraction
 
 

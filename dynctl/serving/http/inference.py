@@ -25,6 +25,7 @@ from dynctl.serving.http.inference_responses import (
     pass_stream,
     unary_body,
 )
+from dynctl.serving.http.json_responses import nested_too_deeply
 from dynctl.serving.refusal import HttpError, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
@@ -90,6 +91,9 @@ class Inference:
             record.error_type = error.type
             record.status = error.status
             return self._error(error, record)
+        except RecursionError:
+            record.outcome, record.error_type, record.status = "client_error", "invalid", 400
+            return self._error(nested_too_deeply(), record)
         except asyncio.CancelledError:
             record.outcome, record.status = "cancelled", record.status or 499
             raise

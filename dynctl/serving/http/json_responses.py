@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from dynctl.base.decode_errors import WireError
+from dynctl.base.json_reader import read_json
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.refusal import HttpError
 
@@ -32,16 +34,21 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid"
     return HttpError(400, message, "invalid_request_error", code, param=param)
 
 
+def nested_too_deeply() -> HttpError:
+    """The error for a body that decoding or encoding cannot follow to its end."""
+    return bad_request("the body is nested too deeply", code="nested_too_deeply")
+
+
 def not_found(message: str, *, code: str = "not_found") -> HttpError:
     return HttpError(404, message, "not_found_error", code)
 
 
 def decode_json(raw: bytes) -> Any:
-    """Any JSON; raises HttpError 400 without the body's contents."""
+    """Any JSON; raises HttpError 400."""
     try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from None
+        return read_json(raw, "body")
+    except WireError as error:
+        raise bad_request(f"the body is not valid: {error.problem}", code="invalid_json") from None
 
 
 async def read_json_object(http: web.Request, limit: int = CONTROL_BODY_BYTES) -> dict[str, Any]:

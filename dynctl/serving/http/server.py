@@ -28,7 +28,7 @@ from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies
 from dynctl.serving.http.connections import FEW, Connections, descriptors
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.inference import Inference
-from dynctl.serving.http.json_responses import error_response
+from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
@@ -313,6 +313,8 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return answer
     except (asyncio.CancelledError, ConnectionError):
         raise
+    except RecursionError:
+        return error_response(nested_too_deeply())
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
         return error_response(

@@ -47,3 +47,19 @@ def test_bounds(text: bytes):
 
 def test_the_last_of_two_keys_counts_if_not_strict():
     assert read_yaml(b"a: 1\na: 2\n3: b", strict=False) == {"a": 2, 3: "b"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 30_000 + b"]" * 30_000,
+        b"{a: " * 30_000,
+        b"- " * 30_000,
+        b"? " * 30_000,
+        b"".join(b" " * depth + b"a:\n" for depth in range(1_000)),
+    ],
+    ids=["lists", "maps", "sequences", "keys", "blocks"],
+)
+def test_deep_nesting_is_refused_before_libyaml_recurses(text: bytes):
+    with pytest.raises(YamlTooLarge, match="nested more than 100 deep"):
+        read_yaml(text)
