@@ -29,7 +29,8 @@ def _view() -> dict[str, Any]:
     made.apply(LoadReported(1, 0, active_decode_blocks=3, active_prefill_tokens=7), 1.0)
     plan = made.plan(request())
     assert plan.ok
-    return json.loads(encode_view(made.capture(), now=5.0))
+    document: dict[str, Any] = json.loads(encode_view(made.capture(), now=5.0))
+    return document
 
 
 VIEW = _view()
