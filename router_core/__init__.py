@@ -19,7 +19,9 @@ if TYPE_CHECKING:
         KvEvent, LoadReported, OutputBlock, PrefillDone, Progressed, Stage, ThresholdsSet,
         WorkerAvailability, WorkerLost, WorkerUpserted,
     )
-    from router_core.events import DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared
+    from router_core.events import (
+        DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared, WindowStored,
+    )
     from router_core.workers import (
         MAX_RANKS, UNKNOWN_BATCHED_TOKENS, ModelRuntimeConfig, Role, Worker, WorkerWithDpRank,
     )
@@ -63,7 +65,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "OK", "STAGES", "Applied", "Booked", "Change", "ConfigSet", "Expired", "Freed",
     "IndexConnected", "IndexMarked", "KvEvent", "LoadReported", "OutputBlock", "PrefillDone",
     "Progressed", "Stage", "ThresholdsSet", "WorkerAvailability", "WorkerLost", "WorkerUpserted",
-    "DEVICE", "BlocksRemoved", "BlocksStored", "CacheEvent", "Cleared",
+    "DEVICE", "BlocksRemoved", "BlocksStored", "CacheEvent", "Cleared", "WindowStored",
     "MAX_RANKS", "UNKNOWN_BATCHED_TOKENS", "ModelRuntimeConfig", "Role", "Worker",
     "WorkerWithDpRank",
     "CandidateSet", "WorkerRegistry",
@@ -96,7 +98,7 @@ _MODULES = {
         "OK STAGES Applied Booked Change ConfigSet Expired Freed IndexConnected IndexMarked "
         "KvEvent LoadReported OutputBlock PrefillDone Progressed Stage ThresholdsSet "
         "WorkerAvailability WorkerLost WorkerUpserted",
-    "events": "DEVICE BlocksRemoved BlocksStored CacheEvent Cleared",
+    "events": "DEVICE BlocksRemoved BlocksStored CacheEvent Cleared WindowStored",
     "workers": "MAX_RANKS UNKNOWN_BATCHED_TOKENS ModelRuntimeConfig Role Worker WorkerWithDpRank",
     "registry": "CandidateSet WorkerRegistry",
     "selection": "Filter Pin Profile RoutingRequest RoutingView Scorer SelectionContext WhatIf",

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from router_core.block_names import BlockNames
+from router_core.cache_groups import CacheGroups
 from router_core.child_links import ChildLinks
 from router_core.events import Fault, RemoveResult, StoreResult, refused_store
 from router_core.hashing import chain, sequence_hashes
@@ -37,6 +38,8 @@ class BlockOwnership:
         "_children",
         "_counts",
         "_dropping",
+        "_grouped",
+        "_groups",
         "_live",
         "_names",
         "_owners",
@@ -59,15 +62,23 @@ class BlockOwnership:
         """slot -> blocks still to visit"""
         self._live = 0
         """slots that take part in matching"""
+        self._groups: dict[int, CacheGroups] = {}
+        """slot -> its cache groups, where events of several arrived"""
+        self._grouped = 0
+        """the slots in ``_groups``"""
 
     def block_count(self, slot: int) -> int:
-        """Blocks that ``slot`` holds, including those of a dropped slot that are not swept yet."""
-        return self._counts.get(slot, 0)
+        """Blocks that ``slot`` holds, including those of a dropped slot that are not swept yet.
+
+        Blocks of different cache groups count each.
+        """
+        count = self._counts.get(slot, 0)
+        return count + self._groups[slot].block_count if slot in self._groups else count
 
     @property
     def entry_count(self) -> int:
         """(slot, block) pairs."""
-        return sum(self._counts.values())
+        return sum(self._counts.values()) + sum(one.block_count for one in self._groups.values())
 
     @property
     def node_count(self) -> int:
@@ -92,15 +103,25 @@ class BlockOwnership:
         parent_hash: int | None,
         block_hashes: Sequence[int],
         local_hashes: Sequence[int],
+        group: int = 0,
     ) -> StoreResult:
         """Add a chain of blocks to ``slot``, after the block that it names ``parent_hash``.
 
         Arguments as in `BlocksStored`. Storing held blocks again changes nothing. An invalid event
-        is refused with its reason and raises nothing; blocks before the invalid one are kept.
+        is refused with its reason and raises nothing; blocks before the invalid one are kept. The
+        first group of which a chain is stored is the slot's main group; of others only the names
+        are kept.
         """
         total = len(block_hashes)
         if slot in self._dropping:
             return refused_store(Fault.SLOT_DROPPED, parent_hash, total)
+        if group or slot in self._groups:
+            groups = self._groups_of(slot)
+            if groups.main is None:
+                groups.main = group
+            if groups.main != group:
+                fresh = groups.store(group, block_hashes)
+                return StoreResult(fresh, total - fresh)
         if len(local_hashes) != total:
             return refused_store(Fault.COLUMNS_DIFFER, len(local_hashes), total)
         if not total:
@@ -149,7 +170,9 @@ class BlockOwnership:
         if done == total:
             return StoreResult(fresh, done - fresh)
         if done == end < good:
-            rest = self.store(slot, block_hashes[end - 1], block_hashes[end:], local_hashes[end:])
+            rest = self.store(
+                slot, block_hashes[end - 1], block_hashes[end:], local_hashes[end:], group
+            )
             return StoreResult(fresh + rest.stored, done - fresh + rest.known, rest.refused)
         return refused_store(
             Fault.NOT_A_HASH if done == good else Fault.HASH_CONFLICT,
@@ -159,10 +182,35 @@ class BlockOwnership:
             known=done - fresh,
         )
 
-    def remove(self, slot: int, block_hashes: Sequence[int]) -> RemoveResult:
-        """Remove the blocks that ``slot`` names ``block_hashes``, and all blocks after them."""
+    def store_window(
+        self, slot: int, group: int, block_hashes: Sequence[int], needed: int, span: int = 1
+    ) -> StoreResult:
+        """Add blocks of a group with a sliding window; arguments as in `WindowStored`."""
+        if slot in self._dropping:
+            return refused_store(Fault.SLOT_DROPPED, None, len(block_hashes))
+        groups = self._groups_of(slot)
+        if group == groups.main:  # a model with windows only: its main group has one
+            return StoreResult(0, 0)
+        fresh = groups.store(group, block_hashes, span, needed)
+        return StoreResult(fresh, len(block_hashes) - fresh)
+
+    def is_main(self, slot: int, group: int) -> bool:
+        """Whether ``group`` is the slot's main group; 0 is, where no events had a group."""
+        groups = self._groups.get(slot)
+        return group == (0 if groups is None else groups.main)
+
+    def remove(self, slot: int, block_hashes: Sequence[int], group: int = 0) -> RemoveResult:
+        """Remove the blocks that ``slot`` names ``block_hashes``, and all blocks after them.
+
+        In a group other than the main one, only these blocks.
+        """
         if slot in self._dropping:
             return RemoveResult(0, 0, len(block_hashes))
+        groups = self._groups.get(slot)
+        if not self.is_main(slot, group):
+            # The same names as in the main group, which may hold its blocks longer.
+            gone = groups.remove(group, block_hashes) if groups is not None else 0
+            return RemoveResult(gone, 0, len(block_hashes) - gone)
         bit = 1 << slot
         owners = self._owners
         # All names first: removing an earlier block drops the names of the later ones.
@@ -183,9 +231,22 @@ class BlockOwnership:
         """
         if slot in self._dropping:
             return 0
-        before = self._counts.get(slot, 0)
+        before = self.block_count(slot)
+        self._forget_groups(slot)
         self._remove_chains(slot, list(self._roots.get(slot, ())))
         return before
+
+    def _groups_of(self, slot: int) -> CacheGroups:
+        groups = self._groups.get(slot)
+        if groups is None:
+            # Events without a group before these were those of group 0.
+            groups = self._groups[slot] = CacheGroups(0 if self._counts.get(slot) else None)
+            self._grouped |= 1 << slot
+        return groups
+
+    def _forget_groups(self, slot: int) -> None:
+        if self._groups.pop(slot, None) is not None:
+            self._grouped &= ~(1 << slot)
 
     def _store_known(
         self,

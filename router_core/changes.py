@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core.events import CacheEvent
 from router_core.workers import Worker
 
 Stage = Literal["prefill", "decode", "aggregated"]
@@ -45,7 +45,7 @@ class KvEvent:
 
     worker_id: int
     dp_rank: int
-    event: BlocksStored | BlocksRemoved | Cleared
+    event: CacheEvent
 
 
 @dataclass(frozen=True, slots=True)

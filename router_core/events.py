@@ -25,21 +25,39 @@ class BlocksStored:
     ``parent_hash``: the engine's name of the block before the first, None at a prompt's start.
     ``block_hashes[i]``: the engine's name (u64) of block i; ``local_hashes[i]`` its local hash
     (u64, :func:`router_core.hashing.local_block_hashes`). The two have equal length.
-    ``tier``: the memory that has the blocks.
+    ``tier``: the memory that has the blocks. ``group``: the KV cache group, where there are several
+    (:mod:`router_core.cache_groups`).
     """
 
     parent_hash: int | None
     block_hashes: Sequence[int]
     local_hashes: Sequence[int]
     tier: str = DEVICE
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStored:
+    """Blocks of a group with a sliding window were stored.
+
+    ``block_hashes``: the engine's names. ``span``: how many blocks of the index one of them is.
+    ``needed``: how many of them must be held before a point for the cache to be reused up to it.
+    """
+
+    group: int
+    block_hashes: Sequence[int]
+    needed: int
+    span: int = 1
+    tier: str = DEVICE
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks left the cache; ``block_hashes`` are the engine's names of them."""
+    """Blocks left the cache of one group; ``block_hashes`` are the engine's names of them."""
 
     block_hashes: Sequence[int]
     tier: str = DEVICE
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +65,7 @@ class Cleared:
     """The whole cache of the rank was emptied."""
 
 
-CacheEvent = BlocksStored | BlocksRemoved | Cleared
+CacheEvent = BlocksStored | WindowStored | BlocksRemoved | Cleared
 
 
 class Fault(StrEnum):

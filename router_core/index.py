@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from router_core.block_ownership import BlockOwnership
+from router_core.cache_groups import CacheGroups
 from router_core.errors import SnapshotError
 from router_core.events import BlocksStored
 from router_core.hashing import chain
-from router_core.worker_sets import Overlaps, match_prefix
+from router_core.sharded import shards_of
+from router_core.worker_sets import Overlaps, match_prefix, slots_of
 
 DUMP_SCHEMA = 1
 
@@ -26,16 +28,49 @@ class PrefixIndex(BlockOwnership):
     __slots__ = ()
 
     def find_matches(
-        self, sequence_hashes: Sequence[int], candidates: int | None = None
+        self,
+        sequence_hashes: Sequence[int],
+        candidates: int | None = None,
+        limit: int | None = None,
     ) -> Overlaps:
         """How many leading blocks of a prompt each slot holds.
 
         ``sequence_hashes``: of the prompt's complete blocks, in order. ``candidates``: a mask of
         the slots to consider; None means all. Cost: two look-ups if all slots that hold the first
         block hold the last, otherwise about log2(blocks) more per distinct depth.
+
+        For slots with several cache groups it is what these can reuse together, at most ``limit``
+        blocks: a window that ends at the limit need not hold the blocks of a later one.
         """
         live = self._live if candidates is None else self._live & candidates
-        return match_prefix(self._owners, sequence_hashes, live)
+        found = match_prefix(self._owners, sequence_hashes, live)
+        if self._grouped & live and found.levels:
+            return self._together(found, sequence_hashes, limit)
+        return found
+
+    def _together(self, found: Overlaps, hashes: Sequence[int], limit: int | None) -> Overlaps:
+        """``found``, as far as all cache groups of each slot allow."""
+        deepest = found.levels[0][0]
+        deepest = deepest if limit is None else min(deepest, limit)
+        blocks = hashes[:deepest]
+        shared = [
+            -1 if n is None else n for n in self._names.names.find_many(blocks, shards_of(blocks))
+        ]
+        places = shards_of(shared)
+        depths: dict[int, int] = {}
+        for depth, mask in found.levels:
+            plain = mask & ~self._grouped
+            if plain:
+                depths[depth] = depths.get(depth, 0) | plain
+            for slot in slots_of(mask & self._grouped):
+                names, shards = shared, places
+                if slot in self._names.own:
+                    names = [self._names.name(slot, block) for block in blocks[:depth]]
+                    shards = shards_of(names)
+                usable = self._groups[slot].usable(names, shards, min(depth, deepest))
+                depths[usable] = depths.get(usable, 0) | 1 << slot
+        depths.pop(0, None)
+        return Overlaps(tuple(sorted(depths.items(), reverse=True)))
 
     def name_of(self, slot: int, sequence_hash: int) -> int:
         """The engine's name of a block that ``slot`` holds; KeyError for another block."""
@@ -45,6 +80,7 @@ class PrefixIndex(BlockOwnership):
 
     def begin_drop(self, slot: int) -> None:
         """Exclude ``slot`` from matching; `sweep` removes its blocks."""
+        self._forget_groups(slot)
         if slot in self._dropping or not self._counts.get(slot):
             return
         self._live &= ~(1 << slot)
@@ -116,14 +152,16 @@ class PrefixIndex(BlockOwnership):
         made._counts = self._counts.copy()
         made._dropping = {slot: list(left) for slot, left in self._dropping.items()}
         made._live = self._live
+        made._grouped = self._grouped
+        made._groups = {slot: groups.copy() for slot, groups in self._groups.items()}
         return made
 
     def dump(self) -> dict[str, Any]:
         """The whole index as plain data (JSON, pickle); the index of `restore` matches the same.
 
         ``{"schema": 1, "slots": [{"slot": n, "events": [{"parent_hash", "block_hashes",
-        "local_hashes"}, ...]}, ...]}``; each slot's events are parents first. Slots being dropped
-        are left out.
+        "local_hashes"}, ...]}, ...]}``, with ``groups`` where a slot has several; each slot's
+        events are parents first. Slots being dropped are left out.
         """
         return {
             "schema": DUMP_SCHEMA,
@@ -138,8 +176,9 @@ class PrefixIndex(BlockOwnership):
                         }
                         for event in self.stored_events(slot)
                     ],
+                    **({"groups": self._groups[slot].dump()} if slot in self._groups else {}),
                 }
-                for slot in sorted(self._counts)
+                for slot in sorted({*self._counts, *self._groups})
                 if slot not in self._dropping
             ],
         }
@@ -162,4 +201,7 @@ class PrefixIndex(BlockOwnership):
                 )
                 if result.refused is not None:
                     raise SnapshotError(f"prefix index dump: {result.refused.message}")
+            if "groups" in entry:
+                index._groups[entry["slot"]] = CacheGroups.restore(entry["groups"])
+                index._grouped |= 1 << entry["slot"]
         return index

@@ -18,7 +18,15 @@ from router_core.config import RouterConfig
 from router_core.cost import CostParameters
 from router_core.decision import Decision, RoutingPlan
 from router_core.errors import ConfigError, SnapshotError, WorkerError
-from router_core.events import DEVICE, BlocksRemoved, BlocksStored, Fault, refused_store
+from router_core.events import (
+    DEVICE,
+    BlocksRemoved,
+    BlocksStored,
+    Cleared,
+    Fault,
+    WindowStored,
+    refused_store,
+)
 from router_core.index import PrefixIndex
 from router_core.load import ActiveSequences, PotentialLoad
 from router_core.lower_tiers import TIERS, LowerTiers
@@ -162,7 +170,8 @@ class Router:
     def overlap_scores(self, request: RoutingRequest) -> dict[WorkerWithDpRank, int]:
         """Leading prompt blocks that each rank of the request's model has cached; 0 for none."""
         mask = self.registry.model(request.model)
-        held = dict(self.index.find_matches(request.sequence_hashes, mask).items())
+        limit = request.most_reusable
+        held = dict(self.index.find_matches(request.sequence_hashes, mask, limit).items())
         return {self.registry.ref(slot): held.get(slot, 0) for slot in slots_of(mask)}
 
     def potential_loads(self, request: RoutingRequest) -> dict[WorkerWithDpRank, PotentialLoad]:
@@ -172,7 +181,8 @@ class Router:
         blocks that running requests hold are not counted twice.
         """
         mask = self.registry.model(request.model)
-        cached = dict(self.index.find_matches(request.sequence_hashes, mask).items())
+        limit = request.most_reusable
+        cached = dict(self.index.find_matches(request.sequence_hashes, mask, limit).items())
         shared = dict(self.load.shared_blocks(request.sequence_hashes, mask).items())
         loads = {}
         for slot in slots_of(mask):
@@ -389,23 +399,32 @@ class Router:
             return _unknown_rank(change.worker_id, change.dp_rank)
         self.freshness[slot].index_at = now
         event = change.event
-        if isinstance(event, (BlocksStored, BlocksRemoved)) and event.tier != DEVICE:
+        if isinstance(event, Cleared):
+            self.index.clear(slot)
+            self.tiers.clear(slot)
+            return OK
+        if event.tier != DEVICE:
             return self._lower_event(slot, event)
         if isinstance(event, BlocksStored):
             refused = self.index.store(
-                slot, event.parent_hash, event.block_hashes, event.local_hashes
+                slot, event.parent_hash, event.block_hashes, event.local_hashes, event.group
             ).refused
             return OK if refused is None else Applied(False, refused.code.value, refused.message)
-        if isinstance(event, BlocksRemoved):
-            self.index.remove(slot, event.block_hashes)
-            return OK
-        self.index.clear(slot)
-        self.tiers.clear(slot)
+        if isinstance(event, WindowStored):
+            refused = self.index.store_window(
+                slot, event.group, event.block_hashes, event.needed, event.span
+            ).refused
+            return OK if refused is None else Applied(False, refused.code.value, refused.message)
+        self.index.remove(slot, event.block_hashes, event.group)
         return OK
 
-    def _lower_event(self, slot: int, event: BlocksStored | BlocksRemoved) -> Applied:
+    def _lower_event(
+        self, slot: int, event: BlocksStored | WindowStored | BlocksRemoved
+    ) -> Applied:
         if event.tier not in TIERS:
             return Applied(True, "ignored_tier", f"blocks in tier {event.tier} are not indexed")
+        if isinstance(event, WindowStored) or not self.index.is_main(slot, event.group):
+            return Applied(True, "ignored_tier", f"group {event.group} is not indexed there")
         if isinstance(event, BlocksRemoved):
             self.tiers.remove(slot, event.tier, event.block_hashes)
             return OK

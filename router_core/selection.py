@@ -121,6 +121,11 @@ class RoutingRequest:
             return self.sequence_hashes
         return tuple(dict.fromkeys(chain(self.sequence_hashes, *self.more_hashes)))
 
+    @property
+    def most_reusable(self) -> int:
+        """Blocks that an engine can reuse at most: it always computes the last token."""
+        return max(0, self.isl_tokens - 1) // self.block_size
+
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
@@ -296,7 +301,7 @@ def cost_inputs(
     request, slots, load = context.request, candidates.slots, view.load
     overlaps = shared = NO_OVERLAPS
     if request.sequence_hashes and context.stage != "decode":
-        overlaps = view.index.find_matches(request.sequence_hashes, mask)
+        overlaps = view.index.find_matches(request.sequence_hashes, mask, request.most_reusable)
     overlap_blocks = _column(overlaps, slots)
     host_blocks = disk_blocks = None
     if request.local_hashes and view.tiers.mask & mask and context.stage != "decode":

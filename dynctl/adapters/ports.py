@@ -13,8 +13,7 @@ from dynctl.documents.workers import StreamState
 from dynctl.wire.dynamo.discovery import EventChannel, Instance
 from dynctl.wire.dynamo.request_plane import RawItem
 from router_core import (
-    BlocksRemoved,
-    BlocksStored,
+    CacheEvent,
     Change,
     Cleared,
     IndexConnected,
@@ -54,7 +53,7 @@ class IndexUpdate:
     worker_id: int
     dp_rank: int
     seq: int
-    events: tuple[BlocksStored | BlocksRemoved | Cleared, ...]
+    events: tuple[CacheEvent, ...]
     published_at: float
     replayed: bool = False
 

@@ -30,6 +30,7 @@ WORKERS_BUSY = "WORKERS_BUSY"
 #: Conditions that make the index or the load of a worker (or of a model) doubtful.
 INDEX_OR_LOAD: Final = frozenset(
     {
+        "BLOCKS_NOT_LISTED",
         BLOCK_SIZE_MISMATCH,
         ENGINE_RESTARTED,
         EVENTS_LOST,

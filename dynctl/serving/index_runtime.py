@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
@@ -17,7 +17,7 @@ from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.base.tasks import Supervisor, end_tasks
 from dynctl.documents.workers import StreamState
-from router_core import Applied, BlocksRemoved, BlocksStored, Change, Cleared, KvEvent
+from router_core import Applied, BlocksStored, CacheEvent, Change, Cleared, KvEvent
 
 SLICE_S: Final = 0.002
 #: Blocks of one event that are applied before the clock is read again.
@@ -216,18 +216,16 @@ def _pieces(value: StreamValue) -> Iterator[Change]:
             yield KvEvent(value.worker_id, value.dp_rank, piece)
 
 
-def _cut(
-    event: BlocksStored | BlocksRemoved | Cleared,
-) -> Iterator[BlocksStored | BlocksRemoved | Cleared]:
+def _cut(event: CacheEvent) -> Iterator[CacheEvent]:
     if isinstance(event, Cleared) or len(event.block_hashes) <= PIECE_BLOCKS:
         yield event
         return
     for at in range(0, len(event.block_hashes), PIECE_BLOCKS):
         hashes = event.block_hashes[at : at + PIECE_BLOCKS]
-        if isinstance(event, BlocksRemoved):
-            yield BlocksRemoved(hashes, event.tier)
+        if not isinstance(event, BlocksStored):
+            yield replace(event, block_hashes=hashes)
             continue
         # The parent of a piece is the last block of the piece before, as in the whole run.
         parent = event.block_hashes[at - 1] if at else event.parent_hash
         local = event.local_hashes[at : at + PIECE_BLOCKS]
-        yield BlocksStored(parent, hashes, local, event.tier)
+        yield replace(event, parent_hash=parent, block_hashes=hashes, local_hashes=local)

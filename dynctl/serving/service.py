@@ -316,7 +316,7 @@ class RoutingService:
         if isinstance(change, _CHANGES_OF_HEALTH):
             self._health_outdated = True
         if isinstance(change, KvEvent):
-            kind = type(change.event).__name__.removeprefix("Blocks").lower()
+            kind = type(change.event).__name__.removeprefix("Blocks").removeprefix("Window").lower()
             self.kv_events[kind, applied.code] += 1
         elif isinstance(change, (WorkerUpserted, WorkerLost, ConfigSet)) and applied.ok:
             self._fleet_changed()

@@ -12,12 +12,29 @@ from types import MappingProxyType
 from typing import Final
 
 from dynctl.wire.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from router_core import DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared, local_block_hashes
+from router_core import (
+    DEVICE,
+    BlocksRemoved,
+    BlocksStored,
+    CacheEvent,
+    Cleared,
+    WindowStored,
+    local_block_hashes,
+)
 
 TIERS: Final[Mapping[str, str]] = MappingProxyType(
     {"GPU": DEVICE, "CPU": "host_pinned", "DISK": "disk", "EXTERNAL": "external"}
 )
 """The engine's storage medium to the tier of the router, with Dynamo's names."""
+
+#: Kinds of cache groups that hold whole prefixes (None: an engine without groups), and those that
+#: hold the end of one.
+_FULL: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+_WINDOWS: Final = frozenset({"sliding_window", "sliding_window_mla"})
+_MODELLED: Final = _FULL | _WINDOWS
+_EXPECTED: Final = "full attention and sliding windows"
+#: Cache groups of one engine; models have fewer than ten.
+MAX_GROUPS: Final = 64
 
 NO_ADAPTERS: Final[Mapping[int, str]] = MappingProxyType({})
 
@@ -28,6 +45,7 @@ class DropCode(StrEnum):
     BLOCK_SIZE_MISMATCH = "BLOCK_SIZE_MISMATCH"
     TOKEN_IDS_TOO_SHORT = "TOKEN_IDS_TOO_SHORT"  # noqa: S105 - a code, not a secret
     GROUP_IGNORED = "GROUP_IGNORED"
+    BLOCKS_NOT_LISTED = "BLOCKS_NOT_LISTED"
     UNKNOWN_MEDIUM = "UNKNOWN_MEDIUM"
     UNKNOWN_ADAPTER = "UNKNOWN_ADAPTER"
     EXTRA_KEYS_NOT_MODELLED = "EXTRA_KEYS_NOT_MODELLED"
@@ -39,7 +57,14 @@ _MESSAGES: Final = {
         "no overlap is possible until both use one block size"
     ),
     DropCode.TOKEN_IDS_TOO_SHORT: "token_ids too short: need {expected}, got {value}",
-    DropCode.GROUP_IGNORED: "attention group {value} is not indexed, only group {expected} is",
+    DropCode.GROUP_IGNORED: (
+        "the cache group of kind {value} is not modelled (only {expected}): less may be reusable "
+        "than predicted"
+    ),
+    DropCode.BLOCKS_NOT_LISTED: (
+        "the event has the tokens of {value} blocks and the hashes of {expected}, so the place of "
+        "each block is unknown"
+    ),
     DropCode.UNKNOWN_MEDIUM: "storage medium {value!r} is unknown, expected one of {expected}",
     DropCode.UNKNOWN_ADAPTER: (
         "LoRA adapter id {value} has no known name, so its blocks look like those of the base model"
@@ -89,6 +114,7 @@ def to_index_events(
     """
     events: list[CacheEvent] = []
     drops: list[Drop] = []
+    alone = _group_in_place_of_full_attention(batch)
     for event in batch.events:
         if isinstance(event, AllBlocksCleared):
             events.append(Cleared())
@@ -98,7 +124,12 @@ def to_index_events(
             drops.append(refused)
         elif isinstance(event, BlockRemoved):
             if event.block_hashes:
-                events.append(BlocksRemoved(event.block_hashes, _tier(event.medium)))
+                group = event.group_idx or 0
+                events.append(BlocksRemoved(event.block_hashes, _tier(event.medium), group))
+        elif event.kv_cache_spec_kind in _WINDOWS and event.group_idx != alone:
+            window = _window(event, block_size, drops)
+            if window is not None:
+                events.append(window)
         else:
             stored = _stored(event, block_size, adapter_names, cache_namespace, is_eagle, drops)
             if stored is not None:
@@ -108,9 +139,11 @@ def to_index_events(
 
 def _refusal(event: BlockStored | BlockRemoved) -> Drop | None:
     blocks = len(event.block_hashes)
-    if event.group_idx:
-        # Hybrid models cache each attention group separately; group 0 has full attention.
-        return Drop(DropCode.GROUP_IGNORED, blocks, event.group_idx, 0)
+    if isinstance(event, BlockStored):
+        kind = event.kv_cache_spec_kind
+        unknown = kind not in _MODELLED or (kind is None and event.group_idx)
+        if unknown or (event.group_idx or 0) >= MAX_GROUPS:
+            return Drop(DropCode.GROUP_IGNORED, blocks, (kind or "unknown")[:64], _EXPECTED)
     if event.medium is not None and event.medium.upper() not in TIERS:
         return Drop(DropCode.UNKNOWN_MEDIUM, blocks, event.medium[:64], ", ".join(TIERS))
     return None
@@ -146,6 +179,10 @@ def _stored(
         drops.append(Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, usable - keyed, keyed, "none"))
         usable = keyed
     tokens = event.token_ids
+    listed = max(0, len(tokens) - is_eagle) // block_size
+    if event.kv_cache_spec_kind is not None and listed > blocks:
+        drops.append(Drop(DropCode.BLOCKS_NOT_LISTED, blocks, listed, blocks))
+        return None
     complete = max(0, len(tokens) - is_eagle) // block_size
     if complete < usable:
         needed = usable * block_size + is_eagle
@@ -162,7 +199,39 @@ def _stored(
         is_eagle=is_eagle,
     )
     hashes = event.block_hashes if usable == blocks else event.block_hashes[:usable]
-    return BlocksStored(event.parent_block_hash, hashes, local, _tier(event.medium))
+    group = event.group_idx or 0
+    return BlocksStored(event.parent_block_hash, hashes, local, _tier(event.medium), group)
+
+
+def _window(event: BlockStored, block_size: int, drops: list[Drop]) -> WindowStored | None:
+    """The blocks of a group with a sliding window, by name: an engine lists only those that a
+    later prompt can reuse, which may be none."""
+    blocks, window = event.block_hashes, event.kv_cache_spec_sliding_window
+    if window is None or window < 1 or event.block_size % block_size:
+        # Blocks smaller than the router's have names that it does not know.
+        drops.append(Drop(DropCode.GROUP_IGNORED, len(blocks), "sliding_window", _EXPECTED))
+        return None
+    if not blocks:
+        return None
+    needed = -(-(window - 1) // event.block_size)
+    span = event.block_size // block_size
+    return WindowStored(event.group_idx or 0, blocks, needed, span, _tier(event.medium))
+
+
+def _group_in_place_of_full_attention(batch: EventBatch) -> int | None:
+    """The first group with a window, where no group of the batch has full attention.
+
+    Such a model's cache is indexed as if its first window reached back to the prompt's start: a
+    lower bound of what can be reused.
+    """
+    first = None
+    for event in batch.events:
+        if isinstance(event, BlockStored):
+            if event.kv_cache_spec_kind not in _WINDOWS:
+                return None
+            group = event.group_idx or 0
+            first = group if first is None else min(first, group)
+    return first
 
 
 def _extra_keys(event: BlockStored, adapter: str | None) -> tuple[str | None, int | None]:

@@ -23,7 +23,7 @@ from dynctl.wire.dynamo.payload import (
     kind_name,
     reading,
 )
-from router_core import DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared, LoadReported
+from router_core import DEVICE, BlocksRemoved, BlocksStored, Cleared, LoadReported
 
 FRAME_VERSION: Final = 1
 """The version byte in front of an envelope in a ZMQ message."""
@@ -53,6 +53,10 @@ class Envelope(Struct, frozen=True, gc=False):
     payload: bytes
 
 
+#: Dynamo's events do not have cache groups.
+WorkerEvent = BlocksStored | BlocksRemoved | Cleared
+
+
 class RouterEvent(Struct, frozen=True):
     """A change of one rank's cache; ``event_id`` counts a publisher's events from 1.
 
@@ -65,7 +69,7 @@ class RouterEvent(Struct, frozen=True):
     worker_id: int
     dp_rank: int
     event_id: int
-    event: "CacheEvent | UnknownEvent"
+    event: "WorkerEvent | UnknownEvent"
     storage_tier: str = DEVICE
     residency_domain: str = "worker"
 
@@ -257,7 +261,7 @@ def encode_router_events(events: Sequence[RouterEvent]) -> bytes:
     return _encoder.encode([_event_map(event) for event in events])
 
 
-def _router_event(read: _RouterEvent, event: CacheEvent | UnknownEvent) -> RouterEvent:
+def _router_event(read: _RouterEvent, event: WorkerEvent | UnknownEvent) -> RouterEvent:
     return RouterEvent(
         read.worker_id,
         read.event.dp_rank,
@@ -268,7 +272,7 @@ def _router_event(read: _RouterEvent, event: CacheEvent | UnknownEvent) -> Route
     )
 
 
-def _to_event(read: _RouterEvent) -> CacheEvent | None:
+def _to_event(read: _RouterEvent) -> WorkerEvent | None:
     """The change of the cache, None for an unknown kind."""
     data = read.event.data
     if isinstance(data, str):
@@ -307,7 +311,7 @@ def _event_map(event: RouterEvent) -> dict[str, Any]:
     }
 
 
-def _data(event: CacheEvent | UnknownEvent) -> dict[str, Any] | str:
+def _data(event: WorkerEvent | UnknownEvent) -> dict[str, Any] | str:
     match event:
         case BlocksStored():
             blocks = [

@@ -6,7 +6,7 @@ import pytest
 
 from dynctl.wire.index_events import Drop, DropCode, to_index_events
 from dynctl.wire.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from router_core import BlocksRemoved, BlocksStored, Cleared, local_block_hashes
+from router_core import BlocksRemoved, BlocksStored, Cleared, WindowStored, local_block_hashes
 
 TOKENS = tuple(range(100, 108))
 
@@ -83,13 +83,60 @@ def test_surplus_tokens_are_ignored():
     assert convert(stored(token_ids=(*TOKENS, 1, 2, 3, 4, 5))) == convert(stored())
 
 
-def test_other_attention_groups_are_ignored():
-    converted = convert(stored(group_idx=1), BlockRemoved((11,), group_idx=2), stored(group_idx=0))
-    assert len(converted.events) == 1
-    assert converted.drops == (
-        Drop(DropCode.GROUP_IGNORED, 2, 1, 0),
-        Drop(DropCode.GROUP_IGNORED, 1, 2, 0),
+def windowed(**changes):
+    """Two blocks of a group with a sliding window of 6 tokens, of which a prompt needs 2 blocks."""
+    kind = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 6}
+    return stored(**{"group_idx": 0, **kind, **changes})
+
+
+def full(**changes):
+    return stored(**{"group_idx": 1, "kv_cache_spec_kind": "full_attention", **changes})
+
+
+def test_cache_groups_of_a_hybrid_model():
+    converted = convert(windowed(), full(), BlockRemoved((11,), group_idx=1))
+    assert converted.drops == ()
+    assert converted.events == (
+        WindowStored(0, (11, 12), needed=2),
+        BlocksStored(10, (11, 12), local_block_hashes(TOKENS, 4), group=1),
+        BlocksRemoved((11,), group=1),
     )
+
+
+def test_a_window_lists_only_blocks_that_can_be_reused():
+    """The event has all tokens: without the names of the main group, places are unknown."""
+    assert convert(windowed(block_hashes=()), full()).events == convert(full()).events
+    (window, _) = convert(windowed(block_hashes=(12,)), full()).events
+    assert window == WindowStored(0, (12,), needed=2)
+    larger = windowed(block_hashes=(12,), block_size=8)
+    assert convert(larger, full()).events[0] == WindowStored(0, (12,), needed=1, span=2)
+
+
+def test_a_model_with_windows_only_is_indexed_as_prefixes():
+    first, second = windowed(), windowed(group_idx=3)
+    converted = convert(first, second)
+    assert converted.events == (*convert(stored()).events, WindowStored(3, (11, 12), needed=2))
+    partial = convert(windowed(block_hashes=(12,)))
+    assert partial.events == ()
+    assert partial.drops == (Drop(DropCode.BLOCKS_NOT_LISTED, 1, 2, 1),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"kv_cache_spec_kind": "mamba"}, "mamba"),
+        ({"kv_cache_spec_kind": "x" * 500}, "x" * 64),
+        ({"kv_cache_spec_kind": None}, "unknown"),
+        ({"kv_cache_spec_kind": "full_attention", "group_idx": 64}, "full_attention"),
+        ({"kv_cache_spec_sliding_window": None}, "sliding_window"),
+        ({"block_size": 2}, "sliding_window"),
+    ],
+)
+def test_groups_that_are_not_modelled_are_dropped(changes, kind):
+    converted = convert(windowed(**{"group_idx": 2, **changes}), full())
+    assert converted.events == convert(full()).events
+    [drop] = converted.drops
+    assert (drop.code, drop.blocks, drop.value) == (DropCode.GROUP_IGNORED, 2, kind)
 
 
 def test_adapters_keep_blocks_apart():

@@ -99,8 +99,10 @@ def test_maps_and_arrays_in_one_batch():
 
 
 def test_a_longer_array_and_unknown_keys_are_counted_and_skipped():
-    long = ["BlockStored", [1], None, [1, 2], 2, *[None] * 7, "new", "newer"]
-    batch = decode_batch(pack([1.0, [long, stored(novel=1), ["BlockRemoved", [1], None, 0, 9]], 0]))
+    long = ["BlockStored", [1], None, [1, 2], 2, *[None] * 10, "new", "newer"]
+    batch = decode_batch(
+        pack([1.0, [long, stored(novel=1), ["BlockRemoved", [1], None, 0, None, None, 9]], 0])
+    )
     assert len(batch.events) == 3
     assert batch.unknown_fields == 4
     assert decode_batch(pack([1.0, [], 0, "later"])).unknown_fields == 1
