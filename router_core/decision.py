@@ -86,7 +86,10 @@ class FunnelStep:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One scored rank, built from the columns on demand."""
+    """One scored rank, built from the columns on demand.
+
+    ``usable_blocks``: those of ``overlap_blocks`` that the engine reuses.
+    """
 
     worker: Worker
     dp_rank: int
@@ -101,6 +104,7 @@ class Candidate:
     probability: float
     host_blocks: int = 0
     disk_blocks: int = 0
+    usable_blocks: int = 0
 
     @property
     def ref(self) -> WorkerWithDpRank:
@@ -184,6 +188,14 @@ class Decision:
         """Cached leading blocks of a candidate; 0 where overlap is not modelled."""
         return self.inputs.overlap_blocks[position] if self.inputs is not None else 0
 
+    def usable_blocks(self, position: int) -> int:
+        """Cached leading blocks that the candidate's engine reuses.
+
+        It always computes the prompt's last token, so a prompt of whole blocks that is cached
+        entirely reuses one block less. Costs and bookings count that block, as in Dynamo.
+        """
+        return min(self.overlap_blocks(position), max(0, self.isl_tokens - 1) // self.block_size)
+
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that the winner has cached; lower tiers count by their weights."""
@@ -225,6 +237,7 @@ class Decision:
                 probability=chances[i],
                 host_blocks=_at(inputs.host_blocks, i) if inputs is not None else 0,
                 disk_blocks=_at(inputs.disk_blocks, i) if inputs is not None else 0,
+                usable_blocks=self.usable_blocks(i),
             )
 
     def replay(

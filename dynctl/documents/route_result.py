@@ -106,7 +106,8 @@ class FunnelRow(msgspec.Struct, frozen=True):
 
 class CandidateRow(msgspec.Struct, frozen=True):
     """One scored rank. ``host_blocks``: prompt blocks in host memory after the cached ones
-    (``overlap_blocks``), ``disk_blocks``: those after them on disk.
+    (``overlap_blocks``), ``disk_blocks``: those after them on disk. ``usable_blocks``: the cached
+    ones that the engine reuses; it always computes the prompt's last token.
     """
 
     worker: str
@@ -124,6 +125,7 @@ class CandidateRow(msgspec.Struct, frozen=True):
     probability: float = 0.0
     host_blocks: int = 0
     disk_blocks: int = 0
+    usable_blocks: int = 0
 
 
 class FlipRow(msgspec.Struct, frozen=True):
@@ -421,6 +423,7 @@ def _candidate_row(row: Candidate) -> CandidateRow:
         probability=row.probability,
         host_blocks=row.host_blocks,
         disk_blocks=row.disk_blocks,
+        usable_blocks=row.usable_blocks,
     )
 
 

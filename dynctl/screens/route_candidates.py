@@ -202,8 +202,16 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
         ),
         *(
             _tier_column(name, heading)
-            for name, heading in (("host_blocks", "host"), ("disk_blocks", "disk"))
-            if any(getattr(row, name) for hop in hops for row in hop.candidates)
+            for name, heading, plain in (
+                ("usable_blocks", "reused", "overlap_blocks"),
+                ("host_blocks", "host", None),
+                ("disk_blocks", "disk", None),
+            )
+            if any(
+                getattr(row, name) != (getattr(row, plain) if plain else 0)
+                for hop in hops
+                for row in hop.candidates
+            )
         ),
         _term_column("prefill_blocks", "prefill", 0),
         _term_column("decode_blocks", "decode", 0),

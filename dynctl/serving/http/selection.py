@@ -127,7 +127,8 @@ class SelectionApi:
         _, request = await self._reader.read(http)
         router = self._service.router
         mask = router.registry.model(request.model)
-        held = dict(router.index.find_matches(request.sequence_hashes, mask).items())
+        limit = request.most_reusable
+        held = dict(router.index.find_matches(request.sequence_hashes, mask, limit).items())
         candidates = router.registry.candidates(mask)
         rows = [
             OverlapRow(

@@ -302,3 +302,23 @@ async def engine_log():
 
 def test_the_test_reads_events_as_clients_do():
     assert events_of(b'data: {"a":1}\n\ndata: [DONE]\n\n') == [{"a": 1}, "[DONE]"]
+
+
+async def test_a_prompt_that_is_cached_entirely_reuses_one_block_less():
+    """Engines always compute the last token; the cost counts the block, as in Dynamo."""
+    async with site([{"name": "a0"}]) as fleet:
+        await fleet.connected()
+        index = fleet.service.router.index
+        body = {"model": "demo", "prompt": list(range(100, 164)), "max_tokens": 1}
+        assert (await fleet.post("/v1/completions", body))[0] == 200
+        await until(lambda: index.entry_count == 4)
+        status, answer, _ = await fleet.post("/v1/completions", body)
+        assert status == 200
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+        async with fleet.client.post(fleet.url("/v1/route"), json=body) as response:
+            row = (await response.json())["decode"]["candidates"][0]
+        assert (row["overlap_blocks"], row["usable_blocks"]) == (4, 3)
+        longer = {**body, "prompt": list(range(100, 165))}
+        async with fleet.client.post(fleet.url("/v1/route"), json=longer) as response:
+            row = (await response.json())["decode"]["candidates"][0]
+        assert (row["overlap_blocks"], row["usable_blocks"]) == (4, 4)
