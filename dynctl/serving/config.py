@@ -20,7 +20,8 @@ class Limits:
     a connection between requests is closed after ``keep_alive_s``. ``peer_connections``: the
     connections of one address; 0: three quarters of those for clients. An engine must send its
     first output, and a prefill hop its response, within ``first_byte_s``; a running stream may
-    pause for ``idle_s``. ``attempts`` counts dispatches of one request, the first included.
+    pause for ``idle_s`` and has at most ``stream_answer_bytes``. ``attempts`` counts dispatches of
+    one request, the first included.
     """
 
     body_bytes: int = 16 * 1024 * 1024
@@ -36,6 +37,7 @@ class Limits:
     idle_s: float = 300.0
     prefill_answer_bytes: int = 32 * 1024 * 1024
     unary_answer_bytes: int = 64 * 1024 * 1024
+    stream_answer_bytes: int = 1024 * 1024 * 1024
     attempts: int = 3
     drain_s: float = 30.0
     workers: int = 4096

@@ -253,6 +253,8 @@ class Fleet:
             self._service.remove_worker(member.spec.worker_id)
             self.index.request_sweep()
         self._service.conditions.forget(name)
+        for key in [key for key in self._service.engine_failures if key[0] == name]:
+            del self._service.engine_failures[key]
         return True
 
     async def close(self) -> None:
@@ -268,6 +270,8 @@ class Fleet:
         member = self._by_id.get(worker_id)
         if member is None:
             return
+        if failure.of_engine:
+            self._service.engine_failures[member.spec.name, failure.kind] += 1
         if failure.kind == "refused":
             self._eject(member, str(failure), gone=True)
         elif failure.kind in ("connect", "reset", "timeout"):

@@ -6,9 +6,13 @@ engine as idle. In every case the caller ends with ``RoutingService.free``.
 """
 
 import asyncio
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from dynctl.serving.config import Limits
 from dynctl.serving.engines.failures import UpstreamFailure
@@ -30,6 +34,14 @@ RANK_HEADER: Final = "x-data-parallel-rank"
 #: The beginning of an engine's event when it failed before its first token.
 _ERROR_EVENT: Final = (b'data: {"error"', b'data:{"error"')
 _ERROR_EVENT_BYTES: Final = 64 * 1024
+#: The beginning of an event stream: a field, a comment, or empty lines before them.
+_EVENT_STREAM: Final = re.compile(rb"[\r\n]*(?:(?:data|event|id|retry)?:|[\r\n]+\Z)")
+_FIRST_BYTES: Final = 8
+_DONE: Final = (b"data: [DONE]", b"data:[DONE]")
+#: Engines that may die of one request: the first and one more.
+_MOST_DEAD: Final = 2
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -117,6 +129,8 @@ class _Tries:
     count: int = 0
     second_chance: bool = False
     last: UpstreamFailure | None = None
+    #: Names of engines that may have died of the request.
+    died: list[str] = field(default_factory=list)
     #: A plan whose decode workers left during its prefill; one retry elsewhere is allowed.
     stranded: RoutingPlan | None = None
 
@@ -151,6 +165,11 @@ class RequestFlow:
                 raise self._refused(plan, request, call, tries)
             if call.batch and plan.prefill is not None:
                 raise HandoffOfBatch(plan)
+            if tries.died:
+                _log.warning(
+                    "request %s: %s may have died of it (%s); sent once more, to %s",
+                    call.request.id, tries.died[-1], tries.last, _first_worker(plan).name,
+                )  # fmt: skip
             try:
                 if plan.prefill is None:
                     return await self._aggregated(call, request, plan)
@@ -161,7 +180,16 @@ class RequestFlow:
             except _HopFailed as error:
                 service.free(call.request.id)
                 self._note(call, tries, error)
-                if not error.failure.retryable or tries.count >= self._limits.attempts:
+                if len(tries.died) >= _MOST_DEAD:
+                    _log.warning(
+                        "request %s: %s may have died of it; it is not sent to another engine",
+                        call.request.id, " and then ".join(tries.died),
+                    )  # fmt: skip
+                if (
+                    not error.failure.retryable
+                    or tries.count >= self._limits.attempts
+                    or len(tries.died) >= _MOST_DEAD
+                ):
                     if call.record.plan is None:  # a prefill hop that failed
                         service.decided(plan, request, call.record)
                     raise GaveUp(error.failure, plan) from error
@@ -303,8 +331,10 @@ class RequestFlow:
         worker = _winner(decision)
         response = await self._open(call, decision, body)
         try:
+            _check_type(response, "text/event-stream" if call.stream else "application/json")
             if not call.stream:
                 head = await response.read(self._limits.unary_answer_bytes)
+                _check_object(response, head)
             else:
                 head = await self._first_output(response)
         except BaseException as error:
@@ -328,6 +358,14 @@ class RequestFlow:
             raise UpstreamFailure(
                 "reset", f"{response.origin} ended its response without any output"
             )
+        while len(head) < _FIRST_BYTES and (more := await response.readany()):
+            head += more
+        if head.startswith(_DONE):
+            raise UpstreamFailure("protocol", f"{response.origin} sent [DONE] without any output")
+        if not _EVENT_STREAM.match(head):
+            raise UpstreamFailure(
+                "protocol", f"{response.origin} sent something else than events in its stream"
+            )
         if head.startswith(_ERROR_EVENT):
             event = head.split(b"\n\n", 1)[0].partition(b":")[2].strip()
             raise UpstreamFailure("status", f"{response.origin} failed", status=500, body=event)
@@ -344,6 +382,8 @@ class RequestFlow:
         tries.last = error.failure
         if error.failure.kind != "refused":  # that one is ejected already
             tries.failed.add(error.worker.worker_id)
+        if error.failure.fatal:
+            tries.died.append(error.worker.name)
         call.record.attempts.append((error.worker.name, error.stage, str(error.failure)))
         self._fleet.report_failure(error.worker.worker_id, error.failure)
 
@@ -378,6 +418,29 @@ class RequestFlow:
             for worker in self._service.router.registry
             if worker.role is Role.PREFILL and taints & worker.runtime_config.taints
         }
+
+
+def _first_worker(plan: RoutingPlan) -> Worker:
+    return _winner(plan.prefill if plan.prefill is not None else plan.final)
+
+
+def _check_type(response: EngineStream, expected: str) -> None:
+    """Raise UpstreamFailure for an answer of another type; one without a type is read."""
+    found = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if found and found != expected:
+        raise UpstreamFailure(
+            "protocol", f"{response.origin} answered with {found[:80]!r}; expected {expected}"
+        )
+
+
+def _check_object(response: EngineStream, body: bytes) -> None:
+    """Raise UpstreamFailure for a body that is not a JSON object."""
+    try:
+        whole = body.lstrip()[:1] == b"{" and msgspec.json.decode(body, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        whole = False
+    if not whole:
+        raise UpstreamFailure("protocol", f"{response.origin} answered without a JSON object")
 
 
 def _mark_error_read(task: asyncio.Task[None]) -> None:

@@ -134,6 +134,8 @@ class RoutingService:
         self.tasks = Supervisor(self._task_failed, self._task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
         self.kv_events: Counter[tuple[str, str]] = Counter()
+        #: (worker name, kind of UpstreamFailure) -> how many requests the engine failed.
+        self.engine_failures: Counter[tuple[str, str]] = Counter()
         #: Requests with an open stream in this process: their bookings do not expire.
         self.held: set[str] = set()
         #: LoRA adapter -> its base model, and the ids of the workers that have it.

@@ -10,7 +10,8 @@ class UpstreamFailure(Exception):
     """A request to an engine failed.
 
     ``kind``: ``refused`` (no process listens), ``connect``, ``reset``, ``timeout``, ``status`` (an
-    error answer, then ``status``, ``body`` and ``content_type`` hold it) or ``protocol``.
+    error answer, then ``status``, ``body`` and ``content_type`` hold it), ``protocol`` (not the
+    answer of an engine) or ``ejected`` (the engine was ejected while the request waited).
     ``retryable``: another engine may succeed.
     """
 
@@ -27,6 +28,16 @@ class UpstreamFailure(Exception):
     @property
     def retryable(self) -> bool:
         return self.kind != "status" or self.status >= 500 or self.status == 429
+
+    @property
+    def of_engine(self) -> bool:
+        """Whether the engine failed, not the client's request or its share of the engine."""
+        return self.kind != "status" or self.status >= 500
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the engine may have died of the request."""
+        return self.kind == "reset" or (self.kind == "status" and self.status == 500)
 
     @property
     def sent(self) -> bool:

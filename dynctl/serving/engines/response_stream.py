@@ -149,6 +149,10 @@ class EngineStream:
             self._pipe = None
         return self.exhausted
 
+    def abandon(self, failure: UpstreamFailure) -> None:
+        """End an incomplete response with this failure, as if the engine had failed."""
+        self._fail(failure)
+
     def close(self) -> None:
         """Release the response; an incomplete one closes its connection, which stops the engine."""
         self._timer.cancel()

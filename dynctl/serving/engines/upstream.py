@@ -122,6 +122,10 @@ async def _refused(stream: EngineStream) -> UpstreamFailure:
         body = b""
     finally:
         stream.close()
+    if stream.status < 400:
+        return UpstreamFailure(
+            "protocol", f"{stream.origin} returned status {stream.status}; expected 200"
+        )
     return UpstreamFailure(
         "status",
         f"{stream.origin} returned status {stream.status}",

@@ -178,7 +178,14 @@ class Inference:
         if service.router.config.router_track_output_blocks:
             blocks = OutputBlocks(service, call.request, parsed.nvext.agent_hints.osl)
         response, failure = await pass_stream(
-            http, answer, service, record, headers, nvext=parsed.nvext, blocks=blocks
+            http,
+            answer,
+            service,
+            record,
+            headers,
+            nvext=parsed.nvext,
+            blocks=blocks,
+            limit=self._config.limits.stream_answer_bytes,
         )
         record.outcome = "success" if failure is None else "upstream_error"
         if failure is not None:

@@ -11,6 +11,7 @@ from aiohttp import HttpVersion11, web
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.errors import ErrorDetails
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.flow import Answer, GaveUp
 from dynctl.serving.refusal import HttpError, attempts_of
 from dynctl.serving.service import RoutingService
@@ -21,6 +22,10 @@ from router_core import Decision, RoutingPlan, RoutingRequest
 _BETWEEN_EVENTS = re.compile(rb"\r?\n\r?\n")
 _EVENT_BYTES = 16 * 1024 * 1024
 _DONE = b"data: [DONE]"
+#: The end of a chunk and the size of the next one.
+_FRAME = re.compile(rb"\r\n(?:[0-9a-fA-F]{1,8}\r\n)?")
+#: The end of a stream in which its last event is looked for.
+_TAIL_BYTES = 256
 #: Bytes waiting for a client; above this no more are sent until it reads some.
 _LAGGING_BYTES = 256 * 1024
 _SSE = "text/event-stream"
@@ -65,10 +70,12 @@ async def pass_stream(
     *,
     nvext: NvExt,
     blocks: OutputBlocks | None,
+    limit: int,
 ) -> tuple[web.StreamResponse, UpstreamFailure | None]:
     """Pass the engine's stream on as it arrives; returns the failure that ended it, if any.
 
-    After a failure the stream ends with an error event.
+    After a failure the stream ends with an error event. A stream without ``[DONE]`` at its end and
+    one of more than ``limit`` bytes are failures.
     """
     upstream = answer.response
     response = _Stream(
@@ -81,17 +88,22 @@ async def pass_stream(
     await response.prepare(http)
     piece = answer.head
     if nvext.extra_fields and (nvext.wants("worker_id") or nvext.wants("timing")):
-        return response, await _pass_annotated(response, answer, service, record, nvext, blocks)
+        return response, await _pass_annotated(
+            response, answer, service, record, nvext, blocks, limit
+        )
     end = b""
 
-    def seen(piece: bytes) -> None:
+    def seen(piece: bytes, before: bytes = b"") -> None:
         nonlocal end
         events = piece.count(b"data:")
         record.output_events += events
         record.output_bytes += len(piece)
         if blocks is not None:
             blocks.add(events)
-        end = piece[-4:]
+        short = len(piece) < _TAIL_BYTES
+        end = (end + before + piece if short else piece)[-_TAIL_BYTES:]
+        if record.output_bytes > limit:
+            upstream.abandon(_too_long(upstream, limit))
 
     transport = http.transport
 
@@ -99,7 +111,7 @@ async def pass_stream(
         """Pass whole chunks with their frames directly to the client; False if it lags."""
         if transport is None or transport.is_closing():
             return False
-        seen(chunks)
+        seen(chunks, b"\r\n")
         transport.write(chunks)
         return transport.get_write_buffer_size() < _LAGGING_BYTES
 
@@ -108,13 +120,15 @@ async def pass_stream(
     try:
         while piece:
             seen(piece)
-            if upstream.exhausted:
+            if upstream.exhausted and _is_done(end):
                 await response.write_eof(piece)
                 return response, None
             await response.write(piece)
             if framed and await upstream.pipe(take):
                 break
             piece = await upstream.readany()
+        if not _is_done(end):
+            raise _cut_short(upstream)
     except UpstreamFailure as failure:
         await _end_with_error(response, end, failure)
         return response, failure
@@ -129,10 +143,11 @@ async def _pass_annotated(
     record: RequestRecord,
     nvext: NvExt,
     blocks: OutputBlocks | None,
+    limit: int,
 ) -> UpstreamFailure | None:
     """As above, event by event: the first carries the workers, one before [DONE] the timing."""
     upstream = answer.response
-    pending, first = answer.head, True
+    pending, first, done = answer.head, True, False
     try:
         while True:
             *events, pending = _BETWEEN_EVENTS.split(pending)
@@ -142,11 +157,14 @@ async def _pass_annotated(
                 if first and nvext.wants("worker_id"):
                     event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})
                 first = False
+                done = done or _is_done(event)
                 if event.startswith(_DONE) and nvext.wants("timing"):
                     extra = _timing_event(answer.plan, service, record)
                     await response.write(extra + b"\n\n")
                 record.output_events += 1
                 record.output_bytes += len(event) + 2
+                if record.output_bytes > limit:
+                    raise _too_long(upstream, limit)
                 if blocks is not None:
                     blocks.add(1)
                 await response.write(event + b"\n\n")
@@ -154,6 +172,8 @@ async def _pass_annotated(
             if not piece:
                 break
             pending += piece
+        if not done and not _is_done(pending):
+            raise _cut_short(upstream)
     except UpstreamFailure as failure:
         await _end_with_error(response, b"\n\n", failure)
         return failure
@@ -161,6 +181,22 @@ async def _pass_annotated(
         await response.write(pending)
     await response.write_eof()
     return None
+
+
+def _is_done(end: bytes) -> bool:
+    """Whether the end of a stream, with or without the frames of chunks, has the last event."""
+    if _DONE in end or b"data:[DONE]" in end:
+        return True
+    unframed = _FRAME.sub(b"", end)
+    return _DONE in unframed or b"data:[DONE]" in unframed
+
+
+def _cut_short(upstream: EngineStream) -> UpstreamFailure:
+    return UpstreamFailure("protocol", f"{upstream.origin} ended its stream without [DONE]")
+
+
+def _too_long(upstream: EngineStream, limit: int) -> UpstreamFailure:
+    return UpstreamFailure("protocol", f"{upstream.origin} sent more than {limit} bytes")
 
 
 async def _end_with_error(

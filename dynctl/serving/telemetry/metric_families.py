@@ -119,6 +119,8 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
     ("condition", "gauge", "1 = the condition holds for the subject", ("code", "subject")),
     ("background_task_failures_total", "counter", "Failures of background tasks, which restart by "
      "themselves", ("task",)),
+    ("engine_failures_total", "counter", "Requests that an engine failed: refused, connect, reset, "
+     "timeout, status, protocol (not the answer of an engine), ejected", ("worker", "kind")),
     ("decision_memory_bytes", "gauge", "Estimated bytes of the decisions kept", ()),
     ("decision_memory_plans", "gauge", "Plans kept in the decision memory", ()),
     ("domain_workers", "gauge", "Workers that publish the domain value", _DOMAIN),

@@ -40,7 +40,11 @@ EVENT_STATUS = {
 }
 #: Counters that other parts keep; they are read on a scrape.
 COUNTED_ELSEWHERE = frozenset(
-    {"dynamo_component_kv_cache_events_applied", "dynctl_background_task_failures_total"}
+    {
+        "dynamo_component_kv_cache_events_applied",
+        "dynctl_background_task_failures_total",
+        "dynctl_engine_failures_total",
+    }
 )
 #: Seconds of writing after which a scrape yields to the event loop.
 SLICE_S = 0.002
@@ -251,6 +255,7 @@ class Metrics(ServiceObserver):
         yield self._text("dynamo_component_kv_cache_events_applied", events.items())
         failures = {(task,): n for task, n in self._service.tasks.failures.items()}
         yield self._text("dynctl_background_task_failures_total", failures.items())
+        yield self._text("dynctl_engine_failures_total", self._service.engine_failures.items())
         self._service.health(1.0)
         each = {(one.code, one.subject): 1.0 for one in self._service.conditions}
         yield self._text("dynctl_condition", each.items())

@@ -1,0 +1,178 @@
+"""Wrong answers of engines are retried before the first byte and reported after it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from dynctl.serving.config import Limits
+from dynctl.tokenization import DEMO_MODEL_DIR
+from tests.dynctl.serving.fleets import SLOW_HEALTH, chat_body, site
+from tests.dynctl.serving.hostile import (
+    DONE,
+    EVENT,
+    GOOD,
+    Behaviour,
+    answers,
+    dies,
+    hostile,
+    specs,
+    streams,
+)
+
+JSON = b'{"choices": []}'
+HTML = b"<html><body>It works!</body></html>"
+
+
+async def sent(fleet, *, stream: bool = True) -> tuple[int, bytes]:
+    body = chat_body("hi", stream=stream)
+    async with fleet.client.post(fleet.url("/v1/chat/completions"), json=body) as answer:
+        return answer.status, await answer.read()
+
+
+def failures(fleet) -> dict[tuple[str, str], int]:
+    return dict(fleet.service.engine_failures)
+
+
+BAD_STREAMS = {
+    "a web page": answers(HTML, "text/html"),
+    "a web page that claims to be events": answers(HTML),
+    "JSON instead of events": answers(JSON, "application/json"),
+    "a redirect": answers(b"", "text/plain", 302),
+    "no content": answers(b"", "text/plain", 204),
+    "an end before any event": answers(DONE),
+    "nothing": streams(),
+    "binary": streams(b"\x00\x01\x02\x03" * 8),
+}
+BAD_BODIES = {
+    "a web page": answers(HTML, "text/html"),
+    "a web page that claims to be JSON": answers(HTML, "application/json"),
+    "half of an object": answers(JSON[:-1], "application/json"),
+    "a list": answers(b"[1]", "application/json"),
+    "a redirect": answers(JSON, "application/json", 302),
+    "events": answers(GOOD),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_STREAMS.values(), ids=BAD_STREAMS.keys())
+async def test_a_wrong_stream_is_retried_elsewhere_and_counted(bad: Behaviour):
+    async with (
+        hostile(bad, answers(GOOD)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        while not engines[0].seen:
+            assert await sent(fleet) == (200, GOOD)
+        ((worker, kind),) = failures(fleet)
+        assert worker == "e0"
+        assert kind in ("protocol", "reset")
+        _, metrics = await fleet.get("/metrics")
+        assert f'dynctl_engine_failures_total{{worker="e0",kind="{kind}"}}' in metrics.decode()
+        await fleet.idle()
+
+
+@pytest.mark.parametrize("bad", BAD_BODIES.values(), ids=BAD_BODIES.keys())
+async def test_a_wrong_body_is_retried_elsewhere_and_counted(bad: Behaviour):
+    async with (
+        hostile(bad, answers(JSON, "application/json")) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        while not engines[0].seen:
+            assert await sent(fleet, stream=False) == (200, JSON)
+        assert set(failures(fleet)) == {("e0", "protocol")}
+        await fleet.idle()
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (streams(EVENT, EVENT), "without [DONE]"),
+        (answers(EVENT), "without [DONE]"),
+        (streams(EVENT, dies=True), "closed the connection"),
+    ],
+)
+@pytest.mark.parametrize("annotated", [False, True])
+async def test_a_stream_that_is_cut_short_ends_with_an_error_event(
+    bad: Behaviour, reason: str, annotated: bool
+):
+    async with (
+        hostile(bad) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        nvext = {"extra_fields": ["timing"]} if annotated else {}
+        status, events, _ = await fleet.stream(nvext=nvext)
+        assert status == 200
+        assert events[0]["choices"]
+        assert reason in events[-1]["error"]["message"]
+        assert sum(failures(fleet).values()) == 1
+        await fleet.idle()
+
+
+@pytest.mark.parametrize("split", range(1, len(DONE)))
+async def test_an_end_that_arrives_in_two_pieces_is_an_end(split: int):
+    whole = EVENT * 2 + DONE
+    at = len(whole) - split
+    async with (
+        hostile(streams(whole[:at], whole[at:], pause=0.01)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        assert await sent(fleet) == (200, whole)
+        assert not failures(fleet)
+
+
+async def test_an_endless_stream_is_ended_at_its_bound():
+    limits = Limits(stream_answer_bytes=4096)
+    async with (
+        hostile(streams(*[EVENT] * 1000, DONE)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH, limits=limits) as fleet,
+    ):
+        for nvext in ({}, {"extra_fields": ["timing"]}):
+            status, events, _ = await fleet.stream(nvext=nvext)
+            assert status == 200
+            assert len(events) < 1000
+            assert "more than 4096 bytes" in events[-1]["error"]["message"]
+        await fleet.idle()
+
+
+async def test_a_request_of_which_engines_die_is_sent_twice_at_most(
+    caplog: pytest.LogCaptureFixture,
+):
+    async with (
+        hostile(dies, dies, dies, dies) as engines,
+        site(
+            [],
+            workers=specs(engines),
+            health=SLOW_HEALTH,
+            model_path=DEMO_MODEL_DIR,
+            limits=Limits(attempts=10),
+        ) as fleet,
+    ):
+        with caplog.at_level(logging.WARNING):
+            status, answer, headers = await fleet.chat()
+        assert status == 502
+        names = [row["worker"] for row in answer["error"]["dynctl"]["attempts"]]
+        assert len(names) == len(set(names)) == 2
+        assert sum(engine.seen for engine in engines) == 2
+        log = caplog.text
+        decision = headers["x-dynctl-decision"]
+        assert f"request {decision}: {names[0]} may have died of it" in log
+        assert f"sent once more, to {names[1]}" in log
+        assert (
+            f"request {decision}: {names[0]} and then {names[1]} may have died of it; it is "
+            "not sent to another engine" in log
+        )
+        await fleet.idle()
+
+
+async def test_an_answer_of_500_counts_as_a_death_and_503_does_not():
+    for status, tries in ((500, 2), (503, 4)):
+        bad = answers(b'{"error": {"message": "no"}}', "application/json", status)
+        async with (
+            hostile(bad, bad, bad, bad) as engines,
+            site(
+                [], workers=specs(engines), health=SLOW_HEALTH, limits=Limits(attempts=4)
+            ) as fleet,
+        ):
+            assert (await fleet.chat())[0] == status
+            assert sum(engine.seen for engine in engines) == tries
+            await fleet.idle()
