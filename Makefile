@@ -19,7 +19,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz test-busy test-dynamo test-vllm check completions docs format bench lock clean
+.PHONY: help demo test test-thorough fuzz test-chaos test-busy test-dynamo test-vllm check completions docs format bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,9 @@ test-thorough: $(VENV)/.dev-stamp  ## property tests with ten times the examples
 MESSAGES ?= 1000000
 fuzz: $(VENV)/.dev-stamp  ## mutated messages for every decoder and endpoint (MESSAGES=1000000, ARGS="--seed 2")
 	$(BIN)/python -m tests.fuzz --messages $(MESSAGES) $(ARGS)
+
+test-chaos: $(VENV)/.dev-stamp  ## faults of engines and networks under load (ARGS="-k name" to choose)
+	$(BIN)/python -m pytest $(PARALLEL) tests/chaos $(ARGS)
 
 BURNERS ?= 10
 test-busy: $(VENV)/.dev-stamp  ## all tests beside processes that use all CPU (BURNERS=10)

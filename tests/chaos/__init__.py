@@ -1,0 +1,1 @@
+"""Faults of engines and networks under load; ``make test-chaos``."""

@@ -1,0 +1,215 @@
+"""A frontend before three engines, one of them behind proxies, and clients that load it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from dynctl.serving.config import FrontendConfig, HealthConfig, Limits
+from dynctl.serving.http.server import Frontend
+from dynctl.simulation.engine.config import EngineConfig
+from dynctl.simulation.engine.process import RunningEngine, start_engine
+from dynctl.tokenization import DEMO_MODEL_DIR
+from tests.chaos.faults import Broken
+from tests.chaos.proxies import AnswerProxy, TcpProxy
+from tests.dynctl.serving.fleets import TOKENIZER, WORDS, Site, chat_body
+from tests.waiting import patience, until
+
+BROKEN = "broken"
+_HEALTH = HealthConfig(interval_s=0.2, timeout_s=1.0)
+_ENGINE: Mapping[str, Any] = {"speedup_ratio": 50.0, "default_output_tokens": 8}
+_LONGEST_S = 60.0  # a client waits at most this long for the end of an answer (idle machine)
+
+
+@dataclass
+class Outcomes:
+    """How the requests of the clients ended."""
+
+    answered: int = 0
+    refused: list[str] = field(default_factory=list)
+    error_events: int = 0
+    lost: list[str] = field(default_factory=list)
+    first_bytes_s: list[float] = field(default_factory=list)
+
+    @property
+    def all(self) -> int:
+        return self.answered + len(self.refused) + self.error_events + len(self.lost)
+
+
+@dataclass
+class Usage:
+    """What the process holds."""
+
+    descriptors: int
+    tasks: int
+
+    @classmethod
+    def now(cls) -> Usage:
+        gc.collect()
+        return cls(len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()))
+
+
+class Rig:
+    """The fleet of one fault."""
+
+    def __init__(self, site: Site, broken: Broken) -> None:
+        self.site = site
+        self.broken = broken
+
+    def reason(self) -> str | None:
+        """Why the broken engine is unavailable; None while it is available."""
+        registry = self.site.service.router.registry
+        worker = registry.by_name(BROKEN)
+        assert worker is not None
+        return registry.unavailable_reason(worker.worker_id)
+
+    def conditions(self) -> set[str]:
+        """The codes of the conditions in force."""
+        self.site.service.health()
+        return {one.code for one in self.site.service.conditions}
+
+    async def load(self, clients: int, requests: int) -> Outcomes:
+        """``requests`` by ``clients`` at the same time, streams and plain answers mixed."""
+        outcomes = Outcomes()
+        left = iter(range(requests))
+
+        async def client() -> None:
+            for number in left:
+                await self._one(number, outcomes)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(client())
+        return outcomes
+
+    async def _one(self, number: int, outcomes: Outcomes) -> None:
+        stream = number % 4 != 0
+        body = chat_body(f"{number % 7} " + WORDS * (1 + number % 3), stream=stream, max_tokens=8)
+        started = time.monotonic()
+        try:
+            async with (
+                asyncio.timeout(patience(_LONGEST_S)),
+                self.site.client.post(self.site.url("/v1/chat/completions"), json=body) as answer,
+            ):
+                first = await answer.content.readany()
+                outcomes.first_bytes_s.append(time.monotonic() - started)
+                raw = first + await answer.read()
+        except (TimeoutError, aiohttp.ClientError) as error:
+            outcomes.lost.append(f"request {number}: {type(error).__name__}: {error}")
+            return
+        self._judge(number, answer.status, stream, raw, outcomes)
+
+    def _judge(
+        self, number: int, status: int, stream: bool, raw: bytes, outcomes: Outcomes
+    ) -> None:
+        if status != 200:
+            try:
+                problem = json.loads(raw)["error"]["message"]
+                outcomes.refused.append(f"{status}: {problem}")
+            except (ValueError, KeyError, TypeError):
+                outcomes.lost.append(f"request {number}: {status} without an error: {raw[:200]!r}")
+        elif not stream:
+            try:
+                json.loads(raw)["choices"][0]["message"]
+                outcomes.answered += 1
+            except (ValueError, KeyError, IndexError, TypeError):
+                outcomes.lost.append(f"request {number}: 200 without an answer: {raw[:200]!r}")
+        elif b'"error"' in raw:
+            outcomes.error_events += 1
+        elif raw.rstrip().endswith(b"data: [DONE]") and raw.count(b"\n\ndata: ") > 1:
+            outcomes.answered += 1
+        else:
+            outcomes.lost.append(f"request {number}: stream without an end: {raw[-200:]!r}")
+
+    async def settled(self) -> None:
+        """Until the broken engine is available, its events arrive and no load is booked."""
+        await self.site.idle()
+        await until(lambda: self.reason() is None, 30)
+        await until(lambda: self._connected(), 30)
+
+    def _connected(self) -> bool:
+        states = self.site.frontend.fleet.index.all_states()
+        return all(state.connected for state in states.values())
+
+
+@asynccontextmanager
+async def rig(settings: Mapping[str, Any]) -> AsyncIterator[Rig]:
+    """Start everything; all of it is gone afterwards."""
+    async with AsyncExitStack() as stack:
+        engines: dict[str, RunningEngine] = {}
+
+        async def start(name: str) -> RunningEngine:
+            config = EngineConfig(**{**_ENGINE, "name": name, "kv_events": "tcp://127.0.0.1:0"})
+            engines[name] = await start_engine(config, TOKENIZER)
+            return engines[name]
+
+        async def close_engines() -> None:
+            for engine in engines.values():
+                await engine.close()
+
+        stack.push_async_callback(close_engines)
+        for name in (BROKEN, "b", "c"):
+            await start(name)
+        broken = await _broken(stack, engines, start)
+        port = broken.http.port
+        spec = (
+            f"http://127.0.0.1:{port},name={BROKEN},kv-events=tcp://127.0.0.1:{broken.events.port},"
+            f"replay=tcp://127.0.0.1:{broken.replay.port}"
+        )
+        others = tuple(f"{engines[name].url},name={name}" for name in ("b", "c"))
+        values: dict[str, Any] = {
+            "limits": Limits(first_byte_s=3.0, idle_s=3.0, connect_s=1.0, drain_s=2.0),
+            "health": _HEALTH,
+            **settings,
+        }
+        frontend = Frontend(
+            FrontendConfig(port=0, workers=(spec, *others), model_path=DEMO_MODEL_DIR, **values)
+        )
+        await frontend.start()
+        stack.push_async_callback(frontend.close)
+        client = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        )
+        site = Site(frontend, client)
+        site.engines = engines
+        made = Rig(site, broken)
+        await made.settled()
+        yield made
+
+
+async def _broken(stack: AsyncExitStack, engines: dict[str, RunningEngine], start: Any) -> Broken:
+    record = engines[BROKEN].ready_record()
+    answers = AnswerProxy(record["url"])
+    await stack.enter_async_context(answers.running())
+    proxies = []
+    for port in (answers.port, _port(record["kv_events"]), _port(record["replay"])):
+        proxy = TcpProxy(port)
+        await proxy.open()
+        stack.push_async_callback(proxy.close)
+        proxies.append(proxy)
+    http, events, replay = proxies
+
+    async def restart() -> None:
+        await engines[BROKEN].close()
+        again = (await start(BROKEN)).ready_record()
+        answers.target(again["url"])
+        events.target(_port(again["kv_events"]))
+        replay.target(_port(again["replay"]))
+
+    def set_faults(changes: Mapping[str, Any]) -> None:
+        engines[BROKEN].engine.faults.update(changes)
+
+    return Broken(http, events, replay, answers, set_faults, restart)
+
+
+def _port(endpoint: str) -> int:
+    return int(endpoint.rsplit(":", 1)[1])
