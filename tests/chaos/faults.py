@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ class Broken:
     replay: TcpProxy
     answers: AnswerProxy
     set_faults: Callable[[Mapping[str, Any]], None]
-    restart: Callable[[], Awaitable[None]]
+    restart: Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Fault:
     """
 
     name: str
-    begin: Callable[[Broken], Awaitable[None]]
+    begin: Callable[[Broken], Coroutine[Any, Any, None]]
     retried: bool = True
     shows: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -58,21 +58,21 @@ async def heal(broken: Broken) -> None:
         await proxy.set(PASS)
 
 
-def _http(**wire: Any) -> Callable[[Broken], Awaitable[None]]:
+def _http(**wire: Any) -> Callable[[Broken], Coroutine[Any, Any, None]]:
     async def begin(broken: Broken) -> None:
         await broken.http.set(Wire(**wire))
 
     return begin
 
 
-def _events(**wire: Any) -> Callable[[Broken], Awaitable[None]]:
+def _events(**wire: Any) -> Callable[[Broken], Coroutine[Any, Any, None]]:
     async def begin(broken: Broken) -> None:
         await broken.events.set(Wire(**wire))
 
     return begin
 
 
-def _both_event_ports(**wire: Any) -> Callable[[Broken], Awaitable[None]]:
+def _both_event_ports(**wire: Any) -> Callable[[Broken], Coroutine[Any, Any, None]]:
     async def begin(broken: Broken) -> None:
         await broken.events.set(Wire(**wire))
         await broken.replay.set(Wire(**wire))
@@ -80,7 +80,7 @@ def _both_event_ports(**wire: Any) -> Callable[[Broken], Awaitable[None]]:
     return begin
 
 
-def _engine(**faults: Any) -> Callable[[Broken], Awaitable[None]]:
+def _engine(**faults: Any) -> Callable[[Broken], Coroutine[Any, Any, None]]:
     async def begin(broken: Broken) -> None:
         broken.set_faults(faults)
 
@@ -93,7 +93,7 @@ def _answer(
     content_type: str = "text/event-stream",
     headers: Mapping[str, str] | None = None,
     path: str = "/v1/",
-) -> Callable[[Broken], Awaitable[None]]:
+) -> Callable[[Broken], Coroutine[Any, Any, None]]:
     """The proxy answers in place of the engine."""
 
     async def instead(request: web.Request) -> web.StreamResponse:
@@ -111,7 +111,7 @@ def _answer(
 
 def _streamed(
     *pieces: bytes, pause_s: float = 0.0, hang: bool = False, path: str = "/v1/"
-) -> Callable[[Broken], Awaitable[None]]:
+) -> Callable[[Broken], Coroutine[Any, Any, None]]:
     """The proxy streams ``pieces`` in place of the engine, then ends or hangs."""
 
     async def instead(request: web.Request) -> web.StreamResponse:
@@ -132,7 +132,7 @@ def _streamed(
     return begin
 
 
-def _hang(path: str = "/v1/") -> Callable[[Broken], Awaitable[None]]:
+def _hang(path: str = "/v1/") -> Callable[[Broken], Coroutine[Any, Any, None]]:
     """No byte of an answer, while other paths work."""
 
     async def instead(request: web.Request) -> web.StreamResponse:
@@ -146,7 +146,7 @@ def _hang(path: str = "/v1/") -> Callable[[Broken], Awaitable[None]]:
     return begin
 
 
-def _changed(change: Callable[[bytes], bytes]) -> Callable[[Broken], Awaitable[None]]:
+def _changed(change: Callable[[bytes], bytes]) -> Callable[[Broken], Coroutine[Any, Any, None]]:
     async def begin(broken: Broken) -> None:
         broken.answers.change = change
 

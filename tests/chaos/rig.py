@@ -70,7 +70,8 @@ class Rig:
         registry = self.site.service.router.registry
         worker = registry.by_name(BROKEN)
         assert worker is not None
-        return registry.unavailable_reason(worker.worker_id)
+        reason: str | None = registry.unavailable_reason(worker.worker_id)
+        return reason
 
     def conditions(self) -> set[str]:
         """The codes of the conditions in force."""
