@@ -42,6 +42,7 @@ INDEX_OR_LOAD: Final = frozenset(
         "MALFORMED_MESSAGE",
         "REPLAY_UNAVAILABLE",
         STREAM_DISCONNECTED,
+        "TIER_NOT_DESCRIBED",
         TOKENIZER_DIFFERS,
         "TOKEN_IDS_TOO_SHORT",
         "UNKNOWN_ADAPTER",

@@ -23,9 +23,16 @@ from router_core import (
 )
 
 TIERS: Final[Mapping[str, str]] = MappingProxyType(
-    {"GPU": DEVICE, "CPU": "host_pinned", "DISK": "disk", "EXTERNAL": "external"}
+    {
+        "GPU": DEVICE,
+        "CPU": "host_pinned",
+        "DISK": "disk",
+        "STORAGE": "disk",
+        "EXTERNAL": "external",
+    }
 )
-"""The engine's storage medium to the tier of the router, with Dynamo's names."""
+"""The engine's storage medium to the tier of the router, with Dynamo's names. Blocks of any medium
+elsewhere (locality REMOTE) are external."""
 
 #: Kinds of cache groups that hold whole prefixes (None: an engine without groups), and those that
 #: hold the end of one.
@@ -35,6 +42,8 @@ _MODELLED: Final = _FULL | _WINDOWS
 _EXPECTED: Final = "full attention and sliding windows"
 #: Cache groups of one engine; models have fewer than ten.
 MAX_GROUPS: Final = 64
+
+_LOCALITIES: Final = frozenset({"LOCAL", "REMOTE"})
 
 NO_ADAPTERS: Final[Mapping[int, str]] = MappingProxyType({})
 
@@ -49,6 +58,7 @@ class DropCode(StrEnum):
     UNKNOWN_MEDIUM = "UNKNOWN_MEDIUM"
     UNKNOWN_ADAPTER = "UNKNOWN_ADAPTER"
     EXTRA_KEYS_NOT_MODELLED = "EXTRA_KEYS_NOT_MODELLED"
+    TIER_NOT_DESCRIBED = "TIER_NOT_DESCRIBED"
 
 
 _MESSAGES: Final = {
@@ -66,6 +76,9 @@ _MESSAGES: Final = {
         "each block is unknown"
     ),
     DropCode.UNKNOWN_MEDIUM: "storage medium {value!r} is unknown, expected one of {expected}",
+    DropCode.TIER_NOT_DESCRIBED: (
+        "blocks in {value} memory are announced without {expected}, so they are not counted"
+    ),
     DropCode.UNKNOWN_ADAPTER: (
         "LoRA adapter id {value} has no known name, so its blocks look like those of the base model"
     ),
@@ -125,7 +138,7 @@ def to_index_events(
         elif isinstance(event, BlockRemoved):
             if event.block_hashes:
                 group = event.group_idx or 0
-                events.append(BlocksRemoved(event.block_hashes, _tier(event.medium), group))
+                events.append(BlocksRemoved(event.block_hashes, _tier(event), group))
         elif event.kv_cache_spec_kind in _WINDOWS and event.group_idx != alone:
             window = _window(event, block_size, drops)
             if window is not None:
@@ -139,18 +152,25 @@ def to_index_events(
 
 def _refusal(event: BlockStored | BlockRemoved) -> Drop | None:
     blocks = len(event.block_hashes)
-    if isinstance(event, BlockStored):
+    if isinstance(event, BlockStored) and event.block_size:
         kind = event.kv_cache_spec_kind
         unknown = kind not in _MODELLED or (kind is None and event.group_idx)
         if unknown or (event.group_idx or 0) >= MAX_GROUPS:
             return Drop(DropCode.GROUP_IGNORED, blocks, (kind or "unknown")[:64], _EXPECTED)
     if event.medium is not None and event.medium.upper() not in TIERS:
         return Drop(DropCode.UNKNOWN_MEDIUM, blocks, event.medium[:64], ", ".join(TIERS))
+    if event.locality is not None and event.locality.upper() not in _LOCALITIES:
+        where = f"{event.medium or 'GPU'} at {event.locality}"[:64]
+        return Drop(DropCode.UNKNOWN_MEDIUM, blocks, where, "LOCAL or REMOTE")
+    if isinstance(event, BlockStored) and not event.block_size and _tier(event) != DEVICE:
+        return Drop(DropCode.TIER_NOT_DESCRIBED, blocks, event.medium or "remote", "tokens")
     return None
 
 
-def _tier(medium: str | None) -> str:
-    return DEVICE if medium is None else TIERS[medium.upper()]
+def _tier(event: BlockStored | BlockRemoved) -> str:
+    if event.locality is not None and event.locality.upper() == "REMOTE":
+        return "external"
+    return DEVICE if event.medium is None else TIERS[event.medium.upper()]
 
 
 def _stored(
@@ -200,14 +220,14 @@ def _stored(
     )
     hashes = event.block_hashes if usable == blocks else event.block_hashes[:usable]
     group = event.group_idx or 0
-    return BlocksStored(event.parent_block_hash, hashes, local, _tier(event.medium), group)
+    return BlocksStored(event.parent_block_hash, hashes, local, _tier(event), group)
 
 
 def _window(event: BlockStored, block_size: int, drops: list[Drop]) -> WindowStored | None:
     """The blocks of a group with a sliding window, by name: an engine lists only those that a
     later prompt can reuse, which may be none."""
     blocks, window = event.block_hashes, event.kv_cache_spec_sliding_window
-    if window is None or window < 1 or event.block_size % block_size:
+    if not window or window < 0 or not event.block_size or event.block_size % block_size:
         # Blocks smaller than the router's have names that it does not know.
         drops.append(Drop(DropCode.GROUP_IGNORED, len(blocks), "sliding_window", _EXPECTED))
         return None
@@ -215,7 +235,7 @@ def _window(event: BlockStored, block_size: int, drops: list[Drop]) -> WindowSto
         return None
     needed = -(-(window - 1) // event.block_size)
     span = event.block_size // block_size
-    return WindowStored(event.group_idx or 0, blocks, needed, span, _tier(event.medium))
+    return WindowStored(event.group_idx or 0, blocks, needed, span, _tier(event))
 
 
 def _group_in_place_of_full_attention(batch: EventBatch) -> int | None:

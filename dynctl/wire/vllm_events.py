@@ -28,7 +28,8 @@ _MAX_TYPE_NAME: Final = 64  # a hostile type name must not flood the log that re
 _Hash = Annotated[int, Meta(ge=0)]
 _Token = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 _U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-_BlockSize = Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]
+# vLLM announces blocks that were offloaded with a block size of 0 and without tokens.
+_BlockSize = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 
 
 class BlockStored(
@@ -44,10 +45,12 @@ class BlockStored(
 
     ``block_hashes`` are the engine's own block identities (u64), one a block, parent before child;
     ``parent_block_hash`` is the identity of the block before the first one, None at a prompt's
-    start. ``token_ids`` has ``len(block_hashes) * block_size`` tokens (u32). ``medium`` is
-    ``GPU`` (also None), ``CPU``, ``DISK`` or ``EXTERNAL``. ``group_idx`` is the attention group of
-    a hybrid model. ``extra_keys``: other inputs of the engine's hash, one entry a block; they may
-    hold a cache salt, which is a secret of a tenant. ``locality`` is ``LOCAL`` or ``REMOTE``.
+    start. ``token_ids`` has ``len(block_hashes) * block_size`` tokens (u32), more where a group
+    with a sliding window lists only some blocks. ``medium`` is ``GPU`` (also None), ``CPU``,
+    ``STORAGE``, ``DISK`` or ``EXTERNAL``, ``locality`` ``LOCAL`` or ``REMOTE``, ``ownership`` the
+    store of an offloaded block. ``group_idx`` is the cache group of a hybrid model.
+    ``extra_keys``: other inputs of the engine's hash, one entry a block; they may hold a cache
+    salt, which is a secret of a tenant.
     """
 
     block_hashes: tuple[_Hash, ...]

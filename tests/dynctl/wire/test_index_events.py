@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from dynctl.wire.index_events import Drop, DropCode, to_index_events
-from dynctl.wire.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from dynctl.wire.vllm_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    decode_batch,
+    encode_batch,
+)
 from router_core import BlocksRemoved, BlocksStored, Cleared, WindowStored, local_block_hashes
 
 TOKENS = tuple(range(100, 108))
@@ -130,6 +137,7 @@ def test_a_model_with_windows_only_is_indexed_as_prefixes():
         ({"kv_cache_spec_kind": "full_attention", "group_idx": 64}, "full_attention"),
         ({"kv_cache_spec_sliding_window": None}, "sliding_window"),
         ({"block_size": 2}, "sliding_window"),
+        ({"block_size": 0, "medium": "GPU"}, "sliding_window"),
     ],
 )
 def test_groups_that_are_not_modelled_are_dropped(changes, kind):
@@ -195,3 +203,41 @@ def test_empty_events_vanish():
     converted = convert(stored(block_hashes=(), token_ids=()), BlockRemoved(()))
     assert converted.events == ()
     assert converted.drops == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "tier"),
+    [
+        ({"medium": "STORAGE"}, "disk"),
+        ({"medium": "STORAGE", "locality": "REMOTE", "ownership": "shared-store"}, "external"),
+        ({"medium": "GPU", "locality": "REMOTE"}, "external"),
+        ({"locality": "remote"}, "external"),
+        ({"medium": "CPU", "locality": "LOCAL"}, "host_pinned"),
+        ({"locality": "LOCAL"}, "device"),
+    ],
+)
+def test_only_local_blocks_of_the_device_are_device_blocks(changes, tier):
+    removed = {name: value for name, value in changes.items() if name != "block_size"}
+    converted = convert(stored(**changes), BlockRemoved((11,), **removed))
+    assert [event.tier for event in converted.events] == [tier, tier]
+    assert converted.drops == ()
+
+
+def test_an_unknown_locality_is_named():
+    for event in (stored(locality="RACK"), BlockRemoved((11,), locality="RACK")):
+        converted = convert(event)
+        assert converted.events == ()
+        assert converted.drops[0].code == DropCode.UNKNOWN_MEDIUM
+        assert "GPU at RACK" in converted.drops[0].message
+
+
+def test_offloaded_blocks_without_tokens_are_a_condition_and_lose_nothing_else():
+    """vLLM's offloading announces blocks by name only, with a block size of 0."""
+    named = stored(
+        block_hashes=(13,), parent_block_hash=None, token_ids=(), block_size=0, medium="CPU",
+        group_idx=0,
+    )  # fmt: skip
+    batch = decode_batch(encode_batch(EventBatch(0.0, (named, stored()))))
+    converted = to_index_events(batch, 4)
+    assert converted.events == convert(stored()).events
+    assert converted.drops == (Drop(DropCode.TIER_NOT_DESCRIBED, 1, "CPU", "tokens"),)

@@ -166,7 +166,7 @@ def test_hashes_become_u64(wire, expected, positional):
         (pack([1.0, [[]]]), "events[0]", "got an array of length 0"),
         (pack([1.0, [stored(), {}]]), "events[1].type", "expected a string, got nothing"),
         (pack([1.0, [[3]]]), "events[0].type", "expected a string, got an integer"),
-        (pack([1.0, [stored(block_size=0)]]), "events[0].block_size", ">= 1"),
+        (pack([1.0, [stored(block_size=-1)]]), "events[0].block_size", ">= 0"),
         (pack([1.0, [stored(block_size="16")]]), "events[0].block_size", "got `str`"),
         (pack([1.0, [stored(token_ids=[1, -1])]]), "events[0].token_ids[1]", ">= 0"),
         (pack([1.0, [stored(token_ids=[2**32])]]), "events[0].token_ids[0]", "<= 4294967295"),
