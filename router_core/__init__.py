@@ -35,6 +35,9 @@ if TYPE_CHECKING:
         Rejection, RoutingPlan, RoutingRefused,
     )
     from router_core.counterfactual import Flip, Preference, flip, flips, preference
+    from router_core.sensitivity import (
+        Consequence, LoadRange, Question, Unknown, certain, consequences, waits,
+    )
     from router_core.cost import CostInputs, CostParameters, TermColumn, kv_terms
     from router_core.taints import (
         NO_CONSTRAINTS, TOPOLOGY_PREFIX, RoutingConstraints, TaintConstraint, canonical_taint,
@@ -75,6 +78,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "AllWorkersBusy", "Candidate", "Decision", "FunnelStep", "NoEligibleWorker", "Outcome",
     "Reason", "Rejection", "RoutingPlan", "RoutingRefused",
     "Flip", "Preference", "flip", "flips", "preference",
+    "Consequence", "LoadRange", "Question", "Unknown", "certain", "consequences", "waits",
     "CostInputs", "CostParameters", "TermColumn", "kv_terms",
     "NO_CONSTRAINTS", "TOPOLOGY_PREFIX", "RoutingConstraints", "TaintConstraint", "canonical_taint",
     "constraints", "topology_of",
@@ -107,6 +111,7 @@ _MODULES = {
         "AllWorkersBusy Candidate Decision FunnelStep NoEligibleWorker Outcome Reason Rejection "
         "RoutingPlan RoutingRefused",
     "counterfactual": "Flip Preference flip flips preference",
+    "sensitivity": "Consequence LoadRange Question Unknown certain consequences waits",
     "cost": "CostInputs CostParameters TermColumn kv_terms",
     "taints":
         "NO_CONSTRAINTS TOPOLOGY_PREFIX RoutingConstraints TaintConstraint canonical_taint "

@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from dynctl.findings.catalogue import doubts as doubt_codes
+from dynctl.documents.doubts import Doubt, Varies, doubt, judge, percent, some_names
 from router_core import (
     Candidate,
     Decision,
     Freshness,
     FunnelStep,
+    Question,
     Rejection,
     Router,
     RoutingPlan,
@@ -32,30 +33,6 @@ SCHEMA = 1
 UNKNOWN_LOAD = "unknown"
 #: Prefill ranks whose decode hop is listed where several were possible.
 MAX_BY_PREFILL = 16
-#: Names in one sentence; more are counted.
-MOST_NAMED = 3
-
-
-class Doubt(msgspec.Struct, frozen=True):
-    """One input of an answer that is unknown, or one behaviour that is not modelled.
-
-    ``code``: DYR07xx. ``what`` is unknown, its ``effect`` on the answer, how to ``resolve`` it.
-    ``matters``: it can change the winner; the other doubts are listed all the same.
-    """
-
-    code: str
-    what: str
-    effect: str
-    resolve: str
-    matters: bool = True
-
-
-def doubt(code: str, *, matters: bool = True, **values: object) -> Doubt:
-    """The doubt ``code`` of findings/doubts.toml with its named values filled in.
-
-    Raises KeyError for an unknown code and ValueError where the values are not those of the code.
-    """
-    return Doubt(code, *doubt_codes()[code].texts("", values), matters)
 
 
 class Ref(msgspec.Struct, frozen=True):
@@ -267,8 +244,8 @@ def route_result(
         if (ref := decision_ref(other.prefill)) is not None
     ]
     hops = (shown(prefill), shown(decode))
-    found = list(dict.fromkeys([*doubts, *_drawn(hops)]))
-    found.sort(key=lambda one: not one.matters)
+    question = Question(router, request, plan, view)
+    found = judge([*_drawn(hops), *doubts], question)
     return RouteResult(
         id=plan.id,
         model=plan.model,
@@ -300,11 +277,10 @@ def _drawn(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
             best = max(hop.candidates, key=lambda row: row.probability)
             yield doubt(
                 "DYR0702",
-                matters=best.probability < 1.0,
                 stage=hop.stage,
                 temperature=f"{hop.temperature:g}",
                 worker=best.worker,
-                share=f"{100 * best.probability:.0f} %",
+                share=percent(best.probability),
             )
 
 
@@ -323,14 +299,9 @@ def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:
         if row is not None and row.state not in ("absent", "current"):
             stale.setdefault(row.state, []).append(worker.name)
     for state, names in stale.items():
-        yield doubt("DYR0705", workers=some_names(names), why=f"the index is {state}")
-
-
-def some_names(names: Iterable[str]) -> str:
-    """The first names, each once, and the number of the others: ``a, b, c and 2 more``."""
-    found = list(dict.fromkeys(names))
-    more = len(found) - MOST_NAMED
-    return ", ".join(found[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+        varies = Varies(overlap=True, workers=list(dict.fromkeys(names)))
+        why = f"the index is {state}"
+        yield doubt("DYR0705", varies=varies, workers=some_names(names), why=why)
 
 
 def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -> DecisionResult:

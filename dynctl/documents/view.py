@@ -15,7 +15,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import single_line
 from dynctl.base.json_reader import check_depth
 from dynctl.documents.codec import decode, encode
-from dynctl.documents.route_result import Doubt, doubt
+from dynctl.documents.doubts import Doubt, doubt
 from router_core import Captured, Router
 
 SCHEMA = 1

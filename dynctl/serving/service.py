@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dynctl.base.tasks import Supervisor
-from dynctl.documents.route_result import Doubt, doubt
+from dynctl.documents.doubts import Doubt, Varies, doubt
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
@@ -388,7 +388,14 @@ class RoutingService:
             if worker.model == model and registry.unavailable_reason(worker.worker_id) is None
         }
         found = [
-            doubt("DYR0705", workers=one.subject, why=f"{one.code} {one.message}")
+            doubt(
+                "DYR0705",
+                varies=None
+                if one.code == codes.LOAD_OVERDUE
+                else Varies(overlap=True, workers=None if one.subject == model else [one.subject]),
+                workers=one.subject,
+                why=f"{one.code} {one.message}",
+            )
             for one in self.conditions
             if one.code in codes.INDEX_OR_LOAD and one.subject in subjects
         ]

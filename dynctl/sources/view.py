@@ -15,7 +15,8 @@ from dynctl import version
 from dynctl.base.errors import UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.documents.config import ConfigDocument, config_document
-from dynctl.documents.route_result import Doubt, RouteResult, doubt, index_doubts, route_result
+from dynctl.documents.doubts import Doubt, doubt, without_settings
+from dynctl.documents.route_result import RouteResult, index_doubts, route_result
 from dynctl.documents.snapshot import Header, Part, Snapshot
 from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
 from dynctl.documents.workers import WorkerRow, worker_rows
@@ -98,7 +99,7 @@ class ViewSource:
             view=state,
             preset=self.view.preset,
             assumptions=assumptions,
-            doubts=doubts,
+            doubts=without_settings(doubts, shown),
             load_source=self.view.source,
         )
 

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 
 from dynctl.base.options import GlobalOptions
-from dynctl.documents.route_result import Doubt
+from dynctl.documents.doubts import Doubt
 from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.query import RouteQuery
 from tests.dynamo.fleet import DynamoFleet, aggregated

@@ -11,7 +11,8 @@ import msgspec
 from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.documents.route_result import RouteResult, doubt, route_result
+from dynctl.documents.doubts import Varies, doubt
+from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.flow import Answer, Call, GaveUp, HandoffOfBatch, Refused, RequestFlow
 from dynctl.serving.http.bodies import Body, bodies_of
@@ -219,7 +220,10 @@ class Inference:
             now=service.clock(),
             preset=preset,
             doubts=[
-                *(doubt("DYR0704", why=note) for note in prepared.request.notes),
+                *(
+                    doubt("DYR0704", varies=Varies(overlap=True), why=note)
+                    for note in prepared.request.notes
+                ),
                 *service.doubts(plan.model),
             ],
         )

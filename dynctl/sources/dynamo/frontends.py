@@ -17,12 +17,13 @@ from typing import Final, TypeVar
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.doubts import Doubt, Varies, doubt
 from dynctl.documents.models import ModelReadiness
-from dynctl.documents.route_result import Doubt, doubt
 from dynctl.health.facts import FrontendFacts, Unread
 from dynctl.settings.contexts.tokens import bearer_token
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.planes import backend, namespace
+from dynctl.sources.dynamo.router_state import unknown_thresholds
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.http import async_client, read_response
 from dynctl.sources.kubernetes import OUT_OF_REACH, Reached, cluster_ways
@@ -88,9 +89,10 @@ class ReachedFrontends:
 
     def doubts(self) -> list[Doubt]:
         """What is unknown because frontends or workers cannot be reached."""
-        doubts = [doubt("DYR0710", why=why) for why in self.unread()]
+        doubts = [_load_unknown(why) for why in self.unread()]
         if not self.workers_reachable:
-            doubts.append(doubt("DYR0705", workers="all workers", why=OUT_OF_REACH))
+            varies = Varies(overlap=True)
+            doubts.append(doubt("DYR0705", varies=varies, workers="all workers", why=OUT_OF_REACH))
         return doubts
 
     def set_thresholds(self, model: str, values: Values) -> Thresholds:
@@ -115,14 +117,18 @@ class ReachedFrontends:
                 if self.cluster is None:
                     raise
                 problem = with_name(error.message, frontend.url, name).rstrip(".")
-                doubts.append(doubt("DYR0710", why=f"{problem}; its load is unknown"))
+                doubts.append(_load_unknown(f"{problem}; its load is unknown"))
         thresholds: Mapping[str, Thresholds] = {}
         try:
             thresholds = answering[0].thresholds() if answering else {}
         except Unreachable as error:
             # Dynamo before 1.0 has no such path, and a gateway may not pass it on.
-            doubts.append(doubt("DYR0714", why=error.message.rstrip(".")))
+            doubts.append(unknown_thresholds(error.message.rstrip(".")))
         return FrontendReports(metrics, thresholds, tuple(doubts))
+
+
+def _load_unknown(why: str) -> Doubt:
+    return doubt("DYR0710", varies=Varies(load="more"), why=why)
 
 
 @contextmanager
@@ -203,6 +209,11 @@ class PolledFrontends:
     def metrics(self) -> list[FrontendMetrics]:
         """Of the frontends that answered the last time."""
         return [one.metrics for one in self._all if one.metrics is not None and not one.problem]
+
+    def doubts(self) -> list[Doubt]:
+        """The frontends that did not answer the last time: their load is unknown."""
+        failed = [one for one in self._all if one.problem]
+        return [_load_unknown(f"{one.url}: {one.problem}; its load is unknown") for one in failed]
 
     @property
     def problem(self) -> str:

@@ -21,6 +21,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.tasks import Supervisor
+from dynctl.documents.doubts import distinct
 from dynctl.documents.snapshot import Alert, Header, Snapshot
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
@@ -31,7 +32,13 @@ from dynctl.sources.dynamo.frontends import PolledFrontends, ReachedFrontends, r
 from dynctl.sources.dynamo.log_tail import LogTail
 from dynctl.sources.dynamo.observer import PRESET, Observer
 from dynctl.sources.dynamo.planes import namespace, open_planes
-from dynctl.sources.dynamo.router_state import replicas_mirror, take_load, take_settings
+from dynctl.sources.dynamo.router_state import (
+    index_doubts,
+    registration_doubts,
+    replicas_mirror,
+    take_load,
+    take_settings,
+)
 from dynctl.sources.dynamo.snapshot import Readings, RowCache, dynamo_alerts, snapshot_parts
 from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.kubernetes import OUT_OF_REACH
@@ -207,7 +214,12 @@ class LiveDynamo(LiveSource):
 
     def present(self) -> Source:
         """The observed router as a view."""
-        observer, _ = self._opened()
+        observer, frontends = self._opened()
+        metrics = frontends.metrics()
+        _, load = take_load(observer, metrics)
+        _, settings = take_settings(observer, frontends.thresholds, metrics)
+        doubts = [*registration_doubts(observer), *self._reached.doubts(), *frontends.doubts()]
+        doubts += [*index_doubts(observer), *load, *settings]
         view = SavedView(
             observer.router,
             time.monotonic(),
@@ -215,6 +227,7 @@ class LiveDynamo(LiveSource):
             assumptions=("saved from the dashboard: give --model-path DIR, or --tokens FILE",),
             source=self.title,
             chats="dynamo",
+            doubts=tuple(distinct(doubts)),
         )
         return ViewSource(view, self.title)
 
@@ -261,7 +274,7 @@ class LiveDynamo(LiveSource):
         """Only when a card or a threshold changed: it is work for every worker."""
         present = (observer.deployment.workers, frontends.thresholds)
         if present != self._settings_of:
-            take_settings(observer, frontends.thresholds)
+            take_settings(observer, frontends.thresholds, frontends.metrics())
             self._settings_of = present
             gone = self._waiting.keys() - {i.worker.worker_id for i in observer.deployment.workers}
             for worker_id in gone:

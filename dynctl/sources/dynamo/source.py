@@ -19,16 +19,17 @@ from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.documents.route_result import MOST_NAMED, doubt
+from dynctl.documents.doubts import MOST_NAMED, distinct
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
-from dynctl.health.deployment import Deployment, ProblemCode
+from dynctl.health.deployment import Deployment
 from dynctl.sources.dynamo.frontends import ReachedFrontends, no_frontend, reached_frontends
 from dynctl.sources.dynamo.observer import PRESET, Observer
 from dynctl.sources.dynamo.planes import Planes, namespace, open_planes
 from dynctl.sources.dynamo.replicas import dynamo_replica
 from dynctl.sources.dynamo.router_state import (
     index_doubts,
+    registration_doubts,
     take_load,
     take_settings,
 )
@@ -42,13 +43,6 @@ if TYPE_CHECKING:
     from dynctl.documents.config import ConfigDocument
     from dynctl.documents.route_result import RouteResult
 
-#: Contradictions that make an answer doubtful, so they are shown with it.
-_DOUBTFUL: Final = (
-    ProblemCode.BLOCK_SIZES_DIFFER,
-    ProblemCode.ROUTER_CONFIGS_DIFFER,
-    ProblemCode.UNKNOWN_ROLE,
-    ProblemCode.CARD_REJECTED,
-)
 _PROGRESS_S: Final = 1.0
 
 TokenizersOf = Literal["none", "model", "all"]
@@ -183,17 +177,15 @@ class DynamoSource:
         paths: dict[str, str],
         notes: list[str],
     ) -> SavedView:
-        problems = observer.deployment.problems
-        doubts = [doubt("DYR0719", why=p.message) for p in problems if p.code in _DOUBTFUL]
-        doubts += reached.doubts()
+        doubts = [*registration_doubts(observer), *reached.doubts()]
         reports = await asyncio.to_thread(reached.read)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
         load_source, load_doubts = take_load(observer, reports.metrics)
         doubts += [*index_doubts(observer), *load_doubts, *reports.doubts]
-        self.doubts = (*(one.what for one in dict.fromkeys(doubts)), *notes)
-        assumptions, unknown = take_settings(observer, reports.thresholds)
+        self.doubts = (*(one.what for one in distinct(doubts)), *notes)
+        assumptions, unknown = take_settings(observer, reports.thresholds, reports.metrics)
         return SavedView(
             observer.router,
             time.monotonic(),
@@ -203,7 +195,7 @@ class DynamoSource:
             tuple(dict.fromkeys([*notes, *assumptions])),
             load_source,
             chats="dynamo",
-            doubts=tuple(dict.fromkeys([*doubts, *unknown])),
+            doubts=tuple(distinct([*doubts, *unknown])),
         )
 
     async def _tokenizers(

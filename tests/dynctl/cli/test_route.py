@@ -12,7 +12,8 @@ import msgspec
 import pytest
 import yaml
 
-from dynctl.documents.route_result import RouteResult, doubt
+from dynctl.documents.doubts import doubt
+from dynctl.documents.route_result import RouteResult
 from tests.golden.fleets import TOKENS, two_zones
 
 DEMO = "Explain KV cache reuse in distributed serving."

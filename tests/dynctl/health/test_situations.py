@@ -16,8 +16,8 @@ from dynctl.cli.bundle import sections
 from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.decisions import DecisionList
+from dynctl.documents.doubts import doubt
 from dynctl.documents.fleet_load import Condition, FleetLoad, joined_rows
-from dynctl.documents.route_result import doubt
 from dynctl.documents.workers import WorkerList, WorkerRow, decode_worker_rows
 from dynctl.findings.catalogue import all_codes
 from dynctl.findings.report import FLEET, State

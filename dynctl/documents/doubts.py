@@ -1,0 +1,166 @@
+"""Doubts about an answer: what is unknown, and whether it can change the winner.
+
+A source names each input that it does not know, with the range of its values where there is one.
+:func:`judge` tries the ranges on the answer (``router_core.sensitivity``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from dynctl.findings.catalogue import doubts as codes
+from router_core import (
+    Consequence,
+    LoadRange,
+    Question,
+    Unknown,
+    certain,
+    consequences,
+)
+
+#: Names in one sentence; more are counted.
+MOST_NAMED = 3
+_UNCHANGED = "this cannot change the answer"
+_TOGETHER = "together with the other doubts another worker can win"
+
+
+class Varies(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The range of an unknown input, as in ``router_core.Unknown``; ``workers``: by name."""
+
+    settings: dict[str, list[Any]] = {}
+    load: LoadRange = "known"
+    copies: int = 1
+    overlap: bool = False
+    turn: bool = False
+    workers: list[str] | None = None
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """One input of an answer that is unknown, or one behaviour that is not modelled.
+
+    ``code``: DYR07xx. ``what`` is unknown, its ``effect`` on the answer, how to ``resolve`` it.
+    ``matters``: it can change the winner; the other doubts are listed all the same. ``varies``: the
+    range that was tried; without one a doubt matters unless its source knows better.
+    """
+
+    code: str
+    what: str
+    effect: str
+    resolve: str
+    matters: bool = True
+    varies: Varies | None = None
+
+
+def doubt(
+    code: str, *, matters: bool = True, varies: Varies | None = None, **values: object
+) -> Doubt:
+    """The doubt ``code`` of findings/doubts.toml with its named values filled in.
+
+    Raises KeyError for an unknown code and ValueError where the values are not those of the code.
+    """
+    return Doubt(code, *codes()[code].texts("", values), matters, varies)
+
+
+def distinct(doubts: Iterable[Doubt]) -> list[Doubt]:
+    """The doubts in their order, each code with one text once."""
+    return list({(one.code, one.what): one for one in doubts}.values())
+
+
+def judge(doubts: Iterable[Doubt], question: Question) -> list[Doubt]:
+    """The doubts with what their ranges do to this answer, those that matter first."""
+    found = [(one, _unknown(one.varies, question)) for one in distinct(doubts)]
+    judged = [
+        one if unknown is None else _judged(one, list(consequences(question, unknown)))
+        for one, unknown in found
+    ]
+    ranges = [unknown for _, unknown in found if unknown is not None]
+    if ranges and not any(one.matters for one in judged) and not certain(question, ranges):
+        judged = [
+            one
+            if one.varies is None
+            else msgspec.structs.replace(one, matters=True, effect=_TOGETHER)
+            for one in judged
+        ]
+    return sorted(judged, key=lambda one: not one.matters)
+
+
+def without_settings(doubts: Iterable[Doubt], known: Iterable[str]) -> Iterator[Doubt]:
+    """The doubts without those about settings that are ``known`` after all."""
+    names = set(known)
+    for one in doubts:
+        if one.varies is None or not one.varies.settings.keys() & names:
+            yield one
+            continue
+        left = {name: v for name, v in one.varies.settings.items() if name not in names}
+        if left:
+            yield msgspec.structs.replace(
+                one, varies=msgspec.structs.replace(one.varies, settings=left)
+            )
+
+
+def some_names(names: Iterable[str]) -> str:
+    """The first names, each once, and the number of the others: ``a, b, c and 2 more``."""
+    found = list(dict.fromkeys(names))
+    more = len(found) - MOST_NAMED
+    return ", ".join(found[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def percent(share: float) -> str:
+    """A share of 1 as ``61 %``; never 0 % or 100 % of what is only nearly so."""
+    if 0 < share < 0.01:
+        return "less than 1 %"
+    return "more than 99 %" if 0.99 < share < 1 else f"{100 * share:.0f} %"
+
+
+# -- inside --------------------------------------------------------------------------------
+
+
+def _unknown(varies: Varies | None, question: Question) -> Unknown | None:
+    if varies is None:
+        return None
+    workers = None
+    if varies.workers is not None:
+        found = (question.router.registry.by_name(name) for name in varies.workers)
+        workers = frozenset(worker.worker_id for worker in found if worker is not None)
+    return Unknown(
+        varies.settings, varies.load, varies.copies, varies.overlap, varies.turn, workers
+    )
+
+
+def _judged(one: Doubt, found: Sequence[Consequence]) -> Doubt:
+    if not found:
+        return msgspec.structs.replace(one, matters=False, effect=_UNCHANGED)
+    if found[0].setting:
+        return msgspec.structs.replace(one, matters=True, effect=_settings(found))
+    effect = f"{one.effect}, so {_result(found[0])}"
+    return msgspec.structs.replace(one, matters=True, effect=effect)
+
+
+def _settings(found: Sequence[Consequence]) -> str:
+    """What the first value of each setting does that changes the answer."""
+    first: dict[str, Consequence] = {}
+    for item in found:
+        first.setdefault(item.setting, item)
+    texts = [
+        f"with {item.setting}={_value(item.value)} {_result(item)}"
+        for item in list(first.values())[:MOST_NAMED]
+    ]
+    more = len(first) - MOST_NAMED
+    return "; ".join(texts) + (f"; {more:,} more settings can change it too" if more > 0 else "")
+
+
+def _result(found: Consequence) -> str:
+    if found.setting == "router_queue_threshold":
+        return "the request would wait in the queue"
+    if found.worker is None:
+        return f"the {found.stage} hop could be refused, or have other candidates"
+    if found.share is not None:
+        return f"{found.worker} could win, and the winner would get {percent(found.share)}"
+    return f"{found.worker} {'would' if found.setting else 'could'} win the {found.stage} hop"
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"

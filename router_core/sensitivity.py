@@ -1,0 +1,343 @@
+"""Whether what is unknown can change a decision: settings, load and cached blocks within ranges.
+
+An answer is certain only if no value of what is unknown, alone or together with others, gives
+another worker a chance. Settings are tried value by value; load and cached blocks have bounds, and
+the winner has to win while everything that is unknown speaks against it. Where that is too much to
+try, the answer counts as uncertain. Computed on demand, never on the request path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Literal
+
+from router_core.busy import THRESHOLD_SETTINGS
+from router_core.config import RouterConfig
+from router_core.cost import CostInputs, CostParameters
+from router_core.decision import Decision, RoutingPlan
+from router_core.router import Router
+from router_core.selection import RoutingRequest, RoutingView
+from router_core.workers import UNKNOWN_BATCHED_TOKENS, WorkerWithDpRank
+
+#: More load than any rank has, in tokens or blocks.
+_ANY_LOAD = 1 << 40
+#: Settings in combination are tried up to this many candidate costs.
+_MOST_COSTS = 400_000
+
+LoadRange = Literal["known", "more", "fewer", "shared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """One input that is unknown, and the range of its values.
+
+    ``settings``: name -> values that it may have, besides the one in force. ``load``: ``more``: any
+    load from the counted one on; ``fewer``: from the counted one divided by ``copies`` to the
+    counted one; ``shared``: the sums are right, and any of the active blocks may be blocks of this
+    prompt. ``overlap``: 0 to all of the prompt's blocks may be cached. ``turn``: the position of
+    the rotation. ``workers``: the ids that load and overlap are about; None for all.
+    """
+
+    settings: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    load: LoadRange = "known"
+    copies: int = 1
+    overlap: bool = False
+    turn: bool = False
+    workers: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """One way in which an unknown input changes the plan.
+
+    ``worker``: one that can win then; None: the request can be refused, or wait. ``share``: what is
+    left to the present winner, 0 to 1, where the winner is drawn. ``setting`` and ``value``: the
+    setting that does it, empty for load and cached blocks.
+    """
+
+    stage: str
+    worker: str | None
+    share: float | None = None
+    setting: str = ""
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A plan, and what it was made of."""
+
+    router: Router
+    request: RoutingRequest
+    plan: RoutingPlan
+    view: RoutingView
+
+    def under(self, config: RouterConfig) -> RoutingPlan:
+        """The plan under other settings, with the same samples."""
+        view = self.router.view(config, self.view.what_if)
+        first, second = (
+            0.0 if hop is None else hop.sample
+            for hop in (self.plan.prefill or self.plan.decode, self.plan.decode)
+        )
+        return self.router.plan(self.request, samples=(first, second), view=view)
+
+
+def consequences(question: Question, unknown: Unknown) -> Iterator[Consequence]:
+    """The ways in which one unknown input alone changes the plan, one for each value."""
+    for name, values in unknown.settings.items():
+        for value in values:
+            found = _under_setting(question, name, value)
+            if found is not None:
+                yield replace(found, setting=name, value=value)
+    found = _in_bounds(question, question.plan, (unknown,))
+    if found is not None:
+        yield found
+
+
+def certain(question: Question, unknowns: Iterable[Unknown]) -> bool:
+    """Whether no combination of values of ``unknowns`` changes the winner of any hop.
+
+    False where a winner is drawn: between equal costs, or above temperature 0.
+    """
+    found = list(unknowns)
+    if any(_drawn(hop) for hop in _hops(question.plan)):
+        return False
+    if any(True for one in found for _ in consequences(question, one)):
+        return False
+    return _certain_together(question, found)
+
+
+def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
+    """Whether the winners stay under every combination, where no unknown alone matters."""
+    config = question.view.config
+    settings: dict[str, list[Any]] = {}
+    for one in unknowns:
+        for name, values in one.settings.items():
+            settings.setdefault(name, [getattr(config, name)]).extend(values)
+    loaded = any(one.load == "more" for one in unknowns)
+    if loaded and any(name in settings for name in (*THRESHOLD_SETTINGS, "router_queue_threshold")):
+        return False
+    inputs = list(unknowns)
+    if "use_kv_events" in settings:
+        inputs.append(Unknown(overlap=True))
+    plans = [question.plan]
+    for mode in settings.get("router_mode", ())[1:]:
+        plans.append(question.under(config.with_values({"router_mode": mode})))
+        inputs.append(Unknown(turn=True))
+    hops = [hop for plan in plans for hop in _hops(plan)]
+    weights = {name: values for name, values in settings.items() if name in _WEIGHTS}
+    tried = math.prod(len(values) for values in weights.values())
+    if tried * sum(len(hop.costs) for hop in hops) > _MOST_COSTS:
+        return False
+    for values in product(*weights.values()):
+        other = replace(config, **dict(zip(weights, values, strict=True)))
+        if any(_challenger(_reweighted(hop, other), inputs) is not None for hop in hops):
+            return False
+    return True
+
+
+def waits(decision: Decision, threshold: float | None) -> bool:
+    """Whether a router queue holds the request back: every candidate has more active prefill
+    tokens than ``threshold`` times its max_num_batched_tokens. None: there is no queue."""
+    if threshold is None or decision.inputs is None or decision.stage == "decode":
+        return False
+    return all(
+        tokens
+        > threshold * (worker.runtime_config.max_num_batched_tokens or UNKNOWN_BATCHED_TOKENS)
+        for worker, tokens in zip(decision.workers, decision.inputs.prefill_tokens, strict=True)
+    )
+
+
+# -- settings ------------------------------------------------------------------------------
+
+
+#: The settings of the cost formula: they change costs and nothing else.
+_WEIGHTS = (
+    "overlap_score_credit",
+    "overlap_score_credit_decay",
+    "prefill_load_scale",
+    "decode_active_request_weight",
+    "router_track_active_blocks",
+    "router_track_prefill_tokens",
+    "router_assume_kv_reuse",
+    "host_cache_hit_weight",
+    "disk_cache_hit_weight",
+)
+
+
+def _under_setting(question: Question, name: str, value: Any) -> Consequence | None:
+    config = question.view.config
+    if name == "router_queue_threshold":
+        # This router has no queue, so the value in force counts too.
+        first = next(_hops(question.plan), None)
+        held = first is not None and waits(first, value)
+        return Consequence(first.stage, None) if held and first is not None else None
+    if getattr(config, name) == value:
+        return None
+    if name == "use_kv_events":
+        # The router remembers what it routed instead: any part of the prompt may count as cached.
+        return _in_bounds(question, question.plan, (Unknown(overlap=True),))
+    changed = question.under(config.with_values({name: value}))
+    found = _difference(question.plan, changed)
+    if found is not None or name != "router_mode":
+        return found
+    return _in_bounds(question, changed, (Unknown(turn=True),))
+
+
+def _difference(before: RoutingPlan, after: RoutingPlan) -> Consequence | None:
+    """What is different between the possible winners of two plans, prefill first."""
+    for old, new in ((before.prefill, after.prefill), (before.decode, after.decode)):
+        was, now = _possible(old), _possible(new)
+        if was == now:
+            continue
+        stage = (new or old or before.final).stage
+        if new is None or not now:
+            return Consequence(stage, None)
+        others = {ref: chance for ref, chance in now.items() if ref not in was}
+        best = max(others or now, key=lambda ref: now[ref])
+        worker = new.workers[list(new.refs).index(best)].name
+        share = now.get(old.ref, 0.0) if old is not None and old.ref is not None else 0.0
+        return Consequence(stage, worker, share if len(now) > 1 else None)
+    return None
+
+
+def _possible(decision: Decision | None) -> dict[WorkerWithDpRank, float]:
+    """The ranks that can win, with their probabilities rounded to what users see."""
+    if decision is None or decision.winner is None:
+        return {}
+    chances = zip(decision.refs, decision.probabilities(), strict=True)
+    return {ref: round(chance, 3) for ref, chance in chances if chance > 0}
+
+
+def _reweighted(decision: Decision, config: RouterConfig) -> Decision:
+    """The costs under other weights of the formula; the winner is still the one in question."""
+    inputs = decision.inputs
+    if inputs is None or decision.mode != "kv":
+        return decision
+    parameters = CostParameters.for_stage(config, decision.stage)
+    if not parameters.assume_kv_reuse:
+        inputs = replace(inputs, shared_blocks=None)
+    return replace(decision.replay(inputs, parameters), winner=decision.winner)
+
+
+# -- load and cached blocks ----------------------------------------------------------------
+
+
+def _in_bounds(
+    question: Question, plan: RoutingPlan, unknowns: Sequence[Unknown]
+) -> Consequence | None:
+    """Whether load and cached blocks in their ranges change the winner of a hop."""
+    busy = _busy(question, plan, unknowns)
+    if busy is not None:
+        return busy
+    for hop in _hops(plan):
+        if _drawn(hop):
+            continue
+        found = _challenger(hop, unknowns)
+        if found is not None:
+            return Consequence(hop.stage, hop.workers[found].name)
+    return None
+
+
+def _busy(question: Question, plan: RoutingPlan, unknowns: Sequence[Unknown]) -> Consequence | None:
+    """Whether other load makes a winner busy, or a busy rank eligible."""
+    kinds = {one.load for one in unknowns}
+    for hop in _hops(plan, refused=True):
+        rejected = any(step.filter == "busy" and step.left < step.entered for step in hop.funnel)
+        if "fewer" in kinds and rejected:
+            return Consequence(hop.stage, None)
+        thresholds = question.view.busy.thresholds(hop.model)
+        if "more" in kinds and hop.winner is not None and thresholds.any:
+            return Consequence(hop.stage, None)
+    return None
+
+
+def _challenger(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
+    """A candidate that costs no more than the winner somewhere in the ranges; None if none does.
+
+    The winner is judged at its highest cost and each other candidate at its lowest, which the
+    formula reaches at the ends of the ranges: costs rise with load and fall with cached blocks. The
+    decay of the credit also depends on the least loaded candidate: the winner gets the strongest
+    decay, the others get none.
+    """
+    winner, inputs = decision.winner, decision.inputs
+    if winner is None or inputs is None or len(decision.costs) < 2:
+        return None
+    others = [position for position in range(len(decision.costs)) if position != winner]
+    if decision.mode == "round-robin":
+        return others[0] if any(one.turn for one in unknowns) else None
+    worst = _against(decision, inputs, winner, unknowns)
+    costs: Sequence[float]
+    best: Sequence[float]
+    if decision.mode == "least-loaded":
+        costs = best = worst.active_requests
+    elif decision.mode == "kv":
+        costs = decision.replay(worst).costs
+        free = replace(decision.parameters, overlap_score_credit_decay=0.0)
+        decayed = decision.parameters.overlap_score_credit_decay > 0
+        best = decision.replay(worst, free).costs if decayed else costs
+    else:
+        return None
+    nearest = min(others, key=lambda position: best[position])
+    return nearest if best[nearest] <= costs[winner] else None
+
+
+def _against(
+    decision: Decision, inputs: CostInputs, winner: int, unknowns: Sequence[Unknown]
+) -> CostInputs:
+    """The inputs at the ends of their ranges that speak against the winner."""
+    prefill, blocks = list(inputs.prefill_tokens), list(inputs.active_blocks)
+    requests, overlap = list(inputs.active_requests), list(inputs.overlap_blocks)
+    shared = list(inputs.shared_blocks or [0] * len(blocks))
+    host = None if inputs.host_blocks is None else list(inputs.host_blocks)
+    disk = None if inputs.disk_blocks is None else list(inputs.disk_blocks)
+    parameters = decision.parameters
+    dear = parameters.host_cache_hit_weight > parameters.overlap_score_credit
+    for one in unknowns:
+        for position, ref in enumerate(decision.refs):
+            if one.workers is not None and ref.worker_id not in one.workers:
+                continue
+            wins = position == winner
+            if one.overlap and decision.stage != "decode":
+                overlap[position] = 0 if wins else inputs.prompt_blocks
+                for column in filter(None, (host, disk)):
+                    # A block in host memory can have more credit than one of the device.
+                    if wins or dear:
+                        column[position] = 0 if wins else inputs.prompt_blocks
+            if one.load == "more" and wins:
+                prefill[position] += _ANY_LOAD
+                blocks[position] += _ANY_LOAD
+                requests[position] += _ANY_LOAD
+            elif one.load == "fewer" and not wins:
+                prefill[position] //= one.copies
+                blocks[position] //= one.copies
+                requests[position] //= one.copies
+            elif one.load == "shared":
+                if wins and requests[position]:
+                    requests[position] += _ANY_LOAD
+                elif not wins and parameters.assume_kv_reuse:
+                    shared[position] = min(inputs.prompt_blocks, blocks[position])
+    return replace(
+        inputs,
+        overlap_blocks=overlap,
+        prefill_tokens=prefill,
+        active_blocks=blocks,
+        active_requests=requests,
+        shared_blocks=shared if any(shared) else None,
+        host_blocks=host,
+        disk_blocks=disk,
+    )
+
+
+def _hops(plan: RoutingPlan, *, refused: bool = False) -> Iterator[Decision]:
+    """The hops of a plan in order; those without a winner only if ``refused``."""
+    for hop in (plan.prefill, plan.decode):
+        if hop is not None and (refused or hop.winner is not None):
+            yield hop
+
+
+def _drawn(decision: Decision) -> bool:
+    """Whether the winner is one of several that could have been drawn."""
+    return len(decision.costs) > 1 and (decision.temperature > 0 or bool(decision.tied))
