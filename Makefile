@@ -19,7 +19,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz test-chaos test-busy test-dynamo test-vllm check completions docs format bench lock clean
+.PHONY: help demo test test-thorough fuzz test-chaos soak test-busy test-dynamo test-vllm check completions docs format bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -65,6 +65,10 @@ fuzz: $(VENV)/.dev-stamp  ## mutated messages for every decoder and endpoint (ME
 
 test-chaos: $(VENV)/.dev-stamp  ## faults of engines and networks under load (ARGS="-k name" to choose)
 	$(BIN)/python -m pytest $(PARALLEL) tests/chaos $(ARGS)
+
+MINUTES ?= 60
+soak: $(VENV)/.dev-stamp  ## a frontend under load, restarts and lost events; fails if its state grows (MINUTES=60)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --svg build/soak.svg $(ARGS)
 
 BURNERS ?= 10
 test-busy: $(VENV)/.dev-stamp  ## all tests beside processes that use all CPU (BURNERS=10)
