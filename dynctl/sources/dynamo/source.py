@@ -184,7 +184,8 @@ class DynamoSource:
                 await _settled(observer)
         load_source, load_doubts = take_load(observer, reports.metrics)
         doubts += [*index_doubts(observer), *load_doubts, *reports.doubts]
-        self.doubts = (*(one.what for one in distinct(doubts)), *notes)
+        # Of a list of workers: sums are doubtful only for a prompt that shares blocks with others.
+        self.doubts = (*(d.what for d in distinct(doubts) if d.code != "DYR0715"), *notes)
         assumptions, unknown = take_settings(observer, reports.thresholds, reports.metrics)
         return SavedView(
             observer.router,
