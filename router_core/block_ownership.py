@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from router_core.block_names import BlockNames
-from router_core.cache_groups import CacheGroups
+from router_core.cache_groups import CacheGroups, remove_copy
 from router_core.child_links import ChildLinks
 from router_core.events import Fault, RemoveResult, StoreResult, refused_store
 from router_core.hashing import chain, sequence_hashes
@@ -38,6 +38,7 @@ class BlockOwnership:
         "_children",
         "_counts",
         "_dropping",
+        "_extra",
         "_grouped",
         "_groups",
         "_live",
@@ -62,6 +63,8 @@ class BlockOwnership:
         """slot -> blocks still to visit"""
         self._live = 0
         """slots that take part in matching"""
+        self._extra: dict[int, dict[int, int]] = {}
+        """slot -> name -> copies of a block beyond the first, where the engine counts them"""
         self._groups: dict[int, CacheGroups] = {}
         """slot -> its cache groups, where events of several arrived"""
         self._grouped = 0
@@ -104,6 +107,7 @@ class BlockOwnership:
         block_hashes: Sequence[int],
         local_hashes: Sequence[int],
         group: int = 0,
+        counted: bool = False,
     ) -> StoreResult:
         """Add a chain of blocks to ``slot``, after the block that it names ``parent_hash``.
 
@@ -161,6 +165,11 @@ class BlockOwnership:
             )
             done += added
             fresh += added
+        if counted and done > fresh:
+            extra = self._extra.setdefault(slot, {})
+            for name, mask in zip(block_hashes[:done], held, strict=False):
+                if mask is not None and mask & bit:
+                    extra[name] = extra.get(name, 0) + 1
         if fresh:
             self._counts[slot] = self._counts.get(slot, 0) + fresh
             self._live |= bit
@@ -171,7 +180,7 @@ class BlockOwnership:
             return StoreResult(fresh, done - fresh)
         if done == end < good:
             rest = self.store(
-                slot, block_hashes[end - 1], block_hashes[end:], local_hashes[end:], group
+                slot, block_hashes[end - 1], block_hashes[end:], local_hashes[end:], group, counted
             )
             return StoreResult(fresh + rest.stored, done - fresh + rest.known, rest.refused)
         return refused_store(
@@ -202,7 +211,8 @@ class BlockOwnership:
     def remove(self, slot: int, block_hashes: Sequence[int], group: int = 0) -> RemoveResult:
         """Remove the blocks that ``slot`` names ``block_hashes``, and all blocks after them.
 
-        In a group other than the main one, only these blocks.
+        In a group other than the main one, only these blocks. Of a block with several copies
+        (see `BlocksStored`) one is removed.
         """
         if slot in self._dropping:
             return RemoveResult(0, 0, len(block_hashes))
@@ -211,6 +221,9 @@ class BlockOwnership:
             # The same names as in the main group, which may hold its blocks longer.
             gone = groups.remove(group, block_hashes) if groups is not None else 0
             return RemoveResult(gone, 0, len(block_hashes) - gone)
+        extra = self._extra.get(slot)
+        if extra:
+            block_hashes = [name for name in block_hashes if remove_copy(extra, name) is None]
         bit = 1 << slot
         owners = self._owners
         # All names first: removing an earlier block drops the names of the later ones.
@@ -245,6 +258,7 @@ class BlockOwnership:
         return groups
 
     def _forget_groups(self, slot: int) -> None:
+        self._extra.pop(slot, None)
         if self._groups.pop(slot, None) is not None:
             self._grouped &= ~(1 << slot)
 

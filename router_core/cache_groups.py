@@ -11,8 +11,7 @@ can be reused at all. A group's blocks may span several of the main group's; suc
 name of the last of them. Source: vLLM 0.32, `HybridKVCacheCoordinator.find_longest_cache_hit`.
 """
 
-from collections.abc import Sequence
-from itertools import repeat
+from collections.abc import MutableMapping, Sequence
 from math import lcm
 from typing import Any
 
@@ -32,6 +31,7 @@ class CacheGroup:
         self.span = span
         self.needed = needed
         self.held = ShardedDict()
+        """name -> copies of the block"""
 
     def usable(self, names: Sequence[int], shards: Sequence[int], depth: int) -> int:
         """The deepest point of reuse, at most ``depth`` (both in main blocks).
@@ -52,6 +52,16 @@ class CacheGroup:
         return 0
 
 
+def remove_copy(counts: MutableMapping[int, int], name: int) -> int | None:
+    """Remove one copy of a block; returns the copies that are left, None if there was none."""
+    count = counts.pop(name, None)
+    if count is None:
+        return None
+    if count > 1:
+        counts[name] = count - 1
+    return count - 1
+
+
 class CacheGroups:
     """The groups of one slot. ``main`` is the index of the main group, None until it is known."""
 
@@ -68,14 +78,15 @@ class CacheGroups:
         one = self.groups.get(group)
         if one is None:
             one = self.groups[group] = CacheGroup(span, needed)
-        before = len(one.held)
-        one.held.set_many(names, repeat(1), shards_of(names))
-        return len(one.held) - before
+        held, shards = one.held, shards_of(names)
+        found = held.find_many(names, shards)
+        held.set_many(names, [1 if count is None else count + 1 for count in found], shards)
+        return found.count(None)
 
     def remove(self, group: int, names: Sequence[int]) -> int:
-        """Remove blocks; returns how many were held."""
+        """Remove one copy of each block; returns how many blocks have none left."""
         one = self.groups.get(group)
-        return 0 if one is None else sum(one.held.pop(name, None) is not None for name in names)
+        return 0 if one is None else sum(remove_copy(one.held, name) == 0 for name in names)
 
     def usable(self, names: Sequence[int], shards: Sequence[int], depth: int) -> int:
         """The deepest point of reuse that all groups allow; arguments as of `CacheGroup.usable`."""
@@ -108,7 +119,12 @@ class CacheGroups:
         return {
             "main": self.main,
             "groups": [
-                {"group": index, "span": one.span, "needed": one.needed, "names": [*one.held]}
+                {
+                    "group": index,
+                    "span": one.span,
+                    "needed": one.needed,
+                    "names": [*one.held.items()],
+                }
                 for index, one in self.groups.items()
             ],
         }
@@ -118,5 +134,6 @@ class CacheGroups:
         """The groups of a `dump`."""
         made = cls(dump["main"])
         for one in dump["groups"]:
-            made.store(one["group"], one["names"], one["span"], one["needed"])
+            restored = made.groups[one["group"]] = CacheGroup(one["span"], one["needed"])
+            restored.held.update(one["names"])
         return made

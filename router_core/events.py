@@ -26,7 +26,8 @@ class BlocksStored:
     ``block_hashes[i]``: the engine's name (u64) of block i; ``local_hashes[i]`` its local hash
     (u64, :func:`router_core.hashing.local_block_hashes`). The two have equal length.
     ``tier``: the memory that has the blocks. ``group``: the KV cache group, where there are several
-    (:mod:`router_core.cache_groups`).
+    (:mod:`router_core.cache_groups`). ``counted``: the engine reports each of several copies of a
+    block, and later the removal of each (vLLM does); else storing a held block changes nothing.
     """
 
     parent_hash: int | None
@@ -34,11 +35,12 @@ class BlocksStored:
     local_hashes: Sequence[int]
     tier: str = DEVICE
     group: int = 0
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WindowStored:
-    """Blocks of a group with a sliding window were stored.
+    """Blocks of a group with a sliding window were stored; copies of a block count each.
 
     ``block_hashes``: the engine's names. ``span``: how many blocks of the index one of them is.
     ``needed``: how many of them must be held before a point for the cache to be reused up to it.

@@ -152,6 +152,7 @@ class PrefixIndex(BlockOwnership):
         made._counts = self._counts.copy()
         made._dropping = {slot: list(left) for slot, left in self._dropping.items()}
         made._live = self._live
+        made._extra = {slot: extra.copy() for slot, extra in self._extra.items()}
         made._grouped = self._grouped
         made._groups = {slot: groups.copy() for slot, groups in self._groups.items()}
         return made
@@ -160,7 +161,8 @@ class PrefixIndex(BlockOwnership):
         """The whole index as plain data (JSON, pickle); the index of `restore` matches the same.
 
         ``{"schema": 1, "slots": [{"slot": n, "events": [{"parent_hash", "block_hashes",
-        "local_hashes"}, ...]}, ...]}``, with ``groups`` where a slot has several; each slot's
+        "local_hashes"}, ...]}, ...]}``, with ``groups`` and ``extra``
+        (copies) where a slot has such; each slot's
         events are parents first. Slots being dropped are left out.
         """
         return {
@@ -177,6 +179,7 @@ class PrefixIndex(BlockOwnership):
                         for event in self.stored_events(slot)
                     ],
                     **({"groups": self._groups[slot].dump()} if slot in self._groups else {}),
+                    **({"extra": [*self._extra[slot].items()]} if self._extra.get(slot) else {}),
                 }
                 for slot in sorted({*self._counts, *self._groups})
                 if slot not in self._dropping
@@ -201,6 +204,8 @@ class PrefixIndex(BlockOwnership):
                 )
                 if result.refused is not None:
                     raise SnapshotError(f"prefix index dump: {result.refused.message}")
+            if "extra" in entry:
+                index._extra[entry["slot"]] = dict(entry["extra"])
             if "groups" in entry:
                 index._groups[entry["slot"]] = CacheGroups.restore(entry["groups"])
                 index._grouped |= 1 << entry["slot"]

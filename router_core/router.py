@@ -407,7 +407,12 @@ class Router:
             return self._lower_event(slot, event)
         if isinstance(event, BlocksStored):
             refused = self.index.store(
-                slot, event.parent_hash, event.block_hashes, event.local_hashes, event.group
+                slot,
+                event.parent_hash,
+                event.block_hashes,
+                event.local_hashes,
+                event.group,
+                event.counted,
             ).refused
             return OK if refused is None else Applied(False, refused.code.value, refused.message)
         if isinstance(event, WindowStored):

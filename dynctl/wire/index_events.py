@@ -220,7 +220,8 @@ def _stored(
     )
     hashes = event.block_hashes if usable == blocks else event.block_hashes[:usable]
     group = event.group_idx or 0
-    return BlocksStored(event.parent_block_hash, hashes, local, _tier(event), group)
+    tier = _tier(event)
+    return BlocksStored(event.parent_block_hash, hashes, local, tier, group, tier == DEVICE)
 
 
 def _window(event: BlockStored, block_size: int, drops: list[Drop]) -> WindowStored | None:

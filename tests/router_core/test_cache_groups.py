@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ class Engine:
         groups = [group for group in range(len(chosen) + 1) if group != self.main]
         self.windows = dict(zip(groups, chosen, strict=True))
         self.held: dict[int, set[Path]] = {group: set() for group in range(len(chosen) + 1)}
+        self.copies: Counter[tuple[int, Path]] = Counter()
 
     def name(self, path: Path) -> int:
         return hash((self.salt, path)) % 2**64
@@ -69,6 +71,7 @@ class Engine:
             else:
                 index._groups_of(slot).store(group, names, span, needed)
             self.held[group] |= set(blocks)
+            self.copies.update((group, path) for path in blocks)
 
     def remove(self, index: PrefixIndex, slot: int) -> None:
         group = self.random.choice(sorted(self.held))
@@ -76,6 +79,9 @@ class Engine:
             return
         path = self.random.choice(sorted(self.held[group]))
         index.remove(slot, [self.name(path)], group)
+        self.copies[group, path] -= 1
+        if self.copies[group, path] > 0:
+            return
         gone = {path}
         if group == self.main:  # an engine cannot use them either, until they are stored again
             gone = {one for one in self.held[group] if one[: len(path)] == path}
@@ -99,6 +105,7 @@ def test_reuse_is_what_all_groups_allow(seed: int) -> None:
             engine.remove(index, slot)
         else:
             index.clear(slot)
+            engine.copies.clear()
             for held in engine.held.values():
                 held.clear()
         if source.random() < 0.1:
@@ -127,5 +134,48 @@ def test_a_group_that_is_not_indexed_removes_nothing() -> None:
     assert index.find_matches(sequence_hashes([5, 6])).get(0) == 2
     index.store_window(0, 1, [2], needed=1)
     assert index.remove(0, [1, 2], group=3).removed == 0
+    assert index.remove(0, [2], group=1).removed == 1
+    assert index.find_matches(sequence_hashes([5, 6])).get(0) == 0
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_a_block_is_held_until_its_last_copy_is_removed(seed: int, beside: bool) -> None:
+    """An engine that computes the same prefix twice at a time caches and evicts both copies."""
+    source = random.Random(seed)
+    index = PrefixIndex()
+    prompt = tuple(range(6))
+    names = [100 + n for n in range(6)]
+    if beside:  # another worker with the same blocks changes nothing
+        index.store(1, None, names, prompt)
+    copies: Counter[int] = Counter()
+    for _ in range(30):
+        if source.random() < 0.5:
+            first = source.randint(0, len(+copies))  # copies of blocks after a hit
+            last = source.randint(first, 6)
+            if first < last:
+                parent = names[first - 1] if first else None
+                index.store(0, parent, names[first:last], prompt[first:last], counted=True)
+                copies.update(range(first, last))
+        elif +copies:
+            end = max(+copies)  # an engine evicts the ends of prompts first
+            index.remove(0, [names[end]])
+            copies[end] -= 1
+        if source.random() < 0.1:
+            index = PrefixIndex.restore(json.loads(json.dumps(index.dump())))
+        assert index.find_matches(sequence_hashes(prompt)).get(0) == len(+copies)
+    plain = PrefixIndex()
+    for _ in range(2):  # Dynamo's publishers announce a block once, so it is not counted
+        plain.store(0, None, names, prompt)
+    plain.remove(0, names[3:])
+    assert plain.find_matches(sequence_hashes(prompt)).get(0) == 3
+
+
+def test_copies_in_a_window_count() -> None:
+    index = PrefixIndex()
+    index.store(0, None, [1, 2], [5, 6])
+    for _ in range(2):
+        index.store_window(0, 1, [2], needed=1)
+    assert index.remove(0, [2], group=1).removed == 0
+    assert index.find_matches(sequence_hashes([5, 6])).get(0) == 2
     assert index.remove(0, [2], group=1).removed == 1
     assert index.find_matches(sequence_hashes([5, 6])).get(0) == 0

@@ -28,13 +28,18 @@ def stored(**changes):
     return BlockStored(**fields | changes)
 
 
+def device(parent, names, local, **changes):
+    """A chain in the device's memory, whose copies the engine reports one by one."""
+    return BlocksStored(parent, names, local, **{"counted": True, **changes})
+
+
 def convert(*events, **options):
     return to_index_events(EventBatch(0.0, events), 4, **options)
 
 
 def test_order_and_hashes():
     converted = convert(stored(), BlockRemoved((12,)), AllBlocksCleared(), stored())
-    blocks = BlocksStored(10, (11, 12), local_block_hashes(TOKENS, 4))
+    blocks = device(10, (11, 12), local_block_hashes(TOKENS, 4))
     assert converted.events == (blocks, BlocksRemoved((12,)), Cleared(), blocks)
     assert converted.drops == ()
 
@@ -81,7 +86,7 @@ def test_too_few_tokens_keep_the_whole_blocks(tokens, kept, dropped):
     assert converted.drops == (Drop(DropCode.TOKEN_IDS_TOO_SHORT, dropped, tokens, 8),)
     assert converted.drops[0].message == f"token_ids too short: need 8, got {tokens}"
     if kept:
-        assert converted.events == (BlocksStored(10, (11,), local_block_hashes(TOKENS[:4], 4)),)
+        assert converted.events == (device(10, (11,), local_block_hashes(TOKENS[:4], 4)),)
     else:
         assert converted.events == ()
 
@@ -105,7 +110,7 @@ def test_cache_groups_of_a_hybrid_model():
     assert converted.drops == ()
     assert converted.events == (
         WindowStored(0, (11, 12), needed=2),
-        BlocksStored(10, (11, 12), local_block_hashes(TOKENS, 4), group=1),
+        device(10, (11, 12), local_block_hashes(TOKENS, 4), group=1),
         BlocksRemoved((11,), group=1),
     )
 
@@ -151,7 +156,7 @@ def test_adapters_keep_blocks_apart():
     named = convert(stored(lora_name="a", lora_id=1)).events
     numbered = convert(stored(lora_id=1), adapter_names={1: "a"}).events
     assert named == numbered
-    assert named == (BlocksStored(10, (11, 12), local_block_hashes(TOKENS, 4, lora_name="a")),)
+    assert named == (device(10, (11, 12), local_block_hashes(TOKENS, 4, lora_name="a")),)
     unknown = convert(stored(lora_id=2), adapter_names={1: "a"})
     assert unknown.events == ()
     assert unknown.drops[0].code == "UNKNOWN_ADAPTER"
@@ -190,7 +195,7 @@ def test_a_salt_and_an_adapter_are_part_of_the_identity():
 
 def test_blocks_with_other_extra_keys_end_the_run():
     converted = convert(stored(extra_keys=[None, ["salt"]]))
-    assert converted.events == (BlocksStored(10, (11,), local_block_hashes(TOKENS[:4], 4)),)
+    assert converted.events == (device(10, (11,), local_block_hashes(TOKENS[:4], 4)),)
     assert converted.drops == (Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, 1, 1, "none"),)
     assert convert(stored(extra_keys=[["salt"], None])).events == ()
     unkeyed = convert(stored(extra_keys=[None, []]))
