@@ -181,11 +181,29 @@ class ByPrefill(msgspec.Struct, frozen=True):
     decode: DecisionResult | None
 
 
+class WorkerSetRow(msgspec.Struct, frozen=True):
+    """One set of workers that a frontend can draw before it chooses a worker in it.
+
+    ``available`` of its ``workers`` can be chosen; the ``share`` of requests that the set gets
+    follows from that. ``prefill`` and ``decode``: the decision within the set.
+    """
+
+    name: str
+    workers: int
+    available: int
+    share: float
+    winner: Winner
+    prefill: DecisionResult | None
+    decode: DecisionResult | None
+
+
 class RouteResult(msgspec.Struct, frozen=True):
     """The answer to "where would this request go, and why".
 
     ``doubts``: what is unknown, those that can change the winner first. ``certain``: none of them
     can; False too where it is not known, as from a frontend that reports no doubts.
+    ``worker_sets``: where the workers of the model form several sets, the decision in each; the
+    answer itself is that of ``worker_set``, the most likely one.
     """
 
     model: str
@@ -203,6 +221,8 @@ class RouteResult(msgspec.Struct, frozen=True):
     certain: bool = False
     relaxed: bool = False
     decode_by_prefill: list[ByPrefill] = []
+    worker_set: str | None = None
+    worker_sets: list[WorkerSetRow] = []
     kind: str = "RouteResult"
     schema: int = SCHEMA
 
@@ -245,7 +265,7 @@ def route_result(
     ]
     hops = (shown(prefill), shown(decode))
     question = Question(router, request, plan, view)
-    found = judge([*_drawn(hops), *doubts], question)
+    found = judge([*_drawn(hops), *_refused_draws(by_prefill), *doubts], question)
     return RouteResult(
         id=plan.id,
         model=plan.model,
@@ -282,6 +302,14 @@ def _drawn(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
                 worker=best.worker,
                 share=percent(best.probability),
             )
+
+
+def _refused_draws(by_prefill: Sequence[ByPrefill]) -> Iterator[Doubt]:
+    """A doubt where the request is refused after some of the possible prefill workers only."""
+    refused = [one for one in by_prefill if one.decode is None or one.decode.winner is None]
+    if 0 < len(refused) < len(by_prefill):
+        names = some_names(one.prefill.worker for one in refused)
+        yield doubt("DYR0725", refused=len(refused), drawn=len(by_prefill), names=names)
 
 
 def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:

@@ -31,6 +31,8 @@ class ExplainScreen:
     def __call__(self, result: RouteResult, canvas: Canvas) -> str:
         lines = _labelled(canvas, "request", _request(result))
         lines += _doubts(result, canvas, show_all=self.show_all)
+        for text in words.worker_sets(result):
+            lines += _labelled(canvas, "set", text)
         for assumption in words.assumptions(result):
             lines += _labelled(canvas, "assumed", assumption)
         for constraint in words.request_constraints(result):
@@ -137,6 +139,8 @@ def route_short(result: RouteResult, canvas: Canvas) -> str:
         ]
     lines += [f"        {text}" for text in others]
     lines += _doubts(result, canvas, label=8)
+    for text in words.worker_sets(result):
+        lines += canvas.paragraph(text, first="set     ")
     for assumption in words.assumptions(result):
         lines += canvas.paragraph(assumption, first="assumed ")
     return "\n".join(lines) + "\n"

@@ -73,6 +73,21 @@ def assumptions(result: RouteResult) -> Iterator[str]:
     yield from assumed
 
 
+def worker_sets(result: RouteResult) -> Iterator[str]:
+    """The sets of workers that the frontend draws from, each with what it would choose."""
+    for row in result.worker_sets:
+        chosen = [ref.worker for ref in (row.winner.prefill, row.winner.decode) if ref is not None]
+        hops = [hop for hop in (row.prefill, row.decode) if hop is not None]
+        refused = next((hop for hop in hops if hop.winner is None), None)
+        if refused is None:
+            answer = " -> ".join(chosen)
+        else:
+            answer = f"none: {refused.message or refused.outcome}"
+        share = f"{100 * row.share:.0f} %".rjust(5)
+        shown = "  (shown below)" if row.name == result.worker_set else ""
+        yield f"{share}  {row.name}, {plural(row.available, 'worker')}: {answer}{shown}"
+
+
 def request_constraints(result: RouteResult) -> Iterator[str]:
     """The request's own constraints."""
     first = result.prefill or result.decode

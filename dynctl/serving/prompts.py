@@ -1,10 +1,15 @@
-"""Token ids of a request's prompt: from the model's tokenizer, else from an engine."""
+"""The prompts of a request and their token ids: from the model's tokenizer or an engine."""
+
+from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from dynctl.tokenization import ModelTokenizer
+from dynctl.wire.openai import ChatRequest, CompletionRequest
+
+if TYPE_CHECKING:
+    from dynctl.tokenization import ModelTokenizer
 
 #: Estimated characters per token without a tokenizer: for load only, never for overlap.
 CHARS_PER_TOKEN = 4
@@ -88,6 +93,47 @@ class Prompt:
         return [*ids[:added], *ids[len(ids) - self.keep + added :]]
 
 
+def prompts_of(
+    parsed: ChatRequest | CompletionRequest, context_length: int | None = None
+) -> tuple[list[Prompt], str | None]:
+    """The prompts to tokenize, and why no tokenizer and no engine can do so, if so.
+
+    ``context_length``: of the model, in tokens, for ``truncate_prompt_tokens: -1``.
+    """
+    keep = parsed.truncate_prompt_tokens
+    if keep == -1:
+        # As in vLLM: with a bounded output one token of context is left for it.
+        reserve = 1 if parsed.max_tokens else 0
+        keep = None if context_length is None else max(0, context_length - reserve)
+    common: dict[str, Any] = {
+        "add_special_tokens": parsed.add_special_tokens,
+        "keep": keep,
+        "cut": parsed.truncation_side,
+    }
+    token_data = parsed.nvext.token_data
+    if token_data is not None:
+        return [Prompt(token_ids=token_data, **common)], None
+    if isinstance(parsed, CompletionRequest):
+        return [
+            Prompt(text=one, **common) if isinstance(one, str) else Prompt(token_ids=one, **common)
+            for one in parsed.prompts
+        ], None
+    reason = None
+    if not parsed.text_only:
+        reason = "cache overlap not modelled: the prompt has more than text"
+    prompt = Prompt(
+        messages=parsed.messages,
+        tools=parsed.tools,
+        documents=parsed.documents,
+        add_generation_prompt=parsed.add_generation_prompt,
+        template_kwargs=parsed.template_args or None,
+        chat_template=parsed.chat_template,
+        continue_final_message=parsed.continue_final_message,
+        **common,
+    )
+    return [prompt], reason
+
+
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
     """``ids`` None: not tokenized; ``count`` is then an estimate, and ``note`` the reason."""
@@ -167,9 +213,36 @@ async def _encoded(tokenizer: ModelTokenizer, prompt: Prompt) -> Sequence[int] |
             template_kwargs=prompt.template_kwargs,
         )
         return prompt.shortened(ids)
-    text, special = prompt.text or "", prompt.add_special_tokens is not False
-    ids = await tokenizer.encode_prompt_async(text, add_special_tokens=special)
-    if prompt.keep is None or not special:
+    special = prompt.add_special_tokens is not False
+    ids = await tokenizer.encode_prompt_async(prompt.text or "", add_special_tokens=special)
+    return _shortened_text(tokenizer, prompt, ids)
+
+
+def encode(tokenizer: ModelTokenizer, prompt: Prompt) -> Sequence[int] | None:
+    """Token ids as :class:`PromptTokenizers` finds them, outside an event loop; None where only an
+    engine can tokenize the prompt. Raises PromptError or TemplateError."""
+    if prompt.token_ids is not None:
+        return prompt.shortened(prompt.token_ids)
+    if prompt.engine_only is not None:
+        return None
+    if prompt.messages is None:
+        special = prompt.add_special_tokens is not False
+        ids = tokenizer.encode(prompt.text or "", add_special_tokens=special)
+        return _shortened_text(tokenizer, prompt, ids)
+    ids = tokenizer.encode_chat(
+        prompt.messages,
+        tools=prompt.tools,
+        documents=prompt.documents,
+        add_generation_prompt=prompt.add_generation_prompt,
+        template_kwargs=prompt.template_kwargs,
+    )
+    return prompt.shortened(ids)
+
+
+def _shortened_text(
+    tokenizer: ModelTokenizer, prompt: Prompt, ids: Sequence[int]
+) -> Sequence[int] | None:
+    if prompt.keep is None or prompt.add_special_tokens is False:
         return prompt.shortened(ids)
     added = tokenizer.encode_prompt("")
     return prompt.shortened(ids, len(added) if ids[: len(added)] == added else 0)

@@ -6,14 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dynctl.base.decode_errors import RequestError
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.workers import WorkerRow
+from dynctl.wire.openai import (
+    ChatRequest,
+    CompletionRequest,
+    parse_chat_request,
+    parse_completion_request,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RouteQuery:
-    """Exactly one of ``messages``, ``prompt`` and ``token_ids`` is set.
+    """Exactly one of ``messages``, ``prompt``, ``token_ids`` and ``body`` is set.
 
+    ``body`` is a whole request as a client sends it, with tools, template arguments, ``nvext`` and
+    all; what the command line sets beside it wins.
     ``pin_prefill`` and ``pin_decode`` are worker names or ids as typed. ``assignments`` are the
     ``key=value`` texts of ``--set``. ``model_path`` is a local tokenizer directory. ``lora`` is an
     adapter's name, ``cache_salt`` the tenant's secret of the same name in a request's body.
@@ -22,6 +31,7 @@ class RouteQuery:
     messages: Sequence[Mapping[str, Any]] | None = None
     prompt: str | None = None
     token_ids: Sequence[int] | None = None
+    body: Mapping[str, Any] | None = field(default=None, repr=False)
     model: str | None = None
     model_path: str | None = None
     required: tuple[str, ...] = ()
@@ -32,12 +42,44 @@ class RouteQuery:
     lora: str | None = None
     cache_salt: str | None = field(default=None, repr=False)
 
+    @property
+    def wanted(self) -> str | None:
+        """The model that the command line names, else the body's."""
+        named = None if self.body is None else self.body.get("model")
+        return self.model or (named if isinstance(named, str) else None)
 
-def choose_model(wanted: str | None, models: Sequence[str]) -> str:
-    """``wanted`` if it is served, else the only model there is; raises UsageProblem."""
-    known = ", ".join(sorted(models)) or "none"
+    def request_body(self) -> dict[str, Any]:
+        """The request as a client sends it, without the command line's pins and taints."""
+        if self.body is not None:
+            body = dict(self.body)
+        elif self.messages is not None:
+            body = {"messages": list(self.messages)}
+        else:
+            body = {"prompt": self.prompt if self.token_ids is None else list(self.token_ids)}
+        if self.cache_salt is not None:
+            body["cache_salt"] = self.cache_salt
+            if isinstance(body.get("nvext"), dict):
+                body["nvext"] = {k: v for k, v in body["nvext"].items() if k != "cache_salt"}
+        return body
+
+    def request(self, model: str) -> ChatRequest | CompletionRequest:
+        """The request for ``model``, read as frontends read it; raises UsageProblem."""
+        body = self.request_body() | {"model": model}
+        read = parse_chat_request if "messages" in body else parse_completion_request
+        try:
+            return read(body)
+        except RequestError as error:
+            raise UsageProblem(f"invalid request: {error}") from None
+
+
+def choose_model(wanted: str | None, models: Sequence[str], served: Sequence[str] = ()) -> str:
+    """``wanted`` if it is served, else the only model there is; raises UsageProblem.
+
+    ``served``: all names that requests may use, where aliases and adapters are known too.
+    """
+    known = ", ".join(sorted(served or models)) or "none"
     if wanted is not None:
-        if wanted not in models:
+        if wanted not in models and wanted not in served:
             raise UsageProblem(f"--model {wanted}: no such model; served: {known}")
         return wanted
     if len(models) != 1:

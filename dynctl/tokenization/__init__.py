@@ -2,7 +2,7 @@
 
 from dynctl.tokenization.budget import RenderLimits
 from dynctl.tokenization.detokenizer import StreamDecoder
-from dynctl.tokenization.dynamo_chat import DynamoChat, as_dynamo_reads
+from dynctl.tokenization.dynamo_chat import DynamoChat, as_dynamo_reads, encode_as_dynamo
 from dynctl.tokenization.errors import (
     PromptError,
     PromptTooLongError,
@@ -28,5 +28,6 @@ __all__ = [
     "TokenizerError",
     "UnsupportedContentError",
     "as_dynamo_reads",
+    "encode_as_dynamo",
     "load_tokenizer",
 ]

@@ -10,6 +10,7 @@ rule was observed with Dynamo 1.6.1, with a template that prints its messages an
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from dynctl.tokenization.errors import PromptError
 from dynctl.tokenization.model import ModelTokenizer
 from dynctl.tokenization.template import ChatTemplate, Message
 
@@ -25,6 +26,13 @@ _MESSAGE_KEYS: Final = (
 _CALL_KEYS: Final = ("id", "type", "function")
 _CALLED_KEYS: Final = ("name", "arguments")
 _FUNCTION_KEYS: Final = ("name", "description", "parameters", "strict")
+
+
+_RESERVED: Final = frozenset(
+    {"add_generation_prompt", "bos_token", "eos_token", "messages", "pad_token", "tools"}
+)
+"""Names that Dynamo sets for the template itself; template arguments do not replace them."""
+_TRUE: Final = frozenset({"1", "on", "true", "yes"})
 
 
 class DynamoChat(NamedTuple):
@@ -49,6 +57,93 @@ def as_dynamo_reads(
     kept = [_tool(tool) for tool in tools or ()] if tool_choice != "none" else []
     template = tokenizer.template_for(with_tools=bool(kept))
     return DynamoChat([_message(message, template) for message in messages], kept or None)
+
+
+def encode_as_dynamo(
+    tokenizer: ModelTokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    tool_choice: object = None,
+    template_args: Mapping[str, Any] | None = None,
+    reasoning_effort: object = None,
+    thinking: object = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+) -> list[int]:
+    """The token ids of a chat in a request to Dynamo 1.6; the arguments are fields of its body.
+
+    Raises PromptError where Dynamo refuses the request with 400, and as
+    :meth:`ModelTokenizer.render_chat`.
+    """
+    prompted = True if add_generation_prompt is None else add_generation_prompt
+    if continue_final_message and prompted:
+        raise PromptError(
+            "continue_final_message: Dynamo refuses it with 400 unless add_generation_prompt is "
+            "false; set that too",
+            field="continue_final_message",
+        )
+    read = as_dynamo_reads(tokenizer, messages, tools, tool_choice=tool_choice)
+    args = _template_args(template_args or {}, reasoning_effort, thinking)
+    documents = args.pop("documents", None)
+    text = tokenizer.render_chat(
+        read.messages,
+        tools=read.tools,
+        documents=documents if isinstance(documents, list) else None,
+        add_generation_prompt=prompted,
+        template_kwargs=args,
+    )
+    if continue_final_message:
+        text = _until_final_message(text, read.messages)
+    return tokenizer.encode(text, field="messages")
+
+
+def _template_args(
+    given: Mapping[str, Any], reasoning_effort: object, thinking: object
+) -> dict[str, Any]:
+    """The template's arguments, with ``thinking`` and ``enable_thinking`` as Dynamo sets them.
+
+    The body's ``thinking`` wins over the arguments of that name, then over ``enable_thinking``,
+    then over the effort.
+    """
+    args = {name: value for name, value in given.items() if name not in _RESERVED}
+    if reasoning_effort is not None:
+        args["reasoning_effort"] = reasoning_effort
+    kind = thinking.get("type") if isinstance(thinking, Mapping) else thinking
+    wanted = kind if isinstance(kind, bool) else {"enabled": True, "disabled": False}.get(str(kind))
+    for name in ("thinking", "enable_thinking"):
+        if wanted is None and args.get(name) is not None:
+            wanted = _truth(args[name])
+    if wanted is None and args.get("reasoning_effort") is not None:
+        wanted = args["reasoning_effort"] != "none"
+    if wanted is not None:
+        args["thinking"] = args["enable_thinking"] = wanted
+    return args
+
+
+def _truth(value: object) -> bool:
+    return value.strip().lower() in _TRUE if isinstance(value, str) else bool(value)
+
+
+def _until_final_message(text: str, messages: Sequence[Message]) -> str:
+    """The prompt up to the end of the last message's content, which the model continues."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list | tuple):
+        texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
+        content = texts[-1] if texts else None
+    final = content if isinstance(content, str) else ""
+    start = text.rfind(final.strip()) if final.strip() else -1
+    if start < 0:
+        raise PromptError(
+            "continue_final_message: the text of the last message is not in the rendered prompt; "
+            "use a last message with text that the chat template keeps",
+            field="continue_final_message",
+        )
+    # A template may strip the text: then its own end is where the model goes on.
+    kept = final.lstrip()
+    if not text.startswith(kept, start):
+        kept = final.strip()
+    return text[: start + len(kept)]
 
 
 def _message(message: Message, template: ChatTemplate) -> dict[str, Any]:

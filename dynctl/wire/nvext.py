@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.json_fields import U64_MAX, describe
 from dynctl.wire.json_body import U32, U64, TokenId, check_u64, convert, given
-from router_core import RoutingConstraints, constraints
+from router_core import Pin, RoutingConstraints, constraints
 
 QUERY_INSTANCE_ID: Final = "query_instance_id:"
 """The annotation that asks for the routing only. The colon is part of it: without the colon Dynamo
@@ -89,6 +89,17 @@ class NvExt(Struct, frozen=True, forbid_unknown_fields=True):
         return constraints(taints.required_taints or (), taints.preferred_taints)
 
     @property
+    def pin_prefill(self) -> Pin | None:
+        """The prefill worker that the client chose."""
+        return _pin(self.prefill_worker_id, self.prefill_dp_rank)
+
+    @property
+    def pin_decode(self) -> Pin | None:
+        """The worker that the client chose to answer: decode, or aggregated."""
+        chosen = self.decode_worker_id
+        return _pin(self.backend_instance_id if chosen is None else chosen, self.dp_rank)
+
+    @property
     def dry_run(self) -> bool:
         """Whether the client wants the routing only: no booking, no call of an engine."""
         return any(text.startswith(QUERY_INSTANCE_ID) for text in self.annotations)
@@ -97,6 +108,10 @@ class NvExt(Struct, frozen=True, forbid_unknown_fields=True):
         """Whether the answer's ``nvext`` must hold ``worker_id``, ``timing``, ...; unknown names
         are legal and ignored, as in Dynamo."""
         return extra_field in self.extra_fields
+
+
+def _pin(worker_id: int | None, dp_rank: int | None) -> Pin | None:
+    return None if worker_id is None else Pin(worker_id, dp_rank)
 
 
 NO_NVEXT: Final = NvExt()

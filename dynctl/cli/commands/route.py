@@ -1,6 +1,5 @@
 """`dynctl route PROMPT`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +34,7 @@ def route(
     ] = False,
     messages: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Chat messages as JSON: a list or {messages: [..]}."),
+        typer.Option(metavar="FILE", help="Chat messages, or a whole request body, as JSON."),
     ] = None,
     tokens: Annotated[
         str | None,
@@ -148,7 +147,7 @@ def _prompt(
     if messages is not None:
         if raw:
             raise UsageProblem("--raw is for PROMPT, not for --messages")
-        return {"messages": _messages(_read(messages, "--messages"), messages)}
+        return _body(_read(messages, "--messages"), messages)
     text = _read("-", "PROMPT") if prompt == "-" else prompt
     if raw:
         return {"prompt": text}
@@ -199,20 +198,23 @@ def _token_ids(text: str, name: str) -> list[int]:
     return found
 
 
-def _messages(text: str, name: str) -> Sequence[Any]:
+def _body(text: str, name: str) -> dict[str, Any]:
+    """The messages of a list; an object is the whole body of a chat or completion request."""
     import json
 
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageProblem(f"--messages {name}: not JSON: {error}") from None
+    if isinstance(document, dict) and "prompt" in document and "messages" not in document:
+        return {"body": document}
     found = document.get("messages") if isinstance(document, dict) else document
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise UsageProblem(
-            f"--messages {name}: expected a list of messages, or an object with such a list",
+            f"--messages {name}: expected a list of messages, or a request body with such a list",
             'for example: [{"role": "user", "content": "hello"}]',
         )
-    return found
+    return {"body": document} if isinstance(document, dict) else {"messages": found}
 
 
 def _weighted(text: str) -> tuple[str, float]:

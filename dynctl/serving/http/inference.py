@@ -16,7 +16,7 @@ from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.flow import Answer, Call, GaveUp, HandoffOfBatch, Refused, RequestFlow
 from dynctl.serving.http.bodies import Body, bodies_of
-from dynctl.serving.http.inference_requests import first_given, parse_request, pin_of, prompts_of
+from dynctl.serving.http.inference_requests import parse_request
 from dynctl.serving.http.inference_responses import (
     OutputBlocks,
     client_error,
@@ -27,6 +27,7 @@ from dynctl.serving.http.inference_responses import (
     unary_body,
 )
 from dynctl.serving.http.json_responses import nested_too_deeply
+from dynctl.serving.prompts import prompts_of
 from dynctl.serving.refusal import HttpError, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
@@ -276,15 +277,14 @@ class Inference:
         if base is None:
             raise self._unknown_model(parsed.model)
         prompts, not_modelled = prompts_of(parsed, self._service.context_length(base))
-        decode = first_given(nvext.decode_worker_id, nvext.backend_instance_id)
         try:
             prepared = await self._service.prepare(
                 base,
                 prompts,
                 decision_id=record.decision_id,
                 constraints=nvext.constraints,
-                pin_prefill=pin_of(nvext.prefill_worker_id, nvext.prefill_dp_rank),
-                pin_decode=pin_of(decode, nvext.dp_rank),
+                pin_prefill=nvext.pin_prefill,
+                pin_decode=nvext.pin_decode,
                 cache_salt=parsed.cache_salt,
                 lora_name=None if base == parsed.model else parsed.model,
                 not_modelled=not_modelled,

@@ -23,6 +23,7 @@ from dynctl.documents.doubts import MOST_NAMED, distinct
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
+from dynctl.sources.dry_run import DryRun
 from dynctl.sources.dynamo.frontends import ReachedFrontends, no_frontend, reached_frontends
 from dynctl.sources.dynamo.observer import PRESET, Observer
 from dynctl.sources.dynamo.planes import Planes, namespace, open_planes
@@ -61,9 +62,8 @@ class DynamoSource:
 
     def route(self, query: RouteQuery) -> RouteResult:
         given = query.token_ids is not None or query.model_path is not None
-        return self._view(query.model, tokenizers="none" if given else "model", query=query).route(
-            query
-        )
+        wanted = query.lora or query.wanted
+        return self._view(wanted, tokenizers="none" if given else "model", query=query).route(query)
 
     def workers(self, *, index: bool = True) -> list[WorkerRow]:
         return self._view(index=index).workers()
@@ -206,10 +206,11 @@ class DynamoSource:
         if wanted == "none":
             return {}, []
         if wanted == "model":
-            return await self._tokenizer(deployment, choose_model(model, deployment.models)), []
+            name = choose_model(model, deployment.models, deployment.served_names)
+            return await self._tokenizer(deployment, name), []
         paths: dict[str, str] = {}
         notes = []
-        for name in deployment.models:
+        for name in deployment.served_names:
             try:
                 paths |= await self._tokenizer(deployment, name)
             except (UsageProblem, Unreachable) as error:
@@ -219,9 +220,9 @@ class DynamoSource:
     async def _tokenizer(self, deployment: Deployment, model: str) -> dict[str, str]:
         from dynctl.adapters.dynamo.model_files import fetch_model_files, host_of
 
-        item = next(item for item in deployment.workers if item.worker.model == model)
+        item = next(item for item in deployment.workers if model in item.worker.served_names)
         fetched = await fetch_model_files(
-            item.card,
+            next((card for card in item.adapters if card.name == model), item.card),
             host_of(item.instance),
             _cache_directory(),
             timeout=self._options.timeout,
@@ -263,16 +264,17 @@ async def _query_indexers(
     Then the workers' whole caches need not be read: only the prompt's hashes are sent.
     """
     deployment = observer.deployment
-    model = choose_model(query.model, deployment.models)
-    members = [i for i in deployment.workers if i.worker.model == model and i.sources]
+    model = choose_model(query.lora or query.wanted, deployment.models, deployment.served_names)
+    members = [i for i in deployment.workers if model in i.worker.served_names and i.sources]
+    if len({i.worker.block_size for i in members}) > 1:
+        return False
     pools = {item.instance.endpoint[:2] for item in members}
     indexers = {item.endpoint[:2]: item for item in deployment.indexers}
     if not members or not pools <= indexers.keys():
         return False
     view = SavedView(observer.router, time.monotonic(), PRESET, paths, chats="dynamo")
-    source = ViewSource(view, "")
-    tokens = await asyncio.to_thread(source.tokens, query, model)
-    hashes = source.hashes(query, tokens, members[0].worker.block_size)
+    dry_run = await asyncio.to_thread(DryRun, view, query)
+    hashes = dry_run.hashes()
     try:
         for pool in sorted(pools):
             workers = [i.worker for i in members if i.instance.endpoint[:2] == pool]

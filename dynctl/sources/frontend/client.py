@@ -27,6 +27,7 @@ from dynctl.sources.http import (
 )
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.thresholds import Thresholds, Values
+from dynctl.wire.nvext import NvExt
 
 #: A larger response is not from a frontend of ours.
 MAX_BYTES: Final = 512 * 1024 * 1024
@@ -74,18 +75,13 @@ class FrontendClient(HttpFrontend):
                 f"--model-path {query.model_path}: a frontend uses its own tokenizer",
                 "leave it out, or use it with --view, --save-view or --set",
             )
-        wanted = query.lora or query.model
+        wanted = query.lora or query.wanted
         served = self.model_rows()
         # An adapter is routed only when it is named.
         names = [row.id for row in served if wanted is not None or not row.parent]
-        body: dict[str, Any] = {"model": choose_model(wanted, names)}
-        if query.cache_salt is not None:
-            body["cache_salt"] = query.cache_salt
-        if query.messages is not None:
-            body["messages"] = list(query.messages)
-        else:
-            body["prompt"] = query.prompt if query.token_ids is None else list(query.token_ids)
-        controls = self._controls(query)
+        asked = query.request(choose_model(wanted, names))
+        body = dict(asked.body)
+        controls = self._controls(query, asked.nvext, body.get("nvext"))
         if controls:
             body["nvext"] = controls
         return self.document(self.send("POST", "/v1/route", body), RouteResult)
@@ -135,13 +131,20 @@ class FrontendClient(HttpFrontend):
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _controls(self, query: RouteQuery) -> dict[str, Any]:
-        """The request's constraints and pins, as any client of the frontend sends them."""
-        controls: dict[str, Any] = {}
+    def _controls(
+        self, query: RouteQuery, nvext: NvExt, given: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """The request's constraints and pins, as any client of the frontend sends them.
+
+        ``nvext``, from ``given``: those of the body; the command line adds constraints and replaces
+        pins.
+        """
+        controls: dict[str, Any] = dict(given or {})
         if query.required or query.preferred:
+            taints = nvext.routing_constraints
             controls["routing_constraints"] = {
-                "required_taints": list(query.required),
-                "preferred_taints": dict(query.preferred),
+                "required_taints": [*(taints.required_taints or ()), *query.required],
+                "preferred_taints": {**(taints.preferred_taints or {}), **query.preferred},
             }
         pins = (("prefill_worker_id", query.pin_prefill), ("decode_worker_id", query.pin_decode))
         if any(text is not None for _, text in pins):

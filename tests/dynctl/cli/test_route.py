@@ -339,3 +339,20 @@ def test_adapters_and_salts_share_no_cache(dynctl, view_file, tokens_file, tmp_p
     ran = dynctl("route", "--tokens", tokens_file, "--view", view_file, "--cache-salt", "")
     assert ran.code == 2
     assert "--cache-salt: expected 1 to 1,024 characters, got 0" in ran.err
+
+
+def test_messages_takes_a_whole_body(dynctl, tmp_path):
+    def tokens(document) -> int:
+        file = tmp_path / "body.json"
+        file.write_text(json.dumps(document))
+        return int(dynctl("route", "--demo", "--messages", file, "-o", "json").json["tokens"])
+
+    chat = [{"role": "user", "content": DEMO}]
+    plain = tokens(chat)
+    assert tokens({"messages": chat, "model": "demo", "stream": True}) == plain
+    assert tokens({"messages": chat, "add_generation_prompt": False}) < plain
+    assert tokens({"prompt": [1, 2, 3], "model": "demo"}) == 3
+    file = tmp_path / "body.json"
+    file.write_text(json.dumps({"messages": chat, "nvext": {"unknown": 1}}))
+    ran = dynctl("route", "--demo", "--messages", file)
+    assert (ran.code, "nvext.unknown: unknown field" in ran.err) == (2, True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dynctl.documents.view import SavedView
-from dynctl.sources.demo.fleet import MODEL, DemoSource
+from dynctl.sources.demo.fleet import DemoSource
+from dynctl.sources.dry_run import DryRun
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource, open_view_bytes
 from dynctl.tokenization import DEMO_MODEL_DIR, as_dynamo_reads, load_tokenizer
@@ -30,6 +31,6 @@ def test_the_reading_of_chats_is_saved() -> None:
     plain = tokenizer.encode_chat(CHAT)
     read = tokenizer.encode_chat(as_dynamo_reads(tokenizer, CHAT).messages)
     assert read != plain, "else this test could not fail"
-    assert live.tokens(query, MODEL) == read
-    assert again.tokens(query, MODEL) == read
-    assert DemoSource().tokens(query, MODEL) == plain
+    assert DryRun(live.view, query).tokens == read
+    assert DryRun(again.view, query).tokens == read
+    assert DryRun(DemoSource().view, query).tokens == plain

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.tokenization import PromptError, as_dynamo_reads, load_tokenizer
+from dynctl.tokenization import PromptError, as_dynamo_reads, encode_as_dynamo, load_tokenizer
 
 MODEL = Path(__file__).parents[2] / "captures" / "tiny-model"
 PRINTS = "{{ messages | tojson }}{{ tools | tojson }}"
@@ -156,3 +156,73 @@ def test_invalid_values_pass_through(model):
 def test_a_model_without_a_template_is_an_error(model):
     with pytest.raises(PromptError, match="no default chat template"):
         as_dynamo_reads(model(None), [user("a")])
+
+
+# -- the fields of a body --------------------------------------------------------------------------
+
+ARGS = (
+    "{% for m in messages %}[{{ m.content }}]{% endfor %}|{{ add_generation_prompt }}"
+    "|{{ reasoning_effort }}|{{ enable_thinking }}|{{ thinking }}|{{ x }}"
+)
+
+
+def rendered(tokenizer, *messages, **fields):
+    chat = list(messages) or [user("hi")]
+    return tokenizer.decode(encode_as_dynamo(tokenizer, chat, **fields), False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "seen"),
+    [
+        ({}, "[hi]|True||||"),
+        ({"add_generation_prompt": False}, "[hi]|False||||"),
+        ({"template_args": {"x": 1}}, "[hi]|True||||1"),
+        # What Dynamo sets itself is not replaced.
+        ({"template_args": {"add_generation_prompt": False, "messages": []}}, "[hi]|True||||"),
+        ({"template_args": {"enable_thinking": False}}, "[hi]|True||False|False|"),
+        (
+            {"template_args": {"thinking": False, "enable_thinking": True}},
+            "[hi]|True||False|False|",
+        ),
+        ({"template_args": {"thinking": "yes"}}, "[hi]|True||True|True|"),
+        ({"template_args": {"reasoning_effort": "none"}}, "[hi]|True|none|False|False|"),
+        ({"reasoning_effort": "high"}, "[hi]|True|high|True|True|"),
+        (
+            {"reasoning_effort": "high", "template_args": {"reasoning_effort": "low"}},
+            "[hi]|True|high|True|True|",
+        ),
+        (
+            {"reasoning_effort": "high", "thinking": {"type": "disabled"}},
+            "[hi]|True|high|False|False|",
+        ),
+        ({"thinking": {"type": "adaptive"}}, "[hi]|True||||"),
+        ({"thinking": True}, "[hi]|True||True|True|"),
+    ],
+)
+def test_arguments_of_the_template(model, fields, seen):
+    assert rendered(model(ARGS), **fields) == seen
+
+
+@pytest.mark.parametrize(
+    ("content", "seen"),
+    [
+        ("so I", "[hi][so I"),
+        ("  so I ", "[hi][  so I "),
+        ("hi", "[hi][hi"),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "[hi][a\nb"),
+    ],
+)
+def test_the_final_message_is_continued(model, content, seen):
+    last = {"role": "assistant", "content": content}
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    assert rendered(model(ARGS), user("hi"), last, **fields) == seen
+
+
+def test_what_dynamo_refuses_is_an_error(model):
+    tokenizer = model(ARGS)
+    with pytest.raises(PromptError, match="unless add_generation_prompt is false"):
+        rendered(tokenizer, continue_final_message=True)
+    empty = {"role": "assistant", "content": " "}
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    with pytest.raises(PromptError, match="not in the rendered prompt"):
+        rendered(tokenizer, user("hi"), empty, **fields)

@@ -1,0 +1,462 @@
+"""A dry run: the request of a query on a router's state, and where it would go.
+
+Where the workers of a model form several worker sets (a live Dynamo), a frontend first draws a set,
+by its number of workers, and then chooses a worker in it. Both steps are in the answer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.naming import resolve_worker
+from dynctl.documents.doubts import Doubt, doubt, percent, without_settings
+from dynctl.documents.route_result import RouteResult, WorkerSetRow, index_doubts, route_result
+from dynctl.documents.view import SavedView
+from dynctl.settings.router_settings import parse_assignments
+from dynctl.sources.query import RouteQuery, choose_model
+from dynctl.wire.openai import ChatRequest
+from router_core import (
+    BlockHashes,
+    Pin,
+    Role,
+    Router,
+    RouterConfig,
+    RoutingConstraints,
+    RoutingPlan,
+    RoutingRequest,
+    RoutingView,
+    WhatIf,
+    Worker,
+    constraints,
+    hash_prompt,
+)
+
+if TYPE_CHECKING:
+    from dynctl.tokenization import ModelTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt's tokens; without ``ids`` only an estimated ``count``, and why.
+
+    ``more``: the tokens of the other prompts of a batch; ``count`` has those of all.
+    """
+
+    ids: list[int]
+    count: int
+    not_modelled: str | None = None
+    more: tuple[list[int], ...] = ()
+
+
+class DryRun:
+    """One query on one view. Raises UsageProblem where the view cannot answer it.
+
+    ``doubts``: what this request makes uncertain, beside the doubts of the view.
+    """
+
+    def __init__(self, view: SavedView, query: RouteQuery) -> None:
+        self._view = view
+        self._query = query
+        self._router = view.router
+        self._of_dynamo = view.chats == "dynamo"
+        self.doubts: list[Doubt] = []
+        self.model, self.lora = self._named()
+        self._asked = query.request(self.model)
+        self._workers = [w for w in self._router.registry if self.model in w.served_names]
+        self._prompt = self._tokenized()
+
+    # -- the answer ------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt's token ids; empty where they are not known."""
+        return self._prompt.ids
+
+    def route(self) -> RouteResult:
+        """Where the request would go, and why."""
+        view = self._view
+        config, load, shown = what_if(self._router, self._query.assignments)
+        state = self._router.view(config, load)
+        assumptions = list(view.assumptions)
+        if self.lora is not None and self.model != self.lora:
+            assumptions.append(
+                f"adapter {self.lora} is not checked: a view does not list the adapters of workers"
+            )
+        if shown:
+            assumptions.append("what if " + ", ".join(f"{k}={v}" for k, v in shown.items()))
+        sets = self._sets()
+        if len(sets) < 2:
+            only = next(iter(sets), None)
+            return self._decided(only, state, assumptions, shown)
+        decided = {name: self._decided(name, state, assumptions, shown) for name in sets}
+        total = sum(sets.values())
+        rows = [
+            WorkerSetRow(
+                name,
+                workers=sum(name in w.worker_sets and _serves(w) for w in self._workers),
+                available=count,
+                share=count / total if total else 0.0,
+                winner=result.winner,
+                prefill=result.prefill,
+                decode=result.decode,
+            )
+            for (name, count), result in zip(sets.items(), decided.values(), strict=True)
+        ]
+        likely = max(rows, key=lambda row: row.available)
+        best = decided[likely.name]
+        drawn = [row for row in rows if row.share]
+        doubts = best.doubts
+        if len(drawn) > 1:
+            shares = ", ".join(f"{row.name} {percent(row.share)}" for row in drawn)
+            several = doubt("DYR0722", sets=len(drawn), model=self.model, shares=shares)
+            doubts = [several, *doubts]
+        return msgspec.structs.replace(
+            best,
+            worker_set=likely.name,
+            worker_sets=rows,
+            doubts=doubts,
+            certain=not any(one.matters for one in doubts),
+        )
+
+    def hashes(
+        self, worker_set: str | None = None, tokens: Sequence[int] | None = None
+    ) -> BlockHashes:
+        """The block hashes of the prompt, with adapter and salt as the view's engines mix them.
+
+        ``tokens``: another prompt of the same request.
+        """
+        members = self._members(worker_set)
+        salt = self._salt()
+        return hash_prompt(
+            self._prompt.ids if tokens is None else tokens,
+            _block_sizes(members)[0],
+            lora_name=self.lora,
+            cache_namespace=salt if self._of_dynamo else None,
+            cache_salt=None if self._of_dynamo else salt,
+            is_eagle=_is_eagle(members),
+        )
+
+    # -- sets ------------------------------------------------------------------------------
+
+    def _sets(self) -> dict[str, int]:
+        """Worker set -> its available workers; empty where the model's workers form one pool."""
+        registry = self._router.registry
+        counts: Counter[str] = Counter()
+        for worker in self._workers:
+            if _serves(worker):
+                usable = registry.unavailable_reason(worker.worker_id) is None
+                counts.update({name: int(usable) for name in worker.worker_sets})
+        if len(counts) == 1 and all(w.worker_sets for w in self._workers):
+            return {}
+        return dict(sorted(counts.items()))
+
+    def _members(self, worker_set: str | None) -> list[Worker]:
+        members = [w for w in self._workers if worker_set is None or worker_set in w.worker_sets]
+        return members or self._workers
+
+    def _decided(
+        self,
+        worker_set: str | None,
+        state: RoutingView,
+        assumptions: Iterable[str],
+        known: Iterable[str],
+    ) -> RouteResult:
+        """The answer of one worker set. ``known``: settings of this dry run."""
+        router, view = self._router, self._view
+        request = self._request(worker_set)
+        plan = router.plan(request, samples=_samples(self.tokens), view=state, detail=True)
+        doubts = [*view.doubts, *self.doubts]
+        if not any(one.code == "DYR0705" for one in doubts):
+            doubts += index_doubts(router, plan)
+        doubts += self._request_doubts(request, plan)
+        return route_result(
+            router,
+            request,
+            plan,
+            now=view.now,
+            view=state,
+            preset=view.preset,
+            assumptions=assumptions,
+            doubts=without_settings(doubts, known),
+            load_source=view.source,
+        )
+
+    # -- the request -----------------------------------------------------------------------
+
+    def _named(self) -> tuple[str, str | None]:
+        """(the name that the workers serve, the LoRA adapter)."""
+        query, registry = self._query, self._router.registry
+        served = registry.served_names()
+        wanted = query.lora if query.lora in served else query.wanted
+        model = choose_model(wanted, registry.models(), served)
+        is_adapter = any(model in worker.adapters for worker in registry)
+        return model, model if is_adapter else query.lora
+
+    def _request(self, worker_set: str | None) -> RoutingRequest:
+        members = self._members(worker_set)
+        sizes = _block_sizes(members)
+        if len(sizes) > 1:
+            listed = ", ".join(map(str, sorted(sizes)))
+            why = f"workers have different block sizes ({listed} tokens): {sizes[0]} is used"
+            self._note(doubt("DYR0719", why=why))
+        hashes, prompt = self.hashes(worker_set), self._prompt
+        prefill, decode = self._pins(worker_set)
+        return RoutingRequest(
+            id=self._id(),
+            model=self.model,
+            isl_tokens=prompt.count,
+            block_size=sizes[0],
+            sequence_hashes=hashes.sequence,
+            local_hashes=hashes.local,
+            constraints=self._constraints(),
+            pin_prefill=prefill,
+            pin_decode=decode,
+            worker_set=worker_set,
+            is_eagle=_is_eagle(members),
+            overlap_modelled=prompt.not_modelled is None,
+            notes=() if prompt.not_modelled is None else (prompt.not_modelled,),
+            lora_name=self.lora,
+            salted=self._salt() is not None,
+            more_hashes=tuple(self.hashes(worker_set, one).sequence for one in prompt.more),
+        )
+
+    def _constraints(self) -> RoutingConstraints:
+        """Those of the body and of the command line together."""
+        query, taints = self._query, self._asked.nvext.routing_constraints
+        return constraints(
+            [*(taints.required_taints or ()), *query.required],
+            {**(taints.preferred_taints or {}), **query.preferred},
+        )
+
+    def _pins(self, worker_set: str | None) -> tuple[Pin | None, Pin | None]:
+        """(prefill, decode): the command line's, else the body's."""
+        query, nvext, registry = self._query, self._asked.nvext, self._router.registry
+        workers = [(worker.worker_id, worker.name) for worker in registry]
+        pins = []
+        for text, pin in (
+            (query.pin_prefill, nvext.pin_prefill),
+            (query.pin_decode, nvext.pin_decode),
+        ):
+            if text is not None:
+                pin = Pin(resolve_worker(text, workers))
+            elif pin is not None and registry.get(pin.worker_id) is None:
+                raise UsageProblem(
+                    f"nvext of the body pins worker {pin.worker_id}, which is not registered"
+                    + (": Dynamo answers 400" if self._of_dynamo else ""),
+                    "dynctl workers list -o json has the ids",
+                )
+            pins.append(pin)
+        prefill, decode = pins
+        if not self._of_dynamo:
+            return prefill, decode
+        if self._router.stages(self.model, worker_set) == ("aggregated",):
+            # Dynamo has no prefill hop here, and ignores its pin.
+            return None, decode
+        if nvext.backend_instance_id is not None and nvext.decode_worker_id is None:
+            raise UsageProblem(
+                "nvext.backend_instance_id: a Dynamo with prefill workers refuses it with 400",
+                "use prefill_worker_id and decode_worker_id",
+            )
+        return prefill, decode
+
+    def _salt(self) -> str | None:
+        """The cache salt. Dynamo prefers that of ``nvext``, engines the body's own."""
+        own, nvext = self._asked.cache_salt, self._asked.nvext.cache_salt
+        return (nvext or own) if self._of_dynamo else own
+
+    def _id(self) -> str:
+        """The same query has the same id: a dry run that is repeated prints the same bytes."""
+        query, nvext = self._query, self._asked.nvext
+        limits = repr((query.required, sorted(query.preferred.items()), query.assignments))
+        if self.lora is not None or self._salt() is not None:
+            # Never the salt itself: an id is not secret, and salts may be short.
+            limits += repr((self.lora, self._salt() is not None))
+        pins = repr((query.pin_prefill, query.pin_decode))
+        if query.body is not None:
+            pins += repr((nvext.constraints, nvext.pin_prefill, nvext.pin_decode))
+        tokens = array("q", self.tokens).tobytes()
+        return "dry-" + xxh3_64_hexdigest(tokens + (limits + pins).encode())[:12]
+
+    # -- its prompt ------------------------------------------------------------------------
+
+    def _tokenized(self) -> _Prompt:
+        from dynctl.serving.prompts import NOT_MODELLED, encode, estimate_tokens, prompts_of
+        from dynctl.tokenization import PromptError, TemplateError
+
+        asked = self._asked
+        lengths = [w.runtime_config.context_length for w in self._workers]
+        prompts, not_modelled = prompts_of(asked, min(filter(None, lengths), default=None))
+        if self._of_dynamo and len(prompts) > 1:
+            self._note(doubt("DYR0720", prompts=len(prompts)))
+            prompts = prompts[:1]
+        known = not_modelled is None and all(one.token_ids is not None for one in prompts)
+        tokenizer = None if known or not_modelled is not None else self._tokenizer()
+        found: list[list[int]] = []
+        for prompt in prompts if not_modelled is None else ():
+            try:
+                if prompt.token_ids is not None:
+                    ids = prompt.shortened(prompt.token_ids)
+                elif tokenizer is None:
+                    raise AssertionError("a text needs the tokenizer")
+                elif self._of_dynamo and isinstance(asked, ChatRequest):
+                    ids = _dynamo_chat(tokenizer, asked)
+                else:
+                    ids = encode(tokenizer, prompt)
+            except (PromptError, TemplateError) as error:
+                raise UsageProblem(f"the prompt cannot be rendered: {error}") from None
+            if ids is None:
+                not_modelled = prompt.engine_only or NOT_MODELLED
+                break
+            found.append(list(ids))
+        if not_modelled is None:
+            return _Prompt(found[0], sum(map(len, found)), None, tuple(found[1:]))
+        self._note(doubt("DYR0704", why=not_modelled))
+        return _Prompt([], sum(map(estimate_tokens, prompts)), not_modelled)
+
+    def _tokenizer(self) -> ModelTokenizer:
+        from dynctl.tokenization import load_tokenizer
+
+        model, view = self.model, self._view
+        path = self._query.model_path or view.model_paths.get(model)
+        if path is None or not Path(path).is_dir():
+            where = f"{path} of the view does not exist here" if path else "the view has none"
+            raise UsageProblem(
+                f"no tokenizer for model {model}: {where}",
+                "give --model-path DIR (a directory with tokenizer.json), or --tokens FILE",
+            )
+        tokenizer = load_tokenizer(path)
+        saved = view.tokenizers.get(model)
+        if saved is not None and saved != tokenizer.fingerprint:
+            why = f"the tokenizer in {path} is different from the one that the view was saved with"
+            self._note(doubt("DYR0704", why=why))
+        return tokenizer
+
+    # -- doubts ----------------------------------------------------------------------------
+
+    def _note(self, found: Doubt) -> None:
+        if found not in self.doubts:
+            self.doubts.append(found)
+
+    def _request_doubts(self, request: RoutingRequest, plan: RoutingPlan) -> Iterator[Doubt]:
+        """What the request itself makes uncertain."""
+        final = plan.final.worker
+        if final is None or not self._of_dynamo:
+            return
+        card = final.runtime_config
+        held = card.total_kv_blocks and card.total_kv_blocks * final.block_size
+        limits = [limit for limit in (card.context_length, held) if limit]
+        if limits and request.isl_tokens >= min(limits):
+            yield doubt(
+                "DYR0721",
+                tokens=f"{request.isl_tokens:,}",
+                worker=final.name,
+                limit=f"{min(limits):,}",
+            )
+
+
+def _serves(worker: Worker) -> bool:
+    """Whether requests are sent to the worker's sets; prefill workers only help those."""
+    return worker.role is not Role.PREFILL
+
+
+def _block_sizes(workers: Iterable[Worker]) -> list[int]:
+    """The block sizes in order of registration, each once."""
+    return list(dict.fromkeys(worker.block_size for worker in workers))
+
+
+def _is_eagle(workers: Iterable[Worker]) -> bool:
+    return any(worker.runtime_config.enable_eagle for worker in workers)
+
+
+def _dynamo_chat(tokenizer: ModelTokenizer, chat: ChatRequest) -> list[int]:
+    """The token ids of a chat as Dynamo's frontend reads its body. Raises PromptError."""
+    from dynctl.tokenization import PromptError, encode_as_dynamo
+
+    body = chat.body
+    for name in ("chat_template", "documents", "functions"):
+        if body.get(name) is not None:
+            raise PromptError(f"{name}: a Dynamo frontend refuses this field; leave it out")
+    given = {**(body.get("chat_template_args") or {}), **(body.get("chat_template_kwargs") or {})}
+    return encode_as_dynamo(
+        tokenizer,
+        body["messages"],
+        body.get("tools"),
+        tool_choice=body.get("tool_choice"),
+        template_args=given,
+        reasoning_effort=body.get("reasoning_effort"),
+        thinking=body.get("thinking"),
+        add_generation_prompt=body.get("add_generation_prompt"),
+        continue_final_message=chat.continue_final_message,
+    )
+
+
+def _samples(tokens: Sequence[int]) -> tuple[float, float]:
+    """Two random numbers in 0..1 that depend on the prompt alone.
+
+    So a dry run with ``--set`` differs only by what was set, not by another draw.
+    """
+    data = array("q", tokens).tobytes()
+    first, second = (xxh3_64_intdigest(data, seed) for seed in (1, 2))
+    return (first >> 11) / 2**53, (second >> 11) / 2**53
+
+
+LOADS: Final = ("prefill_tokens", "decode_blocks")
+_PREFIX = "load."
+_MOST = 1 << 40
+
+
+def what_if(
+    router: Router, assignments: Iterable[str]
+) -> tuple[RouterConfig | None, WhatIf | None, dict[str, Any]]:
+    """``--set key=value``: other settings, or other load, for one dry run.
+
+    Settings go by their names (``prefill_load_scale=1.5``); load by worker:
+    ``load.prefill-a0.prefill_tokens=+500``, ``load.decode-b0.decode_blocks=-10``, or without a
+    sign to set it (``load.prefill-a0.prefill_tokens=0``). Returns settings, load (None where
+    nothing changes) and the values as they are shown. Raises UsageProblem or ConfigError.
+    """
+    texts = list(assignments)
+    settings = [text for text in texts if not text.strip().startswith(_PREFIX)]
+    config, shown = parse_assignments(router.config, settings)
+    shifts: dict[str, dict[int, int]] = {name: {} for name in LOADS}
+    for text in texts:
+        if text.strip().startswith(_PREFIX):
+            _shift(router, text.strip(), shifts)
+            key, _, value = text.strip().partition("=")
+            shown[key] = value
+    changed = any(shifts.values())
+    load = WhatIf(shifts["prefill_tokens"], shifts["decode_blocks"]) if changed else None
+    return config if settings else None, load, shown
+
+
+def _shift(router: Router, text: str, shifts: dict[str, dict[int, int]]) -> None:
+    key, separator, raw = text.partition("=")
+    # Worker names may contain dots: the load's name is behind the last one.
+    worker_text, _, load = key.removeprefix(_PREFIX).rpartition(".")
+    if not separator or not worker_text or load not in LOADS:
+        raise UsageProblem(
+            f"--set {text}: expected load.WORKER.prefill_tokens=+N or load.WORKER.decode_blocks=+N",
+            "for example: --set load.prefill-a0.prefill_tokens=+500",
+        )
+    try:
+        number = int(raw.replace("_", ""))
+    except ValueError:
+        raise UsageProblem(
+            f"--set {text}: expected a whole number, +N or -N, got {raw!r}"
+        ) from None
+    if abs(number) > _MOST:
+        raise UsageProblem(f"--set {text}: expected at most {_MOST:,}, got {raw}")
+    workers = [(worker.worker_id, worker.name) for worker in router.registry]
+    for slot in router.registry.slots(resolve_worker(worker_text, workers)):
+        column = router.load.prefill_tokens if load == LOADS[0] else router.load.decode_blocks
+        relative = raw.strip()[0] in "+-"
+        shifts[load][slot] = number if relative else number - column[slot]
