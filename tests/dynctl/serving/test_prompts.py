@@ -11,8 +11,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.serving.http.inference_requests import prompts_of
-from dynctl.serving.prompts import Prompt, PromptTokenizers
+from dynctl.serving.prompts import Prompt, PromptTokenizers, prompts_of
 from dynctl.tokenization import DEMO_MODEL_DIR
 from dynctl.wire.openai import parse_chat_request, parse_completion_request
 from tests.dynctl.serving.fleets import TOKENIZER, WORDS, chat_body, site, until, zone

@@ -150,7 +150,7 @@ def test_several_prompts_are_a_doubt_and_the_first_is_shown() -> None:
         ({"total_kv_blocks": 5, "context_length": 100}, False),
     ],
 )
-def test_a_prompt_over_the_length_is_doubted(card: dict[str, int], doubted: bool) -> None:
+def test_a_prompt_over_the_length_is_doubted(card: Any, doubted: bool) -> None:
     result = answer(dynamo(member(1, runtime_config=ModelRuntimeConfig(**card))))
     assert ("DYR0721" in codes(result)) is doubted
     assert result.certain is not doubted
