@@ -77,8 +77,11 @@ async def test_stored_and_removed_reach_the_index(bench):
     updates = [value for value in bench.recorder.values if isinstance(value, IndexUpdate)]
     plain = local_block_hashes(TOKENS, 8)
     adapted = local_block_hashes(TOKENS + TOKENS, 8, lora_name="adapter")
-    assert updates[0].events == (BlocksStored(None, (500,), plain), BlocksRemoved((500,)))
-    assert updates[1].events == (BlocksStored(500, (501, 502), adapted),)
+    assert updates[0].events == (
+        BlocksStored(None, (500,), plain, counted=True),
+        BlocksRemoved((500,)),
+    )
+    assert updates[1].events == (BlocksStored(500, (501, 502), adapted, counted=True),)
     assert bench.follower.state().dropped == {}
 
 

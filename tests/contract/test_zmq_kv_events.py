@@ -88,7 +88,7 @@ async def test_batches_arrive_in_order_as_index_events(bench):
         worker_id=7,
         dp_rank=0,
         seq=2,
-        events=(BlocksStored(1001, (1002,), local_block_hashes([2, 2], 2)),),
+        events=(BlocksStored(1001, (1002,), local_block_hashes([2, 2], 2), counted=True),),
         published_at=2.0,
     )
     assert list(update.changes()) == [KvEvent(7, 0, update.events[0])]
