@@ -1,4 +1,4 @@
-"""The options of ``serve`` about its clients: what they may send, and how long they may take.
+"""The options of ``serve`` about access: keys, TLS, and the limits of clients.
 
 They are the same for every serving process, so a command takes all of them as one mapping.
 """
@@ -6,15 +6,112 @@ They are the same for every serving process, so a command takes all of them as o
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dynctl.base.errors import UsageProblem
+
+_ACCESS = "Keys, TLS and sockets"
 _CLIENTS = "Limits of clients"
+_LONGEST_SECRET = 16 * 1024
 _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 0.1, "max": 86400}
+
+
+def _file(flag: str, help: str, panel: str, metavar: str = "FILE") -> Any:
+    return Annotated[
+        Path | None, typer.Option(flag, metavar=metavar, help=help, rich_help_panel=panel)
+    ]
+
+
+def _count(flag: str, help: str) -> Any:
+    return Annotated[
+        int,
+        typer.Option(
+            flag,
+            metavar="N",
+            min=0,
+            max=1_000_000,
+            help=f"{help}; 0: no limit.",
+            rich_help_panel=_ACCESS,
+        ),
+    ]
+
 
 #: Name -> annotation and default.
 _OPTIONS: dict[str, tuple[Any, Any]] = {
+    "admin_token_file": (
+        _file("--admin-token-file", "File with the operators' token.", _ACCESS),
+        None,
+    ),
+    "api_key": (
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--api-key",
+                metavar="KEY",
+                envvar="DYNCTL_API_KEY",
+                help="A key for clients of inference (repeatable). Prefer the variable or "
+                "--api-key-file, which the process list does not show.",
+                rich_help_panel=_ACCESS,
+            ),
+        ],
+        None,
+    ),
+    "api_key_file": (
+        _file(
+            "--api-key-file",
+            "Keys, one a line, then name=, requests-per-minute= and concurrency= where needed; "
+            "loaded again when it changes.",
+            _ACCESS,
+        ),
+        None,
+    ),
+    "key_requests_per_minute": (
+        _count("--key-requests-per-minute", "Requests that each key may start in a minute"),
+        0,
+    ),
+    "key_concurrency": (
+        _count("--key-concurrency", "Requests of each key that may run at the same time"),
+        0,
+    ),
+    "engine_api_key": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--engine-api-key",
+                metavar="KEY",
+                envvar="DYNCTL_ENGINE_API_KEY",
+                help="Key for engines that need one. Prefer the variable or --engine-api-key-file; "
+                "api-key-env= of a worker names the variable of its own key.",
+                rich_help_panel=_ACCESS,
+            ),
+        ],
+        None,
+    ),
+    "engine_api_key_file": (
+        _file("--engine-api-key-file", "File with the key for engines.", _ACCESS),
+        None,
+    ),
+    "tls_cert": (
+        _file(
+            "--tls-cert",
+            "Certificate chain (PEM) for https; loaded again when it changes.",
+            _ACCESS,
+        ),
+        None,
+    ),
+    "tls_key": (_file("--tls-key", "Private key (PEM) of the certificate.", _ACCESS), None),
+    "unix_socket": (
+        _file(
+            "--unix-socket",
+            "A second listener for operators: only this user can open it.",
+            _ACCESS,
+            metavar="PATH",
+        ),
+        None,
+    ),
     "compressed_requests": (
         Annotated[
             bool,
@@ -68,6 +165,17 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
+_FIELDS = (
+    "api_key_file",
+    "key_requests_per_minute",
+    "key_concurrency",
+    "tls_cert",
+    "tls_key",
+    "unix_socket",
+    "compressed_requests",
+)
+
+
 def with_access_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command; it receives their values as ``access``."""
     signature = inspect.signature(function, eval_str=True)
@@ -86,6 +194,39 @@ def with_access_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
+
+
+def access_settings(access: Mapping[str, Any], token: str | None) -> dict[str, Any]:
+    """The options that are fields of FrontendConfig. ``token``: the operators', as typed."""
+    cert, key = access["tls_cert"], access["tls_key"]
+    if (cert is None) != (key is None):
+        given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
+        raise UsageProblem(f"{given} needs {missing}", "set both, or none")
+    return {
+        "api_token": _secret("--admin-token", token, access["admin_token_file"]),
+        "api_keys": tuple(access["api_key"] or ()),
+        "engine_api_key": _secret(
+            "--engine-api-key", access["engine_api_key"], access["engine_api_key_file"]
+        ),
+        **{name: access[name] for name in _FIELDS},
+    }
+
+
+def _secret(flag: str, given: str | None, file: Path | None) -> str | None:
+    """A secret from its flag or its file, which may end with a line break."""
+    if file is None:
+        return given
+    if given is not None:
+        raise UsageProblem(f"{flag} and {flag}-file: set only one of them")
+    with file.open("rb") as opened:
+        text = opened.read(_LONGEST_SECRET)
+    secret = text.decode("utf-8", "replace").strip()
+    if not secret or not secret.isascii() or not secret.isprintable():
+        raise UsageProblem(
+            f"{flag}-file {file}: expected one line of printable ASCII characters",
+            "make one with: openssl rand -hex 32",
+        )
+    return secret
 
 
 def client_limits(access: Mapping[str, Any]) -> dict[str, Any]:

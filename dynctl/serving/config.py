@@ -63,7 +63,11 @@ class FrontendConfig:
     ``workers`` are worker specs as on the command line (:mod:`dynctl.serving.engines.worker_spec`).
     ``model_name`` is the model of workers that do not report one. ``log_decisions`` is one of
     off, winner, all; ``log_format`` text or json. ``decision_memory_bytes`` bounds the decisions
-    kept for ``why``. ``api_token``, if set, is required for writes and for routing details.
+    kept for ``why``. ``api_token``, if set, is required for writes and for routing details;
+    ``api_keys`` and those of ``api_key_file``, if any, for inference, each with the limits
+    ``key_requests_per_minute`` and ``key_concurrency`` (0: none). ``engine_api_key`` is sent to the
+    engines of ``workers`` and ``workers_file``. ``tls_cert`` and ``tls_key`` are PEM files;
+    ``unix_socket`` is a second listener, for operators.
     ``compressed_requests`` accepts bodies with a Content-Encoding.
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
     """
@@ -79,7 +83,15 @@ class FrontendConfig:
     workers_file: Path | None = None
     workers_file_poll_s: float = 1.0
     block_size: int = 16
-    api_token: str | None = None
+    api_token: str | None = field(default=None, repr=False)
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: Path | None = None
+    key_requests_per_minute: int = 0
+    key_concurrency: int = 0
+    engine_api_key: str | None = field(default=None, repr=False)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    unix_socket: Path | None = None
     compressed_requests: bool = False
     admin_api: bool = True
     log_decisions: str = "off"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -217,6 +218,7 @@ class Fleet:
     async def add(self, spec: WorkerSpec, source: str) -> Member:
         """Add an engine to the fleet, or replace the one with that name. Returns after its first
         probe; raises WorkerSpecError (a bad combination) or FleetFull."""
+        key = self._engine_key(spec, source)
         async with self._joining:
             old = self._members.get(spec.name)
             if old is not None and old.spec == spec:
@@ -230,6 +232,8 @@ class Fleet:
                 )
             if old is not None:
                 await self.remove(spec.name)
+            if key is not None:
+                self._upstream.authorize(spec.url, key)
             member = Member(spec, source)
             self._members[spec.name] = member
             self._by_id[spec.worker_id] = member
@@ -240,12 +244,34 @@ class Fleet:
             )
         return member
 
+    def _engine_key(self, spec: WorkerSpec, source: str) -> str | None:
+        """The key that the engine needs. Engines of the API get none: an operator of a running
+        process must not be able to read its environment or its keys."""
+        if source == "api":
+            if spec.api_key_env is not None:
+                raise WorkerSpecError(
+                    f"worker {spec.name}: api-key-env is accepted on the command line and in the "
+                    "workers file only"
+                )
+            return None
+        if spec.api_key_env is None:
+            return self._config.engine_api_key
+        key = os.environ.get(spec.api_key_env, "")
+        if not key or not key.isascii() or not key.isprintable():
+            raise WorkerSpecError(
+                f"worker {spec.name}: api-key-env: the variable {spec.api_key_env} has no valid "
+                "key; expected printable ASCII characters"
+            )
+        return key
+
     async def remove(self, name: str) -> bool:
         """Remove an engine; its running requests continue."""
         member = self._members.pop(name, None)
         if member is None:
             return False
         self._by_id.pop(member.spec.worker_id, None)
+        if all(other.spec.url != member.spec.url for other in self):
+            self._upstream.authorize(member.spec.url, None)
         if member.task is not None:
             await end_tasks([member.task])
         self.index.unfollow(member.spec.worker_id)

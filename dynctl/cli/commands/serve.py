@@ -9,7 +9,7 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.access_options import client_limits, with_access_options
+from dynctl.cli.access_options import access_settings, client_limits, with_access_options
 from dynctl.cli.router_flags import split_preset, with_router_flags
 
 _LISTEN = "Listening"
@@ -50,10 +50,12 @@ Port = Annotated[
 ApiToken = Annotated[
     str | None,
     typer.Option(
+        "--admin-token",
         "--api-token",
         metavar="TOKEN",
-        envvar="DYNCTL_API_TOKEN",
-        help="Bearer token required for changes and routing details.",
+        envvar=["DYNCTL_ADMIN_TOKEN", "DYNCTL_API_TOKEN"],
+        help="Bearer token of operators: changes and routing details. Prefer the variable or "
+        "--admin-token-file, which the process list does not show.",
         rich_help_panel=_LISTEN,
     ),
 ]
@@ -300,7 +302,7 @@ def _config(
         origins=resolved.sources,
         admin_api=not _truth(os.environ.get("DYN_DISABLE_FRONTEND_ADMIN_API", "")),
         decision_memory_bytes=memory,
-        compressed_requests=access["compressed_requests"],
+        **access_settings(access, given.pop("api_token")),
         limits=Limits(drain_s=drain, **client_limits(access)),
         system_port=None if port == -1 else port,
     )

@@ -27,6 +27,14 @@ class Upstream:
         self._limits = limits
         self._client: EngineClient | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._credentials: dict[str, str] = {}
+
+    def authorize(self, url: str, key: str | None) -> None:
+        """Send ``key`` with every request to the engine at ``url``; None: no longer."""
+        origin = str(origin_of(url))
+        self._credentials.pop(origin, None)
+        if key is not None:
+            self._credentials[origin] = f"Bearer {key}"
 
     async def __aenter__(self) -> "Upstream":
         self.start()
@@ -76,7 +84,7 @@ class Upstream:
         """
         if self._client is None:
             raise RuntimeError("the upstream client is not started")
-        stream = await self._client.post(url, body, headers)
+        stream = await self._client.post(url, body, self._with_key(url, headers))
         if stream.status != 200:
             raise await _refused(stream)
         return stream
@@ -89,6 +97,13 @@ class Upstream:
         """A control request with a JSON body; raises UpstreamFailure."""
         return await self._control("POST", url, msgspec.json.encode(body), timeout_s)
 
+    def _with_key(self, url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """The headers with the engine's key, unless they have the client's."""
+        if not self._credentials or "authorization" in headers:
+            return headers
+        value = self._credentials.get(str(origin_of(url)))
+        return headers if value is None else {**headers, "authorization": value}
+
     async def _control(
         self, method: str, url: str, body: bytes | None, timeout_s: float
     ) -> tuple[int, bytes]:
@@ -100,7 +115,7 @@ class Upstream:
                 method,
                 url,
                 data=body,
-                headers=_JSON if body is not None else None,
+                headers=self._with_key(url, _JSON if body is not None else {}),
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as response:

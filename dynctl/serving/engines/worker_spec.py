@@ -40,6 +40,7 @@ RESERVED: Final[Mapping[str, str]] = {
     "bootstrap": "HOST:PORT where decode engines fetch the KV cache (SGLang)",
     "can-prefill": "true or false",
     "forward-authorization": "true to send the clients' Authorization header to the engine",
+    "api-key-env": "the environment variable of dynctl serve with the engine's API key",
     "taint": "a taint; repeat the key for more",
 }
 
@@ -73,6 +74,7 @@ class WorkerSpec:
     can_prefill: bool | None = None
     taints: tuple[str, ...] = ()
     forward_authorization: bool = False
+    api_key_env: str | None = None
 
     @property
     def worker_id(self) -> int:
@@ -147,6 +149,7 @@ def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:
         can_prefill=_truth(given, "can-prefill", where),
         taints=_taints(given, where),
         forward_authorization=bool(_truth(given, "forward-authorization", where)),
+        api_key_env=_text(given, "api-key-env", where),
     )
 
 

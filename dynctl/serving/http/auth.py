@@ -1,18 +1,22 @@
-"""Authorization for writes and for reading routing details: a token, or a client on this machine.
+"""Who may do what: operators, clients with a key, and everybody else.
 
-Without a token only local clients are allowed, and of those not a web page: its requests have an
-Origin, a Host of its own (DNS rebinding), or a content type that needs no permission (a form).
+An operator has the admin token, uses the Unix socket, or, if there is no token, is a program on
+this machine. A web page is not one: its requests have an Origin, a Host of its own (DNS rebinding),
+or a content type that needs no permission (a form). Clients of inference need a key if keys are
+set.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import socket
 from collections.abc import Awaitable, Callable
 from functools import wraps
 
 from aiohttp import web
 
+from dynctl.serving.http.keys import ApiKeys
 from dynctl.serving.refusal import HttpError
 
 #: Headers of proxies: their own address is local, their clients are not.
@@ -25,7 +29,7 @@ def checked_token(token: str | None) -> str | None:
     """``token`` if it is valid in a header; raises ValueError."""
     if token is not None and (not token or not token.isascii() or not token.isprintable()):
         raise ValueError(
-            "api token: expected printable ASCII characters, at least one; "
+            "admin token: expected printable ASCII characters, at least one; "
             "make one with: openssl rand -hex 32"
         )
     return token
@@ -38,38 +42,66 @@ def require_token(http: web.Request, token: str | None) -> None:
     """
     if token is None:
         return
-    scheme, _, given = http.headers.get("Authorization", "").partition(" ")
-    # Header bytes that are not UTF-8 arrive as surrogates; they are a wrong token.
-    offered = given.strip().encode("utf-8", "surrogateescape")
-    if hmac.compare_digest(offered, token.encode()) and scheme.lower() == "bearer":
+    if has_token(http, token):
         return
-    if scheme:
+    if _credentials(http)[0]:
         problem, code = "wrong token", "invalid_token"
     else:
         problem, code = "token required", "token_needed"
     raise HttpError(
         401,
         f"{http.method} {http.path[:200]}: {problem}; send the header 'Authorization: Bearer "
-        "TOKEN' with the --api-token of dynctl serve",
+        "TOKEN' with the --admin-token of dynctl serve",
         "authentication_error",
         code,
         headers={"www-authenticate": 'Bearer realm="dynctl"'},
     )
 
 
+def has_token(http: web.Request, token: str) -> bool:
+    """Whether the request has this token. Compares in constant time."""
+    scheme, offered = _credentials(http)
+    return hmac.compare_digest(offered, token.encode()) and scheme == "bearer"
+
+
+def _credentials(http: web.Request) -> tuple[str, bytes]:
+    """Scheme and credentials of the Authorization header."""
+    scheme, _, given = http.headers.get("Authorization", "").partition(" ")
+    # Header bytes that are not UTF-8 arrive as surrogates; they are a wrong token.
+    return scheme.lower(), given.strip().encode("utf-8", "surrogateescape")
+
+
 def require_local(http: web.Request) -> None:
     """Raises HttpError 403 unless the request comes from a program on this machine."""
+    problem = _not_local(http)
+    if problem:
+        raise _forbidden(http, f"{problem}; set --admin-token on dynctl serve and send the token")
+
+
+def is_operator(http: web.Request, token: str | None) -> bool:
+    """Whether the caller may see routing details."""
+    if over_unix_socket(http):
+        return True
+    return has_token(http, token) if token is not None else not _not_local(http)
+
+
+def over_unix_socket(http: web.Request) -> bool:
+    """Whether the request came over the Unix socket, which only its owner can open."""
+    used = http.get_extra_info("socket")
+    return used is not None and used.family == socket.AF_UNIX
+
+
+def _not_local(http: web.Request) -> str:
+    """Why the request is not from a program on this machine; empty if it is."""
     if http.remote and not _is_loopback(http.remote):
-        problem = f"the client {http.remote} is not on this machine"
-    elif not _is_loopback(http.url.host or ""):
-        problem = f"the Host {http.host[:200]!r} is not a loopback address"
-    elif any(name in http.headers for name in _OF_A_PROXY):
-        problem = "the request comes through a proxy"
-    elif "origin" in http.headers:
-        problem = "the request comes from a web page (it has an Origin)"
-    else:
-        return
-    raise _forbidden(http, f"{problem}; set --api-token on dynctl serve and send the token")
+        return f"the client {http.remote} is not on this machine"
+    if not _is_loopback(http.url.host or ""):
+        return f"the Host {http.host[:200]!r} is not a loopback address"
+    if any(name in http.headers for name in _OF_A_PROXY):
+        return "the request comes through a proxy"
+    if "origin" in http.headers:
+        return "the request comes from a web page (it has an Origin)"
+    return ""
 
 
 def _is_loopback(host: str) -> bool:
@@ -107,22 +139,56 @@ def require_json(http: web.Request) -> None:
 def guarded(
     handler: Handler, token: str | None, *, local: bool = True, json: bool = True
 ) -> Handler:
-    """``handler`` behind the token, or without a token for local clients only.
+    """``handler`` for operators only.
 
-    ``local`` False: without a token no client is allowed. ``json`` False: the handler checks the
-    content type itself.
+    ``local`` False: without a token only the Unix socket is allowed. ``json`` False: the handler
+    checks the content type itself.
     """
 
     @wraps(handler)
     async def behind(http: web.Request) -> web.StreamResponse:
-        if token is not None:
+        if over_unix_socket(http):
+            pass
+        elif token is not None:
             require_token(http, token)
         elif local:
             require_local(http)
         else:
-            raise _forbidden(http, "needs a token: set --api-token on dynctl serve")
+            raise _forbidden(http, "needs a token: set --admin-token on dynctl serve")
         if json:
             require_json(http)
         return await handler(http)
 
     return behind
+
+
+def keyed(handler: Handler, keys: ApiKeys, token: str | None) -> Handler:
+    """``handler`` for clients with a valid key, within its limits, and for operators with the
+    token. Without keys for every client."""
+    if not keys.required:
+        return handler
+
+    @wraps(handler)
+    async def behind(http: web.Request) -> web.StreamResponse:
+        if over_unix_socket(http) or (token is not None and has_token(http, token)):
+            return await handler(http)
+        scheme, offered = _credentials(http)
+        key = keys.find(offered) if scheme == "bearer" else None
+        if key is None:
+            raise _no_key(offered)
+        with keys.use(key):
+            return await handler(http)
+
+    return behind
+
+
+def _no_key(offered: bytes) -> HttpError:
+    """OpenAI's error for a missing or a wrong key."""
+    problem = "wrong API key" if offered else "API key required"
+    return HttpError(
+        401,
+        f"{problem}; send the header 'Authorization: Bearer KEY'",
+        "invalid_request_error",
+        "invalid_api_key",
+        headers={"www-authenticate": 'Bearer realm="dynctl"'},
+    )

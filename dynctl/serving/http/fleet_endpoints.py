@@ -26,7 +26,7 @@ from dynctl.health.evaluation import ModelHealth
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.worker_spec import WorkerSpecError, worker_spec
 from dynctl.serving.fleet import Fleet, FleetFull, Member
-from dynctl.serving.http.auth import guarded
+from dynctl.serving.http.auth import Handler, guarded
 from dynctl.serving.http.inference import DECISION_HEADER, Inference
 from dynctl.serving.http.json_responses import (
     bad_request,
@@ -55,18 +55,19 @@ class ControlApi:
         self._inference = inference
         self._config = config
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self, keyed: Callable[[Handler], Handler]) -> list[web.RouteDef]:
+        """The endpoints; ``keyed`` puts those of the OpenAI API behind the clients' keys."""
         token = self._config.api_token
         return [
-            web.get("/v1/models", self.models),
+            web.get("/v1/models", keyed(self.models)),
             web.get("/v1/models/{model:.+}/ready", self.model_ready),
-            web.get("/v1/models/{model:.+}", self.model),
+            web.get("/v1/models/{model:.+}", keyed(self.model)),
             web.get("/health", self.health),
             web.get("/live", self.live),
             web.get("/ready", self.ready),
-            web.get("/v1/workers", self.workers),
+            web.get("/v1/workers", guarded(self.workers, token)),
             web.post("/v1/workers", guarded(self.add_worker, token, local=False)),
-            web.get("/v1/workers/{worker:.+}", self.worker),
+            web.get("/v1/workers/{worker:.+}", guarded(self.worker, token)),
             web.delete("/v1/workers/{worker:.+}", guarded(self.remove_worker, token)),
             web.post("/v1/route", guarded(self.route, token)),
         ]

@@ -27,6 +27,7 @@ from dynctl.serving.http.inference_responses import (
     unary_body,
 )
 from dynctl.serving.http.json_responses import nested_too_deeply
+from dynctl.serving.http.keys import ApiKeys
 from dynctl.serving.prompts import prompts_of
 from dynctl.serving.refusal import HttpError, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
@@ -57,10 +58,13 @@ _log = logging.getLogger(__name__)
 class Inference:
     """The two OpenAI endpoints over one service."""
 
-    def __init__(self, service: RoutingService, flow: RequestFlow, config: FrontendConfig) -> None:
+    def __init__(
+        self, service: RoutingService, flow: RequestFlow, config: FrontendConfig, keys: ApiKeys
+    ) -> None:
         self._service = service
         self._flow = flow
         self._config = config
+        self._keys = keys
         self.in_flight = 0
         #: Requests whose body is complete: a client that sends slowly holds no place.
         self._working = 0
@@ -364,9 +368,9 @@ class Inference:
         )
 
     def _is_ours(self, authorization: str) -> bool:
-        """The client headers for engines, without our own token."""
+        """Whether the header is for this frontend: it never goes to an engine."""
         token = self._config.api_token
-        return token is not None and token in authorization
+        return self._keys.required or (token is not None and token in authorization)
 
     # -- answering -------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Booking:
 
 
 class SelectionApi:
-    """Selections and bookings over one service. ``token`` is required for all but the loads."""
+    """Selections and bookings over one service. ``token`` is the operators'."""
 
     def __init__(
         self, service: RoutingService, *, token: str | None = None, body_bytes: int = 16 << 20
@@ -75,7 +75,7 @@ class SelectionApi:
             web.post("/v1/bookings/{id}/output_block", guarded(self.output_block, token)),
             web.delete("/v1/bookings/{id}", guarded(self.end, token)),
             web.post("/v1/overlap_scores", guarded(self.overlap_scores, token)),
-            web.get("/v1/loads", self.loads),
+            web.get("/v1/loads", guarded(self.loads, token)),
         ]
 
     # -- selecting -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import uvloop
@@ -23,12 +23,13 @@ from dynctl.serving.engines.workers_file import WorkersFile
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.flow import RequestFlow
 from dynctl.serving.http.admin import Admin
-from dynctl.serving.http.auth import checked_token
+from dynctl.serving.http.auth import Handler, checked_token, guarded, keyed
 from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies
 from dynctl.serving.http.connections import FEW, Connections, descriptors
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.json_responses import error_response, nested_too_deeply
+from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
@@ -47,7 +48,6 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
 _GC_THRESHOLDS = (20_000, 20, 50)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Routes = Callable[["Frontend"], Iterable[web.RouteDef]]
 
 
@@ -83,7 +83,8 @@ class Frontend:
         self.upstream = Upstream(config.limits)
         self.fleet = Fleet(service, self.upstream, config)
         self.flow = RequestFlow(service, self.fleet, self.upstream, config.limits)
-        self.inference = Inference(service, self.flow, config)
+        self.keys = _keys(config, service)
+        self.inference = Inference(service, self.flow, config, self.keys)
         self.control = ControlApi(service, self.fleet, self.inference, config)
         self.memory = DecisionMemory(config.decision_memory_bytes)
         self.metrics = Metrics(service, router_id=random.getrandbits(64), memory=self.memory)
@@ -146,6 +147,8 @@ class Frontend:
         start = self.service.tasks.start
         start("booking expiry", self._expire_often)
         start("tokenizer check", self._check_tokenizers)
+        if self.config.api_key_file is not None:
+            start("keys reload", self.keys.watch)
         start("event loop canary", self.metrics.watch_event_loop)
 
     async def drain(self) -> None:
@@ -178,13 +181,13 @@ class Frontend:
         if self._serves_inference:
             app.add_routes(
                 [
-                    web.post("/v1/chat/completions", self.inference.chat_completions),
-                    web.post("/v1/completions", self.inference.completions),
+                    web.post("/v1/chat/completions", self._keyed(self.inference.chat_completions)),
+                    web.post("/v1/completions", self._keyed(self.inference.completions)),
                 ]
             )
-        app.add_routes(self.control.routes())
+        app.add_routes(self.control.routes(self._keyed))
         app.router.add_get("/metrics", self.metrics.handle)
-        app.router.add_get(FLEET_PATH, self.feed.handle)
+        app.router.add_get(FLEET_PATH, guarded(self.feed.handle, self.config.api_token))
         app.add_routes(self.admin.routes())
         for more in self._extra_routes:
             app.add_routes(more(self))
@@ -237,6 +240,9 @@ class Frontend:
         app.router.add_get("/metrics", self.metrics.handle)
         return app
 
+    def _keyed(self, handler: Handler) -> Handler:
+        return keyed(handler, self.keys, self.config.api_token)
+
     def _cached_blocks(self, ref: WorkerWithDpRank) -> int:
         slot = self.service.router.registry.slot(*ref)
         return 0 if slot is None else self.service.router.index.block_count(slot)
@@ -272,7 +278,7 @@ class Frontend:
         if config.host not in _LOOPBACK and config.api_token is None:
             _log.warning(
                 "%s is reachable from other hosts: they get inference only; writes and routing "
-                "details answer 403 until --api-token is set",
+                "details answer 403 until --admin-token is set",
                 config.host,
             )
         policy = router.config.kv_transfer_domain
@@ -381,6 +387,16 @@ def _specs(texts: Iterable[str]) -> list[WorkerSpec]:
             )
         specs[spec.name] = spec
     return list(specs.values())
+
+
+def _keys(config: FrontendConfig, service: RoutingService) -> ApiKeys:
+    limits = KeyLimits(config.key_requests_per_minute, config.key_concurrency)
+    try:
+        keys = ApiKeys(config.api_keys, config.api_key_file, limits, clock=service.clock)
+        keys.load()
+    except KeysError as error:
+        raise StartError(f"API keys: {error}") from None
+    return keys
 
 
 def _listen(host: str, port: int) -> socket.socket:
