@@ -128,7 +128,8 @@ function __dynctl_flags
                 '--model-path'\t'Directory of tokenizer and chat template' \
                 '--model-name'\t'Model of workers that do not report it' \
                 '--kv-cache-block-size'\t'Block size of workers that do not report it' \
-                '--api-token'\t'Bearer token required for changes and routing details' \
+                '--admin-token'\t'Bearer token of operators: changes and routing details' \
+                '--api-token'\t'Bearer token of operators: changes and routing details' \
                 '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
                 '--log-format'\t'Format of log lines' \
                 '--log-level'\t'Lowest severity to log' \
@@ -136,6 +137,16 @@ function __dynctl_flags
                 '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
                 '--system-port'\t'Separate port for health and metrics' \
                 '--announce'\t'Print the address as one JSON line when ready' \
+                '--admin-token-file'\t'File with the operators\' token' \
+                '--api-key'\t'A key for clients of inference (repeatable)' \
+                '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
+                '--key-requests-per-minute'\t'Requests that each key may start in a minute' \
+                '--key-concurrency'\t'Requests of each key that may run at the same time' \
+                '--engine-api-key'\t'Key for engines that need one' \
+                '--engine-api-key-file'\t'File with the key for engines' \
+                '--tls-cert'\t'Certificate chain (PEM) for https' \
+                '--tls-key'\t'Private key (PEM) of the certificate' \
+                '--unix-socket'\t'A second listener for operators: only this user can open it' \
                 '--compressed-requests'\t'Accept gzip and deflate bodies' \
                 '--header-timeout'\t'Time from a connection, or from the first byte, to a complete header' \
                 '--keep-alive-timeout'\t'Time that a connection stays open between two requests' \
@@ -204,7 +215,8 @@ function __dynctl_flags
                 '--model-path'\t'Directory of tokenizer and chat template' \
                 '--model-name'\t'Model of workers that do not report it' \
                 '--kv-cache-block-size'\t'Block size of workers that do not report it' \
-                '--api-token'\t'Bearer token required for changes and routing details' \
+                '--admin-token'\t'Bearer token of operators: changes and routing details' \
+                '--api-token'\t'Bearer token of operators: changes and routing details' \
                 '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
                 '--log-format'\t'Format of log lines' \
                 '--log-level'\t'Lowest severity to log' \
@@ -212,6 +224,16 @@ function __dynctl_flags
                 '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
                 '--system-port'\t'Separate port for health and metrics' \
                 '--announce'\t'Print the address as one JSON line when ready' \
+                '--admin-token-file'\t'File with the operators\' token' \
+                '--api-key'\t'A key for clients of inference (repeatable)' \
+                '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
+                '--key-requests-per-minute'\t'Requests that each key may start in a minute' \
+                '--key-concurrency'\t'Requests of each key that may run at the same time' \
+                '--engine-api-key'\t'Key for engines that need one' \
+                '--engine-api-key-file'\t'File with the key for engines' \
+                '--tls-cert'\t'Certificate chain (PEM) for https' \
+                '--tls-key'\t'Private key (PEM) of the certificate' \
+                '--unix-socket'\t'A second listener for operators: only this user can open it' \
                 '--compressed-requests'\t'Accept gzip and deflate bodies' \
                 '--header-timeout'\t'Time from a connection, or from the first byte, to a complete header' \
                 '--keep-alive-timeout'\t'Time that a connection stays open between two requests' \
@@ -284,7 +306,8 @@ function __dynctl_flags
                 '--model-path'\t'Directory of tokenizer and chat template' \
                 '--model-name'\t'Model of workers that do not report it' \
                 '--kv-cache-block-size'\t'Block size of workers that do not report it' \
-                '--api-token'\t'Bearer token required for changes and routing details' \
+                '--admin-token'\t'Bearer token of operators: changes and routing details' \
+                '--api-token'\t'Bearer token of operators: changes and routing details' \
                 '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
                 '--log-format'\t'Format of log lines' \
                 '--log-level'\t'Lowest severity to log' \
@@ -292,6 +315,16 @@ function __dynctl_flags
                 '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
                 '--system-port'\t'Separate port for health and metrics' \
                 '--announce'\t'Print the address as one JSON line when ready' \
+                '--admin-token-file'\t'File with the operators\' token' \
+                '--api-key'\t'A key for clients of inference (repeatable)' \
+                '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
+                '--key-requests-per-minute'\t'Requests that each key may start in a minute' \
+                '--key-concurrency'\t'Requests of each key that may run at the same time' \
+                '--engine-api-key'\t'Key for engines that need one' \
+                '--engine-api-key-file'\t'File with the key for engines' \
+                '--tls-cert'\t'Certificate chain (PEM) for https' \
+                '--tls-key'\t'Private key (PEM) of the certificate' \
+                '--unix-socket'\t'A second listener for operators: only this user can open it' \
                 '--compressed-requests'\t'Accept gzip and deflate bodies' \
                 '--header-timeout'\t'Time from a connection, or from the first byte, to a complete header' \
                 '--keep-alive-timeout'\t'Time that a connection stays open between two requests' \
@@ -402,7 +435,7 @@ function __dynctl_flags
                 '--explain'\t'Explain the decision, hop by hop' \
                 '--all'\t'List all candidates and rejections (with --explain)' \
                 '--raw'\t'Use PROMPT as it is, without a chat template' \
-                '--messages'\t'Chat messages, or a whole request body, as JSON' \
+                '--messages'\t'Chat messages as JSON: a list or {messages:' \
                 '--tokens'\t'Token ids: a JSON list, or separated by white space' \
                 '--model'\t'Model' \
                 '--model-path'\t'Tokenizer directory, for a --view from another machine' \
@@ -797,7 +830,7 @@ function __dynctl_arguments
                 'live:context'
         case 'explain'
             printf '%s\n' \
-                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_REJECTED WORKER_UNREACHABLE'
+                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_REJECTED WORKER_UNREACHABLE'
         case 'why'
             printf '%s\n' \
                 'free'
@@ -829,6 +862,8 @@ function __dynctl_meaning
             echo 'free'
         case '*:--active-decode-blocks' '*:--active-prefill-tokens' '*:--active-prefill-tokens-frac'
             echo 'words:none'
+        case '*:--admin-token-file' '*:--api-key-file' '*:--engine-api-key-file' '*:--file' '*:--frontend-log' '*:--kubeconfig' '*:--messages' '*:--save-view' '*:--tls-cert' '*:--tls-key' '*:--to' '*:--token-file' '*:--tokens' '*:--view' '*:--workers-file' '*:-f'
+            echo 'file'
         case '*:--against' '*:--kube-context'
             echo 'live:kube-context'
         case '*:--context'
@@ -845,8 +880,6 @@ function __dynctl_meaning
             echo 'words:auto all sample none'
         case '*:--fail-on'
             echo 'words:fail warn'
-        case '*:--file' '*:--frontend-log' '*:--kubeconfig' '*:--messages' '*:--save-view' '*:--to' '*:--token-file' '*:--tokens' '*:--view' '*:--workers-file' '*:-f'
-            echo 'file'
         case '*:--file-kv' '*:--model-path' '*:--mount-path' '*:--path'
             echo 'folder'
         case '*:--kind'
@@ -888,8 +921,8 @@ function __dynctl_meaning
         case '*:--selector' '*:-l'
             echo 'live:selector'
         case '*:--suppress'
-            echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_REJECTED WORKER_UNREACHABLE'
-        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--advertise-host' '*:--ais-backend' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-token' '*:--block-size' '*:--cache-salt' '*:--capacity' '*:--container' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--encoder-cuda-to-cpu-ratio' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--frontend' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--image' '*:--init-timeout' '*:--keep-alive-timeout' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--model-name' '*:--name' '*:--namespace' '*:--nats-server' '*:--peer-connections' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--rate' '*:--ratio' '*:--replay' '*:--router-active-request-expiry-secs' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-topology-level' '*:--router-max-tree-size' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-threshold' '*:--router-temperature' '*:--router-ttl-secs' '*:--seed' '*:--set' '*:--sort-by' '*:--speedup-ratio' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--total-blocks' '*:--wait' '*:--weight' '*:--worker' '*:-n'
+            echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_REJECTED WORKER_UNREACHABLE'
+        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--block-size' '*:--cache-salt' '*:--capacity' '*:--container' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--encoder-cuda-to-cpu-ratio' '*:--engine-api-key' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--frontend' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--image' '*:--init-timeout' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--model-name' '*:--name' '*:--namespace' '*:--nats-server' '*:--peer-connections' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--rate' '*:--ratio' '*:--replay' '*:--router-active-request-expiry-secs' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-topology-level' '*:--router-max-tree-size' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-threshold' '*:--router-temperature' '*:--router-ttl-secs' '*:--seed' '*:--set' '*:--sort-by' '*:--speedup-ratio' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--total-blocks' '*:--unix-socket' '*:--wait' '*:--weight' '*:--worker' '*:-n'
             echo 'free'
     end
 end

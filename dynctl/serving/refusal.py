@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
 
@@ -33,7 +33,11 @@ MAX_REJECTIONS = 16
 
 @dataclass(eq=False)
 class HttpError(Exception):
-    """An error response. ``details`` is what dynctl adds to OpenAI's fields."""
+    """An error response. ``details`` is what dynctl adds to OpenAI's fields.
+
+    ``public`` replaces ``message`` where that names workers, addresses or domains: for callers who
+    may not see routing details. Empty: the message names none.
+    """
 
     status: int
     message: str
@@ -42,6 +46,14 @@ class HttpError(Exception):
     param: str | None = None
     details: ErrorDetails | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    public: str = ""
+
+    def for_client(self) -> "HttpError":
+        """The error without routing details; the decision's id leads operators to them."""
+        details = self.details
+        if details is not None:
+            details = ErrorDetails(decision=details.decision, retry_after_s=details.retry_after_s)
+        return replace(self, message=self.public or self.message, details=details)
 
     def __str__(self) -> str:
         return self.message
@@ -91,8 +103,23 @@ def refusal(
     headers = {} if wait is None else {"retry-after": str(wait)}
     where = f"{decision.stage}: " if plan.prefill is not None else ""
     return HttpError(
-        status, where + decision.summary(), kind, status, details=details, headers=headers
+        status,
+        where + decision.summary(),
+        kind,
+        status,
+        details=details,
+        headers=headers,
+        public=_public(decision, step),
     )
+
+
+def _public(decision: Decision, step: FunnelStep | None) -> str:
+    """The refusal without the names of workers and domains."""
+    if decision.outcome == "all_busy":
+        return "all workers are busy; try again later"
+    if step is None or step.filter in ("model", "role"):
+        return f"model {decision.model!r} cannot be served now"
+    return "no worker can take this request now"
 
 
 def attempts_of(attempts: Sequence[tuple[str, str, str]]) -> list[FailedAttempt]:
@@ -116,6 +143,7 @@ def unknown_pin(request: RoutingRequest, registry: WorkerRegistry) -> HttpError 
                 "invalid_request_error",
                 "unknown_worker",
                 param=field_name,
+                public=f"{field_name}: no worker {pin.worker_id}{rank} is registered",
             )
     return None
 

@@ -295,6 +295,7 @@ def _config(
     drain = given.pop("drain_timeout")
     memory = _size("--decision-memory", given.pop("decision_memory"))
     port = given.pop("system_port")
+    given |= access_settings(access, given.pop("api_token"))
     return FrontendConfig(
         **given,
         router=resolved.config,
@@ -302,7 +303,6 @@ def _config(
         origins=resolved.sources,
         admin_api=not _truth(os.environ.get("DYN_DISABLE_FRONTEND_ADMIN_API", "")),
         decision_memory_bytes=memory,
-        **access_settings(access, given.pop("api_token")),
         limits=Limits(drain_s=drain, **client_limits(access)),
         system_port=None if port == -1 else port,
     )

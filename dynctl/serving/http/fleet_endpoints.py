@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aiohttp import web
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from dynctl import version
 from dynctl.documents.fleet_load import FleetLoad, Transfer, WorkerLoad
@@ -26,7 +27,7 @@ from dynctl.health.evaluation import ModelHealth
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.worker_spec import WorkerSpecError, worker_spec
 from dynctl.serving.fleet import Fleet, FleetFull, Member
-from dynctl.serving.http.auth import Handler, guarded
+from dynctl.serving.http.auth import Handler, guarded, is_operator
 from dynctl.serving.http.inference import DECISION_HEADER, Inference
 from dynctl.serving.http.json_responses import (
     bad_request,
@@ -134,18 +135,26 @@ class ControlApi:
     async def live(self, _http: web.Request) -> web.Response:
         return json_response({"status": "live", "message": "Service is live"})
 
-    async def health(self, _http: web.Request) -> web.Response:
-        """200 while at least one model can be served; the conditions are in the body."""
-        instances = [EngineHealth(m.spec.name, m.spec.url, m.problem) for m in self._fleet]
+    async def health(self, http: web.Request) -> web.Response:
+        """200 while at least one model can be served; the conditions are in the body.
+
+        Operators also see the engines, and what the conditions are about.
+        """
         health = self._service.health(HEALTH_AGE_S)
-        body = Health(health.status, instances, list(self._service.conditions))
+        conditions = list(self._service.conditions)
+        if is_operator(http, self._config.api_token):
+            instances = [EngineHealth(m.spec.name, m.spec.url, m.problem) for m in self._fleet]
+        else:
+            instances = []
+            conditions = [replace(one, subject="", message="") for one in conditions]
+        body = Health(health.status, instances, conditions)
         return json_response(body, 200 if health.status in ("healthy", "degraded") else 503)
 
     async def ready(self, _http: web.Request) -> web.Response:
         """200 when at least one model can be served now."""
         rows = [self.readiness(name) for name in sorted(self._service.models())]
         ready = any(row.ready for row in rows) and not self._service.draining
-        reason = "no worker is registered; set --worker URL, or POST /v1/workers"
+        reason = "no worker is registered; set --worker URL on dynctl serve"
         if len(self._fleet):
             reason = f"0/{len(self._fleet):,} workers are registered; GET /health has the reasons"
         body = Readiness(ready, rows, UNSET if rows else reason)

@@ -15,6 +15,7 @@ from dynctl.documents.doubts import Varies, doubt
 from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.flow import Answer, Call, GaveUp, HandoffOfBatch, Refused, RequestFlow
+from dynctl.serving.http.auth import is_operator
 from dynctl.serving.http.bodies import Body, bodies_of
 from dynctl.serving.http.inference_requests import parse_request
 from dynctl.serving.http.inference_responses import (
@@ -96,10 +97,10 @@ class Inference:
             record.outcome = record.outcome or outcome_of(error)
             record.error_type = error.type
             record.status = error.status
-            return self._error(error, record)
+            return self._error(http, error, record)
         except RecursionError:
             record.outcome, record.error_type, record.status = "client_error", "invalid", 400
-            return self._error(nested_too_deeply(), record)
+            return self._error(http, nested_too_deeply(), record)
         except asyncio.CancelledError:
             record.outcome, record.status = "cancelled", record.status or 499
             raise
@@ -111,7 +112,7 @@ class Inference:
             record.outcome, record.error_type, record.status = "internal", "internal", 500
             _log.exception("request %s failed", decision_id)
             message = f"internal error; the log has the details under {decision_id}"
-            return self._error(HttpError(500, message, "internal_error", 500), record)
+            return self._error(http, HttpError(500, message, "internal_error", 500), record)
         finally:
             self.in_flight -= 1
             service.held.discard(decision_id)
@@ -192,6 +193,7 @@ class Inference:
             nvext=parsed.nvext,
             blocks=blocks,
             limit=self._config.limits.stream_answer_bytes,
+            detailed=is_operator(http, self._config.api_token),
         )
         record.outcome = "success" if failure is None else "upstream_error"
         if failure is not None:
@@ -439,7 +441,9 @@ class Inference:
     def _headers(self, record: RequestRecord) -> dict[str, str]:
         return {REQUEST_ID_HEADER: record.request_id, DECISION_HEADER: record.decision_id}
 
-    def _error(self, error: HttpError, record: RequestRecord) -> web.Response:
+    def _error(self, http: web.Request, error: HttpError, record: RequestRecord) -> web.Response:
+        if not is_operator(http, self._config.api_token):
+            error = error.for_client()
         return web.Response(
             status=error.status,
             body=error.body(),

@@ -29,6 +29,7 @@ _TAIL_BYTES = 256
 #: Bytes waiting for a client; above this no more are sent until it reads some.
 _LAGGING_BYTES = 256 * 1024
 _SSE = "text/event-stream"
+_ENGINE_FAILED = "the engine failed; try again"
 
 
 class OutputBlocks:
@@ -71,11 +72,12 @@ async def pass_stream(
     nvext: NvExt,
     blocks: OutputBlocks | None,
     limit: int,
+    detailed: bool,
 ) -> tuple[web.StreamResponse, UpstreamFailure | None]:
     """Pass the engine's stream on as it arrives; returns the failure that ended it, if any.
 
-    After a failure the stream ends with an error event. A stream without ``[DONE]`` at its end and
-    one of more than ``limit`` bytes are failures.
+    After a failure the stream ends with an error event; ``detailed``: it names the engine. A stream
+    without ``[DONE]`` at its end and one of more than ``limit`` bytes are failures.
     """
     upstream = answer.response
     response = _Stream(
@@ -88,9 +90,10 @@ async def pass_stream(
     await response.prepare(http)
     piece = answer.head
     if nvext.extra_fields and (nvext.wants("worker_id") or nvext.wants("timing")):
-        return response, await _pass_annotated(
-            response, answer, service, record, nvext, blocks, limit
+        failed = await _pass_annotated(
+            response, answer, service, record, nvext, blocks, limit, detailed=detailed
         )
+        return response, failed
     end = b""
 
     def seen(piece: bytes, before: bytes = b"") -> None:
@@ -130,7 +133,7 @@ async def pass_stream(
         if not _is_done(end):
             raise _cut_short(upstream)
     except UpstreamFailure as failure:
-        await _end_with_error(response, end, failure)
+        await _end_with_error(response, end, failure, detailed=detailed)
         return response, failure
     await response.write_eof()
     return response, None
@@ -144,6 +147,8 @@ async def _pass_annotated(
     nvext: NvExt,
     blocks: OutputBlocks | None,
     limit: int,
+    *,
+    detailed: bool,
 ) -> UpstreamFailure | None:
     """As above, event by event: the first carries the workers, one before [DONE] the timing."""
     upstream = answer.response
@@ -175,7 +180,7 @@ async def _pass_annotated(
         if not done and not _is_done(pending):
             raise _cut_short(upstream)
     except UpstreamFailure as failure:
-        await _end_with_error(response, b"\n\n", failure)
+        await _end_with_error(response, b"\n\n", failure, detailed=detailed)
         return failure
     if pending:
         await response.write(pending)
@@ -200,13 +205,14 @@ def _too_long(upstream: EngineStream, limit: int) -> UpstreamFailure:
 
 
 async def _end_with_error(
-    response: web.StreamResponse, last: bytes, failure: UpstreamFailure
+    response: web.StreamResponse, last: bytes, failure: UpstreamFailure, *, detailed: bool
 ) -> None:
     """The status line was sent already, so the error is an event, after the end of a cut one."""
     body = msgspec.json.encode(
         {
             "error": {
-                "message": f"the engine failed during its response: {failure}",
+                "message": "the engine failed during its response"
+                + (f": {failure}" if detailed else ""),
                 "type": "upstream_error",
                 "code": 502,
             }
@@ -351,6 +357,8 @@ def engine_failure_error(error: GaveUp, record: RequestRecord) -> HttpError:
     if error_body is not None:
         code = error_body.get("code")
         status = failure.status or 502
+        # What an engine says about the request is for the client; the rest may name the engine.
+        public = "" if status < 500 else _ENGINE_FAILED
         return HttpError(
             status,
             str(error_body.get("message") or failure),
@@ -359,11 +367,13 @@ def engine_failure_error(error: GaveUp, record: RequestRecord) -> HttpError:
             param=error_body.get("param") if isinstance(error_body.get("param"), str) else None,
             details=details,
             headers=headers,
+            public=public,
         )
     status = failure.status or (504 if failure.kind == "timeout" else 502)
     return HttpError(
-        status, str(failure), "upstream_error", status, details=details, headers=headers
-    )
+        status, str(failure), "upstream_error", status, details=details, headers=headers,
+        public=_ENGINE_FAILED,
+    )  # fmt: skip
 
 
 def _engine_error(body: bytes) -> Mapping[str, Any] | None:

@@ -129,7 +129,8 @@ def test_workers_list_and_show(asks):
 
 
 def test_check_shows_the_conditions_of_the_frontend(asks, frontend):
-    answer = httpx.get(f"{frontend}/health").json()
+    headers = {"authorization": f"Bearer {TOKEN}"}  # without it the subjects are left out
+    answer = httpx.get(f"{frontend}/health", headers=headers).json()
     in_force = {(one["code"], one["subject"]): one["message"] for one in answer["conditions"]}
     assert in_force.keys() == {("DYT0902", "zone=zone-a")}
     ran = asks("check", "-o", "json")

@@ -133,7 +133,8 @@ async def test_a_token_guards_writes_and_routing_details():
         status, body, _ = await fleet.post("/v1/route", chat_body("x"), headers=headers)
         assert (status, body["kind"]) == (200, "RouteResult")
         assert (await fleet.chat())[0] == 200  # inference takes no token of ours
-        assert (await fleet.get("/v1/workers"))[0] == 200
+        assert (await fleet.get("/v1/workers"))[0] == 401  # addresses and domains of workers
+        assert (await fleet.get("/v1/workers", headers=headers))[0] == 200
 
 
 async def test_without_a_token_only_programs_on_this_machine_are_operators():
@@ -153,7 +154,7 @@ async def test_without_a_token_only_programs_on_this_machine_are_operators():
             assert answer.status == 403
             assert error["code"] == "not_the_operator"
             assert problem in error["message"]
-            assert "--api-token" in error["message"]
+            assert "--admin-token" in error["message"]
         async with fleet.client.post(url, data=body, headers=json_type) as answer:
             assert answer.status == 200
         rebound = {"host": "evil.example"}
@@ -166,7 +167,7 @@ async def test_without_a_token_only_programs_on_this_machine_are_operators():
         added = {"url": "http://127.0.0.1:1", "name": "a9"}
         status, error, _ = await fleet.post("/v1/workers", added)
         assert status == 403
-        assert "set --api-token" in error["error"]["message"]
+        assert "set --admin-token" in error["error"]["message"]
         assert (await fleet.chat())[0] == 200
 
 

@@ -1,0 +1,247 @@
+"""Every endpoint of every listener: who may use it. Errors name no worker to others."""
+
+import socket
+
+import aiohttp
+import pytest
+
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.router_server import RouterProcess
+from dynctl.serving.http.server import Frontend
+from dynctl.tokenization import DEMO_MODEL_DIR
+from tests.dynctl.serving.fleets import SLOW_HEALTH, chat_body, events_of, site, zone
+
+#: Endpoint -> who may use it: every client, clients with a key, operators, holders of a token.
+TABLE = {
+    ("GET", "/live"): "every client",
+    ("GET", "/ready"): "every client",
+    ("GET", "/health"): "every client",
+    ("GET", "/metrics"): "every client",
+    ("GET", "/v1/config"): "every client",
+    ("GET", "/busy_threshold"): "every client",
+    ("POST", "/v1/chat/completions"): "key",
+    ("POST", "/v1/completions"): "key",
+    ("GET", "/v1/models"): "key",
+    ("GET", "/v1/models/{model}"): "key",
+    ("GET", "/v1/models/{model}/ready"): "every client",
+    ("POST", "/busy_threshold"): "operator",
+    ("GET", "/v1/decisions"): "operator",
+    ("GET", "/v1/decisions/{id}"): "operator",
+    ("GET", "/v1/view"): "operator",
+    ("GET", "/v1/fleet"): "operator",
+    ("GET", "/v1/workers"): "operator",
+    ("GET", "/v1/workers/{worker}"): "operator",
+    ("DELETE", "/v1/workers/{worker}"): "operator",
+    ("POST", "/v1/workers"): "token",
+    ("POST", "/v1/route"): "operator",
+    ("POST", "/v1/select"): "operator",
+    ("POST", "/v1/select_and_book"): "operator",
+    ("POST", "/v1/bookings/{id}/decode"): "operator",
+    ("POST", "/v1/bookings/{id}/first_token"): "operator",
+    ("POST", "/v1/bookings/{id}/output_block"): "operator",
+    ("DELETE", "/v1/bookings/{id}"): "operator",
+    ("POST", "/v1/overlap_scores"): "operator",
+    ("GET", "/v1/loads"): "operator",
+}
+#: Headers that show that a request on loopback is not from a program of this machine.
+FOREIGN = [
+    {"host": "dynctl.example.com"},
+    {"host": "192.0.2.7:8000"},
+    {"origin": "http://127.0.0.1:3000"},
+    {"origin": "null"},
+    {"x-forwarded-for": "192.0.2.7"},
+    {"forwarded": "for=192.0.2.7"},
+    {"via": "1.1 proxy"},
+]
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "token_ids": [1]}
+
+
+def endpoints(process: Frontend) -> set[tuple[str, str]]:
+    found = set()
+    for route in process.build_app().router.routes():
+        assert route.resource is not None
+        if route.method != "HEAD":
+            found.add((route.method, route.resource.canonical.replace(":.+", "")))
+    return found
+
+
+def processes() -> list[Frontend]:
+    config = FrontendConfig(port=0, model_path=DEMO_MODEL_DIR)
+    return [Frontend(config), RouterProcess(config)]
+
+
+async def test_the_table_has_every_endpoint():
+    found = set().union(*(endpoints(process) for process in processes()))
+    assert found == set(TABLE)
+
+
+async def statuses(url: str, headers: dict[str, str]) -> dict[tuple[str, str], tuple[int, str]]:
+    """The status and the text of every endpoint for a client with these headers."""
+    found = {}
+    async with aiohttp.ClientSession() as client:
+        for method, path in TABLE:
+            filled = path.replace("{worker}", "a0").replace("{model}", "demo").replace("{id}", "x")
+            body = BODY if method == "POST" else None
+            async with client.request(method, url + filled, json=body, headers=headers) as answer:
+                found[method, path] = answer.status, await answer.text()
+    return found
+
+
+def judge(found, *, operator: int | None, token: int | None, key: int | None) -> None:
+    """Each endpoint answers with the status of its group; None: it is allowed."""
+    expected = {"operator": operator, "token": token, "key": key, "every client": None}
+    for endpoint, (status, text) in found.items():
+        wanted = expected[TABLE[endpoint]]
+        if status == 404 and "is not served" not in text and "no worker" not in text:
+            continue  # the endpoint of the other process, or an id that does not exist
+        if wanted is None:
+            assert status not in (401, 403), (endpoint, status, text)
+        else:
+            assert status == wanted, (endpoint, status, text)
+
+
+@pytest.mark.parametrize("router", [False, True], ids=["frontend", "router"])
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+async def test_without_a_token_others_get_inference_only(headers, router):
+    async with site([{"name": "a0"}], health=SLOW_HEALTH) as fleet:
+        process = await _other(fleet) if router else fleet.frontend
+        try:
+            found = await statuses(process.url, headers)
+        finally:
+            if router:
+                await process.close()
+        judge(found, operator=403, token=403, key=None)
+        for endpoint, (status, text) in found.items():
+            if status == 403:
+                assert "--admin-token" in text, endpoint
+        if not router:
+            assert found["POST", "/v1/chat/completions"][0] == 200
+
+
+async def test_without_a_token_programs_of_this_machine_are_operators():
+    async with site([{"name": "a0"}], health=SLOW_HEALTH) as fleet:
+        for headers in ({}, {"host": "localhost:1"}, {"host": "[::1]:1"}):
+            judge(await statuses(fleet.frontend.url, headers), operator=None, token=403, key=None)
+
+
+@pytest.mark.parametrize("router", [False, True], ids=["frontend", "router"])
+async def test_with_a_token_and_keys(router):
+    values = {"api_token": "t0ken", "api_keys": ("sk-1",)}
+    async with site([{"name": "a0"}], health=SLOW_HEALTH, **values) as fleet:
+        process = await _other(fleet, **values) if router else fleet.frontend
+        try:
+            for headers, operator, key in (
+                ({}, 401, 401),
+                ({"authorization": "Bearer sk-1"}, 401, None),
+                ({"authorization": "Bearer t0ken"}, None, None),
+                ({"authorization": "Bearer t0ken", "host": "example.com"}, None, None),
+            ):
+                found = await statuses(process.url, headers)
+                judge(found, operator=operator, token=operator, key=key)
+        finally:
+            if router:
+                await process.close()
+
+
+async def test_from_another_address_than_loopback():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        own = probe.getsockname()[0]
+    async with site([{"name": "a0"}], health=SLOW_HEALTH, host="0.0.0.0") as fleet:
+        url = f"http://{own}:{fleet.frontend.port}"
+        # The Host of an attacker may say localhost.
+        for headers in ({}, {"host": "localhost"}):
+            judge(await statuses(url, headers), operator=403, token=403, key=None)
+
+
+async def _other(fleet, **values):
+    worker = f"{fleet.engines['a0'].url},name=a0"
+    process = RouterProcess(
+        FrontendConfig(
+            port=0, workers=(worker,), model_path=DEMO_MODEL_DIR, health=SLOW_HEALTH, **values
+        )
+    )
+    await process.start()
+    return process
+
+
+# -- what errors name ----------------------------------------------------------------------------
+
+OUTSIDE = {"x-forwarded-for": "192.0.2.7"}
+ZONES = [
+    {"name": "secret-prefill", "role": "prefill", **zone("zone-of-prefill")},
+    {"name": "secret-decode", "role": "decode", **zone("zone-of-decode")},
+]
+NAMES = ("secret", "zone-of", "http://", "127.0.0.1", "/busy_threshold", "/v1/workers")
+
+
+def clean(text: str) -> None:
+    for name in NAMES:
+        assert name not in text, (name, text)
+
+
+async def test_refusals_name_no_worker_or_zone_to_clients():
+    async with site(ZONES, health=SLOW_HEALTH) as fleet:
+        for more in (
+            {},
+            {"nvext": {"routing_constraints": {"required_taints": ["nowhere"]}}},
+            {"nvext": {"decode_worker_id": 5}},
+        ):
+            body = chat_body("hello", **more)
+            status, ours, _ = await fleet.post("/v1/chat/completions", body)
+            assert status in (400, 503)
+            assert "dynctl" in ours["error"] or "secret" in ours["error"]["message"]
+            outside, theirs, headers = await fleet.post(
+                "/v1/chat/completions", body, headers=OUTSIDE
+            )
+            assert outside == status
+            clean(str(theirs))
+            # The decision leads operators to the details.
+            decision = headers["x-dynctl-decision"]
+            if status == 503:
+                assert theirs["error"]["dynctl"]["decision"] == decision
+                found, row = await fleet.get(f"/v1/decisions/{decision}")
+                assert found == 200
+                assert "secret" in str(row)
+
+
+async def test_failures_of_engines_name_no_engine_to_clients():
+    engines = [{"name": "secret-a0"}]
+    async with site(engines, health=SLOW_HEALTH) as fleet:
+        await fleet.engines["secret-a0"].close()
+        _, ours, _ = await fleet.chat()
+        assert "127.0.0.1" in str(ours)
+        status, theirs, _ = await fleet.post(
+            "/v1/chat/completions", chat_body("hi"), headers=OUTSIDE
+        )
+        assert status >= 500
+        clean(str(theirs))
+
+
+async def test_a_stream_that_breaks_names_no_engine_to_clients():
+    engines = [{"name": "secret-a0", "speedup_ratio": 5.0}]
+    async with site(engines, health=SLOW_HEALTH) as fleet:
+        body = chat_body("hi", stream=True, max_tokens=2000)
+        for headers, named in ((OUTSIDE, False), ({}, True)):
+            if named:
+                break
+            async with fleet.client.post(
+                fleet.url("/v1/chat/completions"), json=body, headers=headers
+            ) as answer:
+                first = await answer.content.readany()
+                await fleet.engines["secret-a0"].close()
+                rest = first + await answer.read()
+            last = [event for event in events_of(rest) if isinstance(event, dict)][-1]
+            assert last["error"]["message"] == "the engine failed during its response"
+
+
+async def test_health_shows_engines_to_operators_only():
+    async with site([{"name": "secret-a0"}]) as fleet:
+        assert "secret-a0" in str((await fleet.get("/health"))[1])
+        status, body = await fleet.get("/health", headers=OUTSIDE)
+        assert status == 200
+        assert body["status"] == "healthy"
+        clean(str(body))
