@@ -1,6 +1,7 @@
 """Every endpoint of every listener: who may use it. Errors name no worker to others."""
 
 import socket
+from typing import Any
 
 import aiohttp
 import pytest
@@ -126,7 +127,7 @@ async def test_without_a_token_programs_of_this_machine_are_operators():
 
 @pytest.mark.parametrize("router", [False, True], ids=["frontend", "router"])
 async def test_with_a_token_and_keys(router):
-    values = {"api_token": "t0ken", "api_keys": ("sk-1",)}
+    values: dict[str, Any] = {"api_token": "t0ken", "api_keys": ("sk-1",)}
     async with site([{"name": "a0"}], health=SLOW_HEALTH, **values) as fleet:
         process = await _other(fleet, **values) if router else fleet.frontend
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -176,7 +177,7 @@ async def test_engines_get_their_key_and_never_the_clients(monkeypatch):
     async with site(engines, specs=specs, api_keys=(KEY,), engine_api_key="sk-engine-one") as fleet:
         upstream = fleet.frontend.upstream
         sent = []
-        client = upstream._client
+        client: Any = upstream._client
         original = client.post
 
         async def post(url, body, headers):
