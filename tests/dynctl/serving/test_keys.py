@@ -148,7 +148,8 @@ async def test_concurrency():
         assert "1 requests of this key are running" in found["error"]["message"]
         first.cancel()
         await fleet.idle()
-        await until(lambda: fleet.frontend.keys.find(KEY.encode()).running == 0)
+        key: Any = fleet.frontend.keys.find(KEY.encode())
+        await until(lambda: key.running == 0)
 
 
 @given(st.lists(st.floats(0, 100), max_size=60), st.integers(1, 100))
