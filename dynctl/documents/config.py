@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import msgspec
@@ -13,14 +13,21 @@ from router_core import SETTINGS, RouterConfig
 SCHEMA = 1
 
 
+#: Source of a setting that a live router has and does not export.
+NOT_EXPORTED = "not exported"
+
+
 class ConfigValue(msgspec.Struct, frozen=True):
-    """One setting: its value and where that came from."""
+    """One setting: its value and where that came from. ``known`` False: the router has a value and
+    does not export it; ``value`` is None then.
+    """
 
     name: str
     value: Any
     source: str
     help: str = ""
     built: bool = True
+    known: bool = True
 
 
 class ConfigDocument(msgspec.Struct, frozen=True):
@@ -40,7 +47,10 @@ class ConfigDocument(msgspec.Struct, frozen=True):
 
 
 class SettingRow(msgspec.Struct, frozen=True):
-    """One setting: its value, where that came from, what it may be and how it is set."""
+    """One setting: its value, where that came from, what it may be and how it is set.
+
+    ``known``: as in ConfigValue.
+    """
 
     name: str
     value: Any
@@ -51,6 +61,7 @@ class SettingRow(msgspec.Struct, frozen=True):
     env: str
     help: str
     built: bool = True
+    known: bool = True
 
 
 class ConfigReport(msgspec.Struct, frozen=True):
@@ -70,17 +81,23 @@ def config_document(
     sources: Mapping[str, str],
     started: RouterConfig | None = None,
     thresholds: Mapping[str, Mapping[str, float | int | None]] | None = None,
+    unknown: Container[str] = (),
 ) -> ConfigDocument:
     """The settings of ``config``, and where each value comes from.
 
     ``sources``: the sources at start. A value that differs from ``started`` was set while running.
+    ``unknown``: the settings whose values a live router does not export.
     """
     rows = []
     for name, setting in SETTINGS.items():
+        text = ROUTER_OPTIONS[name].help
+        if name in unknown:
+            rows.append(ConfigValue(name, None, NOT_EXPORTED, text, setting.built, known=False))
+            continue
         value = getattr(config, name)
         source = sources.get(name, "default")
         if started is not None and value != getattr(started, name):
             source = "set while running"
-        rows.append(ConfigValue(name, value, source, ROUTER_OPTIONS[name].help, setting.built))
+        rows.append(ConfigValue(name, value, source, text, setting.built))
     own = {model: dict(values) for model, values in (thresholds or {}).items()}
     return ConfigDocument(version, preset, rows, own)

@@ -31,6 +31,8 @@ class SavedView:
 
     ``chats``: how the router's frontend prepares a chat for its template: ``plain`` as received,
     or ``dynamo`` as Dynamo's frontend does. ``doubts``: what its source did not know.
+    ``origins``: setting -> where it was read, of a router that exports only some; None: all are
+    the router's own.
     """
 
     router: Router
@@ -42,6 +44,7 @@ class SavedView:
     source: str = "view"
     chats: str = "plain"
     doubts: tuple[Doubt, ...] = ()
+    origins: dict[str, str] | None = None
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -109,6 +112,12 @@ class _IndexForm(msgspec.Struct):
     slots: list[_IndexSlotForm]
 
 
+class _TierForm(msgspec.Struct):
+    slot: _Slot
+    tier: str
+    blocks: list[tuple[int | None, int, int]]
+
+
 class _SnapshotForm(msgspec.Struct):
     """The types of a snapshot's values. The router itself judges what they mean."""
 
@@ -120,6 +129,7 @@ class _SnapshotForm(msgspec.Struct):
     busy: _BusyForm
     rotation: list[tuple[str, str, _Count]]
     freshness: dict[str, tuple[str, float | None, float | None, _Count, bool]]
+    tiers: list[_TierForm] = []
 
 
 class _ViewDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +146,7 @@ class _ViewDocument(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[str, ...] = ()
     #: None in files of versions that did not record doubts.
     doubts: tuple[Doubt, ...] | None = None
+    origins: dict[str, str] | None = None
     snapshot: dict[str, Any]
 
 
@@ -150,6 +161,7 @@ def encode_view(
     source: str = "this router",
     chats: str = "plain",
     doubts: tuple[Doubt, ...] = (),
+    origins: dict[str, str] | None = None,
 ) -> bytes:
     """The file's bytes, from ``router.capture()``.
 
@@ -165,6 +177,7 @@ def encode_view(
             tokenizers=tokenizers or {},
             assumptions=assumptions,
             doubts=doubts,
+            origins=origins,
             snapshot=captured.document(),
         )
     )
@@ -193,4 +206,5 @@ def decode_view(data: bytes) -> SavedView:
         source=read.source,
         chats=read.chats,
         doubts=(doubt("DYR0703"),) if read.doubts is None else read.doubts,
+        origins=read.origins,
     )

@@ -14,20 +14,32 @@ from dynctl.screens.numbers import amount
 def config_report(result: ConfigReport, canvas: Canvas) -> str:
     columns: list[Column[SettingRow]] = [
         Column("name", "SETTING", lambda s: s.name, lambda s: s.name, name=True),
-        Column("value", "VALUE", lambda s: setting_text(s.value), lambda s: s.value, right=True),
+        Column("value", "VALUE", _value, lambda s: s.value, right=True),
         Column("source", "SOURCE", lambda s: s.source, lambda s: s.source, name=True),
         Column("bounds", "BOUNDS", lambda s: s.bounds, lambda s: s.bounds, rank=3, wide=True),
         Column("flag", "FLAG", lambda s: s.flag, lambda s: s.flag, rank=1, wide=True),
         Column("env", "ENVIRONMENT", lambda s: s.env, lambda s: s.env, rank=2, wide=True),
         Column("help", "MEANING", lambda s: s.help, lambda s: s.help, rank=4, wide=True),
     ]
-    head = f"preset {result.preset or 'unknown'}, from {result.source}\n\n"
+    head = f"preset {result.preset or 'unknown'}, from {result.source}\n"
+    hidden = sum(not setting.known for setting in result.settings)
+    if hidden:
+        note = (
+            f"{hidden} of {len(result.settings)} settings are unknown: a Dynamo frontend exports "
+            "few of them, and no worker's card has them"
+        )
+        head = f"settings of {result.source}\n" + "\n".join(canvas.paragraph(note, first="")) + "\n"
+    head += "\n"
     unbuilt = [setting.name for setting in result.settings if not setting.built]
     text = head + table(columns, result.settings, canvas)
     if unbuilt:
         note = f"not supported yet, validated and ignored: {', '.join(unbuilt)}"
         text += "\n" + "\n".join(canvas.paragraph(note, first="")) + "\n"
     return text
+
+
+def _value(setting: SettingRow) -> str:
+    return setting_text(setting.value) if setting.known else "unknown"
 
 
 def setting_text(value: Any) -> str:

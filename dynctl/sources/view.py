@@ -22,6 +22,7 @@ from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import Replica
 from router_core import (
     SETTINGS,
+    THRESHOLD_SETTINGS,
     Router,
     ThresholdsSet,
 )
@@ -78,12 +79,34 @@ class ViewSource:
         return worker_rows(router, self.view.now)
 
     def config(self) -> ConfigDocument:
+        router, origins = self.router, self.view.origins
+        if origins is None:
+            origins = dict.fromkeys(SETTINGS, self.title)
         return config_document(
-            self.router.config,
+            router.config.with_values(
+                {
+                    name: value
+                    for name, value in self._common_thresholds().items()
+                    if name in origins
+                }
+            ),
             version=version(),
-            preset=self.view.preset,
-            sources=dict.fromkeys(SETTINGS, self.title),
+            preset=self.view.preset if self.view.origins is None else None,
+            sources=origins,
+            unknown=SETTINGS.keys() - origins.keys(),
+            thresholds={
+                model: values.to_dict() for model, values in router.busy.overrides().items()
+            },
         )
+
+    def _common_thresholds(self) -> Thresholds:
+        """The busy thresholds that all models have alike."""
+        models = list(self.thresholds().values())
+        return {
+            name: models[0][name]
+            for name in THRESHOLD_SETTINGS
+            if models and len({one[name] for one in models}) == 1
+        }
 
     def decision(self, decision_id: str | None) -> RouteResult:
         wanted = "the last one" if decision_id is None else decision_id
@@ -104,6 +127,7 @@ class ViewSource:
             source=view.source,
             chats=view.chats,
             doubts=view.doubts,
+            origins=view.origins,
         )
 
 

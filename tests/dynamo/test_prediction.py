@@ -206,5 +206,5 @@ def _arrived(fleet: DynamoFleet, workers: Sequence[Worker], count: int) -> None:
 async def _take_gauges(fleet: DynamoFleet, seen: Observed) -> None:
     _, text = await asyncio.to_thread(fleet.frontend.get, "/metrics")
     loads = add_loads([read_frontend_metrics(text.encode())])
-    for change in gauge_changes(seen.router.registry, loads):
+    for change in gauge_changes(seen.router, loads):
         seen.observer.apply(change)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dynctl.base.options import GlobalOptions
@@ -63,11 +63,16 @@ def remote_report(title: str, document: ConfigDocument) -> ConfigReport:
     from dynctl.documents.config import ConfigReport
 
     sources = {row.name: row.source for row in document.settings}
-    return ConfigReport(title, document.preset, _rows(document.values, sources, document.preset))
+    unknown = {row.name for row in document.settings if not row.known}
+    rows = _rows(document.values, sources, document.preset, unknown)
+    return ConfigReport(title, document.preset, rows)
 
 
 def _rows(
-    values: Mapping[str, Any], sources: Mapping[str, str], preset: str | None
+    values: Mapping[str, Any],
+    sources: Mapping[str, str],
+    preset: str | None,
+    unknown: Container[str] = (),
 ) -> list[SettingRow]:
     from dynctl.documents.config import SettingRow
     from dynctl.settings.router_options import ROUTER_OPTIONS
@@ -86,6 +91,7 @@ def _rows(
             env=ROUTER_OPTIONS[name].env[0],
             help=ROUTER_OPTIONS[name].help,
             built=setting.built,
+            known=name not in unknown,
         )
         for name, setting in SETTINGS.items()
         if name in values

@@ -124,7 +124,6 @@ class LiveDynamo(LiveSource):
             namespace=namespace(options),
             follow_index=False,
             follow_load=reached.workers_reachable,
-            books=not reached.frontends,
             on_sequence=self._decisions.take_sequence,
             on_pass=self._take_pass,
         )

@@ -20,7 +20,18 @@ from dynctl.wire.dynamo.active_sequences import (
 )
 from dynctl.wire.dynamo.events import decode_kv_metrics
 from dynctl.wire.dynamo.frontend_metrics import RankLoad
-from router_core import Applied, Booked, Change, Freed, PrefillDone, Role, Stage, WorkerRegistry
+from router_core import (
+    ActiveRequest,
+    Applied,
+    Booked,
+    Change,
+    Freed,
+    PrefillDone,
+    Role,
+    Router,
+    Stage,
+    WorkerRegistry,
+)
 
 _STAGES: Final[dict[Role, Stage]] = {
     Role.AGGREGATED: "aggregated",
@@ -33,8 +44,8 @@ _GAUGE: Final = "frontend metrics"
 class LoadMirror:
     """Turns load events into a router's changes. ``clock``: monotonic seconds.
 
-    ``books`` False: requests in the events are not counted as load, which has another origin then.
-    ``added`` counts requests, ``malformed`` unreadable messages.
+    ``added`` counts requests, ``malformed`` unreadable messages. ``reported``: the ranks whose
+    workers reported their load since then.
     """
 
     def __init__(
@@ -43,16 +54,17 @@ class LoadMirror:
         apply: Callable[[Change], Applied],
         clock: Callable[[], float],
         *,
-        books: bool = True,
         on_sequence: Callable[[SequenceEvent], None] = lambda event: None,
     ) -> None:
-        self._books = books
         self._on_sequence = on_sequence
         self._registry = registry
         self._apply = apply
         self.since = clock()
         self.added = 0
+        #: Routers whose requests were seen.
+        self.routers: set[int] = set()
         self.reports = 0
+        self.reported: set[tuple[int, int]] = set()
         self.malformed = 0
 
     def take_sequences(self, value: ChannelValue) -> None:
@@ -69,8 +81,11 @@ class LoadMirror:
         """Take a message of ``kv_metrics``: a worker's load report."""
         if isinstance(value, ChannelMessage):
             try:
-                self._apply(decode_kv_metrics(value.payload).change())
+                change = decode_kv_metrics(value.payload).change()
+                self._apply(change)
                 self.reports += 1
+                if self._registry.slot(change.worker_id, change.dp_rank) is not None:
+                    self.reported.add((change.worker_id, change.dp_rank))
             except WireError:
                 self.malformed += 1
 
@@ -82,8 +97,7 @@ class LoadMirror:
         match event:
             case SequenceAdded():
                 self.added += 1
-                if not self._books:
-                    return
+                self.routers.add(event.router_id)
                 self._apply(
                     Booked(
                         event.request_id,
@@ -94,34 +108,41 @@ class LoadMirror:
                         sequence_hashes=event.token_sequence or (),
                     )
                 )
-            case SequencePrefillDone() if self._books:
+            case SequencePrefillDone():
                 self._apply(PrefillDone(event.request_id))
-            case SequenceFreed() if self._books:
+            case SequenceFreed():
                 self._apply(Freed(event.request_id, stage))
 
 
-def gauge_changes(registry: WorkerRegistry, loads: dict[tuple[int, int], RankLoad]) -> list[Change]:
-    """The changes that apply the load which frontends export.
+def gauge_changes(router: Router, loads: dict[tuple[int, int], RankLoad]) -> list[Change]:
+    """The changes that apply the load which frontends export, beyond that of mirrored requests.
 
     Gauges are sums without block hashes: a prompt that shares blocks with a running request looks
-    more expensive here than to the router itself.
+    more expensive here than to the router itself. Requests that the mirror has seen are known with
+    their blocks; only the rest of a sum, which began before, is booked as a sum.
     """
     changes: list[Change] = []
     for (worker_id, dp_rank), load in loads.items():
-        worker = registry.get(worker_id)
-        if worker is None or dp_rank not in worker.ranks:
+        worker, slot = router.registry.get(worker_id), router.registry.slot(worker_id, dp_rank)
+        if worker is None or slot is None:
             continue
         name = f"{_GAUGE} {worker_id:x}.{dp_rank}"
         changes.append(Freed(name))
-        if load.active_prefill_tokens or load.active_decode_blocks:
+        tokens, blocks = router.load.prefill_tokens[slot], router.load.decode_blocks[slot]
+        for booked in router.load.bookings(name):
+            tokens, blocks = tokens - booked.prefill_tokens, blocks - booked.anonymous_blocks
+        tokens = max(0, load.active_prefill_tokens - tokens)
+        blocks = max(0, load.active_decode_blocks - blocks)
+        if tokens or blocks:
+            stage = _STAGES[worker.role]
             changes.append(
                 Booked(
-                    name,
-                    _STAGES[worker.role],
-                    worker_id,
-                    dp_rank,
-                    prefill_tokens=load.active_prefill_tokens,
-                    anonymous_blocks=load.active_decode_blocks,
+                    name, stage, worker_id, dp_rank, prefill_tokens=tokens, anonymous_blocks=blocks
                 )
             )
     return changes
+
+
+def known_as_sums(router: Router) -> list[ActiveRequest]:
+    """The parts of gauges that are booked as sums: load whose requests were not mirrored."""
+    return [booked for booked in router.load if booked.request_id.startswith(_GAUGE)]

@@ -107,10 +107,9 @@ class Observer:
     """One deployment, followed into ``router`` (None: :func:`live_router`).
 
     ``namespace``: Dynamo's; None for all. ``clock``: monotonic seconds. ``prefer``: a model whose
-    workers are read first. ``books`` False: requests in sequence events are not counted as load;
-    ``on_sequence`` gets the events anyway. ``on_pass`` gets the engines' forward-pass metrics,
-    which are followed only with it. Use as an async context manager, or :meth:`start` and
-    :meth:`close`, which also closes ``planes``.
+    workers are read first. ``on_sequence`` gets the events of active requests. ``on_pass``
+    gets the engines' forward-pass metrics, which are followed only with it. Use as an async context
+    manager, or :meth:`start` and :meth:`close`, which also closes ``planes``.
     """
 
     def __init__(
@@ -123,7 +122,6 @@ class Observer:
         prefer: str | None = None,
         follow_index: bool = True,
         follow_load: bool = True,
-        books: bool = True,
         on_sequence: Callable[[SequenceEvent], None] = lambda event: None,
         on_pass: Callable[[ChannelValue], None] | None = None,
         on_condition: Callable[[StreamCondition], None] = lambda condition: None,
@@ -147,9 +145,7 @@ class Observer:
         self._ranks: dict[Rank, _FollowedRank] = {}
         self._channels: dict[tuple[str, int], _Follower] = {}
         self.tasks = Supervisor()
-        self.load = LoadMirror(
-            router.registry, self.apply, clock, books=books, on_sequence=on_sequence
-        )
+        self.load = LoadMirror(router.registry, self.apply, clock, on_sequence=on_sequence)
         self.applier = IndexRuntime(self.apply, router.sweep, on_condition, clock, self.tasks)
 
     async def __aenter__(self) -> Observer:

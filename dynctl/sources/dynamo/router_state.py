@@ -6,18 +6,18 @@ Each function returns what stays unknown, as doubts about an answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from dynctl.documents.doubts import Doubt, Varies, doubt, some_names
 from dynctl.documents.route_result import UNKNOWN_LOAD
 from dynctl.health.deployment import ProblemCode
-from dynctl.sources.dynamo.load_mirror import gauge_changes
+from dynctl.sources.dynamo.load_mirror import gauge_changes, known_as_sums
 from dynctl.sources.dynamo.observer import PRESET, Observer
 from dynctl.sources.thresholds import Thresholds
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
 from dynctl.wire.dynamo.router_settings import CardSettings, read_router_config
-from router_core import ConfigSet, ThresholdsSet
+from router_core import THRESHOLD_SETTINGS, ConfigSet, Role, ThresholdsSet
 
 ADVERTISED: Final = "router settings are those that the workers' cards advertise"
 #: Settings that decide, and values that a frontend may have; tried where its own are unknown.
@@ -40,12 +40,58 @@ _DOUBTFUL: Final = (
     ProblemCode.UNKNOWN_ROLE,
     ProblemCode.CARD_REJECTED,
 )
+#: Where settings of a live router are read.
+_CARDS: Final = "the workers' cards"
+_METRICS: Final = "the frontends' /metrics"
+_BUSY_THRESHOLD: Final = "the frontends' /busy_threshold"
+_DYNCTL_ONLY: Final = "Dynamo has no such setting"
+#: Settings of dynctl's own router -> their value for a router that does not have them.
+_NOT_IN_DYNAMO: Final[Mapping[str, Any]] = {
+    "decode_capacity_guard": False,
+    "kv_transfer_domain": None,
+    "kv_transfer_enforcement": None,
+    "kv_transfer_preferred_weight": None,
+    "router_max_tree_size": None,
+}
 _TEMPERATURES: Final = [0.5, 1.0]
+#: Divides any load to nothing.
+_ANY_PART: Final = 1 << 40
 #: The lowest thresholds that make a rank with load busy, and one in the middle.
 _THRESHOLDS: Final[Mapping[str, list[Any]]] = {
     "active_decode_blocks_threshold": [0.0, 0.5],
     "active_prefill_tokens_threshold": [0],
 }
+
+
+def known_settings(
+    observer: Observer,
+    thresholds: Mapping[str, Thresholds],
+    frontends: Sequence[FrontendMetrics] = (),
+) -> dict[str, tuple[Any, str]]:
+    """The settings of the live router that are known: name -> (value, where it was read).
+
+    Cards decide every setting. Without them a frontend shows a few: its mode, whether it reads
+    caches, and busy thresholds (where all models have the same).
+    """
+    known = {name: (value, _DYNCTL_ONLY) for name, value in _NOT_IN_DYNAMO.items()}
+    modes = {one.kv_routing for one in frontends}
+    if modes == {True}:
+        known["router_mode"] = ("kv", _METRICS)
+        if all(one.uses_caches is False for one in frontends):
+            known["overlap_score_credit"] = (0.0, _METRICS)
+        if all(one.kv_events for one in frontends):
+            known["use_kv_events"] = (True, _METRICS)
+        elif all(one.kv_events is False and one.uses_caches for one in frontends):
+            known["use_kv_events"] = (False, _METRICS)
+    advertised = _advertised(observer)
+    if advertised is not None:
+        values = read_router_config(advertised).values
+        known |= {name: (value, _CARDS) for name, value in values.items()}
+    for name in THRESHOLD_SETTINGS:
+        found = {values[name] for values in thresholds.values()}
+        if len(found) == 1:
+            known[name] = (found.pop(), _BUSY_THRESHOLD)
+    return known
 
 
 def take_settings(
@@ -55,10 +101,12 @@ def take_settings(
 ) -> tuple[list[str], list[Doubt]]:
     """Apply the router settings of cards and frontends; returns assumptions and doubts."""
     assumptions: list[str] = []
-    cards = [item.card.router_config for item in observer.deployment.workers]
-    advertised = next((card for card in cards if card is not None), None)
+    advertised = _advertised(observer)
     if advertised is None:
-        doubts = _assumed_settings(frontends)
+        known = known_settings(observer, thresholds, frontends)
+        if "overlap_score_credit" in known:
+            observer.apply(ConfigSet({"overlap_score_credit": known["overlap_score_credit"][0]}))
+        doubts = [*_assumed_settings(known, frontends), *_bypass_doubts(observer)]
     else:
         settings = read_router_config(advertised)
         observer.apply(ConfigSet({**settings.values, "decode_capacity_guard": False}))
@@ -66,21 +114,56 @@ def take_settings(
         doubts = _advertised_settings(settings)
     for model, values in thresholds.items():
         observer.apply(ThresholdsSet(model, values))
-    return assumptions, doubts
+    return assumptions, [*doubts, *_busy_doubts(observer)]
 
 
-def _assumed_settings(frontends: Sequence[FrontendMetrics]) -> list[Doubt]:
-    """The doubts where no card advertises settings; metrics show the mode and its events."""
-    unknown = dict(_POSSIBLE)
-    if frontends and all(metrics.kv_routing for metrics in frontends):
-        del unknown["router_mode"]
-    if frontends and all(metrics.kv_events for metrics in frontends):
-        del unknown["use_kv_events"]
+def _advertised(observer: Observer) -> Mapping[str, Any] | None:
+    """The router settings of the first card that has some."""
+    cards = (item.card.router_config for item in observer.deployment.workers)
+    return next((card for card in cards if card is not None), None)
+
+
+def _busy_doubts(observer: Observer) -> Iterator[Doubt]:
+    """A doubt where workers may be latched as busy by reports of a time before this observer."""
+    unknown = []
+    for item in observer.deployment.workers:
+        worker = item.worker
+        threshold = observer.router.busy.thresholds(worker.model).active_decode_blocks_threshold
+        if threshold is None or worker.runtime_config.total_kv_blocks is None:
+            continue
+        if not all((worker.worker_id, rank) in observer.load.reported for rank in worker.ranks):
+            unknown.append(worker.name)
+    if unknown:
+        yield doubt("DYR0742", workers=some_names(unknown))
+
+
+def _bypass_doubts(observer: Observer) -> Iterator[Doubt]:
+    """A doubt where conditional disaggregation may leave out the prefill hop.
+
+    It depends on what decode workers cache, which they publish only for this.
+    """
+    names = [
+        item.worker.name
+        for item in observer.deployment.workers
+        if item.worker.role is Role.DECODE and item.sources
+    ]
+    if names:
+        yield doubt("DYR0743", workers=some_names(names))
+
+
+def _assumed_settings(
+    known: Mapping[str, tuple[Any, str]], frontends: Sequence[FrontendMetrics]
+) -> list[Doubt]:
+    """The doubts where no card advertises settings. ``known``: those that the metrics show."""
+    unknown = {name: values for name, values in _POSSIBLE.items() if name not in known}
+    if known.get("overlap_score_credit", (1.0, ""))[0] == 0:
+        # Then the router reads no caches, whatever the switch for their events says.
+        unknown.pop("use_kv_events", None)
     doubts = [
         doubt("DYR0711", varies=Varies(settings=unknown), preset=PRESET),
         doubt("DYR0712", varies=Varies(settings={"router_temperature": _TEMPERATURES})),
     ]
-    if any(metrics.kv_routing and metrics.kv_events is False for metrics in frontends):
+    if any(one.kv_routing and one.kv_events is False and one.uses_caches for one in frontends):
         why = "a frontend does not receive KV events"
         doubts.append(doubt("DYR0718", varies=Varies(overlap=True), why=why))
     return doubts if frontends else [*doubts, unknown_thresholds("no frontend is read")]
@@ -105,6 +188,8 @@ def _advertised_settings(settings: CardSettings) -> list[Doubt]:
     if values.get("router_mode") == "round-robin":
         why = "the workers' cards set router mode round-robin"
         doubts.append(doubt("DYR0716", varies=Varies(turn=True), why=why))
+    if values.get("router_mode") == "least-loaded":
+        doubts.append(doubt("DYR0744", mode="least-loaded"))
     return doubts
 
 
@@ -114,33 +199,61 @@ def unknown_thresholds(why: str) -> Doubt:
 
 
 def take_load(observer: Observer, frontends: Sequence[FrontendMetrics]) -> tuple[str, list[Doubt]]:
-    """Apply the load that frontends export, if any; returns (origin of the load, doubts)."""
-    if frontends:
-        mirrored = replicas_mirror(observer)
-        loads = add_loads(frontends, mirrored=mirrored)
-        for change in gauge_changes(observer.router.registry, loads):
-            observer.apply(change)
-        doubts = [doubt("DYR0715", varies=Varies(load="shared"))]
-        if any(metrics.kv_routing is False for metrics in frontends):
-            why = "a frontend does not use router mode kv; this is the decision of mode kv"
-            modes = Varies(settings={"router_mode": _POSSIBLE["router_mode"]})
-            doubts.append(doubt("DYR0716", varies=modes, why=why))
-        if len(frontends) > 1 and not mirrored:
-            count = len(frontends)
+    """Apply the load that frontends export, if any; returns (origin of the load, doubts).
+
+    Requests seen in replica-sync events are known one by one; what is beyond them in the gauges of
+    the frontends is known as sums.
+    """
+    since = time.monotonic() - observer.load.since
+    events = f"replica-sync events of {since:.0f} s"
+    if not frontends:
+        more = Varies(load="more")
+        if observer.load.added:
+            return events, [doubt("DYR0708", varies=more, seconds=f"{since:.0f}")]
+        origin = "kv_metrics" if observer.load.reports else UNKNOWN_LOAD
+        return origin, [doubt("DYR0707", varies=more)]
+    # Without a publisher of active requests no frontend counts the requests of another.
+    alone = not observer.deployment.sequences
+    mirrored = replicas_mirror(observer) or len(observer.load.routers) >= len(frontends)
+    for change in gauge_changes(observer.router, add_loads(frontends, mirrored=mirrored)):
+        observer.apply(change)
+    doubts = []
+    if any(metrics.kv_routing is False for metrics in frontends):
+        why = "a frontend does not use router mode kv; this is the decision of mode kv"
+        modes = Varies(settings={"router_mode": _POSSIBLE["router_mode"]})
+        doubts.append(doubt("DYR0716", varies=modes, why=why))
+    if len(frontends) > 1 and not mirrored:
+        count = len(frontends)
+        if not alone:
             added = Varies(load="fewer", copies=count)
             doubts.append(doubt("DYR0709", varies=added, frontends=count))
-        many = "the /metrics of " + (
-            "a frontend" if len(frontends) == 1 else f"{len(frontends)} frontends"
-        )
-        return many, doubts
-    since = time.monotonic() - observer.load.since
-    more = Varies(load="more")
-    if observer.load.added:
-        seconds = f"{since:.0f}"
-        origin = f"replica-sync events of {seconds} s"
-        return origin, [doubt("DYR0708", varies=more, seconds=seconds)]
-    origin = "kv_metrics" if observer.load.reports else UNKNOWN_LOAD
-    return origin, [doubt("DYR0707", varies=more)]
+        elif len({tuple(sorted(_loaded(one).items())) for one in frontends}) > 1:
+            part = Varies(load="fewer", copies=_ANY_PART)
+            doubts.append(doubt("DYR0740", varies=part, frontends=count))
+    many = "a frontend" if len(frontends) == 1 else f"{len(frontends)} frontends"
+    seen = f" and {events}" if observer.load.added else ""
+    return f"the /metrics of {many}{seen}", [*doubts, *_sum_doubts(observer, alone=alone)]
+
+
+def _loaded(metrics: FrontendMetrics) -> dict[tuple[int, int], tuple[int, int]]:
+    """The load of the ranks that have any, in blocks and tokens."""
+    return {
+        rank: (load.active_decode_blocks, load.active_prefill_tokens)
+        for rank, load in metrics.rank_loads.items()
+        if load.active_decode_blocks or load.active_prefill_tokens
+    }
+
+
+def _sum_doubts(observer: Observer, *, alone: bool) -> Iterator[Doubt]:
+    """Doubts about load that is known as sums. ``alone``: no router publishes its requests."""
+    sums, registry = known_as_sums(observer.router), observer.router.registry
+    if sums:
+        names = list(dict.fromkeys(registry.worker(one.slot).name for one in sums))
+        yield doubt("DYR0715", varies=Varies(load="shared", workers=names))
+    stale = [registry.worker(one.slot).name for one in sums if one.prefill_tokens]
+    if stale and not alone:
+        part = Varies(load="fewer", copies=_ANY_PART, workers=list(dict.fromkeys(stale)))
+        yield doubt("DYR0741", varies=part, workers=some_names(stale))
 
 
 def replicas_mirror(observer: Observer) -> bool:

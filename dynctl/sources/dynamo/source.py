@@ -30,6 +30,7 @@ from dynctl.sources.dynamo.planes import Planes, namespace, open_planes
 from dynctl.sources.dynamo.replicas import dynamo_replica
 from dynctl.sources.dynamo.router_state import (
     index_doubts,
+    known_settings,
     registration_doubts,
     take_load,
     take_settings,
@@ -155,7 +156,7 @@ class DynamoSource:
             namespace=namespace(self._options),
             prefer=model,
             follow_index=False,
-            follow_load=not reached.frontends and reached.workers_reachable,
+            follow_load=reached.workers_reachable,
         )
         async with observer:
             deployment = observer.deployment
@@ -187,6 +188,7 @@ class DynamoSource:
         # Of a list of workers: sums are doubtful only for a prompt that shares blocks with others.
         self.doubts = (*(d.what for d in distinct(doubts) if d.code != "DYR0715"), *notes)
         assumptions, unknown = take_settings(observer, reports.thresholds, reports.metrics)
+        known = known_settings(observer, reports.thresholds, reports.metrics)
         return SavedView(
             observer.router,
             time.monotonic(),
@@ -197,6 +199,7 @@ class DynamoSource:
             load_source,
             chats="dynamo",
             doubts=tuple(distinct([*doubts, *unknown])),
+            origins={name: source for name, (_, source) in known.items()},
         )
 
     async def _tokenizers(

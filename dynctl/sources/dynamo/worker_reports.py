@@ -111,7 +111,6 @@ class WorkerReports:
             namespace=self._namespace,
             follow_index=False,
             follow_load=self._follow,
-            books=False,
         )
         async with self._observer:
             self._started.set_result(time.monotonic())

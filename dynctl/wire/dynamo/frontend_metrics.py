@@ -4,9 +4,10 @@ Names and behaviour as observed with Dynamo 1.6.1:
 
 - a rank's load row appears with its first load and stays, at 0, until its worker has left
   discovery: after a SIGKILL that is the lease time. Ranks without a row are idle;
-- each frontend counts its own requests. With replica sync it counts its peers' requests too (a sum
-  then counts twice: see :func:`add_loads`), and the prefill tokens that a peer has finished stay in
-  the gauge until the rank's next change, although its router no longer counts them;
+- each frontend counts its own requests, and those of every frontend that has replica sync, with
+  or without replica sync of its own (a sum then counts twice: see :func:`add_loads`). The prefill
+  tokens that a peer has finished stay in the gauge until the rank's next change, although its
+  router no longer counts them;
 - the rows of a model remain after the model has gone, except ``model_ready``;
 - worker ids are decimal, and the workers of an aggregated fleet are called ``decode``.
 """
@@ -73,7 +74,9 @@ class FrontendMetrics:
     ``registered``: the ranks that a kv router may choose, idle ones too, with their worker type.
     ``rejections``: requests refused for overload since the frontend started, by model.
     ``kv_routing`` and ``kv_events``: whether the frontend routes by KV cache, and whether it
-    receives KV events; None if that is unknown because it serves no model.
+    receives KV events; None if that is unknown because it serves no model. ``uses_caches``: False
+    where its overlap_score_credit is 0, so that it reads no caches at all; None if unknown.
+    ``load_sources``: routers and mock workers whose active requests it receives; None if unknown.
     ``event_source_mismatches``: workers whose KV events the router misses, by target endpoint.
     ``problems`` describes invalid rows.
     """
@@ -87,6 +90,8 @@ class FrontendMetrics:
     kv_events: bool | None = None
     event_source_mismatches: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    uses_caches: bool | None = None
+    load_sources: int | None = None
 
     @property
     def pending_requests(self) -> int:
@@ -159,8 +164,13 @@ _REJECTIONS: Final = "dynamo_frontend_model_rejection_total"
 _REGISTERED: Final = "dynamo_component_router_worker_registered"
 #: Exported by kv routers that receive KV events; not with --no-router-kv-events.
 _MISMATCHES: Final = "dynamo_component_router_kv_event_source_mismatch_workers"
+#: 1 for the policy in force; `disabled` where the overlap_score_credit is 0.
+_CACHE_POLICY: Final = "dynamo_component_router_approximate_cache_effective_policy"
+#: Every kv router follows the active requests of the routers that publish them (replica sync).
+_LOAD_SOURCES: Final = "dynamo_component_router_active_sequence_zmq_ingress_sources"
 _WANTED: Final = frozenset(
     {*_LOADS, *_FACTS, *_QUEUES, _READY, _REJECTIONS, _REGISTERED, _MISMATCHES}
+    | {_CACHE_POLICY, _LOAD_SOURCES}
 )
 
 
@@ -176,6 +186,8 @@ class _Reading:
         self.queues: dict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
         self.rejections: dict[str, int] = defaultdict(int)
         self.mismatches: dict[str, int] = {}
+        self.cache_policies: dict[str, bool] = {}
+        self.load_sources: int | None = None
         self.problems: list[str] = []
         self.unnamed = 0
 
@@ -212,6 +224,11 @@ class _Reading:
             self.queues[queue][_QUEUES[name]] = value
         elif name == _REJECTIONS:
             self.rejections[_label(labels, "model")] += value
+        elif name == _CACHE_POLICY:
+            policy = _label(labels, "policy")
+            self.cache_policies[policy] = value == 1 or self.cache_policies.get(policy, False)
+        elif name == _LOAD_SOURCES:
+            self.load_sources = max(value, self.load_sources or 0)
         else:
             target = [_label(labels, f"target_{part}") for part in ("namespace", "component")]
             target.append(_label(labels, "target_endpoint"))
@@ -245,6 +262,10 @@ class _Reading:
             kv_events=bool(self.mismatches) if routing else routing,
             event_source_mismatches=self.mismatches,
             problems=tuple(self.problems),
+            uses_caches=not self.cache_policies.get("disabled", False)
+            if any(self.cache_policies.values())
+            else None,
+            load_sources=self.load_sources,
         )
 
 

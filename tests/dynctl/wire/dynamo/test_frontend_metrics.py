@@ -64,6 +64,17 @@ def test_how_the_frontend_routes(name, routing, events):
     assert (read.kv_routing, read.kv_events) == (routing, events)
 
 
+def test_a_frontend_shows_whether_it_reads_caches_and_other_routers():
+    assert (captured("agg").uses_caches, captured("agg").load_sources) == (True, 2)
+    assert captured("no-kv-events").uses_caches is True
+    read = captured("round-robin")
+    assert (read.uses_caches, read.load_sources) == (None, None)
+    # As with --router-kv-overlap-score-credit 0, seen with Dynamo 1.6.1.
+    policy = "dynamo_component_router_approximate_cache_effective_policy"
+    rows = f'{policy}{{policy="disabled"}} 1\n{policy}{{policy="ttl"}} 0\n'
+    assert read_frontend_metrics(rows.encode()).uses_caches is False
+
+
 def test_facts_outlive_the_model():
     assert captured("model-gone").models == {"tiny": ModelFacts(None, 16, 512, 8192, 256, None)}
 
