@@ -8,7 +8,7 @@ same.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -33,6 +33,8 @@ from router_core import ModelRuntimeConfig, Role, Worker, WorkerError
 SERVED: Final = "generate"
 """The endpoint that serves requests; a worker's other endpoints belong to it."""
 INDEXER: Final = "kv_indexer_query"
+LOCAL_INDEXER: Final = "worker_kv_indexer_query_dp"
+"""The endpoint of a rank's local indexer before Dynamo 1.4, followed by the rank."""
 _SHORTEST_SUFFIX: Final = 4
 _ROLES: Final = {role.value: role for role in Role}
 
@@ -71,6 +73,7 @@ class RegisteredWorker:
 
     ``sources``: rank -> the publisher of its KV events and its indexer. ``kv_events``: rank -> the
     channel of its KV events. ``adapters``: the cards of the LoRA adapters that it serves.
+    ``shared_events``: before Dynamo 1.4, the channels of its component; its own are among them.
     """
 
     worker: Worker
@@ -79,6 +82,7 @@ class RegisteredWorker:
     sources: Mapping[int, EventSource] = field(default_factory=dict)
     kv_events: Mapping[int, EventChannel] = field(default_factory=dict)
     adapters: tuple[ModelCard, ...] = ()
+    shared_events: tuple[EventChannel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +206,14 @@ def join(
         # An adapter whose base model is not registered is a model by itself.
         cards.setdefault(where, cards_of[0])
     names = {**worker_names(cards), **_unique(owned)}
-    by_publisher = {channel.publisher_id: channel for channel in channels[KV_EVENTS]}
+    shared: dict[tuple[str, str], list[EventChannel]] = defaultdict(list)
+    for channel in channels[KV_EVENTS]:
+        if not channel.scope.name:
+            shared[channel.scope.namespace, channel.scope.component].append(channel)
+    for source in _unregistered_sources(instances.values(), shared):
+        sources[source.worker_id].append(source)
+    by_publisher = {one.publisher_id: one for one in channels[KV_EVENTS] if one.scope.name}
+    split = {(one.endpoint.namespace, one.name) for one in cards.values() if _prefills(one)}
     workers = []
     for owner, card in cards.items():
         instance = instances.get(owner)
@@ -210,10 +221,14 @@ def join(
             message = f"the card is registered, {card.endpoint} is not: the worker cannot serve"
             problems.append(Problem(ProblemCode.CARD_WITHOUT_INSTANCE, names[owner], message))
             continue
-        worker = _worker(names[owner], card, instance, sources[card.instance_id], problems)
+        worker = _worker(
+            names[owner], card, _role(card, split), instance, sources[card.instance_id], problems
+        )
         if worker is not None:
             extra = tuple(sorted(adapters[owner], key=lambda one: one.name))
             observed = _observed(worker, card, instance, sources, by_publisher)
+            near = shared.get((card.endpoint.namespace, card.endpoint.component), ())
+            observed = replace(observed, shared_events=tuple(near))
             workers.append(_with_adapters(observed, extra))
     for where, served in instances.items():
         if served.endpoint.name == SERVED and where not in cards and not _is_router(served):
@@ -330,6 +345,27 @@ def _with_adapters(item: RegisteredWorker, cards: tuple[ModelCard, ...]) -> Regi
     return replace(item, worker=replace(item.worker, adapters=names), adapters=cards)
 
 
+def _unregistered_sources(
+    instances: Iterable[Instance], shared: Mapping[tuple[str, str], list[EventChannel]]
+) -> Iterable[EventSource]:
+    """The sources of components with shared channels: each local indexer is one.
+
+    Dynamo before 1.4 registers no sources, and names the rank in the endpoint.
+    """
+    for instance in instances:
+        endpoint = instance.endpoint
+        start, _, rank = endpoint.name.partition(LOCAL_INDEXER)
+        if not start and rank.isdecimal() and (endpoint.namespace, endpoint.component) in shared:
+            yield EventSource(
+                endpoint._replace(name=""),
+                KV_EVENTS,
+                instance.instance_id,
+                instance.instance_id,
+                int(rank),
+                instance,
+            )
+
+
 def _unique(owned: Mapping[Where, str]) -> dict[Where, str]:
     """The owner names of one worker each; two engines of one pod are named by their ids instead."""
     uses = Counter(owned.values())
@@ -361,11 +397,11 @@ def worker_names(keys: Iterable[Where]) -> dict[Where, str]:
 def _worker(
     name: str,
     card: ModelCard,
+    role: Role | None,
     instance: Instance,
     sources: list[EventSource],
     problems: list[Problem],
 ) -> Worker | None:
-    role = _role(card)
     if role is None:
         problems.append(
             Problem(
@@ -399,13 +435,20 @@ def _worker(
         return None
 
 
-def _role(card: ModelCard) -> Role | None:
+def _role(card: ModelCard, split: Set[tuple[str, str]]) -> Role | None:
+    """``split``: the (namespace, model) pairs that have prefill workers."""
     if card.worker_type is not None:
         return _ROLES.get(card.worker_type)
-    # Cards before 1.6 have no worker type (from the source): prefill workers had no model type.
-    if not card.model_type or card.model_type.strip().lower() == "prefill":
+    # Cards of Dynamo 1.2 and older have no worker type: beside prefill workers the others decode.
+    if _prefills(card):
         return Role.PREFILL
-    return Role.AGGREGATED
+    return Role.DECODE if (card.endpoint.namespace, card.name) in split else Role.AGGREGATED
+
+
+def _prefills(card: ModelCard) -> bool:
+    """Whether a card without worker type is that of a prefill worker."""
+    kind = card.model_type.strip().lower()
+    return card.worker_type is None and kind in ("", "prefill")
 
 
 def _observed(
@@ -459,7 +502,8 @@ def _contradictions(workers: list[RegisteredWorker]) -> Iterable[Problem]:
         for item in members:
             if item.worker.role is Role.DECODE:
                 continue
-            silent = [rank for rank in item.worker.ranks if rank not in item.kv_events]
+            heard = {*item.kv_events, *(item.sources if item.shared_events else ())}
+            silent = [rank for rank in item.worker.ranks if rank not in heard]
             if silent:
                 which = "" if len(silent) == len(item.worker.ranks) else f" for ranks {silent}"
                 yield Problem(

@@ -239,7 +239,7 @@ def _rank_facts(
     return RankFacts(
         worker=item.worker.name,
         dp_rank=rank,
-        channel=None if channel is None else _address(channel),
+        channel=_shared(item) if channel is None else _address(channel),
         indexer=None if source.recovery is None else source.recovery.address.partition("/")[0],
         state=observer.stream_states().get(key, StreamState()),
         newest=response.newest,
@@ -254,6 +254,12 @@ def _rank_facts(
         ),
         own_names=0 if slot is None else observer.router.index.own_names(slot),
     )
+
+
+def _shared(item: RegisteredWorker) -> str | None:
+    """The channels of its component, before Dynamo 1.4; None without any."""
+    number = len(item.shared_events)
+    return f"one of {number:,} of {item.card.endpoint.component}" if number else None
 
 
 def _address(channel: EventChannel) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -36,7 +37,7 @@ from dynctl.sources.dynamo.event_lines import (
 )
 from dynctl.sources.dynamo.planes import watch_discovery
 from dynctl.wire.dynamo.active_sequences import decode_sequences
-from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES, EventChannel
+from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES, KV_EVENTS, EventChannel
 from dynctl.wire.dynamo.events import RouterEvent, decode_kv_metrics, decode_router_events
 from dynctl.wire.event_sequence import EventSequence, Verdict
 from router_core import Worker
@@ -227,6 +228,7 @@ class EventTail:
         self._registrations = Registrations()
         self._workers: dict[int, Worker] = {}
         self._followed: dict[EventChannel, _Followed] = {}
+        self._shared: dict[tuple[int, int], PublisherTail] = {}
         self._tasks = Supervisor(lambda name, text: say(f"internal error in {name}: {text}"))
 
     async def __aenter__(self) -> EventTail:
@@ -297,6 +299,7 @@ class EventTail:
             if self.wanted(item.worker):
                 for rank, channel in item.kv_events.items():
                     wanted[channel] = _Ranked(item.worker, rank)
+                wanted |= dict.fromkeys(item.shared_events)
         if self._load:
             for channel in (*self.deployment.loads, *self.deployment.sequences):
                 wanted[channel] = None
@@ -309,13 +312,31 @@ class EventTail:
                 self._followed[channel] = _Followed(self._start(channel, of), of)
 
     def _start(self, channel: EventChannel, of: _Ranked | None) -> asyncio.Task[None]:
-        if of is None:
+        if of is None and channel.topic == KV_EVENTS:
+            take = self._take_shared
+        elif of is None:
             take = self._take_sequences if channel.topic == ACTIVE_SEQUENCES else self._take_metrics
         else:
             take = PublisherTail(of.worker, of.dp_rank, self._emit, self._now_ms).take
         follower = self._plane_of(channel).follow(channel, take)
         publisher = f"publisher {channel.publisher_id:x}"
         return self._tasks.start(f"{channel.topic} stream", follower.run, publisher)
+
+    def _take_shared(self, value: ChannelValue) -> None:
+        """A value of a channel whose worker only its events name (Dynamo before 1.4)."""
+        if isinstance(value, ChannelCondition):
+            return
+        with suppress(WireError):
+            for event in decode_router_events(value.payload)[:1]:
+                worker = self._workers.get(event.worker_id)
+                if worker is None or not self.wanted(worker):
+                    continue
+                key = (event.worker_id, event.dp_rank)
+                if key not in self._shared:
+                    self._shared[key] = PublisherTail(
+                        worker, event.dp_rank, self._emit, self._now_ms
+                    )
+                self._shared[key].take(value)
 
     # -- load ------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.sources.dynamo.load_mirror import LoadMirror
 from dynctl.sources.dynamo.planes import Planes, watch_discovery
 from dynctl.sources.dynamo.recovery import RankIndex
+from dynctl.sources.dynamo.shared_channels import SharedChannels
 from dynctl.wire.dynamo.active_sequences import SequenceEvent
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, Instance
 from dynctl.wire.dynamo.recovery import (
@@ -87,6 +88,15 @@ class _FollowedRank:
     source: EventSource
     channel: EventChannel | None
     tasks: list[asyncio.Task[None]]
+    shared: bool = False
+
+
+@dataclass(slots=True)
+class _Component:
+    """The shared channels of a component (Dynamo before 1.4), by publisher."""
+
+    channels: SharedChannels
+    followers: dict[int, _Follower]
 
 
 @dataclass(slots=True)
@@ -144,6 +154,7 @@ class Observer:
         self._recoveries = asyncio.Semaphore(bounds.recoveries)
         self._ranks: dict[Rank, _FollowedRank] = {}
         self._channels: dict[tuple[str, int], _Follower] = {}
+        self._components: dict[tuple[str, str], _Component] = {}
         self.tasks = Supervisor()
         self.load = LoadMirror(router.registry, self.apply, clock, on_sequence=on_sequence)
         self.applier = IndexRuntime(self.apply, router.sweep, on_condition, clock, self.tasks)
@@ -171,6 +182,7 @@ class Observer:
         await self.tasks.close()
         self._ranks.clear()
         self._channels.clear()
+        self._components.clear()
         await self.applier.close()
         await self._planes.close()
 
@@ -195,7 +207,7 @@ class Observer:
         """The ranks whose index is incomplete or out of date, and why."""
         found = {}
         for rank, followed in self._ranks.items():
-            if followed.channel is None:
+            if followed.channel is None and not followed.shared:
                 found[rank] = "no event channel is registered"
             elif not followed.index.current:
                 found[rank] = followed.index.problem or "recovery is running"
@@ -300,8 +312,50 @@ class Observer:
                 self._end(followed.tasks)
                 del self._ranks[key]
             self.apply(IndexMarked(worker_id, rank, "absent"))
-            if source is not None:
+            if source is not None and channel is None and item.shared_events:
+                self._ranks[key] = self._sharing(source, item)
+            elif source is not None:
                 self._ranks[key] = self._followed(source, channel)
+        if item.shared_events:
+            self._follow_shared(item)
+
+    def _sharing(self, source: EventSource, item: RegisteredWorker) -> _FollowedRank:
+        """A rank whose channel is one of its component's."""
+        index = RankIndex(source, self._recover, self.applier.take, self._clock)
+        of = f"{source.worker_id:x} rank {source.dp_rank}"
+        tasks = [self.tasks.start("index recovery", index.run, of)]
+        component = self._component(item)
+        component.channels.attach(index, source.topic)
+        return _FollowedRank(index, source, None, tasks, shared=True)
+
+    def _component(self, item: RegisteredWorker) -> _Component:
+        key = (item.card.endpoint.namespace, item.card.endpoint.component)
+
+        def ranks() -> dict[Rank, RankIndex]:
+            return {
+                rank: one.index
+                for rank, one in self._ranks.items()
+                if one.shared and (one.source.scope.namespace, one.source.scope.component) == key
+            }
+
+        if key not in self._components:
+            self._components[key] = _Component(SharedChannels(ranks), {})
+        return self._components[key]
+
+    def _follow_shared(self, item: RegisteredWorker) -> None:
+        component = self._component(item)
+        wanted = {channel.publisher_id: channel for channel in item.shared_events}
+        for publisher, followed in list(component.followers.items()):
+            if wanted.get(publisher) != followed.channel:
+                self._end([component.followers.pop(publisher).task])
+                component.channels.remove(followed.channel)
+        for publisher, channel in wanted.items():
+            if publisher not in component.followers:
+                take = component.channels.add(channel)
+                follower = self._planes.plane_of(channel).follow(channel, take)
+                of = f"publisher {publisher:x}"
+                task = self.tasks.start("KV event stream", follower.run, of)
+                component.followers[publisher] = _Follower(channel, task)
 
     def _followed(self, source: EventSource, channel: EventChannel | None) -> _FollowedRank:
         index = RankIndex(source, self._recover, self.applier.take, self._clock)

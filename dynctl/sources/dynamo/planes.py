@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DISCOVERY_VARIABLE: Final = "DYN_DISCOVERY_BACKEND"
 NAMESPACE_VARIABLE: Final = "DYN_NAMESPACE"
+#: Linux: the request for an interface's address.
+_SIOCGIFADDR: Final = 0x8915
 BACKENDS: Final = ("file", "etcd", "kubernetes")
 NOT_YET: Final = {
     "memory": "lives inside one process; nothing outside can read it",
@@ -105,9 +107,34 @@ def open_planes(options: GlobalOptions) -> Planes:
     opened = {"file": _file, "etcd": _etcd, "kubernetes": _kubernetes}
     discovery = opened[named[0]](options)
     events = _EventPlanes(options)
-    advertised = os.environ.get("DYN_TCP_RESPONSE_STREAM_HOST") or None
-    requests = TcpRequestPlane(advertised_host=advertised)
+    requests = TcpRequestPlane(advertised_host=_response_host())
     return Planes(discovery.title, discovery, events.of, requests, events.opened)
+
+
+def _response_host() -> str | None:
+    """The address that DYN_TCP_RESPONSE_STREAM_HOST sets.
+
+    Dynamo 1.5 and older take the name of a network interface there, such as ``lo``.
+    """
+    value = os.environ.get("DYN_TCP_RESPONSE_STREAM_HOST")
+    if not value:
+        return None
+    import socket
+
+    if value not in (name for _, name in socket.if_nameindex()):
+        return value
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", value.encode()[:15])
+        try:
+            found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError as error:
+            raise UsageProblem(
+                f"DYN_TCP_RESPONSE_STREAM_HOST {value}: the interface has no IPv4 address"
+            ) from error
+    return socket.inet_ntoa(found[20:24])
 
 
 def _file(options: GlobalOptions) -> Discovery:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -152,6 +152,10 @@ class RankIndex:
             self._report_once(StreamCode.MALFORMED_BATCH, f"a batch is unreadable: {error}")
             self.request_recovery()  # its events are missing now
             return
+        self.take_events(events)
+
+    def take_events(self, events: Iterable[RouterEvent]) -> None:
+        """The decoded events of a message of the rank's channel."""
         self._counts.batches += 1
         self._last_at = self._clock()
         for event in events:

@@ -118,7 +118,11 @@ class NatsTransport:
 
 @dataclass(frozen=True, slots=True)
 class EventChannel:
-    """The transport of one publisher of one topic. ``publisher_id`` is not a worker id."""
+    """The transport of one publisher of one topic. ``publisher_id`` is not a worker id.
+
+    Before Dynamo 1.4 a channel belongs to a component (``scope.name`` is empty) or to a namespace
+    (``scope.component`` too), and no entry names its worker: only its events do.
+    """
 
     scope: EndpointId
     topic: str
@@ -192,10 +196,12 @@ class _TransportJson(msgspec.Struct):
 
 
 class _ChannelJson(msgspec.Struct):
-    scope: _ScopeJson
     topic: str
     instance_id: int
     transport: _TransportJson
+    scope: _ScopeJson | None = None
+    namespace: str | None = None
+    component: str | None = None
 
 
 class _WorkerJson(msgspec.Struct):
@@ -413,7 +419,13 @@ def _channel(value: bytes) -> EventChannel:
         transport = NatsTransport(config["subject_prefix"])
     else:
         raise ValueError(f"transport: expected Zmq with an endpoint or Nats, got {kind[:40]!r}")
-    return EventChannel(_scope(read.scope), read.topic, read.instance_id, transport)
+    if read.scope is not None:
+        scope = _scope(read.scope)
+    elif read.namespace is not None:
+        scope = EndpointId(read.namespace, read.component or "", "")
+    else:
+        raise ValueError("expected a scope, or the namespace of Dynamo before 1.4")
+    return EventChannel(scope, read.topic, read.instance_id, transport)
 
 
 def _source(value: bytes) -> EventSource:

@@ -208,6 +208,9 @@ class _RawRouterEvent(Struct, gc=False):
     event: _RawEvent
 
 
+#: The first bytes of a msgpack map, and an array with one element.
+_MAP_STARTS: Final = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
+_ARRAY_OF_ONE: Final = b"\x91"
 _events_decoder: Final = msgspec.msgpack.Decoder(list[_RouterEvent])
 _raw_events_decoder: Final = msgspec.msgpack.Decoder(list[_RawRouterEvent])
 _any_decoder: Final = msgspec.msgpack.Decoder()
@@ -218,10 +221,12 @@ def decode_router_events(
 ) -> tuple[RouterEvent, ...]:
     """The events of a ``kv-events`` message, in order.
 
-    Raises ``WireError`` if the payload is not an array of events, a known event has a missing or
-    wrong field, or a bound of ``limits`` is exceeded.
+    Dynamo before 1.4 writes one event, later versions an array. Raises ``WireError`` if the payload
+    is neither, a known event has a missing or wrong field, or a bound of ``limits`` is exceeded.
     """
     bound_payload(payload, limits)
+    if payload[:1] and payload[0] in _MAP_STARTS:
+        payload = _ARRAY_OF_ONE + payload
     with reading("events"):
         read = _events_decoder.decode(payload)
     if len(read) > limits.events:

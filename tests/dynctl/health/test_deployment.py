@@ -63,6 +63,56 @@ def test_the_captured_deployment(captured):
     assert len(found.sequences) == 2
 
 
+def before_1_4(values: dict[str, Any]) -> dict[str, Any]:
+    """The same deployment as Dynamo 1.3 registers it: no sources, channels of a component."""
+    older = {}
+    for key, value in values.items():
+        if key.startswith("v1/event_channels/"):
+            scope = value["scope"]["endpoint"]
+            value = {name: one for name, one in value.items() if name != "scope"}
+            value |= {"namespace": scope["namespace"], "component": scope["component"]}
+            key = f"v1/event_channels/{scope['namespace']}/{scope['component']}/{key[-9:]}"
+        elif key.startswith("v1/event_sources/"):
+            target = value["metadata"]["recovery_target"]
+            worker = value["metadata"]["worker"]
+            name = f"worker_kv_indexer_query_dp{worker['dp_rank']}"
+            value = {"type": "Endpoint", **target, "endpoint": name}
+            key = f"v1/instances/dynamo/{target['component']}/{name}/{target['instance_id']:x}"
+        older[key] = value
+    return older
+
+
+def test_before_1_4_the_channels_of_a_component_are_those_of_its_workers(captured):
+    found = joined(before_1_4(captured))
+    assert found.problems == ()
+    for item in found.workers:
+        prefills = item.worker.role is Role.PREFILL
+        assert item.worker.kv_events is prefills
+        assert item.kv_events == {}
+        assert [(one.worker_id, one.dp_rank) for one in item.sources.values()] == (
+            [(item.worker.worker_id, 0)] if prefills else []
+        )
+        assert len(item.shared_events) == (2 if prefills else 0)
+        for source in item.sources.values():
+            assert source.recovery is not None
+            assert source.recovery.endpoint.name == "worker_kv_indexer_query_dp0"
+
+
+def test_before_1_3_the_others_decode_beside_prefill_workers(captured):
+    def untyped(value: Any) -> Any:
+        card = {
+            n: one for n, one in value["card_json"].items() if n not in ("worker_type", "needs")
+        }
+        kind = card["model_type"] or "Prefill"
+        return {**value, "card_json": {**card, "model_type": kind}}
+
+    older = {k: untyped(v) if k.startswith("v1/mdc/") else v for k, v in captured.items()}
+    roles = {item.worker.worker_id: item.worker.role for item in joined(captured).workers}
+    assert {i.worker.worker_id: i.worker.role for i in joined(older).workers} == roles
+    alone = {k: v for k, v in older.items() if "/prefill/" not in k}
+    assert {item.worker.role for item in joined(alone).workers} == {Role.AGGREGATED}
+
+
 def test_incomplete_registrations_are_problems(captured):
     card = cards(captured, "prefill")[0]
     instance = card.replace("v1/mdc/", "v1/instances/")
