@@ -234,7 +234,8 @@ def test_unknown_fields_and_tiers_are_accepted():
 @pytest.mark.parametrize(
     ("payload", "where"),
     [
-        ({"worker_id": 1}, "events"),
+        ("events", "events"),
+        ({"worker_id": 1}, "events[0]"),  # one event, as Dynamo before 1.4 writes it
         ([1], "events[0]"),
         ([EVENT, {"worker_id": 1}], "events[1]"),
         ([EVENT | {"worker_id": -1}], "events[0].worker_id"),
