@@ -1,4 +1,4 @@
-"""The options of ``serve`` about access: keys, TLS, and the limits of clients.
+"""The options of ``serve`` about access: keys, TLS, and the limits of clients and engines.
 
 They are the same for every serving process, so a command takes all of them as one mapping.
 """
@@ -7,14 +7,18 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dynctl.base.errors import UsageProblem
 
+if TYPE_CHECKING:
+    from dynctl.serving.config import HealthConfig
+
 _ACCESS = "Keys, TLS and sockets"
 _CLIENTS = "Limits of clients"
+_ENGINES = "Limits of engines"
 _LONGEST_SECRET = 16 * 1024
 _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 0.1, "max": 86400}
 
@@ -162,6 +166,83 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         0,
     ),
+    "first_byte_timeout": (
+        Annotated[
+            float | None,
+            typer.Option(
+                "--first-byte-timeout",
+                help="Time to the first output of a stream or a prefill hop; then another engine "
+                "gets the request. Default: from measured times, at least 10 s.",
+                rich_help_panel=_ENGINES,
+                **_SECONDS,
+            ),
+        ],
+        None,
+    ),
+    "idle_timeout": (
+        Annotated[
+            float,
+            typer.Option(
+                "--idle-timeout",
+                help="Longest pause in an engine's stream.",
+                rich_help_panel=_ENGINES,
+                **_SECONDS,
+            ),
+        ],
+        300.0,
+    ),
+    "eject_after": (
+        Annotated[
+            int,
+            typer.Option(
+                "--eject-after",
+                metavar="N",
+                min=0,
+                max=1_000_000,
+                help="Failed requests in a row after which an engine gets none for a pause; "
+                "0: never. One without any output ejects at once.",
+                rich_help_panel=_ENGINES,
+            ),
+        ],
+        5,
+    ),
+    "eject_pause": (
+        Annotated[
+            float,
+            typer.Option(
+                "--eject-pause",
+                help="First pause; one request on trial follows, and twice the pause if it fails.",
+                rich_help_panel=_ENGINES,
+                **_SECONDS,
+            ),
+        ],
+        5.0,
+    ),
+    "eject_max_pause": (
+        Annotated[
+            float,
+            typer.Option(
+                "--eject-max-pause",
+                help="Longest pause.",
+                rich_help_panel=_ENGINES,
+                **_SECONDS,
+            ),
+        ],
+        300.0,
+    ),
+    "panic_threshold": (
+        Annotated[
+            str,
+            typer.Option(
+                "--panic-threshold",
+                metavar="PERCENT",
+                help="Where fewer of a model's workers are well, those whose probes or requests "
+                "failed get requests all the same; 0%: never.",
+                rich_help_panel=_ENGINES,
+            ),
+        ],
+        "50%",
+    ),
 }
 
 
@@ -229,10 +310,36 @@ def _secret(flag: str, given: str | None, file: Path | None) -> str | None:
     return secret
 
 
-def client_limits(access: Mapping[str, Any]) -> dict[str, Any]:
+def limits_of(access: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are fields of Limits."""
     return {
         "header_s": access["header_timeout"],
         "keep_alive_s": access["keep_alive_timeout"],
         "peer_connections": access["peer_connections"],
+        "first_output_s": access["first_byte_timeout"],
+        "idle_s": access["idle_timeout"],
     }
+
+
+def health_of(access: Mapping[str, Any]) -> "HealthConfig":
+    """The options about engines that fail; raises UsageProblem."""
+    from dynctl.serving.config import HealthConfig
+    from dynctl.serving.engines.ejection import EjectionLimits
+
+    pause, longest = access["eject_pause"], access["eject_max_pause"]
+    if longest < pause:
+        raise UsageProblem(
+            f"--eject-max-pause {longest:g}: expected at least --eject-pause, which is {pause:g}"
+        )
+    return HealthConfig(
+        ejection=EjectionLimits(access["eject_after"], pause, longest),
+        panic_threshold=_share("--panic-threshold", access["panic_threshold"]),
+    )
+
+
+def _share(flag: str, text: str) -> float:
+    """A percentage as a number from 0 to 1; the sign may be left out."""
+    digits = text.strip().removesuffix("%").strip()
+    if digits.isascii() and digits.isdigit() and int(digits[:4]) <= 100:
+        return int(digits) / 100
+    raise UsageProblem(f"{flag} {text[:40]}: expected a percentage from 0% to 100%")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dynctl.serving.engines.ejection import EjectionLimits
 from router_core import RouterConfig
 
 #: Ranks up to which every decision lists its rejections and is kept whole: in a fleet of this size
@@ -19,9 +20,10 @@ class Limits:
     flight; a body must arrive within ``body_s``. A header must be complete within ``header_s``, and
     a connection between requests is closed after ``keep_alive_s``. ``peer_connections``: the
     connections of one address; 0: three quarters of those for clients. An engine must send its
-    first output, and a prefill hop its response, within ``first_byte_s``; a running stream may
-    pause for ``idle_s`` and has at most ``stream_answer_bytes``. ``attempts`` counts dispatches of
-    one request, the first included.
+    first output, and a prefill hop its response, within ``first_byte_s``; streams and prefill hops
+    within ``first_output_s``, None: as measured (see `dynctl.serving.engines.ejection`). A stream
+    may pause for ``idle_s`` and has at most ``stream_answer_bytes``. ``attempts`` counts dispatches
+    of one request, the first included.
     """
 
     body_bytes: int = 16 * 1024 * 1024
@@ -34,6 +36,7 @@ class Limits:
     in_flight: int = 8192
     connect_s: float = 3.0
     first_byte_s: float = 300.0
+    first_output_s: float | None = None
     idle_s: float = 300.0
     prefill_answer_bytes: int = 32 * 1024 * 1024
     unary_answer_bytes: int = 64 * 1024 * 1024
@@ -47,13 +50,17 @@ class Limits:
 class HealthConfig:
     """How engines are probed: every ``interval_s``, ejected after ``failures`` failures.
 
-    A refused connection ejects at once, with any value of ``failures``.
+    A refused connection ejects at once, with any value of ``failures``. ``ejection``: how requests
+    that fail eject an engine that answers its probes. Where fewer than ``panic_threshold`` (0..1)
+    of a model's workers of one role are well, those that are only in doubt get requests again.
     """
 
     path: str = "/health"
     interval_s: float = 2.0
     timeout_s: float = 2.0
     failures: int = 2
+    ejection: EjectionLimits = field(default_factory=EjectionLimits)
+    panic_threshold: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """The fleet: engines by spec, with their facts, health and event streams."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
@@ -25,6 +27,7 @@ from dynctl.documents.workers import (
 )
 from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines.ejection import Ejection, EjectionLimits
 from dynctl.serving.engines.facts import (
     EngineFacts,
     EngineReader,
@@ -34,6 +37,7 @@ from dynctl.serving.engines.facts import (
     event_sources,
 )
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.index_runtime import IndexRuntime
@@ -52,6 +56,10 @@ _METRICS_A_SECOND = 20
 _NO_METRICS_S = 60.0
 #: Seconds between two readings of an engine's facts: adapters come and go while it runs.
 _FACTS_S = 30.0
+#: The share of a probe's time-out that our event loop must have been late to excuse it.
+_LATE = 0.25
+_MOST_EXCUSED = 5
+_OVERLOADED = 503
 WAITING = "waiting for its first health probe"
 #: Conditions of an engine's events; they end when the index starts empty.
 _OF_EVENTS = (
@@ -84,6 +92,10 @@ class Member:
     ``worker`` is None while its model is unknown; ``problem`` is why it is not routable.
     ``gone``: its port refused connections, so the process that responds next is a new one, unless
     its event stream noticed the restart first (``restarts_seen``: its count of restarts then).
+    ``doubt``: the problem may be ours (a probe without an answer), not the engine's. ``ejection``:
+    what its requests say about it; ``responses``: those without an output yet. ``excused``: probes
+    in a row that failed while our own event loop was late. ``output_at``: time of its last first
+    output of a request.
     ``waiting``: rank -> requests that wait in the engine, by its last report; ``load_at`` and
     ``facts_at``: the earliest time of the next reading, by the service's clock.
     """
@@ -95,15 +107,40 @@ class Member:
     bootstrap: tuple[str, int] | None = None
     tokenize: bool | None = None
     problem: str | None = WAITING
+    doubt: bool = False
+    ejection: Ejection = field(default_factory=lambda: Ejection(EjectionLimits()))
+    responses: set[EngineStream] = field(default_factory=set)
+    group: Group | None = None
     failures: int = 0
+    excused: int = 0
     probed: bool = False
     waiting: Mapping[int, int] = field(default_factory=dict)
+    output_at: float = float("-inf")
     load_at: float = 0.0
     facts_at: float = 0.0
     gone: bool = False
     restarts_seen: int = 0
     probe_now: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it gets no requests."""
+        return self.problem if self.problem is not None else self.ejection.reason()
+
+    @property
+    def well(self) -> bool:
+        return self.problem is None and self.ejection.state == "in"
+
+
+@dataclass(slots=True)
+class Group:
+    """The registered workers of one model and role. ``panic``: too few of them are well."""
+
+    name: str
+    members: dict[str, Member] = field(default_factory=dict)
+    well: set[str] = field(default_factory=set)
+    panic: bool = False
 
 
 class FleetFull(Exception):
@@ -119,6 +156,7 @@ class Fleet:
         self._config = config
         self._members: dict[str, Member] = {}
         self._by_id: dict[int, Member] = {}
+        self._groups: dict[str, Group] = {}
         self._joining = asyncio.Lock()
         self._turn = 0
         self._engines = EngineReader(upstream, config.health.timeout_s)
@@ -234,7 +272,7 @@ class Fleet:
                 await self.remove(spec.name)
             if key is not None:
                 self._upstream.authorize(spec.url, key)
-            member = Member(spec, source)
+            member = Member(spec, source, ejection=Ejection(self._config.health.ejection))
             self._members[spec.name] = member
             self._by_id[spec.worker_id] = member
         await self._probe(member)
@@ -275,6 +313,7 @@ class Fleet:
         if member.task is not None:
             await end_tasks([member.task])
         self.index.unfollow(member.spec.worker_id)
+        self._regroup(member, None)
         if member.worker is not None:
             self._service.remove_worker(member.spec.worker_id)
             self.index.request_sweep()
@@ -291,36 +330,132 @@ class Fleet:
 
     # -- health ----------------------------------------------------------------------------
 
-    def report_failure(self, worker_id: int, failure: UpstreamFailure) -> None:
-        """A request to the engine failed: a refused connection ejects it, others probe it."""
+    def dispatched(self, member: Member) -> None:
+        """A request is sent to the engine."""
+        if member.ejection.state != "in" and member.ejection.sent(self._service.clock()):
+            self._show(member)
+
+    def answered(self, worker_id: int) -> None:
+        """The engine sent the first output of a request."""
         member = self._by_id.get(worker_id)
         if member is None:
             return
-        if failure.of_engine:
-            self._service.engine_failures[member.spec.name, failure.kind] += 1
+        member.output_at = now = self._service.clock()
+        if member.ejection.answered(now):
+            _log.info(
+                "worker %s: a request was answered, so it gets requests again", member.spec.name
+            )
+            self._service.clear_condition(codes.WORKER_EJECTED, member.spec.name)
+            self._show(member)
+
+    def report_failure(
+        self, worker_id: int, failure: UpstreamFailure, sent_at: float | None = None
+    ) -> None:
+        """A request to the engine, sent at ``sent_at``, failed: a refused connection ejects it,
+        others probe it, and too many of them eject it."""
+        member = self._by_id.get(worker_id)
+        if member is None or not failure.of_engine:
+            return
+        self._service.engine_failures[member.spec.name, failure.kind] += 1
         if failure.kind == "refused":
             self._eject(member, str(failure), gone=True)
-        elif failure.kind in ("connect", "reset", "timeout"):
+            return
+        if failure.kind in ("connect", "reset", "timeout"):
             member.probe_now.set()
+        if failure.kind == "ejected" or failure.status == _OVERLOADED:
+            return
+        silent = failure.kind == "timeout" and sent_at is not None and member.output_at < sent_at
+        if member.ejection.failed(self._service.clock(), str(failure), silent=silent):
+            name, reason = member.spec.name, member.ejection.reason() or ""
+            self._service.set_condition(codes.WORKER_EJECTED, name, reason)
+            self._show(member)
+            member.probe_now.set()  # for the time of its trial
+
+    # -- who gets requests -------------------------------------------------------------------
+
+    def _regroup(self, member: Member, worker: Worker | None) -> None:
+        """Move the member to the group of its worker; None: out of every group."""
+        name = None if worker is None else f"{worker.model} {worker.role.value}"
+        old = member.group
+        if old is not None and old.name != name:
+            old.members.pop(member.spec.name, None)
+            old.well.discard(member.spec.name)
+            member.group = None
+            if not old.members:
+                self._groups.pop(old.name, None)
+            self._judge(old)
+        if name is not None and member.group is None:
+            member.group = self._groups.setdefault(name, Group(name))
+            member.group.members[member.spec.name] = member
+
+    def _show(self, member: Member) -> None:
+        """Tell the router whether the member may get requests; its group may begin to panic."""
+        group = member.group
+        if group is None:
+            return
+        (group.well.add if member.well else group.well.discard)(member.spec.name)
+        if not self._judge(group):
+            self._admit(member, panic=group.panic)
+
+    def _judge(self, group: Group) -> bool:
+        """Begin or end the panic of a group; returns whether it changed."""
+        well, everyone = len(group.well), len(group.members)
+        threshold = self._config.health.panic_threshold
+        panic = (
+            everyone > 0
+            and well < threshold * everyone
+            and any(_in_doubt(one) for one in group.members.values())
+        )
+        if panic:
+            message = (
+                f"{well}/{everyone} workers are well, fewer than {threshold:.0%}: workers whose "
+                "probes or requests failed get requests all the same"
+            )
+            self._service.set_condition(codes.TOO_FEW_WELL, group.name, message)
+        elif group.panic:
+            self._service.clear_condition(codes.TOO_FEW_WELL, group.name)
+        if panic == group.panic:
+            return False
+        group.panic = panic
+        for one in group.members.values():
+            self._admit(one, panic=panic)
+        return True
+
+    def _admit(self, member: Member, *, panic: bool) -> None:
+        """Set whether the router may choose the member; without it, its waiting requests go."""
+        worker_id = member.spec.worker_id
+        reason = None if panic and _in_doubt(member) else member.reason
+        self._service.set_available(worker_id, reason)
+        if reason is None or (member.problem is None and member.ejection.state == "trial"):
+            return
+        given_back, member.responses = member.responses, set()
+        for response in given_back:
+            response.abandon(UpstreamFailure("ejected", f"{response.origin}: {reason}"))
 
     async def _watch(self, member: Member) -> None:
         while True:
+            pause = member.ejection.wait_s(self._service.clock())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.probe_interval):
+                async with asyncio.timeout(min(self.probe_interval, pause or self.probe_interval)):
                     await member.probe_now.wait()
             member.probe_now.clear()
+            if member.ejection.tick(self._service.clock()):
+                self._show(member)
             await self._probe(member)
 
     async def _probe(self, member: Member) -> None:
-        health = self._config.health
+        health, began = self._config.health, self._service.clock()
         try:
             status, _ = await self._upstream.get(member.spec.url + health.path, health.timeout_s)
         except UpstreamFailure as failure:
-            member.failures += 1
             gone = failure.kind == "refused"
+            if not gone and self._excused(member, began):
+                return
+            member.failures += 1
             if gone or member.failures >= health.failures or not member.probed:
-                self._eject(member, str(failure), gone=gone)
+                self._eject(member, str(failure), gone=gone, doubt=not gone)
             return
+        member.excused = 0
         # An engine without a health endpoint returns 404: it is up.
         if status >= 400 and status not in (404, 405):
             member.failures += 1
@@ -333,9 +468,18 @@ class Fleet:
         else:
             await self._read_load(member)
 
-    def _eject(self, member: Member, reason: str, *, gone: bool) -> None:
+    def _excused(self, member: Member, began: float) -> bool:
+        """Whether a probe failed because our own event loop was late, not the engine."""
+        late = self._service.loop_late_since(began)
+        if late < _LATE * self._config.health.timeout_s or member.excused >= _MOST_EXCUSED:
+            return False
+        member.excused += 1
+        self._service.probes_excused += 1
+        return True
+
+    def _eject(self, member: Member, reason: str, *, gone: bool, doubt: bool = False) -> None:
         first = member.problem is None
-        member.problem = reason
+        member.problem, member.doubt = reason, doubt
         member.waiting = {}
         name = member.spec.name
         self._service.clear_condition(codes.WORKER_REJECTED, name)
@@ -344,7 +488,7 @@ class Fleet:
             return
         if first:
             member.restarts_seen = self._restarts(member)
-        self._service.set_available(member.spec.worker_id, reason)
+        self._show(member)
         self._service.set_condition(codes.WORKER_UNREACHABLE, name, reason)
         if gone and not member.gone:
             # The process ended, so its cache is lost.
@@ -399,8 +543,9 @@ class Fleet:
             self._service.clear_condition(codes.SPEC_DIFFERS_FROM_ENGINE, spec.name)
         else:
             self._service.set_condition(codes.SPEC_DIFFERS_FROM_ENGINE, spec.name, differs)
+        self._regroup(member, worker)
+        self._show(member)
         if back:
-            self._service.set_available(spec.worker_id, None)
             how = "first contact" if first else "back"
             _log.info("worker %s (%s, %s): %s", spec.name, worker.role.value, worker.model, how)
         if not member.probed:
@@ -409,9 +554,9 @@ class Fleet:
 
     def _reject(self, member: Member, reason: str) -> None:
         """The engine answers, but cannot be registered as it is."""
-        member.problem = reason
+        member.problem, member.doubt = reason, False
         if member.worker is not None:
-            self._service.set_available(member.spec.worker_id, reason)
+            self._show(member)
         self._service.clear_condition(codes.WORKER_UNREACHABLE, member.spec.name)
         self._service.set_condition(codes.WORKER_REJECTED, member.spec.name, reason)
 
@@ -511,6 +656,11 @@ class Fleet:
             return None
         member.tokenize = True
         return tokens
+
+
+def _in_doubt(member: Member) -> bool:
+    """Whether only probes without an answer or failed requests speak against the member."""
+    return member.doubt if member.problem is not None else member.ejection.state != "in"
 
 
 def _unregistered_row(member: Member) -> WorkerRow:

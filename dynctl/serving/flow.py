@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from dynctl.serving.config import Limits
+from dynctl.serving.engines.ejection import FirstOutputs
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.handoff import (
     bootstrap_body,
@@ -106,11 +107,14 @@ class GaveUp(Exception):
 
 
 class _HopFailed(Exception):
-    def __init__(self, failure: UpstreamFailure, worker: Worker, stage: Stage) -> None:
+    def __init__(
+        self, failure: UpstreamFailure, worker: Worker, stage: Stage, sent_at: float | None = None
+    ) -> None:
         super().__init__(str(failure))
         self.failure = failure
         self.worker = worker
         self.stage = stage
+        self.sent_at = sent_at
 
 
 class _DecodeGone(Exception):
@@ -145,6 +149,7 @@ class RequestFlow:
         self._fleet = fleet
         self._upstream = upstream
         self._limits = limits
+        self._first_outputs = FirstOutputs(limits.first_byte_s, limits.first_output_s)
 
     async def start(self, call: Call) -> Answer:
         """Run the request up to the first output of an engine. Raises Refused, HandoffOfBatch or
@@ -249,18 +254,19 @@ class RequestFlow:
 
     async def _prefill(self, call: Call, decision: Decision) -> bytes:
         """Run the prefill hop; returns the body of the decode request."""
-        worker = _winner(decision)
-        response = await self._open(call, decision, prefill_body(call.body))
+        worker, began = _winner(decision), self._service.clock()
+        response = await self._open(call, decision, prefill_body(call.body), quick=True)
         try:
             answer = await response.read(self._limits.prefill_answer_bytes)
+            self._answered(decision, began, quick=True)
             return decode_body(call.body, kv_transfer_params(answer))
         except UpstreamFailure as failure:
-            raise _HopFailed(failure, worker, "prefill") from failure
+            raise _HopFailed(failure, worker, "prefill", began) from failure
         except ValueError as error:
             unreadable = UpstreamFailure("protocol", f"{worker.name}: {error}")
             raise _HopFailed(unreadable, worker, "prefill") from error
         finally:
-            response.close()
+            self._ended(worker, response)
 
     async def _bootstrapped(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, address: tuple[str, int]
@@ -294,20 +300,24 @@ class RequestFlow:
         return Answer(response, head, plan, companion)
 
     async def _bootstrap_prefill(self, call: Call, decision: Decision, body: bytes) -> None:
-        worker = _winner(decision)
-        response = await self._open(call, decision, body)
+        worker, began = _winner(decision), self._service.clock()
+        response = await self._open(call, decision, body, quick=False)
         try:
             await response.read(self._limits.prefill_answer_bytes)
+            self._answered(decision, began, quick=False)
         except UpstreamFailure as failure:
-            raise _HopFailed(failure, worker, "prefill") from failure
+            raise _HopFailed(failure, worker, "prefill", began) from failure
         finally:
-            response.close()
+            self._ended(worker, response)
             self._service.free(call.request.id, "prefill")
         call.record.prefill_done_at = self._service.clock()
 
     # -- dispatching -----------------------------------------------------------------------
 
-    async def _open(self, call: Call, decision: Decision, body: bytes) -> EngineStream:
+    async def _open(
+        self, call: Call, decision: Decision, body: bytes, *, quick: bool
+    ) -> EngineStream:
+        """Send to the hop's winner; ``quick``: its first output comes before the whole answer."""
         worker, ref = _winner(decision), decision.require()
         headers = call.headers
         member = self._fleet.by_id(worker.worker_id)
@@ -319,17 +329,45 @@ class RequestFlow:
             headers = {**headers, RANK_HEADER: str(rank)}
         if call.record.dispatched_at is None:
             call.record.dispatched_at = self._service.clock()
+        timeout_s, began = None, self._service.clock()
+        if quick:
+            timeout_s = self._first_outputs.timeout_s(worker.model, _tokens_before(decision))
+        if member is not None:
+            self._fleet.dispatched(member)
         try:
-            return await self._upstream.open(f"{worker.endpoint}{call.path}", body, headers)
+            return await self._upstream.open(
+                f"{worker.endpoint}{call.path}",
+                body,
+                headers,
+                first_byte_s=timeout_s,
+                waiting=None if member is None else member.responses,
+            )
         except UpstreamFailure as failure:
-            raise _HopFailed(failure, worker, decision.stage) from failure
+            raise _HopFailed(failure, worker, decision.stage, began) from failure
+
+    def _answered(self, decision: Decision, began: float, *, quick: bool) -> None:
+        """The hop's winner sent its first output."""
+        worker = _winner(decision)
+        if quick:
+            took = self._service.clock() - began
+            self._first_outputs.observe(worker.model, _tokens_before(decision), took)
+        self._fleet.answered(worker.worker_id)
+
+    def _waits_no_more(self, worker: Worker, response: EngineStream) -> None:
+        member = self._fleet.by_id(worker.worker_id)
+        if member is not None:
+            member.responses.discard(response)
+
+    def _ended(self, worker: Worker, response: EngineStream) -> None:
+        self._waits_no_more(worker, response)
+        response.close()
 
     async def _dispatch(
         self, call: Call, decision: Decision, body: bytes
     ) -> tuple[EngineStream, bytes]:
         """Send to the hop's winner and wait for its first output; raises _HopFailed."""
-        worker = _winner(decision)
-        response = await self._open(call, decision, body)
+        worker, began = _winner(decision), self._service.clock()
+        response = await self._open(call, decision, body, quick=call.stream)
         try:
             _check_type(response, "text/event-stream" if call.stream else "application/json")
             if not call.stream:
@@ -338,10 +376,12 @@ class RequestFlow:
             else:
                 head = await self._first_output(response)
         except BaseException as error:
-            response.close()
+            self._ended(worker, response)
             if isinstance(error, UpstreamFailure):
-                raise _HopFailed(error, worker, decision.stage) from error
+                raise _HopFailed(error, worker, decision.stage, began) from error
             raise
+        self._waits_no_more(worker, response)
+        self._answered(decision, began, quick=call.stream)
         return response, head
 
     async def _first_output(self, response: EngineStream) -> bytes:
@@ -385,7 +425,7 @@ class RequestFlow:
         if error.failure.fatal:
             tries.died.append(error.worker.name)
         call.record.attempts.append((error.worker.name, error.stage, str(error.failure)))
-        self._fleet.report_failure(error.worker.worker_id, error.failure)
+        self._fleet.report_failure(error.worker.worker_id, error.failure, error.sent_at)
 
     def _may_try_again(self, tries: _Tries) -> bool:
         """Whether to retry on the same engine because no other is left: once, after a reset (the
@@ -418,6 +458,15 @@ class RequestFlow:
             for worker in self._service.router.registry
             if worker.role is Role.PREFILL and taints & worker.runtime_config.taints
         }
+
+
+def _tokens_before(decision: Decision) -> int:
+    """Prompt tokens that the winner computes before the request's first output: those that wait
+    there and its own."""
+    waiting = 0
+    if decision.inputs is not None and decision.winner is not None:
+        waiting = decision.inputs.prefill_tokens[decision.winner]
+    return max(0, int(waiting)) + decision.isl_tokens
 
 
 def _first_worker(plan: RoutingPlan) -> Worker:

@@ -8,7 +8,7 @@ requests, and notifies observers (metrics, logs, decision memory). ``serve front
 import logging
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -136,6 +136,9 @@ class RoutingService:
         self.kv_events: Counter[tuple[str, str]] = Counter()
         #: (worker name, kind of UpstreamFailure) -> how many requests the engine failed.
         self.engine_failures: Counter[tuple[str, str]] = Counter()
+        #: Failed probes that count for nothing, because our own event loop was late.
+        self.probes_excused = 0
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=64)
         #: Requests with an open stream in this process: their bookings do not expire.
         self.held: set[str] = set()
         #: LoRA adapter -> its base model, and the ids of the workers that have it.
@@ -329,6 +332,14 @@ class RoutingService:
         for request_id in self.held:
             self.apply(Progressed(request_id))
         self.apply(Expired())
+
+    def loop_was_late(self, seconds: float) -> None:
+        """The event loop woke up this much too late just now."""
+        self._stalls.append((self.clock(), seconds))
+
+    def loop_late_since(self, began: float) -> float:
+        """Seconds that the event loop was late in all since a time of the service's clock."""
+        return sum(late for at, late in self._stalls if at >= began)
 
     def set_condition(self, code: str, subject: str, message: str) -> None:
         """Report a condition; observers are notified when it is new or changed."""

@@ -9,7 +9,12 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.access_options import access_settings, client_limits, with_access_options
+from dynctl.cli.access_options import (
+    access_settings,
+    health_of,
+    limits_of,
+    with_access_options,
+)
 from dynctl.cli.router_flags import split_preset, with_router_flags
 
 _LISTEN = "Listening"
@@ -303,7 +308,8 @@ def _config(
         origins=resolved.sources,
         admin_api=not _truth(os.environ.get("DYN_DISABLE_FRONTEND_ADMIN_API", "")),
         decision_memory_bytes=memory,
-        limits=Limits(drain_s=drain, **client_limits(access)),
+        limits=Limits(drain_s=drain, **limits_of(access)),
+        health=health_of(access),
         system_port=None if port == -1 else port,
     )
 

@@ -61,16 +61,32 @@ class EngineClient:
         self._tls: ssl.SSLContext | None = None
         self._closed = False
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> EngineStream:
-        """Send a request and wait for the head of its response; raises UpstreamFailure."""
+    async def post(
+        self,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        first_byte_s: float | None = None,
+        waiting: set[EngineStream] | None = None,
+    ) -> EngineStream:
+        """Send a request and wait for the head of its response; raises UpstreamFailure.
+
+        ``first_byte_s`` replaces that of the bounds. The response is added to ``waiting`` once it
+        is sent, and stays there unless this call fails.
+        """
         origin = origin_of(url)
         connection = self._reused(origin) or await self._connect(origin)
-        stream = EngineStream(connection, str(origin), self._bounds)
+        stream = EngineStream(connection, str(origin), self._bounds, first_byte_s)
         connection.send(stream, _request(origin, body, headers))
+        if waiting is not None:
+            waiting.add(stream)
         try:
             await stream.head()
         except BaseException:
             stream.close()
+            if waiting is not None:
+                waiting.discard(stream)
             raise
         return stream
 

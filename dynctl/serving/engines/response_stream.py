@@ -51,19 +51,25 @@ class Wire(Protocol):
 
 
 class EngineStream:
-    """One response. ``headers`` have lower-case names; a repeated header's last value counts."""
+    """One response. ``headers`` have lower-case names; a repeated header's last value counts.
+
+    The first byte of its body must arrive within ``first_byte_s``, by default that of the bounds.
+    """
 
     __slots__ = (
+        "_born",
         "_bounds",
         "_buffered",
         "_connection",
         "_failure",
+        "_first_byte_s",
         "_last_read",
         "_length",
         "_loop",
         "_paused",
         "_pieces",
         "_pipe",
+        "_started",
         "_tail",
         "_timer",
         "_waiter",
@@ -74,7 +80,9 @@ class EngineStream:
         "status",
     )
 
-    def __init__(self, wire: Wire, origin: str, bounds: ClientBounds) -> None:
+    def __init__(
+        self, wire: Wire, origin: str, bounds: ClientBounds, first_byte_s: float | None = None
+    ) -> None:
         self.origin = origin
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -91,8 +99,10 @@ class EngineStream:
         self._failure: UpstreamFailure | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._pipe: Callable[[bytes], bool] | None = None
-        self._last_read = self._loop.time()
-        self._timer = self._loop.call_later(bounds.first_byte_s, self._check_silence)
+        self._first_byte_s = bounds.first_byte_s if first_byte_s is None else first_byte_s
+        self._started = False
+        self._born = self._last_read = self._loop.time()
+        self._timer = self._loop.call_later(self._first_byte_s, self._check_silence)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -345,6 +355,7 @@ class EngineStream:
     def _keep(self, piece: bytes) -> None:
         if not piece:
             return
+        self._started = True
         self._pieces.append(piece)
         self._buffered += len(piece)
         if self._buffered > _BUFFER_BYTES and not self._paused and self._connection is not None:
@@ -374,14 +385,17 @@ class EngineStream:
             self._waiter.set_result(None)
 
     def _check_silence(self) -> None:
-        limit = self._bounds.idle_s if self.status else self._bounds.first_byte_s
-        left = self._last_read + limit - self._loop.time()
+        if self._started:
+            limit, since, what = self._bounds.idle_s, self._last_read, "sent nothing for"
+        else:
+            limit, since, what = self._first_byte_s, self._born, "sent no output within"
+        left = since + limit - self._loop.time()
         if self._paused:
             left = limit  # our side is slow
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_silence)
             return
-        self._fail(UpstreamFailure("timeout", f"{self.origin} sent nothing for {limit:g} s"))
+        self._fail(UpstreamFailure("timeout", f"{self.origin} {what} {limit:g} s"))
 
 
 @lru_cache(maxsize=4096)

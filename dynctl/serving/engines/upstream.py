@@ -77,15 +77,32 @@ class Upstream:
             await self._session.close()
             self._session = None
 
-    async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> EngineStream:
+    async def open(
+        self,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        first_byte_s: float | None = None,
+        waiting: set[EngineStream] | None = None,
+    ) -> EngineStream:
         """POST an inference request; returns when the response's head has arrived.
 
-        The caller closes it. Raises UpstreamFailure, also for an error status.
+        The caller closes it. Raises UpstreamFailure, also for an error status. ``first_byte_s`` and
+        ``waiting`` as in :meth:`EngineClient.post`.
         """
         if self._client is None:
             raise RuntimeError("the upstream client is not started")
-        stream = await self._client.post(url, body, self._with_key(url, headers))
+        stream = await self._client.post(
+            url,
+            body,
+            self._with_key(url, headers),
+            first_byte_s=first_byte_s,
+            waiting=waiting,
+        )
         if stream.status != 200:
+            if waiting is not None:
+                waiting.discard(stream)
             raise await _refused(stream)
         return stream
 

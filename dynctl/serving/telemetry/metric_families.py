@@ -121,6 +121,8 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
      "themselves", ("task",)),
     ("engine_failures_total", "counter", "Requests that an engine failed: refused, connect, reset, "
      "timeout, status, protocol (not the answer of an engine), ejected", ("worker", "kind")),
+    ("probes_excused_total", "counter", "Failed probes that did not count, because the frontend's "
+     "own event loop was late", ()),
     ("decision_memory_bytes", "gauge", "Estimated bytes of the decisions kept", ()),
     ("decision_memory_plans", "gauge", "Plans kept in the decision memory", ()),
     ("domain_workers", "gauge", "Workers that publish the domain value", _DOMAIN),

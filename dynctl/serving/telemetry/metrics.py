@@ -44,6 +44,7 @@ COUNTED_ELSEWHERE = frozenset(
         "dynamo_component_kv_cache_events_applied",
         "dynctl_background_task_failures_total",
         "dynctl_engine_failures_total",
+        "dynctl_probes_excused_total",
     }
 )
 #: Seconds of writing after which a scrape yields to the event loop.
@@ -198,6 +199,7 @@ class Metrics(ServiceObserver):
             delay.observe(late)
             if late > STALL_S:
                 stalls.inc()
+                self._service.loop_was_late(late)
 
     # -- reading ---------------------------------------------------------------------
 
@@ -255,6 +257,8 @@ class Metrics(ServiceObserver):
         yield self._text("dynamo_component_kv_cache_events_applied", events.items())
         failures = {(task,): n for task, n in self._service.tasks.failures.items()}
         yield self._text("dynctl_background_task_failures_total", failures.items())
+        excused: list[tuple[LabelValues, float]] = [((), self._service.probes_excused)]
+        yield self._text("dynctl_probes_excused_total", excused)
         yield self._text("dynctl_engine_failures_total", self._service.engine_failures.items())
         self._service.health(1.0)
         each = {(one.code, one.subject): 1.0 for one in self._service.conditions}

@@ -114,10 +114,10 @@ async def test_prefill_runs_again_only_where_decode_may_have_taken_its_blocks(
         fleet.service.apply(Booked("other", "decode", busy, 0, anonymous_blocks=1_000))
         open_upstream = fleet.frontend.upstream.open
 
-        async def fails_at_d0(url, body, headers):
+        async def fails_at_d0(url, body, headers, **more):
             if url.startswith(fleet.engines["d0"].url):
                 raise UpstreamFailure(kind, "d0 failed")
-            return await open_upstream(url, body, headers)
+            return await open_upstream(url, body, headers, **more)
 
         monkeypatch.setattr(fleet.frontend.upstream, "open", fails_at_d0)
         status, body, _ = await fleet.chat(WORDS * 4, max_tokens=3)
