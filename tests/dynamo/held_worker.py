@@ -86,7 +86,8 @@ class Worker:
             if held.hold_prefill and not await self._wait(held, context):
                 return
             if self.caches and self.role != "decode":
-                self.store(prompt)
+                routing = request.get("routing") or {}
+                self.store(prompt, routing.get("lora_name"), routing.get("cache_salt"))
             limit = 1 if self.role == "prefill" else request["stop_conditions"]["max_tokens"] or 16
             held.state = "decode"
             for number in range(1, limit + 1):

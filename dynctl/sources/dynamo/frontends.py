@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -44,11 +44,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class FrontendReports:
-    """What the frontends export. ``thresholds``: by model. ``doubts``: what is not read."""
+    """What the frontends export. ``thresholds``: by model. ``doubts``: what is not read.
+
+    ``ready``: model -> its readiness, for each frontend in ``metrics`` where it was read.
+    """
 
     metrics: list[FrontendMetrics]
     thresholds: Mapping[str, Thresholds]
     doubts: tuple[Doubt, ...] = ()
+    ready: tuple[Mapping[str, ModelReadiness], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +105,11 @@ class ReachedFrontends:
             raise no_frontend()
         return set_on_all(self.frontends, model, values)
 
-    def read(self) -> FrontendReports:
+    def read(self, models: Sequence[str] = ()) -> FrontendReports:
         """Read load from every frontend, and thresholds from the first that answers.
 
-        Raises Unreachable or TimedOut where a named one does not answer.
+        ``models``: whose readiness is read too. Raises Unreachable or TimedOut where a named one
+        does not answer.
         """
         metrics: list[FrontendMetrics] = []
         doubts: list[Doubt] = []
@@ -124,7 +129,17 @@ class ReachedFrontends:
         except Unreachable as error:
             # Dynamo before 1.0 has no such path, and a gateway may not pass it on.
             doubts.append(unknown_thresholds(error.message.rstrip(".")))
-        return FrontendReports(metrics, thresholds, tuple(doubts))
+        ready = tuple(_readiness(one, models) for one in answering)
+        return FrontendReports(metrics, thresholds, tuple(doubts), ready)
+
+
+def _readiness(frontend: DynamoFrontend, models: Sequence[str]) -> dict[str, ModelReadiness]:
+    """The models whose readiness the frontend reports."""
+    found = {}
+    for model in models:
+        with suppress(DynctlError):
+            found[model] = frontend.ready(model)
+    return found
 
 
 def _load_unknown(why: str) -> Doubt:

@@ -27,6 +27,7 @@ from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
 from dynctl.sources.alerts import condition_alert
+from dynctl.sources.dynamo.accepted_cards import take_versions
 from dynctl.sources.dynamo.decisions import DecisionJoin
 from dynctl.sources.dynamo.frontends import PolledFrontends, ReachedFrontends, reached_frontends
 from dynctl.sources.dynamo.log_tail import LogTail
@@ -151,6 +152,7 @@ class LiveDynamo(LiveSource):
         await frontends.read()
         metrics = frontends.metrics()
         load, _ = take_load(observer, metrics)
+        take_versions(observer, metrics, [{}] * len(metrics))
         self._take_settings(observer, frontends)
         now = self._wall()
         if observer.interrupted is None:
@@ -218,6 +220,7 @@ class LiveDynamo(LiveSource):
         _, load = take_load(observer, metrics)
         _, settings = take_settings(observer, frontends.thresholds, metrics)
         doubts = [*registration_doubts(observer), *self._reached.doubts(), *frontends.doubts()]
+        doubts += take_versions(observer, metrics, [{}] * len(metrics))
         doubts += [*index_doubts(observer), *load, *settings]
         view = SavedView(
             observer.router,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -48,8 +48,10 @@ from router_core import (
     Expired,
     IndexMarked,
     KvEvent,
+    Role,
     Router,
     Worker,
+    WorkerAvailability,
     WorkerLost,
     WorkerUpserted,
     preset,
@@ -153,6 +155,7 @@ class Observer:
         self._registrations = Registrations()
         self._recoveries = asyncio.Semaphore(bounds.recoveries)
         self._ranks: dict[Rank, _FollowedRank] = {}
+        self._rejected: dict[int, str] = {}
         self._channels: dict[tuple[str, int], _Follower] = {}
         self._components: dict[tuple[str, str], _Component] = {}
         self.tasks = Supervisor()
@@ -287,11 +290,33 @@ class Observer:
                 self.apply(WorkerUpserted(item.worker))
                 # Its cache is unknown until it is read, which is different from empty.
                 for rank in item.worker.ranks:
-                    self.apply(IndexMarked(item.worker.worker_id, rank, "absent"))
+                    if old is None or rank not in old.worker.ranks:
+                        self.apply(IndexMarked(item.worker.worker_id, rank, "absent"))
             if self._follow_index:
                 self._follow_worker(item)
+        self._mark_available()
         if self._follow_load:
             self._follow_loads()
+
+    def reject(self, reasons: Mapping[int, str]) -> None:
+        """Exclude the workers whose card the frontend rejected: worker id -> why."""
+        if reasons != self._rejected:
+            self._rejected = dict(reasons)
+            self._mark_available()
+
+    def _mark_available(self) -> None:
+        """Exclude rejected workers, and those whose namespace serves no requests."""
+        registry = self.router.registry
+        reasons = {
+            worker_id: one.not_ready
+            for one in self.deployment.worker_sets
+            if one.not_ready and one.role is not Role.PREFILL
+            for worker_id in one.worker_ids
+        } | self._rejected
+        for item in self.deployment.workers:
+            worker_id = item.worker.worker_id
+            if registry.unavailable_reason(worker_id) != reasons.get(worker_id):
+                self.apply(WorkerAvailability(worker_id, reasons.get(worker_id)))
 
     def _preferred_first(self) -> list[RegisteredWorker]:
         """All workers, those of the preferred model first: their indexes are read first."""

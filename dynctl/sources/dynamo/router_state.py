@@ -33,9 +33,9 @@ _POSSIBLE: Final[Mapping[str, list[Any]]] = {
     "router_assume_kv_reuse": [False],
     "router_queue_threshold": [1.0],
 }
-#: Contradictions that make an answer doubtful, so they are shown with it.
+#: Contradictions that make an answer doubtful, so they are shown with it. Cards of one worker set
+#: with different block sizes are two versions (DYR0723); other sets may have other block sizes.
 _DOUBTFUL: Final = (
-    ProblemCode.BLOCK_SIZES_DIFFER,
     ProblemCode.ROUTER_CONFIGS_DIFFER,
     ProblemCode.UNKNOWN_ROLE,
     ProblemCode.CARD_REJECTED,
@@ -264,9 +264,17 @@ def replicas_mirror(observer: Observer) -> bool:
 
 
 def registration_doubts(observer: Observer) -> list[Doubt]:
-    """The contradictions between registrations, which frontends may resolve in another way."""
+    """The contradictions between registrations, which frontends may resolve in another way, and
+    fields of the cards that are not known."""
     problems = observer.deployment.problems
-    return [doubt("DYR0719", why=one.message) for one in problems if one.code in _DOUBTFUL]
+    doubts = [doubt("DYR0719", why=one.message) for one in problems if one.code in _DOUBTFUL]
+    unknown: dict[tuple[str, ...], list[str]] = {}
+    for item in observer.deployment.workers:
+        if item.card.unknown_fields:
+            unknown.setdefault(item.card.unknown_fields, []).append(item.worker.name)
+    for fields, names in unknown.items():
+        doubts.append(doubt("DYR0724", workers=some_names(names), fields=some_names(fields)))
+    return doubts
 
 
 def index_doubts(observer: Observer) -> list[Doubt]:

@@ -24,6 +24,7 @@ from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
 from dynctl.sources.dry_run import DryRun
+from dynctl.sources.dynamo.accepted_cards import contested_models, take_versions
 from dynctl.sources.dynamo.frontends import ReachedFrontends, no_frontend, reached_frontends
 from dynctl.sources.dynamo.observer import PRESET, Observer
 from dynctl.sources.dynamo.planes import Planes, namespace, open_planes
@@ -179,11 +180,12 @@ class DynamoSource:
         notes: list[str],
     ) -> SavedView:
         doubts = [*registration_doubts(observer), *reached.doubts()]
-        reports = await asyncio.to_thread(reached.read)
+        reports = await asyncio.to_thread(reached.read, contested_models(observer))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
         load_source, load_doubts = take_load(observer, reports.metrics)
+        doubts += take_versions(observer, reports.metrics, reports.ready)
         doubts += [*index_doubts(observer), *load_doubts, *reports.doubts]
         # Of a list of workers: sums are doubtful only for a prompt that shares blocks with others.
         self.doubts = (*(d.what for d in distinct(doubts) if d.code != "DYR0715"), *notes)

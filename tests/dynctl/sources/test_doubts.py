@@ -119,11 +119,11 @@ def test_an_index_that_is_not_current_and_contradictions():
     found = index_doubts(stale)
     assert [one.varies for one in found] == [Varies(overlap=True, workers=["prefill-a0"])] * 2
     problems = [
-        Problem(ProblemCode.BLOCK_SIZES_DIFFER, "tiny", "two block sizes"),
+        Problem(ProblemCode.ROUTER_CONFIGS_DIFFER, "tiny", "two configurations"),
         Problem(ProblemCode.EVENTS_MISSING, "w", "no events"),
     ]
     [contradiction] = registration_doubts(observed(problems=problems))
-    assert (contradiction.code, contradiction.what) == ("DYR0719", "two block sizes")
+    assert (contradiction.code, contradiction.what) == ("DYR0719", "two configurations")
 
 
 # -- the answer ------------------------------------------------------------------------------------

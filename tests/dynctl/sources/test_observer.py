@@ -165,6 +165,7 @@ async def test_a_changed_card_keeps_what_is_cached(rig):
     rig.discovery.put(key, json.dumps(changed).encode())
     await until(lambda: "gpu=h100" in rig.router.registry.get(worker_id).runtime_config.taints)
     assert rig.router.index.block_count(rig.slot(worker_id)) == 1
+    assert rig.router.freshness[rig.slot(worker_id)].index_state == "current"
     assert len(rig.requests.requested) == 2
 
 
