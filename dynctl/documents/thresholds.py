@@ -138,7 +138,7 @@ class ReplicaChange(msgspec.Struct, frozen=True):
     """The result of a change on one replica.
 
     ``state``: set, failed, set back (restored because another replica failed), left over (restoring
-    failed), or tried (a dry run).
+    failed, or another operator's value is there and stays), or tried (a dry run).
     """
 
     replica: str

@@ -97,7 +97,8 @@ class Outcome:
     """The result on one replica. ``after``: its thresholds now, None where unknown.
 
     ``failed``: not set, or unknown; ``set back``: as before, because another replica failed;
-    ``left over``: setting it back failed.
+    ``left over``: setting it back failed, or another value than ours was there meanwhile, which
+    stays.
     """
 
     replica: Replica
@@ -313,14 +314,27 @@ def _set_back(outcome: Outcome, model: str, values: Values) -> Outcome:
             else Outcome(outcome.replica, "set back", before, before)
         )
     holder = outcome.replica.holder
-    wanted = {name: before.get(name) for name in values}
     state: State = "failed" if outcome.state == "failed" else "set back"
+    now: Values = {}
     try:
-        now = holder.set_thresholds(model, holder.settable_values(wanted))
+        now = holder.thresholds().get(model) or {}
+        # Another operator may have set a value meanwhile: only ours is replaced.
+        ours = {name for name in values if now.get(name) in (values[name], before.get(name))}
+        wanted = {name: before.get(name) for name in values if name in ours}
+        if not _holds(now, wanted):
+            now = holder.set_thresholds(model, holder.settable_values(wanted))
     except DynctlError as error:
-        return Outcome(outcome.replica, "left over", before, after, outcome.error or error)
+        return Outcome(outcome.replica, "left over", before, now or after, outcome.error or error)
     if not _holds(now, wanted):
         return Outcome(outcome.replica, "left over", before, now, outcome.error)
+    theirs = [name for name in values if name not in ours]
+    if theirs:
+        found = ", ".join(f"{name} is {now.get(name)}" for name in theirs)
+        kept = Unreachable(
+            f"{found}, which this command did not set: another operator changed it, so it is not "
+            f"set back to {', '.join(str(before.get(name)) for name in theirs)}"
+        )
+        return Outcome(outcome.replica, "left over", before, now, kept)
     return Outcome(outcome.replica, state, before, now, outcome.error)
 
 

@@ -238,6 +238,24 @@ def test_thresholds_that_cannot_be_restored_are_reported_with_exit_1(dynctl, two
     assert f"not set back: {two[0].url}" in ran.err
 
 
+def test_another_operators_value_is_not_overwritten_by_the_roll_back(dynctl, two):
+    for one in two:
+        set_directly(one, **{TOKENS: 100, DECODE: 0.9})
+
+    def refused_while_another_sets_the_first(number: int) -> web.Response:
+        set_directly(two[0], **{TOKENS: 77})
+        return refused(number)
+
+    two[1].on_post = refused_while_another_sets_the_first
+    line = ["thresholds", "set", *named(*two), "--active-prefill-tokens", "5"]
+    ran = dynctl(*line, "--active-decode-blocks", "0.5", "-o", "json")
+    assert ran.code == 1
+    assert [one["state"] for one in ran.json["replicas"]] == ["left over", "failed"]
+    assert f"{TOKENS} is 77, which this command did not set" in ran.json["replicas"][0]["problem"]
+    assert "not set back to 100" in ran.err
+    assert (two[0].thresholds()[TOKENS], two[0].thresholds()[DECODE]) == (77, 0.9)
+
+
 def test_a_replica_that_takes_it_and_holds_another_value_is_found_out(dynctl, two):
     two[1].on_post = lambda number: web.json_response({"model": "tiny", TOKENS: 5})
     ran = dynctl("thresholds", "set", *named(*two), "--active-prefill-tokens", "5", "-o", "json")
