@@ -54,6 +54,13 @@ class HeldControl:
         """Publish that the complete blocks of this prompt are cached, for an adapter or a salt."""
         self._ask("store", tokens=list(tokens), lora=lora, salt=salt)
 
+    def store_in(self, medium: str, tokens: Sequence[int], first: int = 0) -> None:
+        """Publish that blocks from ``first`` on are stored in a medium (GPU, CPU, DISK).
+
+        For workers with ``--tiers`` alone, which publish nothing else.
+        """
+        self._ask("tier", medium=medium, tokens=list(tokens), first=first)
+
     def remove(self, tokens: Sequence[int]) -> None:
         """Publish that the complete blocks of this prompt are gone, leaf first."""
         self._ask("remove", tokens=list(tokens))

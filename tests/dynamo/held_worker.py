@@ -12,6 +12,7 @@ that name was on when the request arrived. Commands::
     {"op": "step", "id": ID | null}                     end the present hold of one, or of all
     {"op": "release", "id": ID | null}                  let it (or all) run to its end
     {"op": "store" | "remove", "tokens": [int]}         publish KV events for a prompt's blocks
+    {"op": "tier", "tokens": [int], "medium": "CPU", "first": 2}  stored there, from a block on
     {"op": "load", "active_decode_blocks": n | null, "kv_used_blocks": n | null, "dp_rank": 0}
 """
 
@@ -20,13 +21,17 @@ import asyncio
 import hashlib
 import json
 import os
+import struct
 import sys
+import time
 from dataclasses import dataclass, field
 
 # Before Dynamo is imported: nothing but our answers may reach the parent's pipe.
 _answers = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
 
+import msgspec  # noqa: E402
+import zmq  # noqa: E402
 from dynamo.common.utils.runtime import create_runtime  # type: ignore[import-not-found] # noqa: E402
 from dynamo.common.utils.topology import (  # type: ignore[import-not-found] # noqa: E402
     apply_topology_config,
@@ -65,7 +70,7 @@ class Held:
 
 
 class Worker:
-    def __init__(self, arguments, events, metrics):
+    def __init__(self, arguments, events, metrics, engine):
         self.role = arguments.role
         self.block_size = arguments.block_size
         self.caches = arguments.cache
@@ -73,6 +78,8 @@ class Worker:
         self.bodies = []
         self.events = events
         self.metrics = metrics
+        self.engine = engine
+        self.engine_events = 0
         self.hold = {"prefill": False, "decode": False}
         self.requests = {}
 
@@ -145,6 +152,26 @@ class Worker:
                 cache_salt=salt,
             )
 
+    def store_in(self, medium, tokens, first):
+        """As an engine that names the medium: with ``--tiers`` its events are relayed."""
+        names = self._names(tokens)
+        event = {
+            "type": "BlockStored",
+            "block_hashes": names[first:],
+            "parent_block_hash": names[first - 1] if first else None,
+            "token_ids": list(tokens[first * self.block_size : len(names) * self.block_size]),
+            "block_size": self.block_size,
+            "medium": medium,
+        }
+        self.engine.send_multipart(
+            [
+                b"",
+                struct.pack(">Q", self.engine_events),
+                msgspec.msgpack.encode([time.time(), [event], 0]),
+            ]
+        )
+        self.engine_events += 1
+
     def _names(self, tokens):
         """An engine's own block hashes: one for each prefix, unlike the router's on purpose."""
         names = []
@@ -169,6 +196,8 @@ class Worker:
                     getattr(self.requests[key], op)()
             case "store":
                 self.store(order["tokens"], order.get("lora"), order.get("salt"))
+            case "tier":
+                self.store_in(order["medium"], order["tokens"], order["first"])
             case "bodies":
                 return self.bodies
             case "remove":
@@ -208,6 +237,8 @@ async def main():
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
     parser.add_argument("--taint", action="append", default=[])
     parser.add_argument("--cache", action="store_true", help="publish a prompt's blocks once seen")
+    parser.add_argument("--publish", action="store_true", help="a decode worker publishes too")
+    parser.add_argument("--tiers", action="store_true", help="events only by the op tier")
     parser.add_argument("--component", help="default: prefill, or backend for the other roles")
     parser.add_argument("--context-length", type=int, help="the longest prompt, in the card")
     parser.add_argument("--eagle", action="store_true", help="a card of speculative decoding")
@@ -231,7 +262,7 @@ async def main():
     config.max_num_seqs = 256
     config.max_num_batched_tokens = arguments.max_batched_tokens
     config.data_parallel_size = 1
-    publishes = arguments.role != "decode"
+    publishes = arguments.role != "decode" or arguments.publish
     config.enable_local_indexer = publishes
     config.kv_event_publishing_enabled = publishes
     config.enable_eagle = arguments.eagle
@@ -245,13 +276,19 @@ async def main():
         config.taints = set(arguments.taint)
 
     events = None
+    engine = None
     if publishes:
+        relayed = {}
+        if arguments.tiers:
+            engine = zmq.Context.instance().socket(zmq.PUB)
+            port = engine.bind_to_random_port("tcp://127.0.0.1")
+            relayed["zmq_endpoint"] = f"tcp://127.0.0.1:{port}"
         events = KvEventPublisher(
-            endpoint, kv_block_size=arguments.block_size, enable_local_indexer=True
+            endpoint, kv_block_size=arguments.block_size, enable_local_indexer=True, **relayed
         )
     metrics = WorkerMetricsPublisher()
     await metrics.create_endpoint(endpoint)
-    worker = Worker(arguments, events, metrics)
+    worker = Worker(arguments, events, metrics, engine)
     serving = asyncio.ensure_future(endpoint.serve_endpoint(worker.generate))
     kinds = {
         "aggregated": (WorkerType.Aggregated, []),
