@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from dynctl.base.errors import DynctlError, ExitCode, ReaderLeft, exit_code_of
+from dynctl.base.terminal import printable
 from dynctl.cli.global_options import group_callback, with_globals
 from dynctl.cli.help import PlainCommand, PlainGroup
 
@@ -265,13 +266,14 @@ def _report(error: BaseException) -> int:
 
 def _say(message: str, hint: str = "", file: Any = None) -> None:
     """Write a message and its hint to stderr, wrapped at words; `file`: a page, as it is."""
+    message = printable(message)
     if file is not None:
         file.write(message + "\n")
         return
     # COLUMNS, else the terminal of stderr; 80 in a pipe.
     width = max(64, _terminal_width())
     lines = [*_wrapped(message, width, " " * 7)]
-    for line in hint.splitlines():
+    for line in printable(hint).splitlines():
         lines += _wrapped("  " + line, width, " " * 6)
     sys.stderr.write("\n".join(lines) + "\n")
 

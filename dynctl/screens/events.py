@@ -8,6 +8,7 @@ from datetime import datetime
 import msgspec
 
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.base.terminal import printable
 from dynctl.documents.events import TailKind, TailLine
 from dynctl.planning.domain_capacity import primary_domain
 from dynctl.screens.canvas import Canvas
@@ -144,6 +145,7 @@ class EventStream(LineStream):
         names = sorted({name for worker in workers for name in worker.domains})
         transfer = [worker.runtime_config.kv_transfer_domain for worker in workers]
         domain = primary_domain(names, transfer)
+        domain = None if domain is None else printable(domain)
         lines = EventLines(workers, domain, Canvas.of(self._options))
         heading = lines.heading() if self._headings else ""
         await self.write(queue.take, lines.line, duration, heading)

@@ -15,6 +15,7 @@ import msgspec
 
 from dynctl.base.errors import ReaderLeft, UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.base.terminal import printable, printable_json, printable_value, say
 from dynctl.documents.bundle import BundleReport
 from dynctl.documents.client import Versions
 from dynctl.documents.config import ConfigReport
@@ -41,11 +42,9 @@ from dynctl.screens import (
 )
 from dynctl.screens.canvas import Canvas
 
-#: Characters that move the cursor, hide text or change its direction, except Canvas's own codes:
-#: bold, faint, and the color of a check's mark.
-_UNSAFE: Final = re.compile(
-    r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]"
-    r"|\x1b(?!\[[012]m|\[3[123]m(?:\x1b\[1m)?(?:pass|WARN|FAIL)\x1b)"
+#: Canvas's own codes: bold, faint, and the color of a check's mark.
+_OWN_CODE: Final = re.compile(
+    r"(\x1b\[[012]m|\x1b\[3[123]m(?=(?:\x1b\[1m)?(?:pass|WARN|FAIL)\x1b))"
 )
 
 
@@ -56,17 +55,20 @@ def emit(
     output = options.output
     if output is OutputFormat.JSON:
         text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
+        text = printable_json(text)
     elif output is OutputFormat.JSONL:
         text = "".join(msgspec.json.encode(i).decode() + "\n" for i in items(result))
+        text = printable_json(text)
     elif output is OutputFormat.YAML:
         text = yaml_text(result)
     elif output is OutputFormat.NAME:
-        text = _shown("".join(name + "\n" for name in names(result)))
+        # One name a line, whatever it contains.
+        text = "".join(printable(name).replace("\n", "?") + "\n" for name in names(result))
     elif output is OutputFormat.JUNIT:
-        text = _junit(result)
+        text = printable(_junit(result))
     else:
         draw_table = screen or draw
-        text = _shown(draw_table(result, Canvas.of(options)))
+        text = _shown(draw_table(_plain(result), Canvas.of(options)))
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -75,8 +77,20 @@ def emit(
 
 
 def _shown(text: str) -> str:
-    """``text`` without unsafe characters: it quotes files, cards and labels from outside."""
-    return _UNSAFE.sub("?", text)
+    """``text`` without unsafe characters, but with the canvas's codes."""
+    # Every second piece is a code.
+    pieces = _OWN_CODE.split(text)
+    pieces[::2] = map(printable, pieces[::2])
+    return "".join(pieces)
+
+
+def _plain(result: Any) -> Any:
+    """The result without escape sequences in its texts: on the screen they would pass for the
+    canvas's own."""
+    try:
+        return printable_value(result)
+    except (msgspec.MsgspecError, TypeError, ValueError):
+        return result  # not a document; _shown still cleans its screen
 
 
 def _junit(result: Any) -> str:
@@ -93,7 +107,7 @@ def _junit(result: Any) -> str:
 
 def talk(message: str) -> None:
     """Write a line for the user to stderr."""
-    sys.stderr.write(message + "\n")
+    say(message)
 
 
 def doubted(doubts: Iterable[str]) -> None:
@@ -107,7 +121,10 @@ def yaml_text(result: Any) -> str:
     import yaml
 
     plain = msgspec.to_builtins(result)
-    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+    text = str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+    if printable(text) != text:
+        text = str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=False))
+    return text
 
 
 _SCREENS: dict[type, Any] = {

@@ -20,6 +20,7 @@ import msgspec
 from dynctl.base.errors import ReaderLeft, UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.base.tasks import end_tasks
+from dynctl.base.terminal import printable_json, printable_value
 from dynctl.documents.thresholds import ThresholdEvent
 from dynctl.screens.thresholds import event_line
 
@@ -127,6 +128,7 @@ class LineStream:
             )
         self.shown = 0
         self._limit = limit
+        self._as_json = options.output is OutputFormat.JSONL
 
     async def write(
         self,
@@ -168,7 +170,11 @@ class LineStream:
             except TimeoutError:
                 return
             # Outside of the timeout: a line is written completely or not at all.
-            await output.write("".join(line(item) for item in items))
+            if self._as_json:
+                text = printable_json("".join(line(item) for item in items))
+            else:
+                text = "".join(line(printable_value(item)) for item in items)
+            await output.write(text)
             self.shown += len(items)
 
 
@@ -182,7 +188,6 @@ class ThresholdStream(LineStream):
         super().__init__(
             options, what="threshold changes", command="dynctl thresholds watch", limit=limit
         )
-        self._json = options.output is OutputFormat.JSONL
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[list[ThresholdEvent]] = asyncio.Queue()
 
@@ -201,5 +206,5 @@ class ThresholdStream(LineStream):
         await self.write(take, self._line, duration)
 
     def _line(self, event: ThresholdEvent) -> str:
-        text = msgspec.json.encode(event).decode() if self._json else event_line(event)
+        text = msgspec.json.encode(event).decode() if self._as_json else event_line(event)
         return text + "\n"

@@ -22,6 +22,7 @@ from textual.message import Message
 from textual.widgets import Input
 
 from dynctl.base.errors import DynctlError, ExitCode
+from dynctl.base.terminal import printable_value
 from dynctl.documents.snapshot import Alert, DomainRow, DomainView, Snapshot
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.alerts import AlertBoard
@@ -156,7 +157,8 @@ class TopApp(App[int]):
             began = time.monotonic()
             self._wake.clear()
             if not self.paused:
-                self.post_message(self.SourceRead(await self.source.snapshot()))
+                snapshot = printable_value(await self.source.snapshot())
+                self.post_message(self.SourceRead(snapshot))
             left = self.rate - (time.monotonic() - began)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.05, left)):

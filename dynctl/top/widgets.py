@@ -18,6 +18,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from dynctl.base.errors import DynctlError
+from dynctl.base.terminal import printable
 from dynctl.screens.canvas import Canvas
 from dynctl.top.details import Draw
 from dynctl.top.marks import ACCENT, BOLD, CURSOR, DIM, PLAIN, Line, plain
@@ -204,10 +205,10 @@ _WEIGHTS: Final = {"1": BOLD, "2": DIM, "0": PLAIN}
 def _line(text: str) -> Line:
     """A line with the canvas's escape codes as styles."""
     first, *rest = text.split("\x1b[")
-    pieces = [(first, PLAIN)]
+    pieces = [(printable(first), PLAIN)]
     for part in rest:
         code, _, words = part.partition("m")
-        pieces.append((words, _WEIGHTS.get(code, PLAIN)))
+        pieces.append((printable(words), _WEIGHTS.get(code, PLAIN)))
     return pieces
 
 

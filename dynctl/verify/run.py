@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Final
 from dynctl.adapters.ports import Cluster
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.base.terminal import say
 from dynctl.base.worker_environment import names_a_file
 from dynctl.documents.verify import VerifyReport
 from dynctl.findings.catalogue import catalogue
@@ -82,7 +82,7 @@ def verify_report(options: GlobalOptions, wanted: VerifyOptions) -> VerifyReport
             if left <= 0 or report.passes(wanted.fail_on):
                 return report
             problem = _failing(report, wanted.fail_on)
-        _say(f"{problem}; checking again, {left:,.0f} s left")
+        say(f"{problem}; checking again, {left:,.0f} s left")
         time.sleep(min(AGAIN_S, left))
 
 
@@ -134,16 +134,12 @@ def lint_with_cluster(
         cluster.close()
 
 
-def _say(message: str) -> None:
-    sys.stderr.write(message + "\n")
-
-
 def _reader(options: GlobalOptions, wanted: VerifyOptions) -> Callable[[], VerifyFacts]:
     """A function that gathers the facts for the options, at every call."""
     _check(options, wanted)
     options = in_context(options)
     routers = Routers(
-        frontends(options), reach_of(options.reach), min(options.timeout, 10.0), wanted.probe, _say
+        frontends(options), reach_of(options.reach), min(options.timeout, 10.0), wanted.probe, say
     )
     named = backend(options)
     registry = named is not None and named[0] != "kubernetes"

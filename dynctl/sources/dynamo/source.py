@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.base.terminal import say
 from dynctl.documents.doubts import MOST_NAMED, distinct
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
@@ -297,7 +297,7 @@ async def _settled(observer: Observer) -> None:
     try:
         while not (await asyncio.wait({settled}, timeout=_PROGRESS_S))[0]:
             left, total = len(observer.not_current()), len(observer.stream_states())
-            sys.stderr.write(f"reading caches: {total - left:,} of {total:,} ranks are current\n")
+            say(f"reading caches: {total - left:,} of {total:,} ranks are current")
     finally:
         settled.cancel()
 
