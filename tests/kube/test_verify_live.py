@@ -47,7 +47,7 @@ class Meanwhile:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
         self.problem: BaseException | None = None
         said = threading.Event()
-        before = verify_run._say
+        before = verify_run.say
 
         def talk(message: str) -> None:
             before(message)
