@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dynctl.base.terminal import say
 from dynctl.verify import run as verify_run
 from tests.kube import deployment, objects
 from tests.kube.actors import Simulation, living, simulation
@@ -47,7 +48,7 @@ class Meanwhile:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
         self.problem: BaseException | None = None
         said = threading.Event()
-        before = verify_run.say
+        before = say
 
         def talk(message: str) -> None:
             before(message)
@@ -60,7 +61,7 @@ class Meanwhile:
             except BaseException as problem:
                 self.problem = problem
 
-        monkeypatch.setattr(verify_run, "_say", talk)
+        monkeypatch.setattr(verify_run, "say", talk)
         self._thread = threading.Thread(target=act)
 
     def __enter__(self) -> None:
