@@ -32,7 +32,7 @@ __dynctl_command() {
             flags+=' --name --model --model-path --role --can-prefill --no-can-prefill --host --advertise-host --port --block-size --total-blocks --max-model-len --max-num-seqs --max-waiting --max-num-batched-tokens --data-parallel-size --lora --prefill-tokens-per-s --decode-itl-ms --speedup-ratio --default-output-tokens --seed --kv-transfer-ms-per-block --kv-transfer-cross-domain-factor --kv-load-failure-policy --kv-hold-timeout-s --kv-events --replay --kv-events-topic --kv-events-buffer-steps --max-body-bytes --drain-timeout-s --fault-slow-factor --fault-refuse --fault-die-mid-stream-after --fault-stop-publishing --no-fault-stop-publishing --fault-drop-events --output -o --timeout --wait'
             ;;
         'route')
-            flags+=' --explain --all --raw --messages --tokens --model --model-path --require-taint --prefer-taint --lora --cache-salt --pin-prefill --pin-decode --set --save-view --output -o --timeout --wait'
+            flags+=' --explain --all --raw --messages --tokens --model --model-path --require-taint --prefer-taint --lora --cache-salt --session --pin-prefill --pin-decode --set --save-view --output -o --timeout --wait'
             arguments=('free')
             ;;
         'workers')

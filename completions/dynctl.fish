@@ -461,6 +461,7 @@ function __dynctl_flags
                 '--prefer-taint'\t'Prefer this taint with weight W (repeatable)' \
                 '--lora'\t'LoRA adapter' \
                 '--cache-salt'\t'Cache salt of the request' \
+                '--session'\t'The request has a session id (x-session-id)' \
                 '--pin-prefill'\t'Force the prefill worker' \
                 '--pin-decode'\t'Force the decode worker' \
                 '--set'\t'Change a setting or a load, for example ..' \

@@ -69,6 +69,8 @@ class DryRun:
         self._router = view.router
         self._of_dynamo = view.chats == "dynamo"
         self.doubts: list[Doubt] = []
+        if query.in_session and self._of_dynamo:
+            self.doubts.append(doubt("DYR0745"))
         self.model, self.lora = self._named()
         self._asked = query.request(self.model)
         self._workers = [w for w in self._router.registry if self.model in w.served_names]

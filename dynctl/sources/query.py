@@ -26,6 +26,7 @@ class RouteQuery:
     ``pin_prefill`` and ``pin_decode`` are worker names or ids as typed. ``assignments`` are the
     ``key=value`` texts of ``--set``. ``model_path`` is a local tokenizer directory. ``lora`` is an
     adapter's name, ``cache_salt`` the tenant's secret of the same name in a request's body.
+    ``in_session``: the request names a session, in a header (x-session-id).
     """
 
     messages: Sequence[Mapping[str, Any]] | None = None
@@ -41,6 +42,7 @@ class RouteQuery:
     assignments: tuple[str, ...] = ()
     lora: str | None = None
     cache_salt: str | None = field(default=None, repr=False)
+    in_session: bool = False
 
     @property
     def wanted(self) -> str | None:

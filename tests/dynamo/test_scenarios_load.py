@@ -75,11 +75,13 @@ class Score:
         assert not self.wrong, self.wrong[0]
 
 
-def route(fleet: DynamoFleet, tokens: Sequence[int], *frontends: Frontend) -> RouteResult:
+def route(
+    fleet: DynamoFleet, tokens: Sequence[int], *frontends: Frontend, in_session: bool = False
+) -> RouteResult:
     """What `dynctl route --tokens` answers with these frontends, looking only once."""
     options = GlobalOptions(discovery="file", file_kv=fleet.file_kv)
     source = DynamoSource(options, tuple(one.url for one in frontends))
-    return source.route(RouteQuery(token_ids=list(tokens)))
+    return source.route(RouteQuery(token_ids=list(tokens), in_session=in_session))
 
 
 async def routed(seen: Observed, tokens: Sequence[int], *frontends: Frontend) -> RouteResult:
@@ -393,6 +395,24 @@ def test_a_frontend_without_kv_routing(several: Several, finding: Finding) -> No
         score.count(expected, several["round-robin"].complete(tokens))
     score.report(finding)
     assert score.named == 8
+
+
+def test_a_session_that_has_a_worker(several: Several, finding: Finding) -> None:
+    sessions, score = several["sessions"], Score("a session with a worker", "DYR0745")
+    for number in range(4):
+        headers = {"x-session-id": f"session-{number}"}
+        first = sessions.complete(prompt(several.chance, 2), headers=headers).placement.decode
+        home = several.fleet.worker_of(first)
+        other = next(one for one in several.workers if one is not home)
+        tokens = prompt(several.chance, 6)
+        several.cached(other, tokens, "GPU")
+        expected = route(several.fleet, tokens, sessions, in_session=True)
+        answer = sessions.complete(tokens, headers=headers)
+        assert answer.placement.decode == first, "the session keeps its worker"
+        score.count(expected, answer)
+        assert "DYR0745" not in codes(route(several.fleet, tokens, sessions))
+    score.report(finding)
+    assert score.declared == 4
 
 
 def test_128_requests_to_a_worker_at_once(several: Several, finding: Finding) -> None:

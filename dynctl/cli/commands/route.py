@@ -63,6 +63,9 @@ def route(
         str | None,
         typer.Option(metavar="TEXT", help="Cache salt of the request; @FILE reads it from a file."),
     ] = None,
+    session: Annotated[
+        bool, typer.Option("--session", help="The request has a session id (x-session-id).")
+    ] = False,
     pin_prefill: Annotated[
         str | None, typer.Option(metavar="WORKER", help="Force the prefill worker.")
     ] = None,
@@ -106,6 +109,7 @@ def route(
         assignments=tuple(assign or ()),
         lora=lora,
         cache_salt=_salt(cache_salt),
+        in_session=session,
     )
     source = connect(options)
     if save_view is not None:

@@ -6,7 +6,8 @@ history: requests that began before :attr:`LoadMirror.since` are unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from dynctl.adapters.ports import ChannelMessage, ChannelValue
@@ -30,7 +31,6 @@ from router_core import (
     Role,
     Router,
     Stage,
-    WorkerRegistry,
 )
 
 _STAGES: Final[dict[Role, Stage]] = {
@@ -39,25 +39,32 @@ _STAGES: Final[dict[Role, Stage]] = {
     Role.DECODE: "decode",
 }
 _GAUGE: Final = "frontend metrics"
+#: Sums of prefill tokens that are remembered for a rank, and ranks.
+_EARLIER: Final = 32
+_MOST_RANKS: Final = 100_000
+NO_EARLIER: Final[Mapping[tuple[int, int], Collection[int]]] = {}
 
 
 class LoadMirror:
     """Turns load events into a router's changes. ``clock``: monotonic seconds.
 
-    ``added`` counts requests, ``malformed`` unreadable messages. ``reported``: the ranks whose
-    workers reported their load since then.
+    ``added`` counts requests, ``malformed`` unreadable messages.
+    ``reported``: the ranks whose workers reported their load since then. ``earlier``: the last sums
+    of a rank's prefill tokens, by rank.
     """
 
     def __init__(
         self,
-        registry: WorkerRegistry,
+        router: Router,
         apply: Callable[[Change], Applied],
         clock: Callable[[], float],
         *,
         on_sequence: Callable[[SequenceEvent], None] = lambda event: None,
     ) -> None:
         self._on_sequence = on_sequence
-        self._registry = registry
+        self._router = router
+        self._registry = router.registry
+        self.earlier: dict[tuple[int, int], deque[int]] = {}
         self._apply = apply
         self.since = clock()
         self.added = 0
@@ -94,6 +101,7 @@ class LoadMirror:
         if worker is None:
             return
         stage = _STAGES[worker.role]
+        self._remember(event.worker_id, event.dp_rank)
         match event:
             case SequenceAdded():
                 self.added += 1
@@ -113,9 +121,26 @@ class LoadMirror:
             case SequenceFreed():
                 self._apply(Freed(event.request_id, stage))
 
+    def _remember(self, worker_id: int, dp_rank: int) -> None:
+        """Keep the present sum of a rank's prefill tokens before it changes."""
+        slot = self._registry.slot(worker_id, dp_rank)
+        if slot is None:
+            return
+        if len(self.earlier) >= _MOST_RANKS:
+            self.earlier.clear()
+        sums = self.earlier.setdefault((worker_id, dp_rank), deque(maxlen=_EARLIER))
+        sums.append(_mirrored(self._router, slot, _gauge(worker_id, dp_rank))[0])
 
-def gauge_changes(router: Router, loads: dict[tuple[int, int], RankLoad]) -> list[Change]:
+
+def gauge_changes(
+    router: Router,
+    loads: Mapping[tuple[int, int], RankLoad],
+    earlier: Mapping[tuple[int, int], Collection[int]] = NO_EARLIER,
+) -> list[Change]:
     """The changes that apply the load which frontends export, beyond that of mirrored requests.
+
+    ``earlier``: LoadMirror.earlier. The gauge of a frontend keeps prefill tokens that another has
+    finished: where all its blocks are known by request, an earlier sum of tokens is out of date.
 
     Gauges are sums without block hashes: a prompt that shares blocks with a running request looks
     more expensive here than to the router itself. Requests that the mirror has seen are known with
@@ -126,13 +151,13 @@ def gauge_changes(router: Router, loads: dict[tuple[int, int], RankLoad]) -> lis
         worker, slot = router.registry.get(worker_id), router.registry.slot(worker_id, dp_rank)
         if worker is None or slot is None:
             continue
-        name = f"{_GAUGE} {worker_id:x}.{dp_rank}"
+        name = _gauge(worker_id, dp_rank)
         changes.append(Freed(name))
-        tokens, blocks = router.load.prefill_tokens[slot], router.load.decode_blocks[slot]
-        for booked in router.load.bookings(name):
-            tokens, blocks = tokens - booked.prefill_tokens, blocks - booked.anonymous_blocks
+        tokens, blocks = _mirrored(router, slot, name)
         tokens = max(0, load.active_prefill_tokens - tokens)
         blocks = max(0, load.active_decode_blocks - blocks)
+        if not blocks and load.active_prefill_tokens in earlier.get((worker_id, dp_rank), ()):
+            tokens = 0
         if tokens or blocks:
             stage = _STAGES[worker.role]
             changes.append(
@@ -141,6 +166,19 @@ def gauge_changes(router: Router, loads: dict[tuple[int, int], RankLoad]) -> lis
                 )
             )
     return changes
+
+
+def _gauge(worker_id: int, dp_rank: int) -> str:
+    return f"{_GAUGE} {worker_id:x}.{dp_rank}"
+
+
+def _mirrored(router: Router, slot: int, gauge: str) -> tuple[int, int]:
+    """The prefill tokens and blocks of a slot without those that are booked for its gauge."""
+    load = router.load
+    tokens, blocks = load.prefill_tokens[slot], load.decode_blocks[slot]
+    for booked in load.bookings(gauge):
+        tokens, blocks = tokens - booked.prefill_tokens, blocks - booked.anonymous_blocks
+    return tokens, blocks
 
 
 def known_as_sums(router: Router) -> list[ActiveRequest]:

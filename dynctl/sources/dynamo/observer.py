@@ -159,7 +159,7 @@ class Observer:
         self._channels: dict[tuple[str, int], _Follower] = {}
         self._components: dict[tuple[str, str], _Component] = {}
         self.tasks = Supervisor()
-        self.load = LoadMirror(router.registry, self.apply, clock, on_sequence=on_sequence)
+        self.load = LoadMirror(router, self.apply, clock, on_sequence=on_sequence)
         self.applier = IndexRuntime(self.apply, router.sweep, on_condition, clock, self.tasks)
 
     async def __aenter__(self) -> Observer:

@@ -215,7 +215,8 @@ def take_load(observer: Observer, frontends: Sequence[FrontendMetrics]) -> tuple
     # Without a publisher of active requests no frontend counts the requests of another.
     alone = not observer.deployment.sequences
     mirrored = replicas_mirror(observer) or len(observer.load.routers) >= len(frontends)
-    for change in gauge_changes(observer.router, add_loads(frontends, mirrored=mirrored)):
+    loads = add_loads(frontends, mirrored=mirrored)
+    for change in gauge_changes(observer.router, loads, observer.load.earlier):
         observer.apply(change)
     doubts = []
     if any(metrics.kv_routing is False for metrics in frontends):

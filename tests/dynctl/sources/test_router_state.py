@@ -12,7 +12,7 @@ from dynctl.documents.view import SavedView, decode_view
 from dynctl.sources.dynamo.load_mirror import known_as_sums
 from dynctl.sources.dynamo.router_state import known_settings, take_load, take_settings
 from dynctl.sources.view import ViewSource
-from dynctl.wire.dynamo.active_sequences import SequenceAdded
+from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequencePrefillDone
 from dynctl.wire.dynamo.events import KvMetrics
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, RankLoad
 from router_core import SETTINGS, THRESHOLD_SETTINGS
@@ -55,6 +55,21 @@ async def test_gauges_are_the_rest_beyond_the_requests_that_were_seen(rig: Rig) 
     _, doubts = take_load(observer, [frontend((decode, 3, 0), (prefill, 0, 40))])
     assert (known_as_sums(rig.router), doubts) == ([], [])
     assert load.decode_blocks[rig.slot(decode)] == 3
+
+
+async def test_tokens_that_another_frontend_has_finished_are_not_counted(rig: Rig) -> None:
+    prefill, observer = rig.worker_id("prefill"), rig.observer
+    slot = rig.slot(prefill)
+    for event in (
+        SequenceAdded("r1", prefill, 0, None, 40, router_id=5),
+        SequenceAdded("r2", prefill, 0, None, 30, router_id=5),
+        SequencePrefillDone("r1", prefill, 0, 5),
+    ):
+        observer.load._sequence(event)
+    for gauge, tokens in ((70, 30), (30, 30), (40, 30), (95, 95)):
+        _, doubts = take_load(observer, [frontend((prefill, 0, gauge))])
+        assert rig.router.load.prefill_tokens[slot] == tokens, gauge
+        assert ("DYR0741" in codes(doubts)) is (gauge == 95)
 
 
 async def test_each_of_several_frontends_decides_on_its_own_load(rig: Rig) -> None:
