@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from dynctl.documents.codec import decode, field_values
 from router_core import Router, Worker
@@ -27,7 +28,10 @@ class ReportedLoad(msgspec.Struct, frozen=True):
 
 
 class RankRow(msgspec.Struct, frozen=True):
-    """One rank. Loads are counted by the router; ages are in seconds, None: never."""
+    """One rank. Loads are counted by the router; ages are in seconds, None: never.
+
+    ``stream_for_s``: seconds since its event stream was connected or lost; absent without one.
+    """
 
     dp_rank: int = 0
     active_requests: int = 0
@@ -41,15 +45,17 @@ class RankRow(msgspec.Struct, frozen=True):
     index_age_s: float | None = None
     load_age_s: float | None = None
     gaps: int = 0
+    stream_for_s: float | UnsetType = UNSET
 
 
 class StreamState(msgspec.Struct, frozen=True):
     """The state of one rank's KV event stream, for freshness and metrics.
 
-    ``last_seq`` is None before the first batch. ``last_batch_at`` is a reading of the caller's
-    monotonic clock in seconds. ``gaps`` counts holes seen, ``healed`` and ``lost`` the batches
-    that the replay socket brought back or that stay missing; ``missing`` is what the index lacks
-    now, which a restart or a cleared cache resets. ``dropped`` counts blocks by code.
+    ``for_s``: seconds since the connection was made or lost (or first tried). ``last_seq`` is None
+    before the first batch. ``last_batch_at`` is a reading of the caller's monotonic clock in
+    seconds. ``gaps`` counts holes seen, ``healed`` and ``lost`` the batches that the replay socket
+    brought back or that stay missing; ``missing`` is what the index lacks now, which a restart or
+    a cleared cache resets. ``dropped`` counts blocks by code.
     """
 
     connected: bool = False
@@ -67,6 +73,7 @@ class StreamState(msgspec.Struct, frozen=True):
     unknown_events: int = 0
     unknown_fields: int = 0
     dropped: dict[str, int] = {}
+    for_s: float | None = None
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
@@ -160,11 +167,16 @@ def engine_row(
     row: WorkerRow, *, source: str, endpoint: str, events: Mapping[int, StreamState]
 ) -> EngineRow:
     """The row of a registered worker with its engine's facts. ``events``: by rank."""
-    ranks = [
-        EngineRank(**field_values(rank), events=events.get(rank.dp_rank)) for rank in row.ranks
-    ]
+    ranks = [_engine_rank(rank, events.get(rank.dp_rank)) for rank in row.ranks]
     values = {**field_values(row), "endpoint": endpoint, "ranks": ranks}
     return EngineRow(**values, id=str(row.worker_id), source=source)
+
+
+def _engine_rank(rank: RankRow, events: StreamState | None) -> EngineRank:
+    values = field_values(rank)
+    if events is not None and events.for_s is not None:
+        values["stream_for_s"] = events.for_s
+    return EngineRank(**values, events=events)
 
 
 def decode_worker_rows(data: bytes) -> list[WorkerRow]:

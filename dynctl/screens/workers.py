@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import UNSET
+
 from dynctl.documents.workers import RankRow, WorkerDetail, WorkerList, WorkerRow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
@@ -257,11 +259,22 @@ def _index_state(worker: WorkerRow) -> str:
     )
 
 
+def _lost_for(worker: WorkerRow) -> list[float]:
+    """Seconds since each lost event stream was lost, where known."""
+    return [
+        rank.stream_for_s
+        for rank in worker.ranks
+        if rank.index == "disconnected" and rank.stream_for_s is not UNSET
+    ]
+
+
 def _index(worker: WorkerRow) -> str:
     if not worker.kv_events:
         return "load only"
     state = _index_state(worker)
     oldest = _oldest(worker, "index_age_s")
+    if state == "disconnected":
+        oldest = max(_lost_for(worker), default=oldest)
     if state == "gapped":
         return f"{plural(sum(rank.gaps for rank in worker.ranks), 'gap')}"
     if state == "absent":

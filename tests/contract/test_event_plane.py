@@ -164,6 +164,21 @@ async def test_a_message_beyond_the_limit_is_not_read(rig):
     assert (follower.counts.malformed, follower.counts.dropped) == (1, 1)
 
 
+async def test_a_message_over_the_limit_of_the_transport_does_not_end_the_channel(rig):
+    if rig.name != "zmq":
+        pytest.skip("only ZMQ gives up a connection for the size of a message")
+    async with following(rig) as (channel, follower, heard):
+        for lost in (1, 3):
+            await rig.send(channel, envelope(lost - 1))
+            await heard.until_number(lost - 1)
+            await rig.send(channel, envelope(lost, bytes(100_000)))
+            await rig.ready(channel, heard, 1 + (lost + 1) // 2)
+        await rig.send(channel, envelope(4))
+        await heard.until_number(4)
+    assert heard.numbers == [0, 2, 4]
+    assert follower.counts.dropped == 2
+
+
 async def test_it_reconnects_and_the_numbers_tell_what_was_lost(rig):
     async with following(rig) as (channel, follower, heard):
         await rig.send(channel, envelope(0), envelope(1))

@@ -431,6 +431,34 @@ async def test_batch_over_the_bound_is_refused(bench):
     assert "at most 500 bytes" in bench.recorder.condition("MALFORMED_BATCH").message
 
 
+@pytest.mark.parametrize("replay", [True, False])
+async def test_message_over_the_limit_of_the_socket_does_not_end_the_stream(bench, replay):
+    publisher = bench.publisher(replay=replay)
+    small = StreamBounds(idle_check=600.0, batch=Limits(payload_bytes=1000))
+    follower = bench.follower(publisher, bounds=small)
+    async with running(follower.run()):
+        for life in range(3):
+            await publisher.subscribed()
+            first = 3 * life
+            await publisher.send(first, batch(first))
+            await bench.recorder.until_seq(first)
+            publisher.keep(first + 1, batch(first + 1))  # lost on the wire
+            bench.now += 5.0
+            await publisher.raw(b"", encode_seq(first + 2), b"x" * 10_000)
+            publisher.keep(first + 2, batch(first + 2))
+            await bench.recorder.until_code("STREAM_DISCONNECTED", life + 1)
+            assert follower.state().for_s == 0.0
+        await publisher.subscribed()
+        await publisher.send(9, batch(9))
+        await bench.recorder.until_seq(9)
+        bench.now += 7.0
+        state = follower.state()
+        assert (state.connected, state.for_s) == (True, 7.0)
+    if replay:
+        assert state.missing == 0
+        assert bench.recorder.seqs == list(range(10))
+
+
 async def test_replay_that_never_answers_costs_one_wait_and_is_left_alone(bench):
     publisher = bench.publisher(replay=True, silent=True)
     bounds = StreamBounds(replay_wait=0.05, replay_pause=30.0, idle_check=600.0)

@@ -33,6 +33,8 @@ _MAX_SOCKETS: Final = 16_384  # ZMQ's own 1,023 would end at 500 channels
 _WATCHED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | int(zmq.Event.DISCONNECTED)
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _EXHAUSTED_PAUSE_S: Final = 5.0
+#: A connection that lasted this long starts again with the first pause.
+_STABLE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,18 @@ class ZmqFollower:
             self.intake.disconnect(str(error))
             await asyncio.Future()
             return
+        loop, pause = asyncio.get_running_loop(), self._bounds.reconnect
         while True:
+            began = loop.time()
             try:
+                # ZMQ does not reconnect after a message over its limit, so that every lost
+                # connection gets a new socket.
                 with contextlib.ExitStack() as stack:
                     await self._listen(endpoint, stack)
+                if loop.time() - began >= _STABLE_S:
+                    pause = self._bounds.reconnect
+                await asyncio.sleep(pause)
+                pause = min(self._bounds.reconnect_max, 2 * pause)
             except zmq.ZMQError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
@@ -140,6 +150,7 @@ class ZmqFollower:
                 await asyncio.sleep(_EXHAUSTED_PAUSE_S)
 
     async def _listen(self, endpoint: str, stack: contextlib.ExitStack) -> None:
+        """Follow one socket until its connection is lost and its last message is read."""
         bounds = self._bounds
         sub = self._plane.context().socket(zmq.SUB)
         stack.callback(sub.close, linger=0)
@@ -164,24 +175,31 @@ class ZmqFollower:
         poller.register(monitor, zmq.POLLIN)
         messages: zmq.Socket[bytes] = zmq.Socket.shadow(sub.underlying)
         changes: zmq.Socket[bytes] = zmq.Socket.shadow(monitor.underlying)
+        lost = False
         while True:
-            await poller.poll()
+            await poller.poll(0 if lost else None)
             received = drain(messages)
             # Read after the messages: a disconnect is always reported before the first message of
             # the connection that followed.
-            self._watch_connection(changes, endpoint)
+            lost = self._watch_connection(changes, endpoint) or lost
             for frames in received:
                 self._take(frames)
             if received:
                 await asyncio.sleep(0)
+            elif lost:
+                return
 
-    def _watch_connection(self, changes: zmq.Socket[bytes], endpoint: str) -> None:
+    def _watch_connection(self, changes: zmq.Socket[bytes], endpoint: str) -> bool:
+        """Report what the monitor saw; returns whether the connection was lost."""
+        lost = False
         for frames in drain(changes):
             event = parse_monitor_message(frames)["event"]
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.intake.connect(endpoint)
             elif event == zmq.Event.DISCONNECTED:
+                lost = True
                 self.intake.disconnect(f"lost {endpoint}; reconnecting")
+        return lost
 
     def _take(self, frames: list[bytes]) -> None:
         try:

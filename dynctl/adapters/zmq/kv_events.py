@@ -49,6 +49,11 @@ _COUNTERS: Final = (
     *("malformed", "unknown_events", "unknown_fields"),
 )
 _WATCHED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | int(zmq.Event.DISCONNECTED)
+#: Seconds before a new socket replaces one that lost its connection: the first time, and at most.
+_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 2.0
+#: A connection that lasted this long starts again with the first pause.
+_STABLE_S: Final = 10.0
 
 
 class ZmqKvEvents:
@@ -77,6 +82,8 @@ class ZmqKvEvents:
         self._context = context
         self._sequence = EventSequence()
         self._connected = False
+        self._changed_at = clock()
+        self._lost = False
         self._last_batch_at: float | None = None
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._dropped: dict[str, int] = {}
@@ -90,6 +97,7 @@ class ZmqKvEvents:
         """A snapshot of the counters."""
         return StreamState(
             connected=self._connected,
+            for_s=max(0.0, self._clock() - self._changed_at),
             last_seq=self._sequence.last,
             last_batch_at=self._last_batch_at,
             missing=max(self._missing.values()),
@@ -100,15 +108,26 @@ class ZmqKvEvents:
     async def run(self) -> None:
         """Follow the stream until cancelled; leaves no socket behind."""
         context = self._context or zmq.asyncio.Context()
+        pause = _PAUSE_S
         try:
-            with contextlib.ExitStack() as stack:
-                await self._follow(context, stack)
+            while True:
+                # ZMQ does not reconnect after a message over its limit, so that every lost
+                # connection gets a new socket; what was missed comes from the replay socket.
+                began = self._clock()
+                with contextlib.ExitStack() as stack:
+                    await self._follow(context, stack)
+                if self._clock() - began >= _STABLE_S:
+                    pause = _PAUSE_S
+                await asyncio.sleep(pause)
+                pause = min(_LONGEST_PAUSE_S, 2 * pause)
         finally:
             self._connected = False
             if self._context is None:
                 context.term()
 
     async def _follow(self, context: zmq.asyncio.Context, stack: contextlib.ExitStack) -> None:
+        """Follow one socket until its connection is lost and its last message is read."""
+        self._lost = False
         sub = context.socket(zmq.SUB)
         stack.callback(sub.close, linger=0)
         sub.set(zmq.RCVHWM, self._bounds.queue_messages)
@@ -132,7 +151,8 @@ class ZmqKvEvents:
         messages: zmq.Socket[bytes] = zmq.Socket.shadow(sub.underlying)
         changes: zmq.Socket[bytes] = zmq.Socket.shadow(monitor.underlying)
         while True:
-            ready = await poller.poll(int(self._bounds.idle_check * 1000))
+            wait = 0 if self._lost else int(self._bounds.idle_check * 1000)
+            ready = await poller.poll(wait)
             received = drain(messages)
             # Read after the messages: a disconnect is always reported before the first message of
             # the connection that followed, so its messages never count for the old one.
@@ -144,6 +164,8 @@ class ZmqKvEvents:
                 await self._take_message(context, frames)
             if received:
                 await asyncio.sleep(0)
+            elif self._lost:
+                return
 
     # -- connection -------------------------------------------------------------------------
 
@@ -151,13 +173,13 @@ class ZmqKvEvents:
         for frames in drain(changes):
             event = parse_monitor_message(frames)["event"]
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self._connected = True
+                self._connected, self._changed_at = True, self._clock()
                 self._check_due = True
                 self._replay_blocked_until = float("-inf")
                 self._report(StreamCode.STREAM_CONNECTED, f"connected to {self.endpoint}")
             elif event == zmq.Event.DISCONNECTED:
-                self._connected = False
-                self._reconnected = True
+                self._connected, self._changed_at = False, self._clock()
+                self._reconnected = self._lost = True
                 self._report(
                     StreamCode.STREAM_DISCONNECTED,
                     f"lost {self.endpoint}; reconnecting, its index is kept until it responds",

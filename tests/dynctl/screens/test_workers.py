@@ -1,6 +1,9 @@
 """The remarks under `workers list`."""
 
-from dynctl.documents.workers import WorkerList
+from msgspec.structs import replace
+
+from dynctl.documents.codec import encode
+from dynctl.documents.workers import StreamState, WorkerList, decode_worker_rows, engine_row
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.workers import worker_list
 from tests.golden.fleets import view, worker
@@ -16,3 +19,13 @@ def test_the_note_about_missing_kv_events_excludes_decode_workers():
     assert text.splitlines()[-1] == "no KV events, routed by load only: p, a"
     text = worker_list(WorkerList("test", view(workers[2:]).workers()), Canvas())
     assert "routed by load only" not in text
+
+
+def test_a_lost_event_stream_shows_how_long_it_is_lost():
+    (row,) = view([worker("a", "aggregated", 2)]).workers()
+    lost = replace(row, ranks=[replace(rank, index="disconnected") for rank in row.ranks])
+    events = {0: StreamState(connected=False, for_s=75.0)}
+    engine = engine_row(lost, source="api", endpoint="http://x", events=events)
+    sent = b'{"workers": [' + encode(engine) + b"]}"
+    text = worker_list(WorkerList("test", decode_worker_rows(sent)), Canvas())
+    assert "disconnected, 75 s" in text
