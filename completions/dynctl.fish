@@ -181,6 +181,7 @@ function __dynctl_flags
                 '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
                 '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
                 '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
                 '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
                 '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
@@ -274,6 +275,7 @@ function __dynctl_flags
                 '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
                 '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
                 '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
                 '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
                 '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
@@ -371,6 +373,7 @@ function __dynctl_flags
                 '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
                 '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
                 '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
                 '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
                 '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
@@ -683,6 +686,7 @@ function __dynctl_flags
                 '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
                 '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
                 '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
                 '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
                 '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
@@ -933,6 +937,8 @@ function __dynctl_meaning
             echo 'words:fail fallback'
         case '*:--router-mode'
             echo 'words:kv round-robin random least-loaded'
+        case '*:--router-on-degraded'
+            echo 'words:discount load-only full'
         case '*:--router-prefill-load-model'
             echo 'words:none ais aic'
         case '*:--router-queue-policy'

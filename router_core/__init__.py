@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 # fmt: off
 # isort: off
 if TYPE_CHECKING:
-    from router_core.router import Captured, Freshness, Router
+    from router_core.router import Captured, Router
+    from router_core.freshness import TRUST, Freshness, Trust
     from router_core.changes import (
         OK, STAGES, Applied, Booked, Change, ConfigSet, Expired, Freed, IndexConnected, IndexMarked,
         KvEvent, LoadReported, OutputBlock, PrefillDone, Progressed, Stage, ThresholdsSet,
@@ -64,7 +65,8 @@ if TYPE_CHECKING:
     from router_core.load import ActiveRequest, PotentialLoad
 
 __all__ = [  # noqa: RUF022 - grouped by module
-    "Captured", "Freshness", "Router",
+    "Captured", "Router",
+    "TRUST", "Freshness", "Trust",
     "OK", "STAGES", "Applied", "Booked", "Change", "ConfigSet", "Expired", "Freed",
     "IndexConnected", "IndexMarked", "KvEvent", "LoadReported", "OutputBlock", "PrefillDone",
     "Progressed", "Stage", "ThresholdsSet", "WorkerAvailability", "WorkerLost", "WorkerUpserted",
@@ -97,7 +99,8 @@ __all__ = [  # noqa: RUF022 - grouped by module
 ]
 
 _MODULES = {
-    "router": "Captured Freshness Router",
+    "router": "Captured Router",
+    "freshness": "TRUST Freshness Trust",
     "changes":
         "OK STAGES Applied Booked Change ConfigSet Expired Freed IndexConnected IndexMarked "
         "KvEvent LoadReported OutputBlock PrefillDone Progressed Stage ThresholdsSet "

@@ -53,12 +53,13 @@ class IndexMarked:
     """How complete the index of one rank is.
 
     ``current``: every event was received; ``gapped``: ``missing`` batches were lost and not
-    recovered; ``absent``: the rank does not report what it caches.
+    recovered; ``over_limit``: it had more blocks than the rank can have and was dropped;
+    ``absent``: the rank does not report what it caches.
     """
 
     worker_id: int
     dp_rank: int
-    state: Literal["current", "gapped", "absent"]
+    state: Literal["current", "gapped", "over_limit", "absent"]
     missing: int = 0
 
 
@@ -67,11 +68,14 @@ class IndexConnected:
     """Whether the events of one rank can be received now.
 
     While they cannot, the index keeps its last contents and its state is ``disconnected``.
+    ``recovering``: what the rank cached before, or while the connection was lost, is not read yet;
+    None: as before.
     """
 
     worker_id: int
     dp_rank: int
     connected: bool
+    recovering: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from router_core.errors import ConfigError
 
 #: Modes of other routers that this one does not have yet; errors name them as "not built yet".
 PLANNED_MODES = ("power-of-two", "device-aware-weighted", "direct")
+PLANNED_VALUES = (*PLANNED_MODES, "approximate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Setting:
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
             raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {value!r}")
         if self.choices and value not in self.choices:
-            planned = " (not built yet)" if value in PLANNED_MODES else ""
+            planned = " (not built yet)" if value in PLANNED_VALUES else ""
             raise ConfigError(
                 f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}{planned}"
             )
@@ -159,6 +160,9 @@ class RouterConfig:
     """Weight of the preference, 0 to 1."""
     decode_capacity_guard: bool = True
     """Choose only prefill workers whose domain has an eligible decode worker."""
+    router_on_degraded: str = _setting("discount", choices=("discount", "load-only", "full"))
+    """What cached blocks count for while a rank's index is incomplete: ``discount`` half of them,
+    ``load-only`` none, ``full`` all (as in Dynamo)."""
     active_request_expiry_secs: float = _setting(300.0, low=1.0)
     """Seconds without progress after which a booking expires."""
     overload_status_code: int = _setting(529, low=400, high=599)

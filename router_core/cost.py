@@ -82,7 +82,9 @@ class CostInputs:
     this request. ``active_blocks``: blocks active there. ``shared_blocks``: leading blocks of this
     prompt among them. ``multipliers``: None without a preferred taint. ``host_blocks``: prompt
     blocks after those that are cached in host memory, ``disk_blocks`` those after them on disk;
-    None where no candidate has any.
+    None where no candidate has any. ``trust``: of each candidate's index, its place in
+    ``freshness.TRUST``, and ``indexed_blocks`` what that index has, of which ``overlap_blocks``
+    count (``router_on_degraded``); None where every index is exact.
     """
 
     isl_tokens: int
@@ -96,6 +98,8 @@ class CostInputs:
     multipliers: Sequence[float] | None = None
     host_blocks: Sequence[int] | None = None
     disk_blocks: Sequence[int] | None = None
+    trust: Sequence[int] | None = None
+    indexed_blocks: Sequence[int] | None = None
 
     def cached_tokens(self, position: int, parameters: CostParameters) -> int:
         """Prompt tokens that a candidate does not compute; lower tiers count by their weights.

@@ -21,6 +21,7 @@ from router_core.cost import (
     total_costs,
 )
 from router_core.errors import RouterCoreError
+from router_core.freshness import TRUST, Trust
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
 from router_core.workers import Worker, WorkerWithDpRank
 
@@ -88,7 +89,8 @@ class FunnelStep:
 class Candidate:
     """One scored rank, built from the columns on demand.
 
-    ``usable_blocks``: those of ``overlap_blocks`` that the engine reuses.
+    ``overlap_blocks``: cached blocks that count, of the ``indexed_blocks`` that its index has and
+    trusts as ``index`` says; the engine is expected to reuse ``usable_blocks`` of them.
     """
 
     worker: Worker
@@ -105,6 +107,8 @@ class Candidate:
     host_blocks: int = 0
     disk_blocks: int = 0
     usable_blocks: int = 0
+    indexed_blocks: int = 0
+    index: Trust = "exact"
 
     @property
     def ref(self) -> WorkerWithDpRank:
@@ -194,7 +198,20 @@ class Decision:
         It always computes the prompt's last token, so a prompt of whole blocks that is cached
         entirely reuses one block less. Costs and bookings count that block, as in Dynamo.
         """
-        return min(self.overlap_blocks(position), max(0, self.isl_tokens - 1) // self.block_size)
+        most = max(0, self.isl_tokens - 1) // self.block_size
+        return min(self.indexed_blocks(position), most)
+
+    def indexed_blocks(self, position: int) -> int:
+        """Leading prompt blocks in a candidate's index, whether they count in full or not."""
+        if self.inputs is None or self.inputs.indexed_blocks is None:
+            return self.overlap_blocks(position)
+        return self.inputs.indexed_blocks[position]
+
+    def trust(self, position: int) -> Trust:
+        """How far a candidate's index can be trusted."""
+        if self.inputs is None or self.inputs.trust is None:
+            return "exact"
+        return TRUST[self.inputs.trust[position]]
 
     @property
     def cached_tokens(self) -> int:
@@ -238,6 +255,8 @@ class Decision:
                 host_blocks=_at(inputs.host_blocks, i) if inputs is not None else 0,
                 disk_blocks=_at(inputs.disk_blocks, i) if inputs is not None else 0,
                 usable_blocks=self.usable_blocks(i),
+                indexed_blocks=self.indexed_blocks(i),
+                index=self.trust(i),
             )
 
     def replay(

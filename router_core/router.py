@@ -27,6 +27,7 @@ from router_core.events import (
     WindowStored,
     refused_store,
 )
+from router_core.freshness import Freshness, FreshnessTable
 from router_core.index import PrefixIndex
 from router_core.load import ActiveSequences, PotentialLoad
 from router_core.lower_tiers import TIERS, LowerTiers
@@ -38,27 +39,6 @@ from router_core.worker_sets import slots_of
 from router_core.workers import Worker, WorkerWithDpRank
 
 SNAPSHOT_SCHEMA = 1
-
-
-@dataclass(slots=True)
-class Freshness:
-    """Age and completeness of one rank's data. Times are those passed to ``apply``; None: never.
-
-    ``index_state``: ``current``, ``gapped`` (batches were lost) or ``absent`` (no cache events).
-    ``connected``: events can be received now.
-    """
-
-    index_state: str = "absent"
-    index_at: float | None = None
-    load_at: float | None = None
-    gaps: int = 0
-    connected: bool = True
-
-    @property
-    def state(self) -> str:
-        """``index_state``, or ``disconnected`` while no events can be received."""
-        disconnected = not self.connected and self.index_state != "absent"
-        return "disconnected" if disconnected else self.index_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +72,7 @@ class Router:
         self.busy = BusyTracker(self.registry, self.load)
         self.busy.default = Thresholds.of(self.config)
         self.rotation: dict[tuple[str, Stage], int] = {}
-        self.freshness: dict[int, Freshness] = {}
+        self.freshness = FreshnessTable()
         self._draining: list[int] = []
         self._groups = TransferGroupsCache()
 
@@ -299,6 +279,7 @@ class Router:
                     str(slot): [f.index_state, f.index_at, f.load_at, f.gaps, f.connected]
                     for slot, f in self.freshness.items()
                 },
+                "recovering": [slot for slot, f in self.freshness.items() if f.recovering],
             },
             self.index.copy(),
             self.tiers.copy(),
@@ -330,7 +311,10 @@ class Router:
             router.busy.grow(router.registry.capacity)
             router.busy.load_dump(plain["busy"])
             router.rotation = {(model, stage): n for model, stage, n in plain["rotation"]}
-            router.freshness = {int(k): Freshness(*v) for k, v in plain["freshness"].items()}
+            for slot, row in plain["freshness"].items():
+                restored = router.freshness[int(slot)] = Freshness(*row)
+                restored.recovering = int(slot) in plain.get("recovering", ())
+                router.freshness.note(int(slot))
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
             raise SnapshotError(f"snapshot cannot be restored: {detail}") from error
@@ -352,6 +336,7 @@ class Router:
             self.profile or PROFILES[config.router_mode],
             what_if,
             self.tiers,
+            self.freshness,
         )
 
     def _busy_under(self, default: Thresholds) -> BusyTracker:
@@ -372,6 +357,7 @@ class Router:
         self._forget(dropped)
         for slot in self.registry.slots(worker.worker_id):
             self.freshness.setdefault(slot, Freshness("current" if worker.kv_events else "absent"))
+            self.freshness.note(slot)
         self.busy.update_all()
         return OK
 
@@ -389,6 +375,7 @@ class Router:
             self.load.drop_slot(slot)
             self.busy.forget(slot)
             self.freshness.pop(slot, None)
+            self.freshness.note(slot)
             self.index.begin_drop(slot)
             self.tiers.clear(slot)
             self._draining.append(slot)
@@ -449,13 +436,18 @@ class Router:
         row.index_at = now
         if change.state == "gapped":
             row.gaps += max(1, change.missing)
+        self.freshness.note(slot)
         return OK
 
     def _index_connected(self, change: c.IndexConnected) -> Applied:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
-        self.freshness[slot].connected = change.connected
+        row = self.freshness[slot]
+        row.connected = change.connected
+        if change.recovering is not None:
+            row.recovering = change.recovering
+        self.freshness.note(slot)
         return OK
 
     def _booked(self, change: Booked, now: float) -> Applied:

@@ -17,6 +17,7 @@ from router_core.changes import Stage
 from router_core.config import RouterConfig
 from router_core.cost import CostInputs, CostParameters, TermColumn, pick, total_costs
 from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection
+from router_core.freshness import FreshnessTable, counted_blocks
 from router_core.hashing import hash_prompt
 from router_core.index import PrefixIndex
 from router_core.load import ActiveSequences
@@ -155,6 +156,7 @@ class RoutingView:
     profile: Profile
     what_if: WhatIf | None = None
     tiers: LowerTiers = field(default_factory=LowerTiers)
+    freshness: FreshnessTable = field(default_factory=FreshnessTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +318,14 @@ def cost_inputs(
         if parameters.track_active_blocks and parameters.assume_kv_reuse:
             more = _column(load.shared_blocks(hashes, mask), slots)
             shared_blocks = list(map(add, shared_blocks or repeat(0), more))
+    trust = indexed_blocks = None
+    if context.stage != "decode":
+        trust = view.freshness.trusts(slots, mask)
+    if trust is not None:
+        rule, indexed_blocks = view.config.router_on_degraded, overlap_blocks
+        overlap_blocks = counted_blocks(overlap_blocks, trust, rule)
+        host_blocks = host_blocks and counted_blocks(host_blocks, trust, rule)
+        disk_blocks = disk_blocks and counted_blocks(disk_blocks, trust, rule)
     prefill_tokens = candidates.gather(load.prefill_tokens)
     active_blocks = candidates.gather(load.decode_blocks)
     if view.what_if is not None:
@@ -333,6 +343,8 @@ def cost_inputs(
         multipliers=_multipliers(view, context, slots),
         host_blocks=host_blocks,
         disk_blocks=disk_blocks,
+        trust=trust,
+        indexed_blocks=indexed_blocks,
     )
 
 

@@ -93,7 +93,25 @@ class StreamCondition:
                 yield IndexMarked(self.worker_id, rank, state, self.missing)
 
 
-StreamValue = IndexUpdate | StreamCondition
+@dataclass(frozen=True, slots=True)
+class IndexRead:
+    """Whether the connected stream has read all that these ranks cached before.
+
+    After a connection it has not, until the replay socket answers or the next batch shows that
+    nothing is missing.
+    """
+
+    worker_id: int
+    ranks: tuple[int, ...]
+    complete: bool
+
+    def changes(self) -> Iterator[Change]:
+        """The router's changes, in order."""
+        for rank in self.ranks:
+            yield IndexConnected(self.worker_id, rank, True, recovering=not self.complete)
+
+
+StreamValue = IndexUpdate | StreamCondition | IndexRead
 
 
 class KvEventStream(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -84,7 +84,9 @@ class FunnelRow(msgspec.Struct, frozen=True):
 class CandidateRow(msgspec.Struct, frozen=True):
     """One scored rank. ``host_blocks``: prompt blocks in host memory after the cached ones
     (``overlap_blocks``), ``disk_blocks``: those after them on disk. ``usable_blocks``: the cached
-    ones that the engine reuses; it always computes the prompt's last token.
+    ones that the engine reuses; it always computes the prompt's last token. ``index``: whether the
+    rank's index is ``exact``, ``degraded`` or ``none``; of its ``indexed_blocks`` those in
+    ``overlap_blocks`` count.
     """
 
     worker: str
@@ -103,6 +105,8 @@ class CandidateRow(msgspec.Struct, frozen=True):
     host_blocks: int = 0
     disk_blocks: int = 0
     usable_blocks: int = 0
+    indexed_blocks: int = 0
+    index: str = "exact"
 
 
 class FlipRow(msgspec.Struct, frozen=True):
@@ -312,6 +316,15 @@ def _refused_draws(by_prefill: Sequence[ByPrefill]) -> Iterator[Doubt]:
         yield doubt("DYR0725", refused=len(refused), drawn=len(by_prefill), names=names)
 
 
+#: State of an index -> why it may be wrong.
+_INCOMPLETE: Final = {
+    "disconnected": "its event stream is not connected",
+    "gapped": "events were lost",
+    "over_limit": "it had more blocks than the worker can have, and starts again",
+    "recovering": "what was cached before is not read yet",
+}
+
+
 def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:
     """The candidates whose index is not current, by its state.
 
@@ -328,7 +341,7 @@ def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:
             stale.setdefault(row.state, []).append(worker.name)
     for state, names in stale.items():
         varies = Varies(overlap=True, workers=list(dict.fromkeys(names)))
-        why = f"the index is {state}"
+        why = _INCOMPLETE.get(state, f"the index is {state}")
         yield doubt("DYR0705", varies=varies, workers=some_names(names), why=why)
 
 
@@ -423,6 +436,8 @@ def _candidate_row(row: Candidate) -> CandidateRow:
         host_blocks=row.host_blocks,
         disk_blocks=row.disk_blocks,
         usable_blocks=row.usable_blocks,
+        indexed_blocks=row.indexed_blocks,
+        index=row.index,
     )
 
 

@@ -130,6 +130,7 @@ class _SnapshotForm(msgspec.Struct):
     rotation: list[tuple[str, str, _Count]]
     freshness: dict[str, tuple[str, float | None, float | None, _Count, bool]]
     tiers: list[_TierForm] = []
+    recovering: list[int] = []
 
 
 class _ViewDocument(msgspec.Struct, frozen=True, kw_only=True):

@@ -203,7 +203,8 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
         *(
             _tier_column(name, heading)
             for name, heading, plain in (
-                ("usable_blocks", "reused", "overlap_blocks"),
+                ("indexed_blocks", "indexed", "overlap_blocks"),
+                ("usable_blocks", "reused", "indexed_blocks"),
                 ("host_blocks", "host", None),
                 ("disk_blocks", "disk", None),
             )

@@ -251,10 +251,14 @@ def _cached(worker: WorkerRow) -> str:
     return count(total) if reported else "-"
 
 
+#: States of an index, the worst first.
+_STATES = ("disconnected", "over_limit", "gapped", "recovering", "absent", "current")
+
+
 def _index_state(worker: WorkerRow) -> str:
     states = {rank.index for rank in worker.ranks}
     return next(
-        (state for state in ("disconnected", "gapped", "absent", "current") if state in states),
+        (state for state in _STATES if state in states),
         "absent",
     )
 

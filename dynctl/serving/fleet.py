@@ -567,7 +567,8 @@ class Fleet:
         self._clear_index(member)
         for source in sources:
             # Disconnected until the stream reports that it is connected.
-            self._service.apply(IndexConnected(source.worker_id, source.dp_rank, False))
+            unread = IndexConnected(source.worker_id, source.dp_rank, False, recovering=True)
+            self._service.apply(unread)
             self.index.follow(source, member.spec.name)
 
     def _restarts(self, member: Member) -> int:

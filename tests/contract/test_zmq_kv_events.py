@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from dynctl.adapters.ports import IndexUpdate
+from dynctl.adapters.ports import IndexRead, IndexUpdate
 from dynctl.adapters.zmq.kv_event_source import (
     EndpointError,
     KvEventSource,
@@ -17,7 +17,14 @@ from dynctl.adapters.zmq.kv_event_source import (
 )
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.wire.vllm_events import Limits, decode_message, encode_batch, encode_seq
-from router_core import BlocksStored, Cleared, IndexMarked, KvEvent, local_block_hashes
+from router_core import (
+    BlocksStored,
+    Cleared,
+    IndexConnected,
+    IndexMarked,
+    KvEvent,
+    local_block_hashes,
+)
 from tests.contract.zmq_publisher import (
     CLEARED,
     Recorder,
@@ -26,6 +33,7 @@ from tests.contract.zmq_publisher import (
     running,
     stored,
 )
+from tests.waiting import until
 
 CAPTURE = Path(__file__).parents[1] / "captures" / "vllm-zmq-kv-events.jsonl"
 # Waits that must run out in a test are short, those that must not are long.
@@ -114,8 +122,7 @@ async def test_captured_stream_of_a_real_mock_worker(bench):
         await bench.recorder.until_seq(decode_message(frames[-1])[1])
     assert bench.recorder.seqs == list(range(len(frames)))
     assert follower.state().dropped == {}
-    first = bench.recorder.values[1]
-    assert isinstance(first, IndexUpdate)
+    first = next(one for one in bench.recorder.values if isinstance(one, IndexUpdate))
     (event,) = first.events
     assert isinstance(event, BlocksStored)
     # The mocker names a first block by its local hash, so its own name proves our hashing.
@@ -666,3 +673,31 @@ def test_endpoint_is_dialled_where_the_worker_is(endpoint, host, rank, dialled):
 def test_endpoint_that_cannot_be_dialled(endpoint, says):
     with pytest.raises(EndpointError, match=says.replace("*", r"\*")):
         dialable_endpoint(endpoint)
+
+
+def reads(bench) -> list[bool]:
+    return [value.complete for value in bench.recorder.values if isinstance(value, IndexRead)]
+
+
+async def test_the_index_is_read_when_the_replay_socket_answered(bench):
+    """Before, what the engine cached earlier may be missing; an empty answer is an answer."""
+    publisher = bench.publisher(replay=True)
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await until(lambda: reads(bench) == [True])
+    assert IndexConnected(7, 0, True, recovering=False) in [
+        change for value in bench.recorder.values for change in value.changes()
+    ]
+
+
+async def test_without_a_replay_socket_the_first_batch_shows_whether_anything_is_missing(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await bench.recorder.until_code("STREAM_CONNECTED")
+        assert reads(bench) == []
+        await publisher.send(0, batch(0))
+        await bench.recorder.until_seq(0)
+    assert reads(bench) == [True]

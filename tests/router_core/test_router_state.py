@@ -29,6 +29,7 @@ IDS = st.integers(1, 4)
 NAMES = st.sampled_from(["r1", "r2", "r3", "r4", "r5"])
 SIGNAL = st.sampled_from([None, 10, 60])
 FRACTION = st.sampled_from([None, 0.5])
+INDEX_STATES = ["current", "gapped", "over_limit", "absent"]
 ROLES = st.sampled_from(["aggregated", "prefill", "decode"])
 
 
@@ -51,7 +52,9 @@ def change(draw: st.DrawFn) -> c.Change:
         stored(who, draw(st.integers(1, 6)), draw(st.integers(0, 2)), rank),
         c.KvEvent(who, rank, BlocksRemoved(stored(1, 6, 0).event.block_hashes[2:3])),  # type: ignore[union-attr]
         c.KvEvent(who, rank, Cleared()),
-        c.IndexMarked(who, rank, draw(st.sampled_from(["current", "gapped", "absent"])), 2),
+        c.IndexMarked(
+            who, rank, draw(st.sampled_from(["current", "gapped", "over_limit", "absent"])), 2
+        ),
         c.IndexConnected(who, rank, draw(st.booleans())),
         c.Booked(
             draw(NAMES),
@@ -360,3 +363,56 @@ def test_a_capture_does_not_change_with_the_router() -> None:
     apply_all(made, c.KvEvent(1, 0, Cleared()), stored(2, 6, 1), c.Freed("x"), c.WorkerLost(2))
     assert captured.document() == before
     assert made.snapshot() != before
+
+
+def trusted(made: Router) -> list[str]:
+    return [made.freshness[slot].trust for slot in made.registry.slots(1)]
+
+
+def test_an_index_is_exact_only_while_nothing_is_missing() -> None:
+    made = router(worker(1))
+    assert trusted(made) == ["exact"]
+    steps: list[tuple[c.Change, str, str]] = [
+        (c.IndexConnected(1, 0, False), "disconnected", "degraded"),
+        (c.IndexConnected(1, 0, True, recovering=True), "recovering", "degraded"),
+        (c.IndexConnected(1, 0, True), "recovering", "degraded"),
+        (c.IndexConnected(1, 0, True, recovering=False), "current", "exact"),
+        (c.IndexMarked(1, 0, "gapped", 2), "gapped", "degraded"),
+        (c.IndexMarked(1, 0, "over_limit"), "over_limit", "degraded"),
+        (c.IndexMarked(1, 0, "absent"), "absent", "none"),
+        (c.IndexMarked(1, 0, "current"), "current", "exact"),
+    ]
+    for change, state, trust in steps:
+        assert made.apply(change, 0.0).ok
+        [slot] = made.registry.slots(1)
+        assert (made.freshness[slot].state, made.freshness[slot].trust) == (state, trust)
+        assert made.freshness.degraded >> slot & 1 == (trust == "degraded")
+        assert made.freshness.none >> slot & 1 == (trust == "none")
+        again = Router.restore(json.loads(json.dumps(made.snapshot())))
+        assert again.freshness[slot].trust == trust
+        assert again.freshness.degraded == made.freshness.degraded
+    apply_all(made, c.IndexMarked(1, 0, "gapped"), c.WorkerLost(1))
+    assert made.freshness.degraded == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "counted"), [("discount", 2), ("load-only", 0), ("full", 4), (None, 4)]
+)
+def test_what_an_incomplete_index_counts_for(rule: str | None, counted: int) -> None:
+    """``None``: the index is exact, so the setting has no effect."""
+    made = router(worker(1), worker(2), router_on_degraded=rule or "load-only")
+    apply_all(made, stored(1, 4))
+    if rule is not None:
+        apply_all(made, c.IndexMarked(1, 0, "gapped"))
+    decision = made.plan(request(tokens=4 * 16 + 1)).final
+    first, second = decision.rows()
+    assert (first.overlap_blocks, first.indexed_blocks) == (counted, 4)
+    assert (first.index, second.index) == ("exact" if rule is None else "degraded", "exact")
+    assert first.usable_blocks == 4, "what the engine is expected to reuse does not change"
+    assert first.cost == second.cost - counted
+    assert decision.replay().costs == decision.costs
+
+
+def test_approximate_is_not_built_yet() -> None:
+    with pytest.raises(ConfigError, match=r"got 'approximate' \(not built yet\)"):
+        RouterConfig(router_on_degraded="approximate")

@@ -20,7 +20,7 @@ import zmq.asyncio
 from xxhash import xxh3_64_intdigest
 from zmq.utils.monitor import parse_monitor_message
 
-from dynctl.adapters.ports import IndexUpdate, StreamCode, StreamCondition, StreamValue
+from dynctl.adapters.ports import IndexRead, IndexUpdate, StreamCode, StreamCondition, StreamValue
 from dynctl.adapters.zmq.context import drain
 from dynctl.adapters.zmq.kv_event_source import (
     DEFAULT_BOUNDS,
@@ -90,6 +90,7 @@ class ZmqKvEvents:
         self._reported: set[str] = set()
         self._missing: dict[int, int] = {source.dp_rank: 0}  # missing batches of each rank's index
         self._reconnected = False
+        self._unread = True  # what the engine cached before the connection may be missing
         self._check_due = False
         self._replay_blocked_until = float("-inf")
 
@@ -175,6 +176,7 @@ class ZmqKvEvents:
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._connected, self._changed_at = True, self._clock()
                 self._check_due = True
+                self._note_read(False)
                 self._replay_blocked_until = float("-inf")
                 self._report(StreamCode.STREAM_CONNECTED, f"connected to {self.endpoint}")
             elif event == zmq.Event.DISCONNECTED:
@@ -184,6 +186,11 @@ class ZmqKvEvents:
                     StreamCode.STREAM_DISCONNECTED,
                     f"lost {self.endpoint}; reconnecting, its index is kept until it responds",
                 )
+
+    def _note_read(self, complete: bool) -> None:
+        if complete is self._unread:
+            self._unread = not complete
+            self._emit(IndexRead(self.source.worker_id, tuple(sorted(self._missing)), complete))
 
     async def _check_identity(self, context: zmq.asyncio.Context) -> None:
         """Request the last applied batch and all after it; the same process returns it as is."""
@@ -240,6 +247,9 @@ class ZmqKvEvents:
         if skipped:
             self._lose(first_missing, skipped)
         self._reconnected = False
+        if not replayed:
+            # In sequence with what is applied, or the first of all; what is missing is known.
+            self._note_read(True)
         self._counts["batches"] += 1
         self._counts["healed"] += replayed
         self._last_batch_at = self._clock()
@@ -291,6 +301,7 @@ class ZmqKvEvents:
             if verify and not await self._same_process(context, start):
                 start = 0
             await self._apply_replay(context, start)
+            self._note_read(True)
             if StreamCode.REPLAY_UNAVAILABLE in self._reported:
                 self._reported.discard(StreamCode.REPLAY_UNAVAILABLE)
                 self._report(StreamCode.REPLAY_AVAILABLE, f"{self.replay} answers again")

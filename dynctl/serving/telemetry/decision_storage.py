@@ -77,6 +77,7 @@ class BriefHop(NamedTuple):
 
     A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, overlap,
     prefill tokens, active blocks, shared blocks, requests, multiplier, host blocks, disk blocks,
+    trust, indexed blocks,
     *term values)``. ``counts``
     are the funnel's (entered, left), flat; ``terms`` are (name, unit, weight).
     """
@@ -93,6 +94,8 @@ class BriefHop(NamedTuple):
     constraints: RoutingConstraints
     overlap_modelled: bool
     notes: tuple[str, ...]
+    lora_name: str | None
+    salted: bool
     candidates: int
     first: tuple[Any, ...]
     second: tuple[Any, ...] | None
@@ -121,6 +124,8 @@ class BriefHop(NamedTuple):
                 multipliers=columns[8] if columns[8][0] is not None else None,
                 host_blocks=columns[9] if columns[9][0] is not None else None,
                 disk_blocks=columns[10] if columns[10][0] is not None else None,
+                trust=columns[11] if columns[11][0] is not None else None,
+                indexed_blocks=columns[12] if columns[12][0] is not None else None,
             )
         return Decision(
             id=self.id,
@@ -145,10 +150,12 @@ class BriefHop(NamedTuple):
             inputs=inputs,
             terms=tuple(
                 TermColumn(name, unit, weight, column)
-                for (name, unit, weight), column in zip(self.terms, columns[11:], strict=True)
+                for (name, unit, weight), column in zip(self.terms, columns[13:], strict=True)
             ),
             winner=0,
             overlap_modelled=self.overlap_modelled,
+            lora_name=self.lora_name,
+            salted=self.salted,
             notes=(*self.notes, note) if len(rows) < self.candidates else self.notes,
         )
 
@@ -198,6 +205,8 @@ def brief(decision: Decision) -> BriefHop:
         decision.constraints,
         decision.overlap_modelled,
         decision.notes,
+        decision.lora_name,
+        decision.salted,
         len(decision.costs),
         _row(decision, winner),
         second,
@@ -209,7 +218,7 @@ def brief(decision: Decision) -> BriefHop:
 
 def _row(decision: Decision, i: int) -> tuple[Any, ...]:
     inputs = decision.inputs
-    read: tuple[Any, ...] = (None,) * 8
+    read: tuple[Any, ...] = (None,) * 10
     if inputs is not None:
         shared, multipliers = inputs.shared_blocks, inputs.multipliers
         host, disk = inputs.host_blocks, inputs.disk_blocks
@@ -222,6 +231,8 @@ def _row(decision: Decision, i: int) -> tuple[Any, ...]:
             None if multipliers is None else multipliers[i],
             None if host is None else host[i],
             None if disk is None else disk[i],
+            None if inputs.trust is None else inputs.trust[i],
+            None if inputs.indexed_blocks is None else inputs.indexed_blocks[i],
         )
     values = [term.values[i] for term in decision.terms]
     return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)

@@ -112,7 +112,9 @@ class RequestCounts:
 
 def live_router() -> Router:
     """A router that decides as a live Dynamo's does, which has no decode-capacity guard."""
-    return Router(preset(PRESET).with_values({"decode_capacity_guard": False}))
+    # Dynamo has no guard, and counts what its index has, complete or not.
+    values = {"decode_capacity_guard": False, "router_on_degraded": "full"}
+    return Router(preset(PRESET).with_values(values))
 
 
 class Observer:

@@ -98,7 +98,7 @@ def applied(values: list[StreamValue]) -> set[int]:
             if value.clears:
                 held.clear()
             continue
-        for event in value.events:
+        for event in value.events if isinstance(value, IndexUpdate) else ():
             if isinstance(event, BlocksStored):
                 held |= set(event.block_hashes)
             elif isinstance(event, BlocksRemoved):
