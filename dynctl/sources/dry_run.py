@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +23,7 @@ from dynctl.documents.route_result import RouteResult, WorkerSetRow, index_doubt
 from dynctl.documents.view import SavedView
 from dynctl.settings.router_settings import parse_assignments
 from dynctl.sources.query import RouteQuery, choose_model
-from dynctl.wire.openai import ChatRequest
+from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import (
     BlockHashes,
     Pin,
@@ -73,6 +73,8 @@ class DryRun:
             self.doubts.append(doubt("DYR0745"))
         self.model, self.lora = self._named()
         self._asked = query.request(self.model)
+        if self._of_dynamo:
+            self._asked = _without_token_data(self._asked)
         self._workers = [w for w in self._router.registry if self.model in w.served_names]
         self._prompt = self._tokenized()
 
@@ -162,8 +164,11 @@ class DryRun:
         return dict(sorted(counts.items()))
 
     def _members(self, worker_set: str | None) -> list[Worker]:
+        """The workers of a set whose cards count: those that can be chosen, if there are any."""
         members = [w for w in self._workers if worker_set is None or worker_set in w.worker_sets]
-        return members or self._workers
+        registry = self._router.registry
+        usable = [w for w in members if registry.unavailable_reason(w.worker_id) is None]
+        return usable or members or self._workers
 
     def _decided(
         self,
@@ -363,6 +368,13 @@ class DryRun:
                 worker=final.name,
                 limit=f"{min(limits):,}",
             )
+
+
+def _without_token_data(asked: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
+    """The request without ``nvext.token_data`` where the prompt has ids, which Dynamo uses."""
+    if isinstance(asked, ChatRequest) or isinstance(asked.prompts[0], str):
+        return asked
+    return replace(asked, nvext=msgspec.structs.replace(asked.nvext, token_data=None))
 
 
 def _serves(worker: Worker) -> bool:

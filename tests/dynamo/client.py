@@ -144,6 +144,13 @@ class FrontendClient:
             raise TypeError("dry_run needs a prompt or messages")
         return self.complete(prompt, nvext=asked, timeout=timeout, **fields)
 
+    def send(self, body: Mapping[str, Any], *, timeout: float = 30) -> Answer:
+        """A whole body of a client; the placement is asked for beside what it asks for."""
+        nvext = {"extra_fields": ["worker_id"], **(body.get("nvext") or {})}
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        whole = {"model": self.model, "max_tokens": 1, **body, "nvext": nvext}
+        return self._ask(path, whole, False, None, timeout)
+
     def begin(
         self,
         prompt: Prompt | None = None,

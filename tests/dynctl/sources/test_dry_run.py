@@ -79,8 +79,10 @@ def test_a_body_is_rendered_with_its_tools_and_arguments() -> None:
 
 def test_a_body_and_its_parts_are_one_request() -> None:
     view = dynamo(member(1), member(2))
-    body = {"model": "tiny", "prompt": TOKENS, "nvext": {"token_data": TOKENS[:40]}}
-    assert answer(view, body=body).tokens == 40
+    # Dynamo uses token_data in place of a text, not in place of token ids.
+    given = {"token_data": TOKENS[:40]}
+    assert answer(view, body={"model": "tiny", "prompt": "text", "nvext": given}).tokens == 40
+    assert answer(view, body={"prompt": TOKENS, "nvext": given}).tokens == len(TOKENS)
     assert answer(view, body={"prompt": TOKENS}).tokens == len(TOKENS)
     with pytest.raises(UsageProblem, match="no such model; served: tiny"):
         answer(view, body={"prompt": TOKENS, "model": "other"})
