@@ -23,7 +23,7 @@ Look    top         live dashboard            workers    list, show one worker
         check       is the fleet healthy?     topology   domains, verify, plan
         events      KV events, live           config     settings, sources
 Ask     route       where would a prompt go?  why        explain past decisions
-        explain     explain a finding's code
+        explain     explain a finding's code  audit      were predictions right?
 Change  thresholds  busy thresholds, live     context    saved endpoints
 Run     serve       frontend, router, engine  demo       a fleet on this host
 Other   bundle      file for a bug report     version    client and frontends
@@ -68,6 +68,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("check", "check:check", "Check a live deployment: what is wrong, how to fix it."),
     ("explain", "explain:explain", "Explain the code of a finding."),
     ("why", "why:why", "Explain a past decision of a frontend."),
+    ("audit", "audit:audit", "Compare predictions with live traffic."),
     ("bundle", "bundle:bundle", "Write a bundle file for a bug report."),
     ("completion", "completion:completion", "Print the shell completion script."),
     ("version", "version:version", "Print the versions of dynctl and of the frontends."),

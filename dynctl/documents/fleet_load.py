@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dynctl.base.decode_errors import WireError
+from dynctl.documents.audit import AuditRow
 from dynctl.documents.workers import RankRow, WorkerRow
 
 SCHEMA = 1
@@ -60,6 +61,7 @@ class FleetLoad(msgspec.Struct, frozen=True):
     request named the same set. ``probe_s``: seconds between two readings of an engine's load.
     ``in_flight``: requests of the frontend that have not ended. ``recorded``: decisions since it
     started, which is also the value of ``GET /v1/decisions?since=`` for the next reading.
+    ``audit``: predicted and reported reuse of the workers whose engines report it.
     """
 
     at: float
@@ -73,6 +75,7 @@ class FleetLoad(msgspec.Struct, frozen=True):
     probe_s: float = 1.0
     in_flight: int = 0
     recorded: int = 0
+    audit: list[AuditRow] = []
     kind: str = "FleetLoad"
     schema: int = SCHEMA
 

@@ -16,6 +16,7 @@ import msgspec
 from dynctl.base.errors import ReaderLeft, UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.base.terminal import printable, printable_json, printable_value, say
+from dynctl.documents.audit import AuditReport
 from dynctl.documents.bundle import BundleReport
 from dynctl.documents.client import Versions
 from dynctl.documents.config import ConfigReport
@@ -28,6 +29,7 @@ from dynctl.documents.verify import VerifyReport, report_lines
 from dynctl.documents.workers import WorkerDetail, WorkerList
 from dynctl.findings.report import CodeList, CodePage, Report, State
 from dynctl.screens import (
+    audit,
     bundle,
     checks,
     config,
@@ -146,6 +148,7 @@ _SCREENS: dict[type, Any] = {
     VerifyReport: verify.verify_report,
     CodePage: checks.code_page,
     CodeList: checks.code_list,
+    AuditReport: audit.audit_screen,
     DemoStep: demo.demo_step,
     DemoEnd: demo.demo_end,
 }
@@ -176,6 +179,8 @@ def items(result: Any) -> Iterable[Any]:
         return result.checks
     if isinstance(result, CodeList):
         return result.codes
+    if isinstance(result, AuditReport):
+        return result.workers
     return [result]
 
 
@@ -206,6 +211,8 @@ def names(result: Any) -> list[str]:
         return [result.path]
     if isinstance(result, Report):
         return [check.code for check in result.checks if check.state in (State.FAIL, State.WARN)]
+    if isinstance(result, AuditReport):
+        return [row.worker for row in result.workers]
     if isinstance(result, CodeList | CodePage):
         return [page.code for page in getattr(result, "codes", [result])]
     return [result.client] if isinstance(result, Versions) else []

@@ -259,6 +259,7 @@ class RequestFlow:
         try:
             answer = await response.read(self._limits.prefill_answer_bytes)
             self._answered(decision, began, quick=True)
+            call.record.take_usage(answer, prefill=True)
             return decode_body(call.body, kv_transfer_params(answer))
         except UpstreamFailure as failure:
             raise _HopFailed(failure, worker, "prefill", began) from failure
@@ -303,8 +304,9 @@ class RequestFlow:
         worker, began = _winner(decision), self._service.clock()
         response = await self._open(call, decision, body, quick=False)
         try:
-            await response.read(self._limits.prefill_answer_bytes)
+            answer = await response.read(self._limits.prefill_answer_bytes)
             self._answered(decision, began, quick=False)
+            call.record.take_usage(answer, prefill=True)
         except UpstreamFailure as failure:
             raise _HopFailed(failure, worker, "prefill", began) from failure
         finally:

@@ -5,6 +5,7 @@ understand needs no change here. What is read is checked, since a frontend that 
 could not tokenize routes blindly.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -312,3 +313,21 @@ def _prompts(value: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
         item if isinstance(item, str) else convert(item, TokenIds, f"prompt[{i}]")
         for i, item in enumerate(value)
     )
+
+
+_USAGE: Final = b'"usage"'
+_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})(?!\d)')
+_CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})(?!\d)')
+
+
+def reported_usage(end: bytes) -> tuple[int | None, int | None]:
+    """(prompt tokens, reused prompt tokens) of the last ``usage`` in the end of a response.
+
+    For a body and for a stream, whose last event before ``[DONE]`` has it; None where it is not
+    reported. Generated text cannot look like it: its quotes are escaped.
+    """
+    begin = end.rfind(_USAGE)
+    if begin < 0:
+        return None, None
+    prompt, cached = (found.search(end, begin) for found in (_PROMPT_TOKENS, _CACHED_TOKENS))
+    return (int(prompt[1]) if prompt else None), (int(cached[1]) if cached else None)

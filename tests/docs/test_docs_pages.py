@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from dynctl.cli.app import COMMANDS, build_app
-from dynctl.findings.catalogue import catalogue
+from dynctl.findings.catalogue import all_codes
 from router_core import SETTINGS
 from tests.docs.pages import DOCS, ROOT, Block, blocks, name_of, pages
 from tests.docs.tables import table, tables
@@ -70,7 +70,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WRITTEN, ids=name_of)
 def test_codes_exist(path: Path) -> None:
-    codes = catalogue()
+    codes = all_codes()
     for code in re.findall(r"\bDY[A-Z]\d{4}\b", path.read_text(encoding="utf-8")):
         assert codes.get(code) is not None, f"{name_of(path)}: {code}"
 

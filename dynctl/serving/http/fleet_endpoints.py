@@ -11,6 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from dynctl import version
+from dynctl.documents.audit import AuditRow
 from dynctl.documents.fleet_load import FleetLoad, Transfer, WorkerLoad
 from dynctl.documents.models import (
     EngineHealth,
@@ -241,6 +242,7 @@ class FleetFeed:
         waiting: Callable[[], Mapping[int, Mapping[int, int]]] = dict,
         in_flight: Callable[[], int] = lambda: 0,
         probe_s: Callable[[], float] = lambda: 1.0,
+        audit: Callable[[], list[AuditRow]] = list,
     ) -> None:
         self._service = service
         self._memory = memory
@@ -249,6 +251,7 @@ class FleetFeed:
         self._waiting = waiting
         self._in_flight = in_flight
         self._probe_s = probe_s
+        self._audit = audit
         # Different from the sets of an earlier process at this address.
         self._process = secrets.token_hex(4)
         self._sets = 0
@@ -291,6 +294,7 @@ class FleetFeed:
             probe_s=self._probe_s(),
             in_flight=self._in_flight(),
             recorded=self._memory.recorded,
+            audit=self._audit(),
         )
 
     async def handle(self, request: web.Request) -> web.StreamResponse:

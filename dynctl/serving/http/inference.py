@@ -171,6 +171,7 @@ class Inference:
             observer.on_first_token(record)
         headers = self._headers(record)
         if not call.stream:
+            record.take_usage(answer.head)
             body = unary_body(answer.head, answer.plan, service, record, parsed.nvext)
             record.output_bytes = len(body)
             record.outcome = "success"
@@ -309,6 +310,7 @@ class Inference:
                 400, str(error), "invalid_request_error", "invalid_prompt", param="prompt"
             ) from None
         record.isl_tokens = prepared.request.isl_tokens
+        record.prompts = prepared.prompts
         record.tokenize_s = prepared.tokenize_s
         self._check_length(parsed, prepared)
         bad_pin = unknown_pin(prepared.request, self._service.router.registry)

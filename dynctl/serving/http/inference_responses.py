@@ -24,8 +24,8 @@ _EVENT_BYTES = 16 * 1024 * 1024
 _DONE = b"data: [DONE]"
 #: The end of a chunk and the size of the next one.
 _FRAME = re.compile(rb"\r\n(?:[0-9a-fA-F]{1,8}\r\n)?")
-#: The end of a stream in which its last event is looked for.
-_TAIL_BYTES = 256
+#: The end of a stream in which its last events are looked for: [DONE], and usage before it.
+_TAIL_BYTES = 512
 #: Bytes waiting for a client; above this no more are sent until it reads some.
 _LAGGING_BYTES = 256 * 1024
 _SSE = "text/event-stream"
@@ -124,6 +124,7 @@ async def pass_stream(
         while piece:
             seen(piece)
             if upstream.exhausted and _is_done(end):
+                record.take_usage(end)
                 await response.write_eof(piece)
                 return response, None
             await response.write(piece)
@@ -135,6 +136,7 @@ async def pass_stream(
     except UpstreamFailure as failure:
         await _end_with_error(response, end, failure, detailed=detailed)
         return response, failure
+    record.take_usage(end)
     await response.write_eof()
     return response, None
 
@@ -153,6 +155,7 @@ async def _pass_annotated(
     """As above, event by event: the first carries the workers, one before [DONE] the timing."""
     upstream = answer.response
     pending, first, done = answer.head, True, False
+    last = b""
     try:
         while True:
             *events, pending = _BETWEEN_EVENTS.split(pending)
@@ -163,6 +166,8 @@ async def _pass_annotated(
                     event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})
                 first = False
                 done = done or _is_done(event)
+                if not event.startswith(_DONE):
+                    last = event
                 if event.startswith(_DONE) and nvext.wants("timing"):
                     extra = _timing_event(answer.plan, service, record)
                     await response.write(extra + b"\n\n")
@@ -179,6 +184,7 @@ async def _pass_annotated(
             pending += piece
         if not done and not _is_done(pending):
             raise _cut_short(upstream)
+        record.take_usage(last[-_TAIL_BYTES:])
     except UpstreamFailure as failure:
         await _end_with_error(response, b"\n\n", failure, detailed=detailed)
         return failure

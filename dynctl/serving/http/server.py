@@ -33,6 +33,7 @@ from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.audit import ReuseAudit
 from dynctl.serving.telemetry.decision_log import DecisionLog
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.log_format import configure_logging
@@ -87,7 +88,13 @@ class Frontend:
         self.inference = Inference(service, self.flow, config, self.keys)
         self.control = ControlApi(service, self.fleet, self.inference, config)
         self.memory = DecisionMemory(config.decision_memory_bytes)
-        self.metrics = Metrics(service, router_id=random.getrandbits(64), memory=self.memory)
+        self.audit = ReuseAudit(service.router)
+        self.metrics = Metrics(
+            service,
+            router_id=random.getrandbits(64),
+            memory=self.memory,
+            audit=self.audit.rows,
+        )
         self.admin = Admin(
             service,
             self.memory,
@@ -104,10 +111,12 @@ class Frontend:
             waiting=self.fleet.waiting,
             in_flight=lambda: self.inference.in_flight,
             probe_s=lambda: self.fleet.load_interval,
+            audit=self.audit.rows,
         )
         service.observers += [
             self.metrics,
             self.memory,
+            self.audit,
             DecisionLog(config.log_decisions, config.preset, tree_size=self._cached_blocks),
         ]
         self._serves_inference = inference

@@ -116,6 +116,12 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
      ("worker", "dp_rank", "role")),
     ("worker_index_missing", "gauge", "1 = KV events of the rank were lost and not recovered",
      ("worker", "dp_rank", "role")),
+    ("worker_predictions_total", "counter", "Requests whose engine reported its reused prompt "
+     "tokens: predicted to the block (hit) or not (miss)", ("worker", "role", "result")),
+    ("worker_predicted_cached_tokens_total", "counter", "Of these requests, prompt tokens that the "
+     "router expected to be cached", ("worker", "role")),
+    ("worker_reported_cached_tokens_total", "counter", "Of these requests, prompt tokens that the "
+     "engine reused", ("worker", "role")),
     ("condition", "gauge", "1 = the condition holds for the subject", ("code", "subject")),
     ("background_task_failures_total", "counter", "Failures of background tasks, which restart by "
      "themselves", ("task",)),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from aiohttp import web
 
+from dynctl.documents.audit import AuditRow
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.domain_metrics import DomainCounters, domain_gauges
@@ -45,6 +46,9 @@ COUNTED_ELSEWHERE = frozenset(
         "dynctl_background_task_failures_total",
         "dynctl_engine_failures_total",
         "dynctl_probes_excused_total",
+        "dynctl_worker_predictions_total",
+        "dynctl_worker_predicted_cached_tokens_total",
+        "dynctl_worker_reported_cached_tokens_total",
     }
 )
 #: Seconds of writing after which a scrape yields to the event loop.
@@ -66,11 +70,13 @@ class Metrics(ServiceObserver):
         *,
         router_id: int,
         memory: DecisionMemory | None = None,
+        audit: Callable[[], list[AuditRow]] = list,
         namespace: str = "dynamo",
         component: str = "backend",
     ) -> None:
         self._service = service
         self._memory = memory
+        self._audit = audit
         self.families = families(router_id=router_id, namespace=namespace, component=component)
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -322,6 +328,7 @@ class Metrics(ServiceObserver):
             for worker in router.registry
         }
         yield self._text("dynctl_worker_ready", answering.items())
+        yield from self._predictions()
         for name, last in (
             ("input_sequence_tokens", self._last_isl),
             ("time_to_first_token_seconds", self._last_ttft),
@@ -334,6 +341,17 @@ class Metrics(ServiceObserver):
                 for (ref, kind), value in last.items()
             }
             yield self._text(f"dynamo_frontend_worker_last_{name}", rows.items())
+
+    def _predictions(self) -> Iterator[str]:
+        rows = self._audit()
+        compared: dict[LabelValues, float] = {}
+        for row in rows:
+            compared[row.worker, row.role, "hit"] = row.hits
+            compared[row.worker, row.role, "miss"] = row.requests - row.hits
+        yield self._text("dynctl_worker_predictions_total", compared.items())
+        for name in ("predicted", "reported"):
+            values = {(row.worker, row.role): getattr(row, f"{name}_tokens") for row in rows}
+            yield self._text(f"dynctl_worker_{name}_cached_tokens_total", values.items())
 
     def _labels(self, record: RequestRecord) -> tuple[str, str, str]:
         kind = "stream" if record.stream else "unary"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from dynctl.documents.fleet_load import Condition
+from dynctl.wire.openai import reported_usage
 from router_core import Decision, RoutingPlan, RoutingRequest
 
 
@@ -15,7 +16,8 @@ class RequestRecord:
     ``outcome`` is ``success``, ``refused``, ``upstream_error``, ``client_error``, ``cancelled``
     (the client left) or ``internal``; a stream that broke after its first token has status 200
     and outcome ``upstream_error``. ``attempts`` lists the dispatches that failed:
-    ``(worker name, stage, what happened)``.
+    ``(worker name, stage, what happened)``. ``prompts``: of a batch. ``prompt_tokens`` and
+    ``cached_tokens``: what the engine that computed the prompt reported, None if it did not.
     """
 
     decision_id: str
@@ -39,6 +41,16 @@ class RequestRecord:
     output_bytes: int = 0
     plan: RoutingPlan | None = None
     attempts: list[tuple[str, str, str]] = field(default_factory=list)
+    prompts: int = 1
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def take_usage(self, end: bytes, *, prefill: bool = False) -> None:
+        """Take the usage at the end of an engine's response. Where the prompt is computed on a
+        prefill hop, that engine's report counts: the other one received the blocks."""
+        handed_off = self.plan is not None and self.plan.prefill is not None
+        if prefill or not handed_off:
+            self.prompt_tokens, self.cached_tokens = reported_usage(end)
 
 
 class ServiceObserver:

@@ -15,6 +15,7 @@ from dynctl.wire.openai import (
     apply_headers,
     parse_chat_request,
     parse_completion_request,
+    reported_usage,
 )
 
 HELLO = {"role": "user", "content": "hello"}
@@ -321,3 +322,22 @@ def test_error_body_is_json(body):
     assert json.loads(json.dumps(error)) == error
     assert error["message"]
     assert caught.value.status == 400
+
+
+CACHED = b'"usage": {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": %b}}'
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (b"{" + CACHED % b"32" + b"}", (40, 32)),
+        (b'data: {"usage":{"prompt_tokens":40}}\n\ndata: [DONE]\n\n', (40, None)),
+        (CACHED % b"1" + b'} "usage":null', (None, None)),
+        (b'"text":"\\"usage\\": \\"cached_tokens\\": 5"', (None, None)),
+        (CACHED % b"9999999999", (40, None)),
+        (b'"usage":{"prompt_tokens":40,"prompt_tokens_details":null}', (40, None)),
+        (b"", (None, None)),
+    ],
+)
+def test_the_last_usage_of_a_response_is_read(end: bytes, expected: tuple[int | None, int | None]):
+    assert reported_usage(end) == expected

@@ -1,0 +1,75 @@
+"""`audit`: how often the predictions were right, by worker, and why not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dynctl.documents.audit import CAUSES, AuditReport, AuditRow
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column, table
+from dynctl.screens.numbers import plural
+
+_NOTHING = {
+    "reuse": "no engine reported reused prompt tokens: vLLM needs --enable-prompt-tokens-details, "
+    "SGLang --enable-cache-report, and streams stream_options.include_usage",
+    "choice": "no request was compared; follow longer, while there is traffic: --duration SECONDS",
+}
+
+
+def audit_screen(report: AuditReport, canvas: Canvas) -> str:
+    """The rate, a table by worker, and each cause with what it means."""
+    reuse = report.compares == "reuse"
+    about = "reuse predicted by the router, and reported by the engines"
+    about = about if reuse else "workers predicted, and chosen by the frontends"
+    span = "since the frontend started"
+    if report.seconds is not None:
+        span = f"in {report.seconds:g} s"
+    lines = canvas.paragraph(f"{about}, {span}", first="")
+    if report.workers:
+        lines += ["", table(_columns(report), report.workers, canvas).rstrip("\n")]
+    lines.append("")
+    if report.rate is None:
+        lines += canvas.paragraph(_NOTHING[report.compares], first="")
+    else:
+        rate = f"{100 * report.rate:.1f} %"
+        of = plural(report.requests, "request")
+        lines.append(f"rate     {rate}  {report.hits:,} of {of} as predicted")
+    total: Counter[str] = Counter()
+    for row in report.workers:
+        total.update(row.causes)
+    for cause, count in total.most_common():
+        named = [row.worker for row in report.workers if row.causes.get(cause)]
+        where = named[0] if len(named) == 1 else plural(len(named), "worker")
+        text = f"{cause}, {count:,} on {where}: {CAUSES.get(cause, 'unknown cause')}"
+        lines += canvas.paragraph(text, first="cause    ", rest=" " * 9)
+    for reason, count in sorted(report.skipped.items()):
+        lines += canvas.paragraph(f"{count:,}: {reason}", first="skipped  ", rest=" " * 9)
+    return "\n".join(lines) + "\n"
+
+
+def _columns(report: AuditReport) -> list[Column[AuditRow]]:
+    columns: list[Column[AuditRow]] = [
+        Column("worker", "WORKER", lambda row: row.worker, lambda row: row.worker, name=True),
+        Column("role", "ROLE", lambda row: row.role or "-", lambda row: row.role, rank=2),
+        Column(
+            "requests", "REQUESTS", lambda row: f"{row.requests:,}", lambda row: row.requests,
+            right=True,
+        ),
+        Column("hits", "HITS", _rate, lambda row: row.hits, right=True),
+    ]  # fmt: skip
+    if any(row.predicted_tokens or row.reported_tokens for row in report.workers):
+        columns += [
+            Column(
+                "predicted", "PREDICTED", lambda row: f"{row.predicted_tokens:,}",
+                lambda row: row.predicted_tokens, right=True, rank=1,
+            ),
+            Column(
+                "reported", "REPORTED", lambda row: f"{row.reported_tokens:,}",
+                lambda row: row.reported_tokens, right=True, rank=1,
+            ),
+        ]  # fmt: skip
+    return columns
+
+
+def _rate(row: AuditRow) -> str:
+    return f"{100 * row.hits / row.requests:.0f} %" if row.requests else "-"

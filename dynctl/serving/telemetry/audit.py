@@ -1,0 +1,101 @@
+"""Predicted against reported reuse: does the index show what the engines have?
+
+An engine that reports ``usage.prompt_tokens_details.cached_tokens`` shows how many prompt tokens it
+reused. The router predicted that number when it chose the worker. A lasting difference means that
+the index is wrong: another block size, lost events, other hashes, other tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from dynctl.documents.audit import AuditRow
+from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
+from router_core import Decision, Router
+
+#: Workers that are counted; a fleet of more counts the first ones.
+MAX_WORKERS: Final = 4096
+#: Index states of a worker whose index can be judged: one that is current, and one without events.
+_JUDGED: Final = ("current", "absent")
+
+
+@dataclass(slots=True)
+class _Counts:
+    worker: str
+    role: str
+    requests: int = 0
+    hits: int = 0
+    predicted: int = 0
+    reported: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+
+
+class ReuseAudit(ServiceObserver):
+    """Counters by worker. Requests without a report of the engine are not counted."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._counts: dict[int, _Counts] = {}
+
+    def on_finished(self, record: RequestRecord) -> None:
+        plan, reported = record.plan, record.cached_tokens
+        if plan is None or reported is None or record.prompts != 1 or not plan.ok:
+            return
+        hop = plan.prefill or plan.decode
+        worker = None if hop is None else hop.worker
+        if hop is None or worker is None or not hop.overlap_modelled:
+            return
+        counts = self._counts.get(worker.worker_id)
+        if counts is None:
+            self._forget_lost()
+            if len(self._counts) >= MAX_WORKERS:
+                return
+            counts = _Counts(worker.name, worker.role.value)
+            self._counts[worker.worker_id] = counts
+        predicted = hop.cached_tokens
+        counts.requests += 1
+        counts.predicted += predicted
+        counts.reported += reported
+        if predicted // hop.block_size == reported // hop.block_size:
+            counts.hits += 1
+        else:
+            counts.causes[self._cause(hop, predicted, reported, record.prompt_tokens)] += 1
+
+    def rows(self) -> list[AuditRow]:
+        """The counters of the registered workers."""
+        self._forget_lost()
+        return [
+            AuditRow(
+                worker=one.worker,
+                worker_id=worker_id,
+                role=one.role,
+                requests=one.requests,
+                hits=one.hits,
+                predicted_tokens=one.predicted,
+                reported_tokens=one.reported,
+                causes=dict(one.causes),
+            )
+            for worker_id, one in self._counts.items()
+        ]
+
+    def _forget_lost(self) -> None:
+        registry = self._router.registry
+        for worker_id in [one for one in self._counts if registry.get(one) is None]:
+            del self._counts[worker_id]
+
+    def _cause(self, hop: Decision, predicted: int, reported: int, tokens: int | None) -> str:
+        """The likely cause of a difference (``dynctl.documents.audit.CAUSES``)."""
+        if tokens is not None and tokens != hop.isl_tokens:
+            return "tokens"
+        ref = hop.require()
+        slot = self._router.registry.slot(ref.worker_id, ref.dp_rank)
+        fresh = None if slot is None else self._router.freshness.get(slot)
+        if fresh is not None and fresh.state not in _JUDGED:
+            return "index"
+        if reported < predicted:
+            return "not_reused"
+        shared = None if hop.inputs is None else hop.inputs.shared_blocks
+        running = 0 if shared is None or hop.winner is None else shared[hop.winner]
+        return "running" if running * hop.block_size >= reported else "not_indexed"

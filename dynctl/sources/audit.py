@@ -1,0 +1,96 @@
+"""`audit`: predictions against what happened, beside live traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.documents.audit import AuditReport, added, audit_report, since
+from dynctl.sources import connect
+from dynctl.sources.dynamo.source import DynamoSource
+from dynctl.sources.frontend.source import FrontendSource
+
+#: How long a live Dynamo is followed unless specified, in seconds.
+FOLLOWED_S: Final = 30.0
+
+
+def audit(options: GlobalOptions, *, duration: float | None, log: str | None) -> AuditReport:
+    """Compare predictions with what happened. Raises UsageProblem, Unreachable or TimedOut.
+
+    ``duration``: seconds to follow; None: what dynctl frontends counted since they started, and
+    :data:`FOLLOWED_S` for a live Dynamo. ``log``: the log of a Dynamo frontend, or ``-``.
+    """
+    source = connect(options)
+    if isinstance(source, DynamoSource):
+        seconds = FOLLOWED_S if duration is None else duration
+        return asyncio.run(_follow_dynamo(options, source, seconds, log))
+    if not isinstance(source, FrontendSource):
+        raise UsageProblem(
+            f"{source.title} routes no requests, so there is nothing to audit",
+            "name a frontend: --frontend http://HOST:PORT, or a live Dynamo: --discovery etcd",
+        )
+    if log is not None:
+        raise UsageProblem(
+            f"--log {log}: a dynctl frontend does not need a log",
+            "the log is for a live Dynamo: --discovery etcd --etcd-endpoints HOST:2379",
+        )
+    before = [client.fleet().audit for client in source.clients] if duration else []
+    if duration:
+        time.sleep(duration)
+    now = [client.fleet().audit for client in source.clients]
+    counted = [since(*pair) for pair in zip(now, before, strict=True)] if before else now
+    rows = added([row for one in counted for row in one])
+    return audit_report(source.title, "reuse", rows, seconds=duration or None)
+
+
+async def _follow_dynamo(
+    options: GlobalOptions, source: DynamoSource, seconds: float, log: str | None
+) -> AuditReport:
+    from dynctl.base.tasks import Supervisor
+    from dynctl.sources.dynamo.audit import ChoiceAudit
+    from dynctl.sources.dynamo.log_tail import LogTail
+    from dynctl.sources.dynamo.observer import Observer, live_router
+    from dynctl.sources.dynamo.planes import namespace, open_planes
+    from dynctl.sources.dynamo.router_state import take_settings
+    from dynctl.wire.dynamo.frontend_log import read_line
+
+    router = live_router()
+    judge = ChoiceAudit(router)
+
+    def take_line(text: str) -> None:
+        read = read_line(text)
+        if read is not None:
+            judge.take_line(read)
+
+    tail = None if log is None else LogTail(log, take_line)
+    planes = open_planes(options)
+    observer = Observer(
+        planes, router, namespace=namespace(options), on_sequence=judge.take_sequence
+    )
+    tasks = Supervisor()
+    try:
+        async with observer:
+            if not observer.deployment.workers:
+                raise UsageProblem(
+                    f"{planes.title}: no worker is registered",
+                    "dynctl check shows what is registered, and in which namespaces",
+                )
+            if not observer.deployment.sequences:
+                raise UsageProblem(
+                    f"{planes.title}: no frontend publishes its choices",
+                    "start the frontends with --router-mode kv --router-replica-sync",
+                )
+            take_settings(observer, {}, [])
+            if tail is not None:
+                tasks.start("frontend log", tail.run)
+            await asyncio.sleep(seconds)
+    finally:
+        await tasks.close()
+        if tail is not None:
+            tail.read()
+            tail.close()
+    title, skipped = planes.title, dict(judge.skipped)
+    return audit_report(title, "choice", judge.rows(), skipped=skipped, seconds=seconds)

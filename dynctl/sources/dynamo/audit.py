@@ -1,0 +1,204 @@
+"""Choices of a live Dynamo's frontends, against predictions made before each choice counts.
+
+A replica-sync event shows the worker that a frontend chose, and the hashes of the prompt where the
+pool counts blocks. The prediction uses the state before that event. Lines of the frontend's log add
+how much of the prompt the frontend believed cached. Nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
+
+from dynctl.documents.audit import AuditRow
+from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceEvent
+from dynctl.wire.dynamo.frontend_log import RefusedLine, SelectedLine
+from router_core import (
+    Decision,
+    Question,
+    Role,
+    Router,
+    RoutingRequest,
+    Unknown,
+    Worker,
+    WorkerWithDpRank,
+    consequences,
+)
+
+_T = TypeVar("_T")
+
+#: Requests whose hops are joined; older ones are forgotten.
+KEPT: Final = 10_000
+#: Above this, workers that are gone are forgotten.
+MAX_WORKERS: Final = 4096
+NO_PROMPT: Final = "events of prefill workers have no prompt"
+NOT_COUNTED: Final = "the event has no blocks: the pool does not count them"
+UNKNOWN_WORKER: Final = "the worker is not registered"
+NO_PREFILL: Final = "the prefill worker of the request is unknown"
+NO_CHOICE: Final = "one worker only: nothing to choose"
+NO_EVENT: Final = "a log line without a replica-sync event of its request"
+#: Settings that are tried on a miss: does one of them explain the choice?
+_SETTINGS: Final = Unknown(
+    settings={
+        "overlap_score_credit": [0.0, 0.5, 2.0],
+        "prefill_load_scale": [0.0, 0.5, 2.0, 4.0],
+        "decode_active_request_weight": [1.0, 4.0],
+        "router_track_active_blocks": [False],
+        "router_assume_kv_reuse": [False],
+        "router_temperature": [0.5],
+        "router_mode": ["least-loaded", "random"],
+    }
+)
+
+
+@dataclass(slots=True)
+class _Counts:
+    requests: int = 0
+    hits: int = 0
+    predicted: int = 0
+    reported: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+
+
+class ChoiceAudit:
+    """Counts predictions and choices on the state of ``router``.
+
+    Give :meth:`take_sequence` each event before it is applied to the router.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._counts: dict[int, _Counts] = {}
+        self._prefill: OrderedDict[str, WorkerWithDpRank] = OrderedDict()
+        #: Request -> (worker, tokens expected to be cached there).
+        self._expected: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self.skipped: Counter[str] = Counter()
+
+    def rows(self) -> list[AuditRow]:
+        """The counters by the worker that was chosen."""
+        rows = []
+        for worker_id, counts in self._counts.items():
+            worker = self._router.registry.get(worker_id)
+            rows.append(
+                AuditRow(
+                    worker=f"{worker_id:x}" if worker is None else worker.name,
+                    worker_id=worker_id,
+                    role="" if worker is None else worker.role.value,
+                    requests=counts.requests,
+                    hits=counts.hits,
+                    predicted_tokens=counts.predicted,
+                    reported_tokens=counts.reported,
+                    causes=dict(counts.causes),
+                )
+            )
+        return rows
+
+    def take_sequence(self, event: SequenceEvent) -> None:
+        """Predict the hop of a new request; other events change nothing here."""
+        if not isinstance(event, SequenceAdded):
+            return
+        worker = self._router.registry.get(event.worker_id)
+        chosen = WorkerWithDpRank(event.worker_id, event.dp_rank)
+        if worker is None:
+            self.skipped[UNKNOWN_WORKER] += 1
+        elif worker.role is Role.PREFILL:
+            _remember(self._prefill, event.request_id, chosen)
+            self.skipped[NO_PROMPT] += 1
+        elif event.token_sequence is None:
+            self.skipped[NOT_COUNTED] += 1
+        elif worker.role is Role.DECODE and event.request_id in self._prefill:
+            self._judge_decode(event, worker, chosen)
+        elif worker.role is Role.DECODE:
+            self.skipped[NO_PREFILL] += 1
+        else:
+            self._judge_aggregated(event, worker, chosen)
+
+    def take_line(self, read: SelectedLine | RefusedLine) -> None:
+        """Compare the cached blocks of a log line with those that were expected."""
+        if isinstance(read, RefusedLine) or read.cached_blocks is None:
+            return
+        worker_id, tokens = self._expected.pop(read.request_id, (None, 0))
+        worker = self._router.registry.get(read.worker_id)
+        if worker_id != read.worker_id or worker is None:
+            self.skipped[NO_EVENT] += worker is not None and worker.role is Role.AGGREGATED
+            return
+        counts = self._of(read.worker_id)
+        counts.predicted += tokens
+        counts.reported += int(read.cached_blocks * worker.block_size)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _of(self, worker_id: int) -> _Counts:
+        if worker_id not in self._counts and len(self._counts) >= MAX_WORKERS:
+            registry = self._router.registry
+            for gone in [one for one in self._counts if registry.get(one) is None]:
+                del self._counts[gone]
+        return self._counts.setdefault(worker_id, _Counts())
+
+    def _judge_aggregated(
+        self, event: SequenceAdded, worker: Worker, chosen: WorkerWithDpRank
+    ) -> None:
+        size, hashes = worker.block_size, event.token_sequence or ()
+        slot = self._router.registry.slot(*chosen)
+        held = 0
+        if slot is not None:
+            held = dict(self._router.index.find_matches(hashes, 1 << slot).items()).get(slot, 0)
+        tokens = event.prefill_tokens + held * size if event.track_prefill_tokens else 0
+        # The event has the tokens still to be computed; the prompt ends within its next block.
+        tokens = min(max(tokens, len(hashes) * size), (len(hashes) + 1) * size - 1)
+        request = RoutingRequest(event.request_id, worker.model, tokens, size, hashes)
+        _remember(self._expected, event.request_id, (event.worker_id, held * size))
+        self._judge(self._router.plan(request).final, request, chosen)
+
+    def _judge_decode(self, event: SequenceAdded, worker: Worker, chosen: WorkerWithDpRank) -> None:
+        size, blocks = worker.block_size, len(event.token_sequence or ())
+        request = RoutingRequest(event.request_id, worker.model, blocks * size, size)
+        prefill = self._router.plan(request).prefill
+        source = self._prefill[event.request_id]
+        if prefill is None or source not in prefill.refs:
+            self.skipped[NO_PREFILL] += 1
+            return
+        prefill = replace(prefill, winner=list(prefill.refs).index(source))
+        decode = self._router.continue_plan(request, prefill).decode
+        if decode is not None:
+            self._judge(decode, request, chosen)
+
+    def _judge(self, decision: Decision, request: RoutingRequest, chosen: WorkerWithDpRank) -> None:
+        known = chosen in decision.refs
+        if known and len(decision.refs) == 1:
+            self.skipped[NO_CHOICE] += 1
+            return
+        counts = self._of(chosen.worker_id)
+        counts.requests += 1
+        if not known:
+            counts.causes["candidates"] += 1
+            return
+        cheapest = min(decision.costs)
+        if decision.costs[list(decision.refs).index(chosen)] == cheapest:
+            counts.hits += 1
+        else:
+            counts.causes[self._cause(decision, request, chosen)] += 1
+
+    def _cause(self, decision: Decision, request: RoutingRequest, chosen: WorkerWithDpRank) -> str:
+        """The likely cause of a miss (``dynctl.documents.audit.CAUSES``)."""
+        registry, freshness = self._router.registry, self._router.freshness
+        for ref in (chosen, decision.ref):
+            slot = None if ref is None else registry.slot(*ref)
+            row = None if slot is None else freshness.get(slot)
+            if row is not None and row.state != "current" and decision.stage != "decode":
+                return "index"
+        plan = self._router.plan(request)
+        name = decision.workers[list(decision.refs).index(chosen)].name
+        view = self._router.view()
+        if plan.final.refs == decision.refs:
+            question = Question(self._router, request, plan, view)
+            if any(one.worker == name for one in consequences(question, _SETTINGS)):
+                return "settings"
+        return "load"
+
+
+def _remember(kept: OrderedDict[str, _T], key: str, value: _T) -> None:
+    kept[key] = value
+    while len(kept) > KEPT:
+        kept.popitem(last=False)
