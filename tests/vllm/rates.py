@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -95,44 +95,51 @@ class Rate:
         )
 
 
-def ask(frontend: Frontend, body: Mapping[str, Any]) -> Outcome:
-    """Send a body, as a chat or a completion, and read the decision that was made about it."""
-    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    began = time.monotonic()
-    answer = frontend.http.post(path, json={"max_tokens": 1, "temperature": 0, **body})
-    ended = time.monotonic()
-    if answer.status_code != 200:
-        raise AssertionError(f"{answer.status_code} {answer.text[:500]}\nfor {body}")
-    return outcome_of(frontend, body, answer, began, ended)
+class Prediction(NamedTuple):
+    """What a Decision says about its winner: ``predicted`` tokens of ``tokens`` are cached."""
+
+    worker: str
+    rank: int
+    predicted: int
+    tokens: int
 
 
-def outcome_of(
+def decided(frontend: Frontend, answer: httpx.Response, hop: str = "decode") -> Prediction:
+    """The decision that was made for ``answer``, on the given hop."""
+    result = frontend.http.get(f"/v1/decisions/{answer.headers['x-dynctl-decision']}").json()
+    made = result[hop]
+    worker, rank = made["winner"]["worker"], made["winner"]["dp_rank"]
+    rows = {(row["worker"], row["dp_rank"]): row for row in made["candidates"]}
+    blocks = rows[worker, rank]["overlap_blocks"]
+    return Prediction(worker, rank, blocks * result["block_size"], result["tokens"])
+
+
+def ask(
     frontend: Frontend,
     body: Mapping[str, Any],
-    answer: httpx.Response,
-    began: float,
-    ended: float,
     *,
     hop: str = "decode",
+    reused: Callable[[], int] | None = None,
 ) -> Outcome:
-    """The outcome of an answer; ``hop`` is the one whose prediction counts."""
+    """Send a body, as a chat or a completion, and read the decision that was made about it.
+
+    ``reused`` counts the tokens that engines have reused so far; what it grows by is then compared,
+    instead of what the answer reports.
+    """
+    before = reused() if reused else 0
+    began = time.monotonic()
+    answer = frontend.send(body)
+    ended = time.monotonic()
     usage = answer.json()["usage"]
-    decision = frontend.http.get(f"/v1/decisions/{answer.headers['x-dynctl-decision']}").json()
-    made = decision[hop] or decision["prefill"]
-    winner = made["winner"]
-    row = next(
-        row
-        for row in made["candidates"]
-        if (row["worker"], row["dp_rank"]) == (winner["worker"], winner["dp_rank"])
-    )
     details = usage.get("prompt_tokens_details") or {}
+    made = decided(frontend, answer, hop)
     return Outcome(
         body=body,
-        worker=winner["worker"],
-        rank=winner["dp_rank"],
-        predicted=row["overlap_blocks"] * decision["block_size"],
-        reported=details.get("cached_tokens") or 0,
-        tokens=decision["tokens"],
+        worker=made.worker,
+        rank=made.rank,
+        predicted=made.predicted,
+        reported=reused() - before if reused else details.get("cached_tokens") or 0,
+        tokens=made.tokens,
         prompt_tokens=usage["prompt_tokens"],
         began=began,
         ended=ended,

@@ -59,6 +59,14 @@ class Engine:
         answer.raise_for_status()
         return list(answer.json()["tokens"])
 
+    def hit_tokens(self, external: bool = False) -> int:
+        """Tokens that were reused since the start, of all ranks; ``external``: by a connector."""
+        name = (
+            "vllm:external_prefix_cache_hits_total" if external else "vllm:prefix_cache_hits_total"
+        )
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith(name))
+
     def ready(self) -> bool:
         if not self.process.alive:
             raise AssertionError(f"{self.name} ended\n{self.process.tail(60)}")
@@ -95,6 +103,19 @@ class Frontend:
             for rank in load["ranks"]
         }
 
+    def send(self, body: Mapping[str, Any]) -> httpx.Response:
+        """A chat or a completion of one token; fails for any status but 200."""
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        answer = self.http.post(path, json={"max_tokens": 1, "temperature": 0, **body})
+        if answer.status_code != 200:
+            log = self.process.tail()
+            raise AssertionError(f"{answer.status_code} {answer.text[:500]}\nfor {body}\n{log}")
+        return answer
+
+    def worker_id(self, name: str) -> int:
+        cards = {card["name"]: card["worker_id"] for card in self.fleet()["workers"]}
+        return int(cards[name])
+
     def ready(self) -> bool:
         """Every engine is ready and every rank's index is current."""
         if not self.process.alive:
@@ -103,10 +124,10 @@ class Frontend:
             fleet = self.fleet()
         except httpx.HTTPError:
             return False
-        cards = [card for card in fleet["workers"] if card["status"] == "ready"]
-        ranks = [rank for load in fleet["loads"] for rank in load["ranks"]]
+        loads = [load for load in fleet["loads"] if load.get("status", "ready") == "ready"]
+        ranks = [rank for load in loads for rank in load["ranks"]]
         current = all(rank["index"] == "current" for rank in ranks)
-        return len(cards) == self.workers and bool(ranks) and current
+        return len(loads) == self.workers and bool(ranks) and current
 
 
 class Stack:

@@ -1,13 +1,24 @@
-"""Two engines with one model: what the frontend predicts is what the engines reuse."""
+"""Two engines with one model: what the frontend predicts is what the engines reuse.
 
+The scenarios share the engines, in this order; each uses prompts of its own.
+"""
+
+import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.vllm.conftest import Judge
-from tests.vllm.rates import ask_all, cached_whole, computed_meanwhile
-from tests.vllm.stack import BLOCK, Engine, Frontend, Stack
-from tests.vllm.traffic import mixed
+from tests.vllm.rates import Outcome, ask, ask_all, cached_whole, computed_meanwhile
+from tests.vllm.stack import Engine, Frontend, Stack
+from tests.vllm.traffic import mixed, tool_conversation, words
+from tests.waiting import until_now
+
+ADAPTER = "adapter"
+HASH = "--prefix-caching-hash-algo"
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+AS_BYTES = {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -17,40 +28,155 @@ def stack() -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def engines(stack: Stack) -> list[Engine]:
+def engines(stack: Stack) -> dict[str, Engine]:
     """``a`` hashes with sha256 and serves an adapter too; ``b`` hashes with sha256_cbor and
     publishes its hashes as bytes."""
-    adapter = f"adapter={stack.directory}/models/adapter"
-    a = stack.engine(
-        "a",
-        *("--prefix-caching-hash-algo", "sha256"),
-        *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", adapter),
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-    )
-    b = stack.engine(
-        "b",
-        *("--prefix-caching-hash-algo", "sha256_cbor"),
-        environment={"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0"},
-    )
+    adapter = f"{ADAPTER}={stack.directory}/models/adapter"
+    lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", adapter)
+    a = stack.engine("a", HASH, "sha256", *TOOLS, *lora)
+    b = stack.engine("b", HASH, "sha256_cbor", *TOOLS, environment=AS_BYTES)
     stack.wait(a, b)
-    return [a, b]
+    return {"a": a, "b": b}
 
 
 @pytest.fixture(scope="module")
-def frontend(stack: Stack, engines: list[Engine]) -> Frontend:
-    return stack.frontend(*(engine.spec(block_size=BLOCK) for engine in engines))
+def frontend(stack: Stack, engines: dict[str, Engine]) -> Frontend:
+    """Nothing is typed but addresses: block size, blocks and adapters are the engines' own."""
+    return stack.frontend(*(engine.spec() for engine in engines.values()))
+
+
+def on(outcomes: list[Outcome], worker: str) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.worker == worker]
 
 
 def test_sequential_requests(frontend: Frontend, judged: Judge) -> None:
     outcomes = ask_all(frontend, mixed(200))
-    judged("200 chats and completions, one after another", outcomes, cached_whole, least=0.98)
+    judged("200 chats and completions, one after another", outcomes, cached_whole)
+    judged("  of them on the engine with sha256", on(outcomes, "a"), cached_whole, least=0.97)
+    judged(
+        "  of them on the engine with sha256_cbor, hashes as bytes",
+        on(outcomes, "b"),
+        cached_whole,
+        least=0.97,
+    )
 
 
-def test_concurrent_requests(frontend: Frontend, engines: list[Engine], judged: Judge) -> None:
+def test_concurrent_requests(frontend: Frontend, engines: dict[str, Engine], judged: Judge) -> None:
     outcomes = ask_all(frontend, mixed(200, seed=2), at_once=8)
     judged(
         "200 chats and completions, 8 at once",
         outcomes,
-        computed_meanwhile(outcomes, engines[0]),
+        computed_meanwhile(outcomes, engines["a"]),
         least=0.8,
     )
+
+
+def test_an_adapter_beside_its_base_model(frontend: Frontend, judged: Judge) -> None:
+    """The same prompts for both: their blocks have equal tokens and are not shared."""
+    chance = random.Random(3)
+    bodies = [
+        {**body, "model": model}
+        for body in mixed(40, seed=3)
+        for model in chance.sample(["tiny", ADAPTER], 2)
+    ]
+    outcomes = ask_all(frontend, bodies)
+    judged("base model and LoRA adapter, the same prompts", outcomes, cached_whole)
+    assert {outcome.worker for outcome in outcomes if outcome.body["model"] == ADAPTER} == {"a"}
+
+
+def test_cache_salts(frontend: Frontend, judged: Judge) -> None:
+    """Equal prompts with different salts share nothing; ``nvext.cache_salt`` means the same."""
+    chance = random.Random(4)
+    bodies = []
+    for body in mixed(40, seed=4):
+        for salt in chance.sample([None, "tenant-1", "tenant-2"], 2):
+            given: dict[str, Any] = {} if salt is None else {"cache_salt": salt}
+            if salt is not None and chance.random() < 0.3:
+                given = {"nvext": given}
+            bodies.append({**body, **given})
+    judged("cache salts, in the body and in nvext", ask_all(frontend, bodies), cached_whole)
+
+
+def test_tool_calls_without_content(frontend: Frontend, judged: Judge) -> None:
+    """Assistant turns of tool calls have ``content: null``, which engines render as nothing."""
+    bodies = [body for seed in range(8) for body in tool_conversation(seed)]
+    judged("tools and content: null", ask_all(frontend, bodies), cached_whole)
+
+
+def test_engines_tokenize_without_a_model_path(
+    stack: Stack, engines: dict[str, Engine], judged: Judge
+) -> None:
+    frontend = stack.frontend(*(engine.spec() for engine in engines.values()), model_path=False)
+    bodies = [*mixed(40, seed=5), *tool_conversation(5), *mixed(20, seed=5)]
+    judged("no --model-path: POST /tokenize", ask_all(frontend, bodies), cached_whole)
+    stack.stop(frontend)
+
+
+def test_a_body_without_a_model(frontend: Frontend, judged: Judge) -> None:
+    bodies = [{**body} for body in mixed(20, seed=6)]
+    for body in bodies:
+        del body["model"]
+    judged("bodies without a model", ask_all(frontend, bodies), cached_whole)
+
+
+def test_batches_of_prompts(frontend: Frontend, engines: dict[str, Engine], judged: Judge) -> None:
+    """All prompts of a batch count. The engine's answer reports the reuse of the last one only, so
+    its metrics are compared."""
+    chance = random.Random(7)
+    texts = [words(chance, 60) for _ in range(3)]
+    bodies: list[dict[str, Any]] = [{"model": "tiny", "prompt": text} for text in texts]
+    for _ in range(15):
+        batch = [f"{text} {words(chance, 5)}" for text in chance.sample(texts, 2)]
+        bodies.append({"model": "tiny", "prompt": batch})
+
+    def reused() -> int:
+        return sum(engine.hit_tokens() for engine in engines.values())
+
+    outcomes = [ask(frontend, body, reused=reused) for body in bodies]
+    judged("batches of prompts", outcomes, cached_whole)
+
+
+def test_a_frontend_that_joins_late(
+    stack: Stack, frontend: Frontend, engines: dict[str, Engine], judged: Judge
+) -> None:
+    """The engines have cached for minutes: their replay sockets have the events."""
+    late = stack.frontend(*(engine.spec() for engine in engines.values()))
+    until_now(lambda: late.cached_blocks() == frontend.cached_blocks(), 30)
+    judged("late join through replay", ask_all(late, mixed(40)), cached_whole)
+    stack.stop(late)
+
+
+def test_reset_of_the_prefix_cache(
+    frontend: Frontend, engines: dict[str, Engine], judged: Judge
+) -> None:
+    """The engine reports a reset with its next step, so the next request of an engine is predicted
+    from what was cached before."""
+    for engine in engines.values():
+        assert engine.http.post("/reset_prefix_cache").status_code == 200
+    outcomes = ask_all(frontend, mixed(60))
+    first = {outcome.worker: outcome for outcome in reversed(outcomes)}.values()
+
+    def explain(outcome: Outcome) -> str | None:
+        if outcome in first and outcome.reported == 0:
+            return "first request after the reset"
+        return cached_whole(outcome)
+
+    judged("after reset_prefix_cache", outcomes, explain, least=0.95)
+
+
+def test_an_engine_is_killed_and_restarted(
+    stack: Stack, frontend: Frontend, engines: dict[str, Engine], judged: Judge
+) -> None:
+    """The new process has the old one's address, an empty cache and another hash (xxhash)."""
+    old = engines["b"]
+    old.process.kill()
+    until_now(lambda: not frontend.ready(), 30)
+    judged("one of two engines is dead", ask_all(frontend, mixed(20)), cached_whole)
+    new = stack.engine("b", HASH, "xxhash", port=old.port)
+    stack.wait(new)
+    until_now(frontend.ready, 60)
+    until_now(lambda: frontend.cached_blocks()[("b", 0)] == 0, 30)
+    alone = {"nvext": {"decode_worker_id": frontend.worker_id("b")}}
+    outcomes = [ask(frontend, {**body, **alone}) for body in mixed(60)]
+    assert {outcome.worker for outcome in outcomes} == {"b"}
+    judged("after kill -9 and restart with xxhash", outcomes, cached_whole)

@@ -53,3 +53,35 @@ def _next_turn(
     chat = [*chat, {"role": "user", "content": words(chance, chance.randrange(1, 25))}]
     chats.append(chat)
     return chat
+
+
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Weather of a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+
+
+def tool_conversation(seed: int, model: str = "tiny") -> Iterator[dict[str, Any]]:
+    """The bodies of one conversation with three tool calls, each longer than the one before."""
+    chance = random.Random(seed)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": words(chance, 12)}]
+    for number in range(3):
+        yield {"model": model, "messages": list(messages), "tools": _TOOLS}
+        arguments = f'{{"city": "{words(chance, 1)}", "days": {chance.randrange(1, 9)}}}'
+        function = {"name": "get_weather", "arguments": arguments}
+        call = {"id": f"call_{number}", "type": "function", "function": function}
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": words(chance, 6)},
+        ]
+    yield {"model": model, "messages": list(messages), "tools": _TOOLS}
