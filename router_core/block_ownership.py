@@ -31,7 +31,8 @@ _U64_MAX = 2**64 - 1
 class BlockOwnership:
     """Blocks held by slots (see `worker_sets`), changed by the events of the slots' engines.
 
-    A slot is in use from its first stored block.
+    A slot is in use from its first stored block. ``exact``: matches end at what an engine reuses
+    (see `PrefixIndex.find_matches`).
     """
 
     __slots__ = (
@@ -46,9 +47,11 @@ class BlockOwnership:
         "_owners",
         "_roots",
         "_starts",
+        "exact",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact: bool = False) -> None:
+        self.exact = exact
         self._owners = ShardedDict()
         """block -> mask of the slots that hold it, never 0"""
         self._children = ChildLinks()

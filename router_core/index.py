@@ -40,8 +40,11 @@ class PrefixIndex(BlockOwnership):
         block hold the last, otherwise about log2(blocks) more per distinct depth.
 
         For slots with several cache groups it is what these can reuse together, at most ``limit``
-        blocks: a window that ends at the limit need not hold the blocks of a later one.
+        blocks: a window that ends at the limit need not hold the blocks of a later one. If
+        ``exact``, the limit is that of all slots.
         """
+        if self.exact and limit is not None:
+            sequence_hashes = sequence_hashes[:limit]
         live = self._live if candidates is None else self._live & candidates
         found = match_prefix(self._owners, sequence_hashes, live)
         if self._grouped & live and found.levels:
@@ -143,7 +146,7 @@ class PrefixIndex(BlockOwnership):
 
     def copy(self) -> "PrefixIndex":
         """An independent copy: 0.3 s for a million unshared blocks, where a dump takes seconds."""
-        made = PrefixIndex()
+        made = PrefixIndex(exact=self.exact)
         made._owners = self._owners.copy()
         made._children = self._children.copy()
         made._names = self._names.copy()
@@ -163,10 +166,12 @@ class PrefixIndex(BlockOwnership):
         ``{"schema": 1, "slots": [{"slot": n, "events": [{"parent_hash", "block_hashes",
         "local_hashes"}, ...]}, ...]}``, with ``groups`` and ``extra``
         (copies) where a slot has such; each slot's
-        events are parents first. Slots being dropped are left out.
+        events are parents first. Slots being dropped are left out. ``exact`` is there if it is
+        true.
         """
         return {
             "schema": DUMP_SCHEMA,
+            **({"exact": True} if self.exact else {}),
             "slots": [
                 {
                     "slot": slot,
@@ -193,7 +198,7 @@ class PrefixIndex(BlockOwnership):
             raise SnapshotError(
                 f"prefix index dump has schema {dump.get('schema')!r}; expected {DUMP_SCHEMA}"
             )
-        index = cls()
+        index = cls(exact=dump.get("exact") is True)
         for entry in dump["slots"]:
             for event in entry["events"]:
                 result = index.store(

@@ -57,16 +57,26 @@ class Captured:
 class Router:
     """Routing state of any number of models.
 
+    ``exact_reuse``: cached blocks count as an engine itself reuses them (see `PrefixIndex`).
+    Without it they count as in Dynamo, which credits a prompt's last block too and forgets a block
+    with the first removal.
+
     Callers may read ``registry``, ``index``, ``load`` and ``busy``; these change only through
     :meth:`apply` (and :meth:`sweep`, which frees the memory of lost workers).
     """
 
-    def __init__(self, config: RouterConfig | None = None, profile: Profile | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig | None = None,
+        profile: Profile | None = None,
+        *,
+        exact_reuse: bool = False,
+    ) -> None:
         self.config = config or RouterConfig()
         self._live: RoutingView | None = None
         self.profile = profile
         self.registry = WorkerRegistry()
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(exact=exact_reuse)
         self.tiers = LowerTiers()
         self.load = ActiveSequences()
         self.busy = BusyTracker(self.registry, self.load)

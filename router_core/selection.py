@@ -47,8 +47,9 @@ class RoutingRequest:
     ``isl_tokens`` is the prompt length in tokens. ``sequence_hashes`` are the chained hashes of
     its complete blocks of ``block_size`` tokens; without a tokenizer they are empty and
     ``overlap_modelled`` is False. Without ``local_hashes`` of these blocks, those cached in host
-    memory or on disk are not found. In a batch of prompts ``isl_tokens`` is their sum and
-    ``more_hashes`` has the hashes of each prompt after the first. ``worker_set``: only workers of
+    memory or on disk are not found. In a batch of prompts ``isl_tokens`` is their sum,
+    ``lengths`` has the tokens of each prompt and ``more_hashes`` the hashes of each after the
+    first. ``worker_set``: only workers of
     this set, chosen before. ``is_eagle``: the workers decode speculatively, so that a block is
     complete only with the token behind it. ``lora_name`` is the adapter, ``salted`` whether there
     is a cache salt; both are part of the hashes already, and the salt itself is not kept.
@@ -72,6 +73,7 @@ class RoutingRequest:
     salted: bool = False
     local_hashes: Sequence[int] = ()
     more_hashes: tuple[Sequence[int], ...] = ()
+    lengths: tuple[int, ...] = ()
 
     @classmethod
     def from_tokens(
@@ -124,8 +126,14 @@ class RoutingRequest:
 
     @property
     def most_reusable(self) -> int:
-        """Blocks that an engine can reuse at most: it always computes the last token."""
-        return max(0, self.isl_tokens - 1) // self.block_size
+        """Blocks of the (first) prompt that an engine can reuse at most; see `most_reusable_of`."""
+        return self.most_reusable_of(0)
+
+    def most_reusable_of(self, prompt: int) -> int:
+        """Blocks of a prompt of the batch that an engine can reuse at most: it always computes the
+        last token."""
+        tokens = self.lengths[prompt] if self.lengths else self.isl_tokens
+        return max(0, tokens - 1) // self.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,9 +319,10 @@ def cost_inputs(
     if parameters.track_active_blocks and parameters.assume_kv_reuse:
         shared = load.shared_blocks(request.sequence_hashes, mask)
     shared_blocks = _column(shared, slots) if shared.levels else None
-    for hashes in request.more_hashes:
+    for number, hashes in enumerate(request.more_hashes, start=1):
         if context.stage != "decode":
-            more = _column(view.index.find_matches(hashes, mask), slots)
+            limit = request.most_reusable_of(number)
+            more = _column(view.index.find_matches(hashes, mask, limit), slots)
             overlap_blocks = list(map(add, overlap_blocks, more))
         if parameters.track_active_blocks and parameters.assume_kv_reuse:
             more = _column(load.shared_blocks(hashes, mask), slots)

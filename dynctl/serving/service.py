@@ -116,7 +116,7 @@ class RoutingService:
         sample: Clock = random.random,
         id_prefix: str | None = None,
     ) -> None:
-        self.router = Router(config)
+        self.router = Router(config, exact_reuse=True)
         self.tokenizers = tokenizers or PromptTokenizers()
         self.clock = clock
         self.wall = wall
@@ -244,6 +244,7 @@ class RoutingService:
             lora_name=lora_name,
             salted=bool(cache_salt),
             more_hashes=tuple(one.sequence for one in hashes[1:]),
+            lengths=tuple(one.count for one in found) if len(found) > 1 else (),
         )
         longest = max(one.count for one in found)
         return Prepared(request, tokens, tokenize_s, len(found), longest)

@@ -5,11 +5,15 @@ import pickle
 
 import pytest
 
+from router_core.changes import KvEvent, WorkerUpserted
 from router_core.errors import SnapshotError
 from router_core.events import BlocksStored, Fault, RemoveResult, StoreResult
 from router_core.hashing import hash_prompt, sequence_hashes
 from router_core.index import PrefixIndex
+from router_core.router import Router
+from router_core.selection import RoutingRequest
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
+from tests.router_core.fleet import MODEL, worker
 
 LOCAL = hash_prompt(list(range(96)), 16).local
 PROMPT = sequence_hashes(LOCAL)
@@ -339,3 +343,27 @@ def test_overlaps() -> None:
     assert overlaps.restrict(0b0011) == Overlaps(((4, 0b0010),))
     assert overlaps.mask == 0b1110
     assert list(slots_of(1 << 900 | 5)) == [0, 2, 900]
+
+
+def test_a_prompt_that_is_cached_entirely_reuses_one_block_less() -> None:
+    """The last token is always computed. Dynamo's cost model credits its block too."""
+    prompt = range(64)
+    for exact, blocks in ((True, [3, 4, 6]), (False, [4, 4, 7])):
+        router = Router(exact_reuse=exact)
+        router.apply(WorkerUpserted(worker(1)), 0.0)
+        request = RoutingRequest.from_tokens("r", MODEL, prompt, 16)
+        local = request.local_hashes
+        router.apply(KvEvent(1, 0, BlocksStored(None, request.sequence_hashes, local)), 0.0)
+        longer = RoutingRequest.from_tokens("r", MODEL, range(65), 16)
+        batch = RoutingRequest(
+            "r",
+            MODEL,
+            64 + 50,
+            16,
+            request.sequence_hashes,
+            more_hashes=(request.sequence_hashes[:3],),
+            lengths=(64, 50),
+        )
+        router = Router.restore(json.loads(json.dumps(router.snapshot())))
+        decisions = [router.plan(one).decode for one in (request, longer, batch)]
+        assert [one.overlap_blocks(0) for one in decisions if one] == blocks

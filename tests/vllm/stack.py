@@ -8,6 +8,7 @@ Every engine binds ``ipc://`` endpoints below the stack's directory; with data p
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -102,6 +103,14 @@ class Frontend:
             for load in fleet["loads"]
             for rank in load["ranks"]
         }
+
+    def index_events(self, kind: str) -> int:
+        """Events that the index has taken so far: ``stored``, ``removed`` or ``cleared``."""
+        found = re.findall(
+            rf'kv_cache_events_applied\w*\{{event_type="{kind}",[^}}]*\}} (\S+)',
+            self.http.get("/metrics").text,
+        )
+        return sum(int(float(value)) for value in found)
 
     def send(self, body: Mapping[str, Any]) -> httpx.Response:
         """A chat or a completion of one token; fails for any status but 200."""

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 import zmq
@@ -110,7 +111,7 @@ class KvEventPublisher:
         """Send one batch; never blocks (a subscriber that is too slow loses messages)."""
         batch = EventBatch(
             ts=self._wall_clock(),
-            events=tuple(self._to_wire(event) for event in events),
+            events=tuple(chain.from_iterable(map(self._to_wire, events))),
             data_parallel_rank=self.dp_rank,
         )
         payload = encode_batch(batch)
@@ -140,24 +141,27 @@ class KvEventPublisher:
         replay = self._replay.socket
         while True:
             frames = await replay.recv_multipart()
-            # REQ sends an empty delimiter before its request, DEALER may omit it.
+            # vLLM answers only requests with the empty delimiter that a REQ socket sends.
+            if len(frames) != 3:
+                continue
             *envelope, request = frames
             try:
                 start = decode_seq(request)
             except WireError:
                 continue  # not a replay request: the protocol has no error answer
             for seq, payload in self.buffer.since(start):
-                await replay.send_multipart([*envelope, encode_seq(seq), payload])
-            await replay.send_multipart([*envelope, *END_OF_REPLAY_FRAMES])
+                await replay.send_multipart([*envelope, self._topic, encode_seq(seq), payload])
+            await replay.send_multipart([*envelope, b"", *END_OF_REPLAY_FRAMES])
 
     def close(self) -> None:
         self._pub.close()
         if self._replay is not None:
             self._replay.close()
 
-    def _to_wire(self, event: CacheEvent) -> Event:
+    def _to_wire(self, event: CacheEvent) -> Iterable[Event]:
+        """As vLLM 0.32 publishes them: one cache group, and an event for each removed block."""
         if isinstance(event, Stored):
-            return BlockStored(
+            stored = BlockStored(
                 block_hashes=event.hashes,
                 parent_block_hash=event.parent,
                 token_ids=event.tokens,
@@ -166,19 +170,20 @@ class KvEventPublisher:
                 medium="GPU",
                 lora_name=event.lora,
                 extra_keys=_extra_keys(event),
+                group_idx=0,
+                kv_cache_spec_kind="full_attention",
             )
+            return (stored,)
         if isinstance(event, Removed):
-            return BlockRemoved(block_hashes=event.hashes, medium="GPU")
-        return AllBlocksCleared()
+            return [BlockRemoved((one,), medium="GPU", group_idx=0) for one in event.hashes]
+        return (AllBlocksCleared(),)
 
 
-def _extra_keys(event: Stored) -> list[list[str] | None] | None:
+def _extra_keys(event: Stored) -> list[list[str] | None]:
     """The inputs of the blocks' hashes beside their tokens, as vLLM publishes them."""
     keys = [event.lora] if event.lora else []
-    if not keys and not event.salt:
-        return None
     first = [*keys, event.salt] if event.salt else keys
-    return [first, *[keys or None] * (len(event.hashes) - 1)]
+    return [first or None, *[keys or None] * (len(event.hashes) - 1)]
 
 
 def bind_publishers(

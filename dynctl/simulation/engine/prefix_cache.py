@@ -37,7 +37,7 @@ class Stored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Blocks were evicted, in this order."""
+    """Blocks were evicted, in this order; copies of them may be left."""
 
     hashes: tuple[int, ...]
 
@@ -89,7 +89,7 @@ class PrefixCache:
         self.block_size = block_size
         self._hash_of: list[int | None] = [None] * total_blocks
         self._holders = [0] * total_blocks
-        self._block_of: dict[int, int] = {}
+        self._blocks_of: dict[int, dict[int, None]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total_blocks))
         self._events: list[CacheEvent] = []
 
@@ -104,11 +104,11 @@ class PrefixCache:
 
     @property
     def cached_hashes(self) -> frozenset[int]:
-        return frozenset(self._block_of)
+        return frozenset(self._blocks_of)
 
     @property
     def cached_blocks(self) -> int:
-        return len(self._block_of)
+        return len(self._blocks_of)
 
     def holders(self, block: int) -> int:
         """The number of tables that hold `block`."""
@@ -117,7 +117,7 @@ class PrefixCache:
     def match(self, hashes: Sequence[int]) -> int:
         """Number of leading `hashes` that are cached; changes nothing."""
         for index, digest in enumerate(hashes):
-            if digest not in self._block_of:
+            if digest not in self._blocks_of:
                 return index
         return len(hashes)
 
@@ -126,7 +126,8 @@ class PrefixCache:
 
         `hashes` may be shorter than `size`. The result's `cached` counts the reused blocks.
         """
-        hits = [self._block_of[digest] for digest in hashes[: self.match(hashes[:size])]]
+        found = hashes[: self.match(hashes[:size])]
+        hits = [next(iter(self._blocks_of[digest])) for digest in found]
         idle_hits = sum(1 for block in hits if not self._holders[block])
         if size - len(hits) > len(self._free) - idle_hits:
             return None
@@ -154,23 +155,16 @@ class PrefixCache:
     ) -> None:
         """Make the first `full_blocks` of `table`, which are computed, findable.
 
-        `hashes` and `tokens` are those of the whole request. If another request computed the same
-        block meanwhile, that block is shared and this one is freed, so content exists once.
+        `hashes` and `tokens` are those of the whole request. As in vLLM, a block that is cached
+        already is cached twice then: a request that computed it too keeps its own.
         """
-        start: int | None = None
-        for index in range(table.cached, full_blocks):
+        start = table.cached
+        for index in range(start, full_blocks):
             digest, block = hashes[index], table.blocks[index]
-            twin = self._block_of.get(digest)
-            if twin is None:
-                start = index if start is None else start
-                self._block_of[digest] = block
-                self._hash_of[block] = digest
-                continue
-            self._hold(twin)
-            table.blocks[index] = twin
-            self._drop(block)
-        table.cached = max(table.cached, full_blocks)
-        if start is not None:
+            self._blocks_of.setdefault(digest, {})[block] = None
+            self._hash_of[block] = digest
+        table.cached = max(start, full_blocks)
+        if start < full_blocks:
             size = self.block_size
             self._events.append(
                 Stored(
@@ -198,7 +192,7 @@ class PrefixCache:
         """Remove all cached blocks; False, without a change, if a block is held."""
         if self.held_blocks:
             return False
-        self._block_of.clear()
+        self._blocks_of.clear()
         self._hash_of = [None] * self.total_blocks
         self._events.append(Cleared())
         return True
@@ -226,7 +220,10 @@ class PrefixCache:
             block, _nothing = self._free.popitem(last=False)
             digest = self._hash_of[block]
             if digest is not None:
-                del self._block_of[digest]
+                copies = self._blocks_of[digest]
+                del copies[block]
+                if not copies:
+                    del self._blocks_of[digest]
                 self._hash_of[block] = None
                 evicted.append(digest)
             self._holders[block] = 1

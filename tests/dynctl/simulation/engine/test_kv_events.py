@@ -96,10 +96,11 @@ async def replay(context: Client, endpoint: str, start: int) -> list[tuple[int, 
     await socket.send_multipart([b"", encode_seq(start)])
     batches: list[tuple[int, EventBatch]] = []
     while True:
-        delimiter, seq, payload = await asyncio.wait_for(socket.recv_multipart(), patience(10))
+        frames = await asyncio.wait_for(socket.recv_multipart(), patience(10))
+        delimiter, topic, seq, payload = frames
         assert delimiter == b""
         if decode_seq(seq) == -1:
-            assert payload == b""
+            assert (topic, payload) == (b"", b"")
             assert seq == b"\xff" * 8
             return batches
         batches.append((decode_seq(seq), decode_batch(payload)))
@@ -120,6 +121,9 @@ async def test_stored_blocks_are_published_when_computed(start: StartEngine, htt
             token_ids=tuple(PROMPT[:32]),
             block_size=16,
             medium="GPU",
+            extra_keys=[None, None],
+            group_idx=0,
+            kv_cache_spec_kind="full_attention",
         ),
     )
     # The same prompt with a longer answer stores nothing but the block that the answer fills.
@@ -159,10 +163,12 @@ async def test_eviction_and_reset_are_published(start: StartEngine, http, contex
     kinds = [event for _, batch in batches for event in batch.events]
     first, second = extend_hashes([], PROMPT, 16), extend_hashes([], other, 16)
     assert isinstance(kinds[0], BlockStored)
-    assert kinds[1] == BlockRemoved(block_hashes=(first[1], first[0]), medium="GPU")
-    assert isinstance(kinds[2], BlockStored)
-    assert kinds[2].block_hashes == tuple(second)
-    assert kinds[3] == AllBlocksCleared()
+    assert kinds[1:3] == [
+        BlockRemoved(block_hashes=(gone,), medium="GPU", group_idx=0) for gone in reversed(first)
+    ]
+    assert isinstance(kinds[3], BlockStored)
+    assert kinds[3].block_hashes == tuple(second)
+    assert kinds[4] == AllBlocksCleared()
     assert [seq for seq, _ in batches] == list(range(len(batches)))
 
 
@@ -185,7 +191,7 @@ async def test_replay_starts_at_the_requested_number_and_ignores_invalid_request
         await complete(http, engine, [number] * 16, max_tokens=1)
     nonsense = context.socket(zmq.DEALER)
     nonsense.connect(endpoint)
-    for request in ([b""], [b"", b"short"], [b"", b"x" * 9], [b"a", b"b", b"c"]):
+    for request in ([b""], [encode_seq(2)], [b"", b"short"], [b"", b"x" * 9], [b"a", b"b", b"c"]):
         await nonsense.send_multipart(request)
     assert [seq for seq, _ in await replay(context, endpoint, 2)] == [2, 3]
     assert await replay(context, endpoint, 99) == []
@@ -193,8 +199,8 @@ async def test_replay_starts_at_the_requested_number_and_ignores_invalid_request
     asker = context.socket(zmq.REQ)
     asker.connect(endpoint)
     await asker.send(encode_seq(3))
-    seq, payload = await asyncio.wait_for(asker.recv_multipart(), patience(10))
-    assert decode_seq(seq) == 3
+    topic, seq, payload = await asyncio.wait_for(asker.recv_multipart(), patience(10))
+    assert (topic, decode_seq(seq)) == (b"", 3)
     assert decode_batch(payload).data_parallel_rank == 0
 
 

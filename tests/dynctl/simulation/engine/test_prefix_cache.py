@@ -127,8 +127,8 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     assert cache.take_events() == [Removed((recent[1],))]
 
 
-def test_a_block_computed_twice_exists_once() -> None:
-    cache = PrefixCache(8, BLOCK)
+def test_a_block_computed_twice_is_cached_until_both_are_evicted() -> None:
+    cache = PrefixCache(4, BLOCK)
     tokens = [1] * 8
     hashes = extend_hashes([], tokens, BLOCK)
     one, two = cache.acquire(hashes, 2), cache.acquire(hashes, 2)
@@ -137,9 +137,19 @@ def test_a_block_computed_twice_exists_once() -> None:
     assert cache.held_blocks == 4
     cache.commit(one, hashes, tokens, 2)
     cache.commit(two, hashes, tokens, 2)
-    assert one.blocks == two.blocks
-    assert cache.held_blocks == 2
-    assert len(cache.take_events()) == 1
+    assert not {*one.blocks} & {*two.blocks}
+    stored = Stored(None, (*hashes,), (*tokens,), None)
+    assert cache.take_events() == [stored, stored]
+    assert (cache.match(hashes), cache.cached_blocks) == (2, 2)
+    cache.release(one)
+    again = cache.acquire([], 2)
+    assert cache.take_events() == [Removed((hashes[1], hashes[0]))]
+    assert cache.match(hashes) == 2
+    cache.release(two)
+    assert again is not None
+    assert cache.acquire([], 2) is not None
+    assert cache.take_events() == [Removed((hashes[1], hashes[0]))]
+    assert cache.match(hashes) == 0
 
 
 def test_adapters_and_salts_do_not_share_blocks() -> None:
