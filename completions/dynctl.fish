@@ -79,7 +79,7 @@ function __dynctl_flags
         '--token-file'\t'File with the bearer token' \
         '--context'\t'Saved endpoints to use (dynctl context list)' \
         '--discovery'\t'Discovery backend of a live Dynamo: file, etcd or kubernetes' \
-        '--dyn-namespace'\t'Dynamo namespace, * for all' \
+        '--dyn-namespace'\t'Dynamo namespace, PREFIX* or * for all' \
         '--file-kv'\t'Directory of the file backend' \
         '--etcd-endpoints'\t'Members of etcd' \
         '--etcd-client'\t'Client for etcd: etcd3 (gRPC) or gateway (JSON)' \

@@ -122,7 +122,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--dyn-namespace",
             metavar="NAME",
-            help="Dynamo namespace, * for all. [default: $DYN_NAMESPACE, then dynamo]",
+            help="Dynamo namespace, PREFIX* or * for all. [default: $DYN_NAMESPACE, then dynamo]",
             rich_help_panel=DYNAMO,
         ),
     ],

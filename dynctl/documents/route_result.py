@@ -207,7 +207,8 @@ class RouteResult(msgspec.Struct, frozen=True):
     ``doubts``: what is unknown, those that can change the winner first. ``certain``: none of them
     can; False too where it is not known, as from a frontend that reports no doubts.
     ``worker_sets``: where the workers of the model form several sets, the decision in each; the
-    answer itself is that of ``worker_set``, the most likely one.
+    answer itself is that of ``worker_set``, the most likely one. ``status``: the HTTP status with
+    which a Dynamo frontend refuses the request, where it is known.
     """
 
     model: str
@@ -227,6 +228,7 @@ class RouteResult(msgspec.Struct, frozen=True):
     decode_by_prefill: list[ByPrefill] = []
     worker_set: str | None = None
     worker_sets: list[WorkerSetRow] = []
+    status: int | None = None
     kind: str = "RouteResult"
     schema: int = SCHEMA
 

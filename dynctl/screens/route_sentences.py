@@ -169,7 +169,8 @@ def answer(result: RouteResult) -> list[str]:
     if not result.ok:
         refused = refusal(result)
         message = refused.message if refused is not None and refused.message else "no worker"
-        return [f"none: {message}"]
+        status = "" if result.status is None else f" (a Dynamo frontend answers {result.status})"
+        return [f"none: {message}{status}"]
     prefill, decode = result.winner.prefill, result.winner.decode
     places = [_domains(hop) for hop in (result.prefill, result.decode) if hop is not None]
     chosen = [

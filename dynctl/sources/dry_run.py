@@ -72,9 +72,9 @@ class DryRun:
         if query.in_session and self._of_dynamo:
             self.doubts.append(doubt("DYR0745"))
         self.model, self.lora = self._named()
-        self._asked = query.request(self.model)
+        self._parsed = query.request(self.model)
         if self._of_dynamo:
-            self._asked = _without_token_data(self._asked)
+            self._parsed = _without_token_data(self._parsed)
         self._workers = [w for w in self._router.registry if self.model in w.served_names]
         self._prompt = self._tokenized()
 
@@ -185,7 +185,7 @@ class DryRun:
         if not any(one.code == "DYR0705" for one in doubts):
             doubts += index_doubts(router, plan)
         doubts += self._request_doubts(request, plan)
-        return route_result(
+        result = route_result(
             router,
             request,
             plan,
@@ -196,6 +196,9 @@ class DryRun:
             doubts=without_settings(doubts, known),
             load_source=view.source,
         )
+        if result.ok or not self._of_dynamo:
+            return result
+        return msgspec.structs.replace(result, status=_status(result, router.config))
 
     # -- the request -----------------------------------------------------------------------
 
@@ -238,7 +241,7 @@ class DryRun:
 
     def _constraints(self) -> RoutingConstraints:
         """Those of the body and of the command line together."""
-        query, taints = self._query, self._asked.nvext.routing_constraints
+        query, taints = self._query, self._parsed.nvext.routing_constraints
         return constraints(
             [*(taints.required_taints or ()), *query.required],
             {**(taints.preferred_taints or {}), **query.preferred},
@@ -246,7 +249,7 @@ class DryRun:
 
     def _pins(self, worker_set: str | None) -> tuple[Pin | None, Pin | None]:
         """(prefill, decode): the command line's, else the body's."""
-        query, nvext, registry = self._query, self._asked.nvext, self._router.registry
+        query, nvext, registry = self._query, self._parsed.nvext, self._router.registry
         workers = [(worker.worker_id, worker.name) for worker in registry]
         pins = []
         for text, pin in (
@@ -277,12 +280,12 @@ class DryRun:
 
     def _salt(self) -> str | None:
         """The cache salt. Dynamo prefers that of ``nvext``, engines the body's own."""
-        own, nvext = self._asked.cache_salt, self._asked.nvext.cache_salt
+        own, nvext = self._parsed.cache_salt, self._parsed.nvext.cache_salt
         return (nvext or own) if self._of_dynamo else own
 
     def _id(self) -> str:
         """The same query has the same id: a dry run that is repeated prints the same bytes."""
-        query, nvext = self._query, self._asked.nvext
+        query, nvext = self._query, self._parsed.nvext
         limits = repr((query.required, sorted(query.preferred.items()), query.assignments))
         if self.lora is not None or self._salt() is not None:
             # Never the salt itself: an id is not secret, and salts may be short.
@@ -299,9 +302,9 @@ class DryRun:
         from dynctl.serving.prompts import NOT_MODELLED, encode, estimate_tokens, prompts_of
         from dynctl.tokenization import PromptError, TemplateError
 
-        asked = self._asked
+        parsed = self._parsed
         lengths = [w.runtime_config.context_length for w in self._workers]
-        prompts, not_modelled = prompts_of(asked, min(filter(None, lengths), default=None))
+        prompts, not_modelled = prompts_of(parsed, min(filter(None, lengths), default=None))
         if self._of_dynamo and len(prompts) > 1:
             self._note(doubt("DYR0720", prompts=len(prompts)))
             prompts = prompts[:1]
@@ -314,8 +317,8 @@ class DryRun:
                     ids = prompt.shortened(prompt.token_ids)
                 elif tokenizer is None:
                     raise AssertionError("a text needs the tokenizer")
-                elif self._of_dynamo and isinstance(asked, ChatRequest):
-                    ids = _dynamo_chat(tokenizer, asked)
+                elif self._of_dynamo and isinstance(parsed, ChatRequest):
+                    ids = _dynamo_chat(tokenizer, parsed)
                 else:
                     ids = encode(tokenizer, prompt)
             except (PromptError, TemplateError) as error:
@@ -370,11 +373,21 @@ class DryRun:
             )
 
 
-def _without_token_data(asked: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
+def _without_token_data(parsed: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
     """The request without ``nvext.token_data`` where the prompt has ids, which Dynamo uses."""
-    if isinstance(asked, ChatRequest) or isinstance(asked.prompts[0], str):
-        return asked
-    return replace(asked, nvext=msgspec.structs.replace(asked.nvext, token_data=None))
+    if isinstance(parsed, ChatRequest) or isinstance(parsed.prompts[0], str):
+        return parsed
+    return replace(parsed, nvext=msgspec.structs.replace(parsed.nvext, token_data=None))
+
+
+def _status(result: RouteResult, config: RouterConfig) -> int | None:
+    """The status of Dynamo 1.6.1's refusal, by the filter that left no worker; None if unknown."""
+    refused = next(hop for hop in (result.prefill, result.decode) if hop and hop.winner is None)
+    if refused.outcome == "policy_underivable":
+        return 500
+    emptied = next((step.filter for step in refused.funnel if step.entered and not step.left), "")
+    by_filter = {"allowed": 400, "available": 503, "taints": 500}
+    return config.overload_status_code if emptied == "busy" else by_filter.get(emptied)
 
 
 def _serves(worker: Worker) -> bool:

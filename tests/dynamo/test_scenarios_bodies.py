@@ -135,6 +135,8 @@ async def ask(
             outcome = (placed.prefill or placed.decode, placed.decode)
             if result is not None and answer.prompt_tokens is not None:
                 assert result.tokens == answer.prompt_tokens, body
+        if outcome is None and result is not None and not result.worker_sets:
+            assert result.status in (None, answer.status), body
         row.take(body, result, outcome)
 
 

@@ -116,6 +116,25 @@ def test_pins_and_constraints_of_the_body_reach_the_decision() -> None:
         answer(view, body={"prompt": TOKENS, "nvext": {"backend_instance_id": 9}})
 
 
+def test_a_refusal_has_the_status_of_dynamo() -> None:
+    view = dynamo(member(1), member(2))
+
+    def status(**query: Any) -> int | None:
+        result = answer(view, **query)
+        assert not result.ok
+        assert f"answers {result.status})" in route_short(result, Canvas(width=200))
+        return result.status
+
+    assert answer(view).status is None
+    assert status(required=("gpu=x",)) == 500
+    assert status(pin_decode="w1", required=("gpu=x",)) == 500
+    for worker_id in (1, 2):
+        view.router.apply(WorkerAvailability(worker_id, "namespace ns is not ready"), 1.0)
+    assert status() == 503
+    split = dynamo(member(1, "s", role="prefill"), member(2, "s", role="decode"))
+    assert answer(split, pin_prefill="w2").status == 400
+
+
 def test_dynamo_refuses_the_old_pin_where_prefill_is_separate() -> None:
     view = dynamo(member(1, "s", role="prefill"), member(2, "s", role="decode"))
     with pytest.raises(UsageProblem, match="refuses it with 400"):
