@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -76,12 +77,12 @@ class Score:
 
 
 def route(
-    fleet: DynamoFleet, tokens: Sequence[int], *frontends: Frontend, in_session: bool = False
+    fleet: DynamoFleet, tokens: Sequence[int], *frontends: Frontend, **more: Any
 ) -> RouteResult:
     """What `dynctl route --tokens` answers with these frontends, looking only once."""
     options = GlobalOptions(discovery="file", file_kv=fleet.file_kv)
     source = DynamoSource(options, tuple(one.url for one in frontends))
-    return source.route(RouteQuery(token_ids=list(tokens), in_session=in_session))
+    return source.route(RouteQuery(token_ids=list(tokens), **more))
 
 
 async def routed(seen: Observed, tokens: Sequence[int], *frontends: Frontend) -> RouteResult:

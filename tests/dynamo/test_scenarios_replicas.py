@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from dynctl.base.options import GlobalOptions
 from dynctl.sources.dynamo.source import DynamoSource
@@ -65,6 +66,36 @@ def test_one_of_two_frontends_with_replica_sync(finding: Finding) -> None:
     finding(f"replica sync: {exact} of 12 costs are Dynamo's")
     assert (followed.right, shared.right, exact) == (6, 6, 12)
     assert once.declared
+
+
+def test_requests_that_began_before_are_waited_for(finding: Finding) -> None:
+    chance = random.Random(8)
+    flags = ("--router-replica-sync",)
+    with DynamoFleet(aggregated(2, kind="held"), frontend_args=flags) as fleet:
+        first = fleet.workers["worker-0"]
+        first.held.hold(decode=True)
+        tokens, pin = prompt(chance, 8), {"backend_instance_id": first.instance_id}
+        old = fleet.frontend.begin(tokens, max_tokens=2, nvext=pin)
+        first.held.wait_for(1)
+        once = route(fleet, tokens, fleet.frontend)
+        running = [old]
+        with ThreadPoolExecutor() as pool:
+            following = pool.submit(route, fleet, tokens, fleet.frontend, follow=60.0)
+            while not following.done():
+                # There is always one, and the one of before has ended.
+                running.append(fleet.frontend.begin(tokens, max_tokens=2, nvext=pin))
+                for one in first.held.wait_for(len(running))[:-1]:
+                    first.held.release(one.id)
+                assert running[-2].result().ok
+            expected = following.result()
+        first.held.release()
+        assert running[-1].result().ok
+    found = {one.code for one in once.doubts}, {one.code for one in expected.doubts}
+    assert ("DYR0715" in found[0], "DYR0715" in found[1]) == (True, False)
+    assert expected.decode is not None
+    assert expected.decode.freshness is not None
+    assert "replica-sync events" in expected.decode.freshness.load.source
+    finding("requests that began before: followed until each running request is known")
 
 
 def test_conditional_disaggregation_with_a_warm_decode_worker(finding: Finding) -> None:

@@ -66,6 +66,15 @@ def route(
     session: Annotated[
         bool, typer.Option("--session", help="The request has a session id (x-session-id).")
     ] = False,
+    follow: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            max=3600,
+            help="Follow a live Dynamo until its running requests are known one by one.",
+        ),
+    ] = 0.0,
     pin_prefill: Annotated[
         str | None, typer.Option(metavar="WORKER", help="Force the prefill worker.")
     ] = None,
@@ -110,6 +119,7 @@ def route(
         lora=lora,
         cache_salt=_salt(cache_salt),
         in_session=session,
+        follow=follow,
     )
     source = connect(options)
     if save_view is not None:

@@ -131,6 +131,8 @@ def _busy_doubts(observer: Observer) -> Iterator[Doubt]:
         threshold = observer.router.busy.thresholds(worker.model).active_decode_blocks_threshold
         if threshold is None or worker.runtime_config.total_kv_blocks is None:
             continue
+        if threshold >= 1:
+            continue  # no report is above it
         if not all((worker.worker_id, rank) in observer.load.reported for rank in worker.ranks):
             unknown.append(worker.name)
     if unknown:
@@ -163,7 +165,10 @@ def _assumed_settings(
         doubt("DYR0711", varies=Varies(settings=unknown), preset=PRESET),
         doubt("DYR0712", varies=Varies(settings={"router_temperature": _TEMPERATURES})),
     ]
-    if any(one.kv_routing and one.kv_events is False and one.uses_caches for one in frontends):
+    if any(
+        one.kv_routing and one.kv_events is False and one.uses_caches is not False
+        for one in frontends
+    ):
         why = "a frontend does not receive KV events"
         doubts.append(doubt("DYR0718", varies=Varies(overlap=True), why=why))
     return doubts if frontends else [*doubts, unknown_thresholds("no frontend is read")]

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from dynctl.documents.route_result import RouteResult
 
 _PROGRESS_S: Final = 1.0
+_FOLLOW_S: Final = 0.25
+#: Doubts about requests that began before; they end with those requests.
+_ENDING: Final = frozenset({"DYR0707", "DYR0708", "DYR0715", "DYR0741"})
 
 TokenizersOf = Literal["none", "model", "all"]
 """Which tokenizers are fetched: none, that of the queried model, those of all models."""
@@ -163,6 +166,7 @@ class DynamoSource:
             deployment = observer.deployment
             if not deployment.workers:
                 raise _no_workers(deployment, planes, namespace(self._options))
+            follow = 0.0 if query is None else query.follow
             paths, notes = await self._tokenizers(deployment, model, tokenizers)
             if not reached.workers_reachable:
                 index, query = False, None
@@ -170,7 +174,7 @@ class DynamoSource:
                 index = False
             if index:
                 observer.follow_indexes()
-            return await self._observed(observer, reached, paths, notes)
+            return await self._observed(observer, reached, paths, notes, follow=follow)
 
     async def _observed(
         self,
@@ -178,13 +182,21 @@ class DynamoSource:
         reached: ReachedFrontends,
         paths: dict[str, str],
         notes: list[str],
+        *,
+        follow: float = 0.0,
     ) -> SavedView:
         doubts = [*registration_doubts(observer), *reached.doubts()]
-        reports = await asyncio.to_thread(reached.read, contested_models(observer))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
+        # After the caches: the gauges are compared with the requests seen until now.
+        reports = await asyncio.to_thread(reached.read, contested_models(observer))
         load_source, load_doubts = take_load(observer, reports.metrics)
+        deadline = time.monotonic() + follow
+        while time.monotonic() < deadline and not {d.code for d in load_doubts}.isdisjoint(_ENDING):
+            await asyncio.sleep(_FOLLOW_S)
+            reports = await asyncio.to_thread(reached.read, contested_models(observer))
+            load_source, load_doubts = take_load(observer, reports.metrics)
         doubts += take_versions(observer, reports.metrics, reports.ready)
         doubts += [*index_doubts(observer), *load_doubts, *reports.doubts]
         # Of a list of workers: sums are doubtful only for a prompt that shares blocks with others.

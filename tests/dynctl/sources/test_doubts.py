@@ -22,7 +22,7 @@ from dynctl.sources.dynamo.router_state import (
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, RankLoad
-from router_core import Change, Router
+from router_core import Change, Router, Worker, WorkerUpserted
 from tests.golden.fleets import TOKENS, two_zones
 
 KV = FrontendMetrics(kv_routing=True, kv_events=True)
@@ -31,13 +31,25 @@ KV = FrontendMetrics(kv_routing=True, kv_events=True)
 def observed(*cards: dict[str, Any] | None, **more: Any) -> Any:
     """An observer with workers that have these router settings in their cards."""
     router = Router()
-    applied: list[Change] = []
-    workers = [SimpleNamespace(card=SimpleNamespace(router_config=card)) for card in cards]
-    load = SimpleNamespace(since=0.0, added=0, reports=0)
+
+    def apply(change: Change) -> None:
+        router.apply(change, 0.0)
+
+    workers = []
+    for number, one in enumerate(cards, 1):
+        worker = Worker(number, f"w{number}", "tiny")
+        apply(WorkerUpserted(worker))
+        registered = SimpleNamespace(router_config=one)
+        workers.append(SimpleNamespace(card=registered, worker=worker, sources={}))
+    load = SimpleNamespace(since=0.0, added=0, reports=0, routers=set(), reported=set(), earlier={})
     found = {
-        "deployment": SimpleNamespace(workers=workers, problems=more.pop("problems", ())),
+        "deployment": SimpleNamespace(
+            workers=workers,
+            problems=more.pop("problems", ()),
+            sequences=more.pop("sequences", ("a channel",)),
+        ),
         "router": router,
-        "apply": applied.append,
+        "apply": apply,
         "load": load,
         **more,
     }
@@ -99,8 +111,8 @@ def test_load_of_frontends_is_sums_and_may_count_requests_twice():
     _, doubts = take_load(observed(None), [metrics])
     assert codes(doubts) == ["DYR0715"]
     _, doubts = take_load(observed(None), [metrics, replace(metrics, kv_routing=False)])
-    assert codes(doubts) == ["DYR0715", "DYR0716", "DYR0709"]
-    assert doubts[2].varies == Varies(load="fewer", copies=2)
+    assert codes(doubts) == ["DYR0716", "DYR0709", "DYR0715"]
+    assert doubts[1].varies == Varies(load="fewer", copies=2)
     mirrored = observed({"kv_router_config": {"router_replica_sync": True}})
     assert codes(take_load(mirrored, [metrics, metrics])[1]) == ["DYR0715"]
 
