@@ -38,7 +38,8 @@ UNKNOWN_WORKER: Final = "the worker is not registered"
 NO_PREFILL: Final = "the prefill worker of the request is unknown"
 NO_CHOICE: Final = "one worker only: nothing to choose"
 NO_EVENT: Final = "a log line without a replica-sync event of its request"
-#: Settings that are tried on a miss: does one of them explain the choice?
+#: Settings that are tried on a miss: does one of them explain the choice? A temperature, or the
+#: mode random, would explain any choice, and so neither of them.
 _SETTINGS: Final = Unknown(
     settings={
         "overlap_score_credit": [0.0, 0.5, 2.0],
@@ -46,8 +47,6 @@ _SETTINGS: Final = Unknown(
         "decode_active_request_weight": [1.0, 4.0],
         "router_track_active_blocks": [False],
         "router_assume_kv_reuse": [False],
-        "router_temperature": [0.5],
-        "router_mode": ["least-loaded", "random"],
     }
 )
 
