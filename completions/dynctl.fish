@@ -786,7 +786,7 @@ function __dynctl_flags
             printf '%s\n' \
                 '--min-rate'\t'Exit code 1 below this rate of hits, 0 to 1' \
                 '--duration'\t'Stop after this time' \
-                '--log'\t'Log of a Dynamo frontend, - for standard input: adds the tokens it ..' \
+                '--log'\t'Log of a Dynamo frontend, - for standard input: its costs are ..' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \

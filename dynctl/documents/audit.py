@@ -33,7 +33,9 @@ class AuditRow(msgspec.Struct, frozen=True):
 
     Engines: ``requests`` whose engine reported its reused tokens; ``hits`` with the predicted
     number of blocks; the tokens are sums over all of them. A live Dynamo: requests that a frontend
-    gave to this worker, and hits where it was predicted. ``causes``: of each miss, by likely cause.
+    gave to this worker, and hits where it was predicted; the tokens are those cached there, by
+    this index and by the frontend's. ``costs``: log lines whose cost was compared, ``same_costs``
+    of them equal. ``causes``: of each miss, by likely cause.
     """
 
     worker: str
@@ -43,6 +45,8 @@ class AuditRow(msgspec.Struct, frozen=True):
     hits: int = 0
     predicted_tokens: int = 0
     reported_tokens: int = 0
+    costs: int = 0
+    same_costs: int = 0
     causes: dict[str, int] = {}
 
 
@@ -124,5 +128,7 @@ def _sum(row: AuditRow, other: AuditRow, sign: int) -> AuditRow:
         hits=row.hits + sign * other.hits,
         predicted_tokens=row.predicted_tokens + sign * other.predicted_tokens,
         reported_tokens=row.reported_tokens + sign * other.reported_tokens,
+        costs=row.costs + sign * other.costs,
+        same_costs=row.same_costs + sign * other.same_costs,
         causes=causes,
     )

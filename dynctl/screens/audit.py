@@ -34,6 +34,10 @@ def audit_screen(report: AuditReport, canvas: Canvas) -> str:
         rate = f"{100 * report.rate:.1f} %"
         of = plural(report.requests, "request")
         lines.append(f"rate     {rate}  {report.hits:,} of {of} as predicted")
+    costs = sum(row.costs for row in report.workers)
+    if costs:
+        same = sum(row.same_costs for row in report.workers)
+        lines.append(f"costs    {same:,} of {costs:,} as in the frontend's log")
     total: Counter[str] = Counter()
     for row in report.workers:
         total.update(row.causes)

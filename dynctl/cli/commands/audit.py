@@ -21,7 +21,7 @@ def audit(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Log of a Dynamo frontend, - for standard input: adds the tokens it saw cached.",
+            help="Log of a Dynamo frontend, - for standard input: its costs are compared too.",
         ),
     ] = None,
 ) -> int:

@@ -1,8 +1,8 @@
 """Choices of a live Dynamo's frontends, against predictions made before each choice counts.
 
 A replica-sync event shows the worker that a frontend chose, and the hashes of the prompt where the
-pool counts blocks. The prediction uses the state before that event. Lines of the frontend's log add
-how much of the prompt the frontend believed cached. Nothing is sent.
+pool counts blocks. The prediction uses the state before that event. The log of a frontend adds the
+costs that it computed. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _T = TypeVar("_T")
 
 #: Requests whose hops are joined; older ones are forgotten.
 KEPT: Final = 10_000
+#: Logs round costs.
+_SAME_COST: Final = 0.001
 #: Above this, workers that are gone are forgotten.
 MAX_WORKERS: Final = 4096
 NO_PROMPT: Final = "events of prefill workers have no prompt"
@@ -57,6 +59,8 @@ class _Counts:
     hits: int = 0
     predicted: int = 0
     reported: int = 0
+    costs: int = 0
+    same_costs: int = 0
     causes: Counter[str] = field(default_factory=Counter)
 
 
@@ -70,8 +74,8 @@ class ChoiceAudit:
         self._router = router
         self._counts: dict[int, _Counts] = {}
         self._prefill: OrderedDict[str, WorkerWithDpRank] = OrderedDict()
-        #: Request -> (worker, tokens expected to be cached there).
-        self._expected: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        #: Request -> (the worker that was chosen, its cost).
+        self._expected: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self.skipped: Counter[str] = Counter()
 
     def rows(self) -> list[AuditRow]:
@@ -88,6 +92,8 @@ class ChoiceAudit:
                     hits=counts.hits,
                     predicted_tokens=counts.predicted,
                     reported_tokens=counts.reported,
+                    costs=counts.costs,
+                    same_costs=counts.same_costs,
                     causes=dict(counts.causes),
                 )
             )
@@ -114,17 +120,17 @@ class ChoiceAudit:
             self._judge_aggregated(event, worker, chosen)
 
     def take_line(self, read: SelectedLine | RefusedLine) -> None:
-        """Compare the cached blocks of a log line with those that were expected."""
-        if isinstance(read, RefusedLine) or read.cached_blocks is None:
+        """Compare the cost in a log line with the one that was computed here."""
+        if isinstance(read, RefusedLine) or read.logit is None:
             return
-        worker_id, tokens = self._expected.pop(read.request_id, (None, 0))
-        worker = self._router.registry.get(read.worker_id)
-        if worker_id != read.worker_id or worker is None:
-            self.skipped[NO_EVENT] += worker is not None and worker.role is Role.AGGREGATED
+        worker_id, cost = self._expected.pop(read.request_id, (None, 0.0))
+        if worker_id != read.worker_id:
+            worker = self._router.registry.get(read.worker_id)
+            self.skipped[NO_EVENT] += worker is not None and worker.role is not Role.PREFILL
             return
         counts = self._of(read.worker_id)
-        counts.predicted += tokens
-        counts.reported += int(read.cached_blocks * worker.block_size)
+        counts.costs += 1
+        counts.same_costs += abs(cost - read.logit) < _SAME_COST
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -143,12 +149,17 @@ class ChoiceAudit:
         held = 0
         if slot is not None:
             held = dict(self._router.index.find_matches(hashes, 1 << slot).items()).get(slot, 0)
-        tokens = event.prefill_tokens + held * size if event.track_prefill_tokens else 0
-        # The event has the tokens still to be computed; the prompt ends within its next block.
-        tokens = min(max(tokens, len(hashes) * size), (len(hashes) + 1) * size - 1)
+        # The event has the tokens that the frontend does not believe cached: whole blocks are, so
+        # the rest of the division is the incomplete last block of the prompt.
+        tokens = len(hashes) * size
+        if event.track_prefill_tokens:
+            tokens += event.prefill_tokens % size
         request = RoutingRequest(event.request_id, worker.model, tokens, size, hashes)
-        _remember(self._expected, event.request_id, (event.worker_id, held * size))
         self._judge(self._router.plan(request).final, request, chosen)
+        counts = self._counts.get(event.worker_id)
+        if counts is not None and event.track_prefill_tokens:
+            counts.predicted += held * size
+            counts.reported += max(0, tokens - event.prefill_tokens)
 
     def _judge_decode(self, event: SequenceAdded, worker: Worker, chosen: WorkerWithDpRank) -> None:
         size, blocks = worker.block_size, len(event.token_sequence or ())
@@ -165,6 +176,9 @@ class ChoiceAudit:
 
     def _judge(self, decision: Decision, request: RoutingRequest, chosen: WorkerWithDpRank) -> None:
         known = chosen in decision.refs
+        if known:
+            cost = decision.costs[list(decision.refs).index(chosen)]
+            _remember(self._expected, request.id, (chosen.worker_id, cost))
         if known and len(decision.refs) == 1:
             self.skipped[NO_CHOICE] += 1
             return

@@ -12,7 +12,7 @@ from dynctl.screens.canvas import Canvas
 from dynctl.sources.frontend.client import FrontendClient
 
 GOOD = AuditRow("prefill-a0", 1, "prefill", 8, 8, 256, 256)
-BAD = AuditRow("prefill-b0", 2, "prefill", 4, 1, 128, 32, {"not_reused": 2, "tokens": 1})
+BAD = AuditRow("prefill-b0", 2, "prefill", 4, 1, 128, 32, causes={"not_reused": 2, "tokens": 1})
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dynctl.documents.audit import AuditRow
 from dynctl.sources.dynamo import audit as audit_module
@@ -126,17 +127,29 @@ def test_what_cannot_be_compared_is_counted_by_its_reason():
     assert (rows, skipped) == ({}, {NO_CHOICE: 1})
 
 
-def line(request_id: str, worker_id: int, cached: float) -> SelectedLine:
-    return SelectedLine(request_id, worker_id, 0, "decode", 4.0, cached, None)
+def line(request_id: str, worker_id: int, cost: float) -> SelectedLine:
+    return SelectedLine(request_id, worker_id, 0, "decode", cost, None, None)
 
 
-def test_a_log_line_adds_what_the_frontend_believed_cached():
+def test_the_tokens_that_the_frontend_believed_cached_are_in_the_event():
+    rows, _ = judged(two(cached=3), added(1, "a", cached=2), added(2, "b"))
+    assert (rows["w1"].predicted_tokens, rows["w1"].reported_tokens) == (48, 32)
+    assert (rows["w2"].predicted_tokens, rows["w2"].reported_tokens) == (0, 0)
+    untracked, _ = judged(two(), replace(added(1), prefill_tokens=0, track_prefill_tokens=False))
+    assert untracked["w1"].hits == 1
+    assert untracked["w1"].reported_tokens == 0
+
+
+def test_a_log_line_adds_the_cost_that_the_frontend_computed():
+    """70 tokens: 4.375 blocks to compute less 3 cached, and 4 complete blocks to decode."""
     made = two()
     audit = ChoiceAudit(made)
-    audit.take_sequence(added(1, "a", cached=3))
-    audit.take_line(line("a", 1, 2.0))
+    for name in ("a", "b"):
+        audit.take_sequence(added(1, name, cached=3))
+    audit.take_line(line("a", 1, 5.375))
+    audit.take_line(line("b", 1, 6.375))
     [row] = audit.rows()
-    assert (row.predicted_tokens, row.reported_tokens) == (48, 32)
+    assert (row.costs, row.same_costs) == (2, 1)
     audit.take_line(line("unseen", 1, 2.0))
     assert dict(audit.skipped) == {NO_EVENT: 1}
 
