@@ -40,6 +40,7 @@ class GlobalOptions:
     token: str | None = None
     token_env: str | None = None
     token_file: Path | None = None
+    ca_cert: Path | None = None
     context: str | None = None
     discovery: str | None = None
     dyn_namespace: str | None = None

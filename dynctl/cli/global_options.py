@@ -6,6 +6,7 @@ the last one wins; repeatable options add up.
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -94,6 +95,16 @@ _ANNOTATIONS: dict[str, Any] = {
             "--token-file",
             metavar="FILE",
             help="File with the bearer token.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "ca_cert": Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-cert",
+            metavar="FILE",
+            help="Certificates (PEM) that sign https frontends. [default: $DYNCTL_CA_CERT, then "
+            "the machine's]",
             rich_help_panel=PANEL,
         ),
     ],
@@ -244,6 +255,9 @@ def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
         context: typer.Context = arguments.pop("context")
         merged = _merge(context, arguments)
         values = {key: value for key, value in merged.items() if key in _ANNOTATIONS}
+        if values.get("ca_cert") is not None:
+            # Every request of the command trusts the same authorities.
+            os.environ["DYNCTL_CA_CERT"] = str(values["ca_cert"])
         arguments |= dict.fromkeys(contexts, context)
         for name in redeclared:
             if arguments[name] is None:

@@ -6,8 +6,11 @@ dynctl's frontend has ``/v1/models`` and ``/busy_threshold`` in Dynamo's format:
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -23,6 +26,23 @@ from dynctl.sources.thresholds import Thresholds
 from router_core import THRESHOLD_SETTINGS
 
 CONNECT_S: Final = 5.0
+#: Set by --ca-cert for this process and its completions.
+CA_CERT_VARIABLE: Final = "DYNCTL_CA_CERT"
+
+
+def tls_context(ca_cert: Path | None = None) -> ssl.SSLContext:
+    """The authorities that https frontends are checked with: those of ``ca_cert`` (default
+    ``$DYNCTL_CA_CERT``), else the machine's. Raises UsageProblem."""
+    file = ca_cert or os.environ.get(CA_CERT_VARIABLE) or None
+    try:
+        return ssl.create_default_context(cafile=file)
+    except ssl.SSLError:
+        problem = "not a PEM file of certificates"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    raise UsageProblem(
+        f"--ca-cert {file}: {problem}", "give the certificate that signed the frontend's"
+    )
 
 
 class HttpFrontend:
@@ -104,7 +124,12 @@ class HttpFrontend:
         limits = httpx.Timeout(timeout, connect=min(timeout, CONNECT_S))
         deadline = time.monotonic() + timeout
         # trust_env: control calls to a local frontend must not go through the machine's proxy.
-        with httpx.Client(timeout=limits, headers=self._headers, trust_env=False) as client:
+        with httpx.Client(
+            timeout=limits,
+            headers=self._headers,
+            trust_env=False,
+            verify=tls_context() if self.url.startswith("https:") else False,
+        ) as client:
             with client.stream(method, self.url + path, json=body) as response:
                 content = bytearray()
                 for part in response.iter_bytes():
@@ -123,7 +148,7 @@ class HttpFrontend:
 def async_client(token: str | None = None) -> httpx.AsyncClient:
     """A client for :func:`read_response`; its caller closes it."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    return httpx.AsyncClient(headers=headers, trust_env=False, timeout=None)  # noqa: S113
+    return httpx.AsyncClient(headers=headers, trust_env=False, verify=tls_context(), timeout=None)  # noqa: S113
 
 
 async def read_response(

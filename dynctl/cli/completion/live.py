@@ -189,8 +189,14 @@ def _fetch(url: str, token: str | None) -> Any:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return []
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=LIMIT_S)
+    connection: HTTPConnection
+    if parts.scheme == "https":
+        import ssl
+
+        trusted = ssl.create_default_context(cafile=os.environ.get("DYNCTL_CA_CERT") or None)
+        connection = HTTPSConnection(parts.hostname, parts.port, timeout=LIMIT_S, context=trusted)
+    else:
+        connection = HTTPConnection(parts.hostname, parts.port, timeout=LIMIT_S)
     headers = {"accept": "application/json", "connection": "close"}
     if token:
         headers["authorization"] = f"Bearer {token}"

@@ -8,24 +8,34 @@ listeners for clients leave descriptors for engines, files and the other listene
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import logging
+import os
 import resource
 import socket
+import ssl
 from collections import Counter
-from typing import Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
+from dynctl.base.tasks import end_tasks
 from dynctl.serving.http.json_responses import error_response
 from dynctl.serving.refusal import HttpError
+
+_log = logging.getLogger(__name__)
 
 #: Connections of a listener for operators and health checks: few programs use it.
 FEW: Final = 64
 _BACKLOG: Final = 1024
 _SWEEP_S: Final = 0.5
+_ACCEPT_AGAIN_S: Final = 0.1
 
 
 def descriptors() -> int:
@@ -63,12 +73,23 @@ class Connections:
         self._headers: dict[_Connection, float] = {}
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._handshakes: set[asyncio.Task[None]] = set()
         self.open = 0
         self.refused = 0
         self.timed_out = 0
 
-    async def listen(self, runner: web.AppRunner, listener: socket.socket, **options: Any) -> None:
-        """Accept the connections of ``listener`` for the application of ``runner``.
+    async def listen(
+        self,
+        runner: web.AppRunner,
+        listener: socket.socket,
+        *,
+        certificate: Certificate | None = None,
+        **options: Any,
+    ) -> None:
+        """Accept the connections of ``listener`` for the application of ``runner``, with TLS if
+        there is a certificate.
 
         ``options`` are those of aiohttp's RequestHandler.
         """
@@ -90,20 +111,32 @@ class Connections:
             return make(message, payload, protocol, writer, task)
 
         manager.request_factory = begun
-        self._server = await loop.create_server(
-            lambda: _Connection(self, manager, loop=loop, **options),
-            sock=listener,
-            backlog=_BACKLOG,
-        )
+
+        def connection() -> _Connection:
+            return _Connection(self, manager, loop=loop, **options)
+
         self._sweeper = loop.create_task(self._sweep(), name="connections without a request")
+        if certificate is not None:
+            listener.setblocking(False)
+            listener.listen(_BACKLOG)
+            self._listener = listener
+            accepting = self._accept_tls(listener, certificate, connection)
+            self._accepting = loop.create_task(accepting, name="connections with TLS")
+        elif listener.family == socket.AF_UNIX:
+            self._server = await loop.create_unix_server(
+                connection, sock=listener, backlog=_BACKLOG
+            )
+        else:
+            self._server = await loop.create_server(connection, sock=listener, backlog=_BACKLOG)
 
     async def close(self) -> None:
         """Accept no more; the runner ends the open connections."""
         if self._server is not None:
             self._server.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        tasks = [self._sweeper, self._accepting, *self._handshakes]
+        await end_tasks([task for task in tasks if task is not None])
+        if self._listener is not None:
+            self._listener.close()
 
     # -- called by connections -------------------------------------------------------------
 
@@ -141,6 +174,53 @@ class Connections:
     def waits(self, connection: _Connection) -> bool:
         return connection in self._waiting
 
+    async def _accept_tls(
+        self,
+        listener: socket.socket,
+        certificate: Certificate,
+        make: Callable[[], _Connection],
+    ) -> None:
+        """Accept connections by hand: one has its place before its handshake, so that clients
+        without one take no place of others. (A server with TLS knows nothing of it until then.)"""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listener)
+            except OSError:  # no descriptor is left, or the client left already
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            one = make()
+            try:
+                admitted = one.enter(address)
+            except Exception:
+                _log.exception("a connection is refused")
+                admitted = False
+            if not admitted:
+                accepted.close()
+                continue
+            one.handshake = loop.create_task(
+                self._shake_hands(one, accepted, certificate.context), name="TLS handshake"
+            )
+            self._handshakes.add(one.handshake)
+            one.handshake.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(
+        self, connection: _Connection, accepted: socket.socket, context: ssl.SSLContext
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=self._header_s,
+            )
+        except (OSError, EOFError):
+            connection.leave()
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
+
     def _begun(self, connection: _Connection) -> None:
         self._waiting.pop(connection, None)
         self._headers.pop(connection, None)
@@ -164,12 +244,13 @@ class Connections:
 class _Connection(web.RequestHandler):
     """aiohttp's connection with a place among the connections of its listener."""
 
-    __slots__ = ("_admitted", "_place", "peer")
+    __slots__ = ("_admitted", "_place", "handshake", "peer")
 
     def __init__(self, place: Connections, manager: web.Server, **options: Any) -> None:
         super().__init__(manager, **options)
         self._place = place
         self._admitted = False
+        self.handshake: asyncio.Task[None] | None = None
         self.peer = ""
 
     def now(self) -> float:
@@ -180,17 +261,24 @@ class _Connection(web.RequestHandler):
         if self._admitted:
             self._admitted = False
             self._place.gone(self)
+        if self.handshake is not None and self.handshake is not asyncio.current_task():
+            self.handshake.cancel()
         self.force_close()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.peer = _network(transport.get_extra_info("peername"))
+    def enter(self, address: Any) -> bool:
+        """Take a place for a client of this address; whether there was one."""
+        self.peer = _network(address)
         self._admitted = self._place.admit(self)
-        if self._admitted:
+        return self._admitted
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are of no class of asyncio.
+        stream = cast(asyncio.Transport, transport)
+        if self._admitted or self.enter(transport.get_extra_info("peername")):
             super().connection_made(transport)
             return
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(_FULL)
-        transport.close()
+        stream.write(_FULL)
+        stream.close()
 
     def data_received(self, data: bytes) -> None:
         if data and self._admitted and self._place.waits(self):
@@ -225,6 +313,90 @@ class _Connection(web.RequestHandler):
         answer = error_response(HttpError(status, problem, "invalid_request_error", "invalid_http"))
         answer.force_close()
         return answer
+
+
+class CertificateError(ValueError):
+    """Files that are not a certificate with its key."""
+
+
+class Certificate:
+    """The certificate of a listener, from PEM files; :meth:`watch` loads them when they change."""
+
+    def __init__(self, chain: Path, key: Path) -> None:
+        self._files = (chain, key)
+        self._seen: tuple[tuple[int, ...], ...] = ()
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def load(self) -> bool:
+        """Read the files if they changed; whether they did. Raises CertificateError, and keeps
+        the old certificate."""
+        chain, key = self._files
+        try:
+            seen = tuple((s.st_mtime_ns, s.st_size, s.st_ino) for s in map(Path.stat, self._files))
+            if seen == self._seen:
+                return False
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.set_alpn_protocols(["http/1.1"])
+            # An encrypted key would ask on the terminal.
+            context.load_cert_chain(chain, key, password=_no_password)
+        except ssl.SSLError as error:
+            reason = (error.reason or "not PEM").lower().replace("_", " ")
+            raise CertificateError(
+                f"{chain} and {key}: not a certificate with its key: {reason}"
+            ) from None
+        except OSError as error:
+            name = error.filename or f"{chain} or {key}"
+            raise CertificateError(f"{name}: {error.strerror}") from None
+        except ValueError as error:
+            raise CertificateError(f"{key}: {error}") from None
+        self.context, self._seen = context, seen
+        return True
+
+    async def watch(self, poll_s: float = 1.0) -> None:
+        """Load the files again whenever they change. An error changes nothing: of two files one is
+        written first."""
+        problem = ""
+        while True:
+            await asyncio.sleep(poll_s)
+            try:
+                if self.load():
+                    _log.info("the certificate %s is loaded again", self._files[0])
+                problem = ""
+            except CertificateError as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.warning("the certificate stays as it is: %s", problem)
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password; expected one without")
+
+
+def unix_listener(path: Path) -> socket.socket:
+    """A Unix socket that only this user can open. Raises OSError.
+
+    A socket that an ended process left is replaced; one that answers is not.
+    """
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+            else:
+                raise OSError(errno.EADDRINUSE, "another process listens on it", str(path))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The mode must be right from the start; chmod after bind would leave a moment.
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener
 
 
 def _network(name: Any) -> str:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import msgspec
 import uvloop
@@ -25,7 +26,14 @@ from dynctl.serving.flow import RequestFlow
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.auth import Handler, checked_token, guarded, keyed
 from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies
-from dynctl.serving.http.connections import FEW, Connections, descriptors
+from dynctl.serving.http.connections import (
+    FEW,
+    Certificate,
+    CertificateError,
+    Connections,
+    descriptors,
+    unix_listener,
+)
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.json_responses import error_response, nested_too_deeply
@@ -60,7 +68,8 @@ class Frontend:
     """A frontend that can be started and stopped on a running event loop.
 
     ``inference`` False leaves the OpenAI endpoints out: a router for other frontends.
-    ``extra_routes`` add endpoints; they are called once, when the application is built.
+    ``extra_routes`` add endpoints; they are called when an application is built, one for each
+    listener.
     Raises WorkerSpecError, TokenizationError or StartError if the configuration is invalid.
     """
 
@@ -124,13 +133,16 @@ class Frontend:
         self._runners: list[web.AppRunner] = []
         #: One for each listener.
         self.connections: list[Connections] = []
+        self.certificate = _certificate(config)
+        self._own_socket: Path | None = None
         self.port = config.port
         self.system_port = config.system_port
 
     @property
     def url(self) -> str:
         host = self.config.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     # -- life ------------------------------------------------------------------------------
 
@@ -148,7 +160,11 @@ class Frontend:
                 system = _listen(config.system_host, config.system_port)
                 self.system_port = system.getsockname()[1]
                 await self._serve(self._system_app(), system, Connections(FEW))
-            await self._serve(self.build_app(), listener, self._clients())
+            if config.unix_socket is not None:
+                operators = _unix_listener(config.unix_socket)
+                self._own_socket = config.unix_socket
+                await self._serve(self.build_app(), operators, Connections(FEW))
+            await self._serve(self.build_app(), listener, self._clients(), self.certificate)
         except BaseException:
             listener.close()
             await self.close()
@@ -156,6 +172,8 @@ class Frontend:
         start = self.service.tasks.start
         start("booking expiry", self._expire_often)
         start("tokenizer check", self._check_tokenizers)
+        if self.certificate is not None:
+            start("certificate reload", self.certificate.watch)
         if self.config.api_key_file is not None:
             start("keys reload", self.keys.watch)
         start("event loop canary", self.metrics.watch_event_loop)
@@ -176,6 +194,9 @@ class Frontend:
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
+        if self._own_socket is not None:
+            self._own_socket.unlink(missing_ok=True)
+            self._own_socket = None
         await self.fleet.close()
         await self.upstream.close()
 
@@ -215,7 +236,11 @@ class Frontend:
             self.service.tasks.start("workers file reload", file.run)
 
     async def _serve(
-        self, app: web.Application, listener: socket.socket, connections: Connections
+        self,
+        app: web.Application,
+        listener: socket.socket,
+        connections: Connections,
+        certificate: Certificate | None = None,
     ) -> None:
         limits = self.config.limits
         # A client that disconnects must stop its engine at once.
@@ -225,6 +250,7 @@ class Frontend:
         await connections.listen(
             runner,
             listener,
+            certificate=certificate,
             access_log=None,
             auto_decompress=False,  # without a bound; Bodies has one
             keepalive_timeout=limits.keep_alive_s,
@@ -406,6 +432,24 @@ def _keys(config: FrontendConfig, service: RoutingService) -> ApiKeys:
     except KeysError as error:
         raise StartError(f"API keys: {error}") from None
     return keys
+
+
+def _certificate(config: FrontendConfig) -> Certificate | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    certificate = Certificate(config.tls_cert, config.tls_key)
+    try:
+        certificate.load()
+    except CertificateError as error:
+        raise StartError(f"--tls-cert, --tls-key: {error}") from None
+    return certificate
+
+
+def _unix_listener(path: Path) -> socket.socket:
+    try:
+        return unix_listener(path)
+    except OSError as error:
+        raise StartError(f"--unix-socket {path}: {error.strerror or error}") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:

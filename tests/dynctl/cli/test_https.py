@@ -1,0 +1,65 @@
+"""Commands and a frontend with TLS: --ca-cert, and what a certificate that is not trusted says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.server import Frontend
+from tests.dynctl.serving.test_listeners import write_certificate
+
+
+@pytest.fixture(scope="module")
+def https(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The URL of a frontend without workers, and its certificate."""
+    cert, key = write_certificate(tmp_path_factory.mktemp("tls"), "frontend")
+    loop = asyncio.new_event_loop()
+    frontend = Frontend(FrontendConfig(port=0, tls_cert=cert, tls_key=key))
+    loop.run_until_complete(frontend.start())
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield frontend.url, cert
+    asyncio.run_coroutine_threadsafe(frontend.close(), loop).result(20)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["workers", "list"], ["config", "show"], ["version"], ["top", "--once"]],
+    ids=" ".join,
+)
+def test_with_the_authority(dynctl, https, command, monkeypatch):
+    url, cert = https
+    monkeypatch.setenv("DYNCTL_CA_CERT", "")
+    ran = dynctl(*command, "--frontend", url, "--ca-cert", str(cert))
+    assert ran.code == 0, ran.err
+
+
+def test_with_the_variable(dynctl, https, monkeypatch):
+    url, cert = https
+    monkeypatch.setenv("DYNCTL_CA_CERT", str(cert))
+    assert dynctl("config", "show", "--frontend", url).code == 0
+
+
+def test_a_certificate_that_is_not_trusted(dynctl, https, monkeypatch):
+    monkeypatch.setenv("DYNCTL_CA_CERT", "")
+    ran = dynctl("workers", "list", "--frontend", https[0])
+    assert ran.code == 3
+    assert "certificate" in ran.err.lower()
+
+
+def test_a_file_that_is_no_certificate(dynctl, https, tmp_path, monkeypatch):
+    monkeypatch.setenv("DYNCTL_CA_CERT", "")
+    file = tmp_path / "ca.pem"
+    file.write_text("hello")
+    for given, problem in ((file, "not a PEM file"), (tmp_path / "none", "No such file")):
+        ran = dynctl("workers", "list", "--frontend", https[0], "--ca-cert", str(given))
+        assert ran.code == 2
+        assert problem in ran.err
