@@ -11,7 +11,6 @@ from typing import Any
 import typer
 
 from dynctl.base.errors import DynctlError, ExitCode, ReaderLeft, exit_code_of
-from dynctl.base.terminal import printable
 from dynctl.cli.global_options import group_callback, with_globals
 from dynctl.cli.help import PlainCommand, PlainGroup
 
@@ -267,6 +266,8 @@ def _report(error: BaseException) -> int:
 
 def _say(message: str, hint: str = "", file: Any = None) -> None:
     """Write a message and its hint to stderr, wrapped at words; `file`: a page, as it is."""
+    from dynctl.base.terminal import printable
+
     message = printable(message)
     if file is not None:
         file.write(message + "\n")

@@ -8,6 +8,7 @@ import ssl
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -112,7 +113,7 @@ def test_files_that_are_no_certificate(tmp_path, wrong):
 
 async def test_the_unix_socket_is_for_the_owner_and_counts_as_operator(tmp_path):
     path = tmp_path / "admin.sock"
-    values = {"api_token": "t0ken", "api_keys": ("sk-1",)}
+    values: dict[str, Any] = {"api_token": "t0ken", "api_keys": ("sk-1",)}
     async with site(ENGINE, unix_socket=path, **values) as fleet:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         connector = aiohttp.UnixConnector(str(path))
