@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         BlockHashes, hash_prompt, local_block_hashes, sequence_hashes, to_signed, to_unsigned,
     )
     from router_core.prompt_hasher import PromptHasher
-    from router_core.index import PrefixIndex
+    from router_core.index import IndexBound, PrefixIndex
     from router_core.worker_sets import Overlaps
     from router_core.errors import (
         ConfigError, ConstraintError, HashingError, PolicyUnderivable, RouterCoreError,
@@ -91,7 +91,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "BlockHashes", "hash_prompt", "local_block_hashes", "sequence_hashes", "to_signed",
     "to_unsigned",
     "PromptHasher",
-    "PrefixIndex",
+    "IndexBound", "PrefixIndex",
     "Overlaps",
     "ConfigError", "ConstraintError", "HashingError", "PolicyUnderivable", "RouterCoreError",
     "SnapshotError", "WorkerError",
@@ -126,7 +126,7 @@ _MODULES = {
         "preset",
     "hashing": "BlockHashes hash_prompt local_block_hashes sequence_hashes to_signed to_unsigned",
     "prompt_hasher": "PromptHasher",
-    "index": "PrefixIndex",
+    "index": "IndexBound PrefixIndex",
     "worker_sets": "Overlaps",
     "errors":
         "ConfigError ConstraintError HashingError PolicyUnderivable RouterCoreError SnapshotError "

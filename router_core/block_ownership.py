@@ -40,6 +40,7 @@ class BlockOwnership:
         "_counts",
         "_dropping",
         "_extra",
+        "_extra_total",
         "_grouped",
         "_groups",
         "_live",
@@ -68,6 +69,8 @@ class BlockOwnership:
         """slots that take part in matching"""
         self._extra: dict[int, dict[int, int]] = {}
         """slot -> name -> copies of a block beyond the first, where the engine counts them"""
+        self._extra_total: dict[int, int] = {}
+        """slot -> sum of its extra copies"""
         self._groups: dict[int, CacheGroups] = {}
         """slot -> its cache groups, where events of several arrived"""
         self._grouped = 0
@@ -90,6 +93,13 @@ class BlockOwnership:
     def node_count(self) -> int:
         """Distinct blocks."""
         return len(self._owners)
+
+    @property
+    def table_size(self) -> int:
+        """Entries that take memory: distinct blocks, and what is kept for single slots."""
+        groups = sum(one.block_count for one in self._groups.values())
+        names = sum(len(own.names) for own in self._names.own.values())
+        return len(self._owners) + groups + names + sum(map(len, self._extra.values()))
 
     def own_names(self, slot: int) -> int:
         """Blocks whose name on ``slot`` differs from their shared name."""
@@ -170,6 +180,7 @@ class BlockOwnership:
             fresh += added
         if counted and done > fresh:
             extra = self._extra.setdefault(slot, {})
+            self._extra_total[slot] = self._extra_total.get(slot, 0) + done - fresh
             for name, mask in zip(block_hashes[:done], held, strict=False):
                 if mask is not None and mask & bit:
                     extra[name] = extra.get(name, 0) + 1
@@ -206,6 +217,15 @@ class BlockOwnership:
         fresh = groups.store(group, block_hashes, span, needed)
         return StoreResult(fresh, len(block_hashes) - fresh)
 
+    def copy_count(self, slot: int) -> int:
+        """Copies of blocks beyond the first (see `BlocksStored`)."""
+        return self._extra_total.get(slot, 0)
+
+    def forget_copies(self, slot: int) -> None:
+        """Count each block of ``slot`` once: its next removal removes it."""
+        self._extra.pop(slot, None)
+        self._extra_total.pop(slot, None)
+
     def is_main(self, slot: int, group: int) -> bool:
         """Whether ``group`` is the slot's main group; 0 is, where no events had a group."""
         groups = self._groups.get(slot)
@@ -226,7 +246,9 @@ class BlockOwnership:
             return RemoveResult(gone, 0, len(block_hashes) - gone)
         extra = self._extra.get(slot)
         if extra:
-            block_hashes = [name for name in block_hashes if remove_copy(extra, name) is None]
+            last = [name for name in block_hashes if remove_copy(extra, name) is None]
+            self._extra_total[slot] -= len(block_hashes) - len(last)
+            block_hashes = last
         bit = 1 << slot
         owners = self._owners
         # All names first: removing an earlier block drops the names of the later ones.
@@ -261,7 +283,7 @@ class BlockOwnership:
         return groups
 
     def _forget_groups(self, slot: int) -> None:
-        self._extra.pop(slot, None)
+        self.forget_copies(slot)
         if self._groups.pop(slot, None) is not None:
             self._grouped &= ~(1 << slot)
 

@@ -6,6 +6,7 @@ which makes bisection over a prompt exact.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from router_core.block_ownership import BlockOwnership
@@ -17,6 +18,24 @@ from router_core.sharded import shards_of
 from router_core.worker_sets import Overlaps, match_prefix, slots_of
 
 DUMP_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBound:
+    """How many blocks an index may have.
+
+    A rank, on its device: ``slack`` times the blocks that its worker declares, and ``spare``
+    blocks; without a declared number there is no bound of its own. All ranks, in all tiers:
+    ``total_blocks`` distinct ones, about 300 bytes each; None is no bound.
+    """
+
+    total_blocks: int | None = None
+    slack: float = 1.25
+    spare: int = 256
+
+    def of_rank(self, declared: int | None) -> int | None:
+        """The bound of a rank that declares so many blocks."""
+        return None if not declared else int(declared * self.slack) + self.spare
 
 
 class PrefixIndex(BlockOwnership):
@@ -156,6 +175,7 @@ class PrefixIndex(BlockOwnership):
         made._dropping = {slot: list(left) for slot, left in self._dropping.items()}
         made._live = self._live
         made._extra = {slot: extra.copy() for slot, extra in self._extra.items()}
+        made._extra_total = self._extra_total.copy()
         made._grouped = self._grouped
         made._groups = {slot: groups.copy() for slot, groups in self._groups.items()}
         return made
@@ -210,7 +230,8 @@ class PrefixIndex(BlockOwnership):
                 if result.refused is not None:
                     raise SnapshotError(f"prefix index dump: {result.refused.message}")
             if "extra" in entry:
-                index._extra[entry["slot"]] = dict(entry["extra"])
+                extra = index._extra[entry["slot"]] = dict(entry["extra"])
+                index._extra_total[entry["slot"]] = sum(extra.values())
             if "groups" in entry:
                 index._groups[entry["slot"]] = CacheGroups.restore(entry["groups"])
                 index._grouped |= 1 << entry["slot"]

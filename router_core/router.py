@@ -28,7 +28,7 @@ from router_core.events import (
     refused_store,
 )
 from router_core.freshness import Freshness, FreshnessTable
-from router_core.index import PrefixIndex
+from router_core.index import IndexBound, PrefixIndex
 from router_core.load import ActiveSequences, PotentialLoad
 from router_core.lower_tiers import TIERS, LowerTiers
 from router_core.policies import PROFILES
@@ -39,6 +39,8 @@ from router_core.worker_sets import slots_of
 from router_core.workers import Worker, WorkerWithDpRank
 
 SNAPSHOT_SCHEMA = 1
+#: Stored blocks after which the size of the whole index is compared with its bound.
+_COMPARED_EVERY = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,10 @@ class Router:
         self.busy.default = Thresholds.of(self.config)
         self.rotation: dict[tuple[str, Stage], int] = {}
         self.freshness = FreshnessTable()
+        #: The bound of what the index may hold; None: none.
+        self.bound: IndexBound | None = None
+        self._stored = 0  # blocks since the whole index was compared with its bound
+        self._emptied: list[int] = []  # slots whose index is dropped and starts again
         self._draining: list[int] = []
         self._groups = TransferGroupsCache()
 
@@ -259,9 +265,10 @@ class Router:
         steps that fit between two turns of an event loop.
         """
         more = self.tiers.sweep(max_blocks)
-        if not self._draining:
+        if not self._draining and not self._emptied:
             return more
         self.index.sweep(max_blocks)
+        self._emptied = [slot for slot in self._emptied if not self.index.is_free(slot)]
         left = []
         for slot in self._draining:
             if self.index.is_free(slot):
@@ -269,7 +276,7 @@ class Router:
             else:
                 left.append(slot)
         self._draining = left
-        return more or bool(left)
+        return more or bool(left) or bool(self._emptied)
 
     # -- snapshot --------------------------------------------------------------------------
 
@@ -400,6 +407,14 @@ class Router:
             self.index.clear(slot)
             self.tiers.clear(slot)
             return OK
+        applied = self._blocks_changed(slot, event)
+        if self.bound is not None and applied.ok and not isinstance(event, BlocksRemoved):
+            return self._within_bound(slot, len(event.block_hashes), self.bound) or applied
+        return applied
+
+    def _blocks_changed(
+        self, slot: int, event: BlocksStored | WindowStored | BlocksRemoved
+    ) -> Applied:
         if event.tier != DEVICE:
             return self._lower_event(slot, event)
         if isinstance(event, BlocksStored):
@@ -436,6 +451,52 @@ class Router:
             return Applied(False, Fault.COLUMNS_DIFFER.value, refused.message if refused else "")
         self.tiers.store(slot, event.tier, event.parent_hash, names, hashes)
         return OK
+
+    def _within_bound(self, slot: int, stored: int, bound: IndexBound) -> Applied | None:
+        """The refusal of a rank with more blocks than the bound allows, whose index is dropped.
+
+        More blocks than a rank can have mean that its events are wrong or its removals are lost.
+        """
+        most = bound.of_rank(self.registry.worker(slot).runtime_config.total_kv_blocks)
+        if most is not None:
+            held = self.index.block_count(slot)
+            if held <= most < held + self.index.copy_count(slot):
+                self.index.forget_copies(slot)
+            if held > most:
+                return self._drop_index(slot, f"{held:,} blocks, expected at most {most:,}")
+        self._stored += stored
+        if bound.total_blocks is None or self._stored < _COMPARED_EVERY:
+            return None
+        self._stored = 0
+        lower = sum(sum(self.tiers.block_count(one)) for one in self.freshness)
+        total = self.index.table_size + lower
+        if total <= bound.total_blocks:
+            return None
+        sizes = {one: self._size(one) for one in self.freshness}
+        largest = max(sizes, key=sizes.__getitem__)
+        why = (
+            f"all ranks have {total:,} blocks, expected at most {bound.total_blocks:,}; this one "
+            f"has the most, {sizes[largest]:,}"
+        )
+        dropped = self._drop_index(largest, why)
+        return dropped if largest == slot else None
+
+    def _size(self, slot: int) -> int:
+        return self.index.block_count(slot) + sum(self.tiers.block_count(slot))
+
+    def _drop_index(self, slot: int, why: str) -> Applied:
+        self.index.begin_drop(slot)
+        self.tiers.clear(slot)
+        if slot not in self._emptied:
+            self._emptied.append(slot)
+        self.freshness[slot].index_state = "over_limit"
+        self.freshness.note(slot)
+        return Applied(False, "over_limit", why)
+
+    def index_is_empty(self, worker_id: int, dp_rank: int) -> bool:
+        """Whether a rank's index that was dropped is free and can be stored again."""
+        slot = self.registry.slot(worker_id, dp_rank)
+        return slot is not None and slot not in self._emptied
 
     def _index_marked(self, change: c.IndexMarked, now: float) -> Applied:
         slot = self.registry.slot(change.worker_id, change.dp_rank)

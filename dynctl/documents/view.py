@@ -103,9 +103,23 @@ class _ChainForm(msgspec.Struct):
     local_hashes: list[int]
 
 
+class _GroupForm(msgspec.Struct):
+    group: int
+    span: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    needed: int | None
+    names: list[tuple[int, int]]
+
+
+class _GroupsForm(msgspec.Struct):
+    main: int | None
+    groups: list[_GroupForm]
+
+
 class _IndexSlotForm(msgspec.Struct):
     slot: _Slot
     events: list[_ChainForm]
+    groups: _GroupsForm | None = None
+    extra: list[tuple[int, int]] = []
 
 
 class _IndexForm(msgspec.Struct):

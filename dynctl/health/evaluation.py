@@ -16,6 +16,7 @@ from dynctl.documents.topology import DomainCapacity, RoleCapacity, TopologyShow
 from dynctl.documents.workers import EngineRank, RankRow, WorkerRow
 from dynctl.findings.catalogue import Level, all_codes
 from dynctl.health.conditions import (
+    INDEX_OVER_LIMIT,
     LOAD_OVERDUE,
     MODEL_NOT_SERVED,
     NO_WORKERS,
@@ -50,6 +51,7 @@ DERIVED_CODES: Final = frozenset(
     {
         "DYT0901",
         "DYT0902",
+        INDEX_OVER_LIMIT,
         LOAD_OVERDUE,
         MODEL_NOT_SERVED,
         NO_WORKERS,
@@ -140,7 +142,13 @@ def evaluate(state: FleetState) -> FleetHealth:
         if row.model:
             by_model[row.model].append(row)
     models = tuple(_model(name, rows) for name, rows in sorted(by_model.items()))
-    derived = [*_served(state, models), *_busy(by_model), *_streams(state), *_loads(state)]
+    derived = [
+        *_served(state, models),
+        *_busy(by_model),
+        *_streams(state),
+        *_over_limit(state),
+        *_loads(state),
+    ]
     registered = [row for row in state.workers if row.ranks]
     refused = {model.model for model in models if model.missing}
     derived += capacity_conditions(topology_show("", registered, state.settings), refused)
@@ -214,6 +222,20 @@ def _busy(by_model: Mapping[str, Sequence[WorkerRow]]) -> Iterator[Derived]:
                     f"all {len(ready):,} ready {role} workers are above a busy threshold: "
                     "requests are refused",
                 )
+
+
+def _over_limit(state: FleetState) -> Iterator[Derived]:
+    for row in state.workers:
+        ranks = [rank.dp_rank for rank in row.ranks if rank.index == "over_limit"]
+        if ranks:
+            named = ", ".join(map(str, ranks[:_NAMED]))
+            of = f"rank {named}: " if len(row.ranks) > 1 else ""
+            yield Derived(
+                INDEX_OVER_LIMIT,
+                row.name,
+                f"{of}its KV events had more blocks than the worker declares, or --index-memory "
+                "was reached: its index was dropped and is read again",
+            )
 
 
 def _streams(state: FleetState) -> Iterator[Derived]:

@@ -10,6 +10,8 @@ from router_core import RouterConfig
 #: Ranks up to which every decision lists its rejections and is kept whole: in a fleet of this size
 #: the cost is negligible.
 SMALL_FLEET = 16
+#: Memory of a distinct block in the index (docs/benchmarks.md).
+INDEX_BYTES_PER_BLOCK = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class FrontendConfig:
 
     ``workers`` are worker specs as on the command line (:mod:`dynctl.serving.engines.worker_spec`).
     ``model_name`` is the model of workers that do not report one. ``log_decisions`` is one of
-    off, winner, all; ``log_format`` text or json. ``decision_memory_bytes`` bounds the decisions
+    off, winner, all; ``log_format`` text or json. ``index_memory_bytes`` bounds the
+    prefix index, ``decision_memory_bytes`` the decisions
     kept for ``why``. ``api_token``, if set, is required for writes and for routing details;
     ``api_keys`` and those of ``api_key_file``, if any, for inference, each with the limits
     ``key_requests_per_minute`` and ``key_concurrency`` (0: none). ``engine_api_key`` is sent to the
@@ -105,6 +108,7 @@ class FrontendConfig:
     log_format: str = "text"
     log_level: str = "info"
     decision_memory_bytes: int = 64 * 1024 * 1024
+    index_memory_bytes: int = 4 * 1024 * 1024 * 1024
     limits: Limits = field(default_factory=Limits)
     health: HealthConfig = field(default_factory=HealthConfig)
     system_host: str = "127.0.0.1"

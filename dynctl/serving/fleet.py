@@ -43,7 +43,7 @@ from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.serving.service import RoutingService
 from dynctl.wire.index_events import DropCode
-from router_core import Cleared, IndexConnected, KvEvent, Worker
+from router_core import Cleared, IndexConnected, IndexMarked, KvEvent, Worker
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +85,10 @@ _ENDED_BY = {
 _RECOVERIES = (StreamCode.INDEX_CURRENT, StreamCode.REPLAY_AVAILABLE, StreamCode.STREAM_CONNECTED)
 
 
+#: Seconds between two readings of an index that is over its bound again and again.
+_REREAD_S = (10.0, 30.0, 120.0, 600.0)
+
+
 @dataclass(slots=True)
 class Member:
     """One engine of the fleet. ``source``: ``command line``, ``file`` or ``api``.
@@ -96,8 +100,9 @@ class Member:
     what its requests say about it; ``responses``: those without an output yet. ``excused``: probes
     in a row that failed while our own event loop was late. ``output_at``: time of its last first
     output of a request.
-    ``waiting``: rank -> requests that wait in the engine, by its last report; ``load_at`` and
-    ``facts_at``: the earliest time of the next reading, by the service's clock.
+    ``read_at``: the earliest time at which an index over its bound is read again, for the
+    ``rereads``-th time. ``waiting``: rank -> requests that wait in the engine, by its last report;
+    ``load_at`` and ``facts_at``: the earliest time of the next reading, by the service's clock.
     """
 
     spec: WorkerSpec
@@ -120,6 +125,8 @@ class Member:
     facts_at: float = 0.0
     gone: bool = False
     restarts_seen: int = 0
+    read_at: float = 0.0
+    rereads: int = 0
     probe_now: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -463,6 +470,7 @@ class Fleet:
                 self._eject(member, f"{health.path} returned status {status}", gone=False)
             return
         member.failures = 0
+        self._read_again(member)
         if member.problem is not None or self._service.clock() >= member.facts_at:
             await self._join(member)
         else:
@@ -568,8 +576,25 @@ class Fleet:
         for source in sources:
             # Disconnected until the stream reports that it is connected.
             unread = IndexConnected(source.worker_id, source.dp_rank, False, recovering=True)
+            self._service.apply(IndexMarked(source.worker_id, source.dp_rank, "current"))
             self._service.apply(unread)
             self.index.follow(source, member.spec.name)
+
+    def _read_again(self, member: Member) -> None:
+        """Follow the events of an engine again whose index was over its bound and is dropped."""
+        worker, router, now = member.worker, self._service.router, self._service.clock()
+        if worker is None:
+            return
+        slots = router.registry.slots(worker.worker_id)
+        if not any(router.freshness[slot].index_state == "over_limit" for slot in slots):
+            if now >= member.read_at + _REREAD_S[-1]:
+                member.rereads = 0
+            return
+        emptied = all(router.index_is_empty(worker.worker_id, rank) for rank in worker.ranks)
+        if emptied and now >= member.read_at:
+            member.read_at = now + _REREAD_S[min(member.rereads, len(_REREAD_S) - 1)]
+            member.rereads += 1
+            self._follow(member, event_sources(member.spec, member.facts, worker))
 
     def _restarts(self, member: Member) -> int:
         states = self.index.states(member.spec.worker_id).values()

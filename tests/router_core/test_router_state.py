@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from router_core.config import (
 from router_core.decision import Decision
 from router_core.errors import ConfigError, SnapshotError
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
+from router_core.index import IndexBound
 from router_core.router import Router
 from router_core.selection import Pin
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
@@ -416,3 +418,60 @@ def test_what_an_incomplete_index_counts_for(rule: str | None, counted: int) -> 
 def test_approximate_is_not_built_yet() -> None:
     with pytest.raises(ConfigError, match=r"got 'approximate' \(not built yet\)"):
         RouterConfig(router_on_degraded="approximate")
+
+
+def swept(made: Router) -> None:
+    while made.sweep(10):
+        pass
+
+
+def test_a_rank_with_more_blocks_than_it_declares_starts_again() -> None:
+    made = router(worker(1, total_kv_blocks=8), worker(2, total_kv_blocks=8))
+    made.bound = IndexBound(slack=1.5, spare=0)
+    apply_all(made, stored(1, 12), stored(2, 12))
+    refused = made.apply(stored(1, 13, seed=1), 0.0)
+    assert (refused.ok, refused.code) == (False, "over_limit")
+    assert "25 blocks, expected at most 12" in refused.message
+    held = {ref.worker_id: blocks for ref, blocks in made.overlap_scores(request(193)).items()}
+    assert held == {1: 0, 2: 12}, "the other rank keeps its own"
+    assert trusted(made) == ["degraded"]
+    assert not made.index_is_empty(1, 0)
+    assert made.apply(stored(1, 2), 0.0).code == "slot_dropped"
+    swept(made)
+    assert made.index_is_empty(1, 0)
+    apply_all(made, c.IndexMarked(1, 0, "current"), stored(1, 5))
+    assert made.overlap_scores(request(193))[(1, 0)] == 5  # type: ignore[index]
+    apply_all(made, c.WorkerLost(1), c.WorkerUpserted(worker(1, total_kv_blocks=8)))
+    swept(made)
+    assert len(made.index.dump()["slots"]) == 1
+
+
+def test_copies_beyond_what_a_rank_can_have_are_not_believed() -> None:
+    """A client can make an engine report blocks that it reuses as stored, again and again."""
+    made = router(worker(1, total_kv_blocks=8))
+    made.bound = IndexBound(slack=1.0, spare=0)
+    event = stored(1, 4)
+    assert isinstance(event.event, BlocksStored)
+    counted = replace(event, event=replace(event.event, counted=True))
+    for _ in range(10):
+        apply_all(made, counted)
+    [slot] = made.registry.slots(1)
+    assert made.index.block_count(slot) + made.index.copy_count(slot) <= 8
+    for _ in range(2):
+        apply_all(made, c.KvEvent(1, 0, BlocksRemoved(event.event.block_hashes)))
+    assert made.index.block_count(slot) == 0
+
+
+def test_all_ranks_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router_core.router._COMPARED_EVERY", 10)
+    made = router(worker(1), worker(2))
+    made.bound = IndexBound(total_blocks=30)
+    apply_all(made, stored(1, 20), stored(2, 10, seed=1))
+    apply_all(made, stored(2, 11, seed=1))  # this one stores, the other one is the largest
+    states = [made.freshness[slot].index_state for slot in (0, 1)]
+    assert states == ["over_limit", "current"]
+    swept(made)
+    assert made.index.table_size == 11
+    unbounded = router(worker(1))
+    unbounded.bound = IndexBound()
+    apply_all(unbounded, stored(1, 100))

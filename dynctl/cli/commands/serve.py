@@ -20,6 +20,8 @@ from dynctl.cli.router_flags import split_preset, with_router_flags
 _LISTEN = "Listening"
 _WORKERS = "Workers and models"
 _LOGS = "Logs and decisions"
+#: Bytes below which no useful index fits.
+_LEAST_INDEX = 1 << 20
 
 _UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 
@@ -168,6 +170,15 @@ LogLevel = Annotated[
         rich_help_panel=_LOGS,
     ),
 ]
+IndexMemory = Annotated[
+    str,
+    typer.Option(
+        "--index-memory",
+        metavar="SIZE",
+        help="Memory for the index of cached blocks; above it the largest rank is read again.",
+        rich_help_panel=_LOGS,
+    ),
+]
 DecisionMemory = Annotated[
     str,
     typer.Option(
@@ -197,6 +208,7 @@ def frontend(
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
     decision_memory: DecisionMemory = "64MiB",
+    index_memory: IndexMemory = "4GiB",
     drain_timeout: Drain = 30.0,
     system_port: SystemPort = None,
     announce: Announce = False,
@@ -221,6 +233,7 @@ def frontend(
         log_format=log_format,
         log_level=log_level,
         decision_memory=decision_memory,
+        index_memory=index_memory,
         drain_timeout=drain_timeout,
         system_port=system_port,
         announce=announce,
@@ -248,6 +261,7 @@ def router(
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
     decision_memory: DecisionMemory = "64MiB",
+    index_memory: IndexMemory = "4GiB",
     drain_timeout: Drain = 30.0,
     system_port: SystemPort = None,
     announce: Announce = False,
@@ -269,6 +283,7 @@ def router(
         log_format=log_format,
         log_level=log_level,
         decision_memory=decision_memory,
+        index_memory=index_memory,
         drain_timeout=drain_timeout,
         system_port=system_port,
         announce=announce,
@@ -299,6 +314,9 @@ def _config(
         talk(f"warning: {warning}")
     drain = given.pop("drain_timeout")
     memory = _size("--decision-memory", given.pop("decision_memory"))
+    index_memory = _size("--index-memory", given.pop("index_memory"))
+    if index_memory < _LEAST_INDEX:
+        raise UsageProblem(f"--index-memory: expected at least 1MiB, got {index_memory:,} bytes")
     port = given.pop("system_port")
     given |= access_settings(access, given.pop("api_token"))
     return FrontendConfig(
@@ -308,6 +326,7 @@ def _config(
         origins=resolved.sources,
         admin_api=not _truth(os.environ.get("DYN_DISABLE_FRONTEND_ADMIN_API", "")),
         decision_memory_bytes=memory,
+        index_memory_bytes=index_memory,
         limits=Limits(drain_s=drain, **limits_of(access)),
         health=health_of(access),
         system_port=None if port == -1 else port,

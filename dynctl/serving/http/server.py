@@ -16,7 +16,7 @@ import uvloop
 from aiohttp import web
 
 from dynctl.base.errors import UsageProblem
-from dynctl.serving.config import FrontendConfig
+from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, FrontendConfig
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
@@ -47,7 +47,7 @@ from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.tokenization import load_tokenizer
-from router_core import WorkerWithDpRank
+from router_core import IndexBound, WorkerWithDpRank
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class Frontend:
         service = self.service = RoutingService(
             config.router, PromptTokenizers(tokenizer), default_block_size=config.block_size
         )
+        service.router.bound = IndexBound(config.index_memory_bytes // INDEX_BYTES_PER_BLOCK)
         self.upstream = Upstream(config.limits)
         self.fleet = Fleet(service, self.upstream, config)
         self.flow = RequestFlow(service, self.fleet, self.upstream, config.limits)

@@ -11,7 +11,7 @@ from dynctl.serving.http.server import Frontend, StartError
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR
-from router_core import RouterConfig, RouterPolicy
+from router_core import IndexBound, RouterConfig, RouterPolicy
 from tests.dynctl.serving.fleets import (
     QUICK_ENGINE,
     TOKENIZER,
@@ -297,3 +297,23 @@ async def plain_engine():
     await server.start_server()
     yield str(server.make_url("")).rstrip("/")
     await server.close()
+
+
+async def test_an_index_over_its_bound_is_dropped_and_read_again(monkeypatch):
+    """An engine with more blocks than it declares costs its own index, never the process."""
+    monkeypatch.setattr("dynctl.serving.fleet._REREAD_S", (0.05,))
+    async with site([{"name": "a0"}, {"name": "a1"}]) as fleet:
+        await fleet.connected()
+        service = fleet.service
+        router = service.router
+        [slot] = router.registry.slots(router.registry.by_name("a0").worker_id)
+        normal, router.bound = router.bound, IndexBound(slack=0.0, spare=2)
+        pin = {"nvext": {"decode_worker_id": router.registry.by_name("a0").worker_id}}
+        assert (await fleet.chat(WORDS * 8, **pin))[0] == 200
+        await until(lambda: router.freshness[slot].index_state == "over_limit")
+        await until(lambda: any(one.code == "INDEX_OVER_LIMIT" for one in service.health().derived))
+        router.bound = normal
+        await until(lambda: router.freshness[slot].trust == "exact")
+        await until(lambda: router.index.block_count(slot) > 4)
+        assert not any(one.code == "INDEX_OVER_LIMIT" for one in service.health().derived)
+        assert (await fleet.chat("hello"))[0] == 200
