@@ -240,11 +240,11 @@ class Observer:
 
     async def query_indexer(
         self, indexer: Instance, model: str, hashes: BlockHashes, workers: Iterable[Worker]
-    ) -> None:
+    ) -> bool:
         """Read from a served indexer how much of one prompt each of ``workers`` caches.
 
-        Only the prompt's hashes are sent. Raises RequestPlaneError or WireError; then nothing is
-        applied.
+        Only the prompt's hashes are sent. Returns whether the answer has blocks of lower tiers too,
+        which are not counted. Raises RequestPlaneError or WireError; then nothing is applied.
         """
         body = indexer_query(model, hashes.local)
         bounds = self._bounds
@@ -267,6 +267,7 @@ class Observer:
                     first = BlocksStored(None, hashes.sequence[:held], hashes.local[:held])
                     self.apply(KvEvent(worker.worker_id, rank, first))
                 self.apply(IndexMarked(worker.worker_id, rank, "current"))
+        return bool(scores.lower_tiers)
 
     # -- discovery -------------------------------------------------------------------------
 

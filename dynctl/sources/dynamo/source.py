@@ -19,7 +19,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.terminal import say
-from dynctl.documents.doubts import MOST_NAMED, distinct
+from dynctl.documents.doubts import MOST_NAMED, Doubt, Varies, distinct, doubt, some_names
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
@@ -170,11 +170,12 @@ class DynamoSource:
             paths, notes = await self._tokenizers(deployment, model, tokenizers)
             if not reached.workers_reachable:
                 index, query = False, None
-            if query is not None and await _query_indexers(observer, query, paths, notes):
+            tiers: list[Doubt] = []
+            if query is not None and await _query_indexers(observer, query, paths, notes, tiers):
                 index = False
             if index:
                 observer.follow_indexes()
-            return await self._observed(observer, reached, paths, notes, follow=follow)
+            return await self._observed(observer, reached, paths, notes, tiers, follow=follow)
 
     async def _observed(
         self,
@@ -182,10 +183,11 @@ class DynamoSource:
         reached: ReachedFrontends,
         paths: dict[str, str],
         notes: list[str],
+        doubts: list[Doubt],
         *,
         follow: float = 0.0,
     ) -> SavedView:
-        doubts = [*registration_doubts(observer), *reached.doubts()]
+        doubts = [*registration_doubts(observer), *reached.doubts(), *doubts]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
@@ -274,7 +276,11 @@ class _CardThresholds:
 
 
 async def _query_indexers(
-    observer: Observer, query: RouteQuery, paths: dict[str, str], notes: list[str]
+    observer: Observer,
+    query: RouteQuery,
+    paths: dict[str, str],
+    notes: list[str],
+    doubts: list[Doubt],
 ) -> bool:
     """Read this prompt's overlaps from the indexers that frontends serve; False without enough.
 
@@ -295,7 +301,10 @@ async def _query_indexers(
     try:
         for pool in sorted(pools):
             workers = [i.worker for i in members if i.instance.endpoint[:2] == pool]
-            await observer.query_indexer(indexers[pool], model, hashes, workers)
+            if await observer.query_indexer(indexers[pool], model, hashes, workers):
+                names = [worker.name for worker in workers]
+                varies = Varies(overlap=True, workers=names)
+                doubts.append(doubt("DYR0706", varies=varies, workers=some_names(names)))
     except (RequestPlaneError, WireError) as error:
         notes.append(f"{error}: the caches were read from the workers instead")
         return False

@@ -28,7 +28,7 @@ from dynctl.wire.dynamo.events import (
     encode_router_events,
 )
 from dynctl.wire.dynamo.request_plane import RawItem
-from router_core import BlocksStored, Router
+from router_core import BlocksStored, Router, hash_prompt
 from tests.waiting import patience
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
@@ -248,3 +248,21 @@ async def test_at_most_eight_recoveries_run_at_a_time():
             assert len(rig.requests.requested) == 32
     assert rig.requests.most_at_once == 8
     await rig.events.close()
+
+
+@pytest.mark.parametrize("lower", [[], [{"tier": "host"}]], ids=["device only", "lower tiers too"])
+async def test_an_indexer_with_blocks_of_lower_tiers_says_so(rig, monkeypatch, lower: list[Any]):
+    worker = rig.observer.deployment.workers[0]
+    hashes = hash_prompt(range(32), worker.worker.block_size)
+
+    async def scores(instance: Instance, body: Any, **_: Any) -> AsyncGenerator[RawItem, None]:
+        device = {"scores": [[{"worker_id": worker.worker.worker_id, "dp_rank": 0}, 1]]}
+        found = {"TieredScores": {"device": device, "lower_tier": lower}}
+        yield RawItem(msgspec.msgpack.encode(found), "msgpack")
+
+    monkeypatch.setattr(rig.requests, "ask_raw", scores)
+    model = worker.worker.model
+    query = rig.observer.query_indexer(worker.instance, model, hashes, [worker.worker])
+    assert await query is bool(lower)
+    slot = rig.slot(worker.worker.worker_id)
+    assert rig.router.index.block_count(slot) == 1
