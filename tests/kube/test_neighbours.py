@@ -23,8 +23,8 @@ FRONTEND = ("prod", "my-llm-frontend-0")
 MODEL = "Qwen/Qwen3-0.6B"
 ZONES = ("us-east-1a", "us-east-1b")
 BEYOND = (
-    "note: what workers cached is not reachable from here (it needs the cluster's own network); "
-    "answered from load and topology"
+    "note: cache contents of all workers may be out of date: not reachable from here (it needs the "
+    "cluster's own network)"
 )
 
 

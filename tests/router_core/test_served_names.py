@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router_core import Router, RoutingRequest, Worker, WorkerLost, WorkerUpserted
 from tests.router_core.fleet import MODEL, prompt, request, router, worker
@@ -77,3 +79,30 @@ def test_a_block_of_speculative_decoding_needs_the_token_behind_it(
     made = RoutingRequest("r", MODEL, tokens, 16, is_eagle=True)
     assert made.prompt_blocks == blocks
     assert len(prompt(tokens)) == tokens
+
+
+NAMES = st.lists(st.sampled_from(["x", "y", "z"]), max_size=2, unique=True).map(tuple)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.booleans(), NAMES, NAMES, NAMES), min_size=1, max_size=12
+    )
+)
+def test_masks_are_those_of_the_registered_workers(
+    steps: list[tuple[int, bool, tuple[str, ...], tuple[str, ...], tuple[str, ...]]],
+) -> None:
+    """However workers come, change and go, each name reaches exactly the workers that serve it."""
+    made = Router()
+    for worker_id, comes, aliases, adapters, sets in steps:
+        change = named(worker_id, *sets, aliases=aliases, adapters=adapters)
+        made.apply(WorkerUpserted(change) if comes else WorkerLost(worker_id), 0.0)
+    registry = made.registry
+    present = list(registry)
+    for name in (MODEL, "x", "y", "z"):
+        serving = {w.worker_id for w in present if name in w.served_names}
+        assert registry.model(name) == registry.mask_of(serving)
+        members = {w.worker_id for w in present if name in w.worker_sets}
+        assert registry.worker_set(name) == registry.mask_of(members)
+    assert set(registry.served_names()) == {name for w in present for name in w.served_names}
+    assert set(registry.models()) == {w.model for w in present}
