@@ -265,4 +265,4 @@ async def test_an_indexer_with_blocks_of_lower_tiers_says_so(rig, monkeypatch, l
     query = rig.observer.query_indexer(worker.instance, model, hashes, [worker.worker])
     assert await query is bool(lower)
     slot = rig.slot(worker.worker.worker_id)
-    assert rig.router.index.block_count(slot) == 1
+    assert rig.router.index.find_matches(hashes.sequence, 1 << slot).levels == ((1, 1 << slot),)
