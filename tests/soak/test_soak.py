@@ -21,7 +21,7 @@ def test_flat_state_is_no_problem():
 
 def test_what_grows_is_named():
     (problem,) = judge(samples(memory=2.0))
-    assert problem.startswith("memory grew from 8")
+    assert problem.startswith("memory grew from 104,4")
     assert len(judge(samples(descriptors=3.0))) == 1
 
 
