@@ -14,6 +14,7 @@ from tests.waiting import patience
 
 ENGINES: Final = 4
 BLOCKS: Final = 2000  # of each engine: small, so that blocks are evicted all the time
+_STARTS: Final = 60
 _FRONTEND: Final = """
 import sys
 from dynctl.serving.config import FrontendConfig, HealthConfig
@@ -95,12 +96,19 @@ class Fleet:
             port = old.record["url"].rsplit(":", 1)[1]
             events = old.record["kv_events"]
             more = ["--replay", old.record["replay"]]
-        self.engines[name] = await Process.start(
+        arguments = (
             "-m",
             "dynctl.simulation.engine",
             *("--name", name, "--port", port, "--kv-events", events, *more),
             *("--total-blocks", str(BLOCKS), "--speedup-ratio", "20"),
         )
+        for _ in range(_STARTS):
+            try:
+                self.engines[name] = await Process.start(*arguments)
+                return
+            except RuntimeError:  # another connection has one of its ports for the moment
+                await asyncio.sleep(1.0)
+        raise RuntimeError(f"{name} did not start again on {port}")
 
     async def close(self) -> None:
         if self.frontend is not None:
