@@ -180,10 +180,20 @@ def _under_setting(question: Question, name: str, value: Any) -> Consequence | N
         # The router remembers what it routed instead: any part of the prompt may count as cached.
         return _in_bounds(question, question.plan, (Unknown(overlap=True),))
     changed = question.under(config.with_values({name: value}))
-    found = _difference(question.plan, changed)
-    if found is not None or name != "router_mode":
-        return found
-    return _in_bounds(question, changed, (Unknown(turn=True),))
+    if value == "round-robin":
+        return _by_turn(question.plan, changed) or _difference(question.plan, changed)
+    return _difference(question.plan, changed)
+
+
+def _by_turn(before: RoutingPlan, after: RoutingPlan) -> Consequence | None:
+    """Where a rotation of an unknown position decides: every candidate is as likely."""
+    winners = [hop.ref for hop in _hops(before)]
+    for hop in _hops(after):
+        count = len(hop.costs)
+        if count > 1:
+            other = next(i for i, ref in enumerate(hop.refs) if ref not in winners)
+            return Consequence(hop.stage, hop.workers[other].name, 1 / count)
+    return None
 
 
 def _difference(before: RoutingPlan, after: RoutingPlan) -> Consequence | None:

@@ -73,7 +73,7 @@ def judge(doubts: Iterable[Doubt], question: Question) -> list[Doubt]:
     """The doubts with what their ranges do to this answer, those that matter first."""
     found = [(one, _unknown(one.varies, question)) for one in distinct(doubts)]
     judged = [
-        one if unknown is None else _judged(one, list(consequences(question, unknown)))
+        one if unknown is None else _judged(one, list(consequences(question, unknown)), question)
         for one, unknown in found
     ]
     ranges = [unknown for _, unknown in found if unknown is not None]
@@ -109,10 +109,10 @@ def some_names(names: Iterable[str]) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1 as ``61 %``; never 0 % or 100 % of what is only nearly so."""
+    """A share of 1 as ``61%``; never 0% or 100% of what is only nearly so."""
     if 0 < share < 0.01:
-        return "less than 1 %"
-    return "more than 99 %" if 0.99 < share < 1 else f"{100 * share:.0f} %"
+        return "less than 1%"
+    return "more than 99%" if 0.99 < share < 1 else f"{share:.0%}"
 
 
 # -- inside --------------------------------------------------------------------------------
@@ -130,35 +130,38 @@ def _unknown(varies: Varies | None, question: Question) -> Unknown | None:
     )
 
 
-def _judged(one: Doubt, found: Sequence[Consequence]) -> Doubt:
+def _judged(one: Doubt, found: Sequence[Consequence], question: Question) -> Doubt:
     if not found:
         return msgspec.structs.replace(one, matters=False, effect=_UNCHANGED)
     if found[0].setting:
-        return msgspec.structs.replace(one, matters=True, effect=_settings(found))
-    effect = f"{one.effect}, so {_result(found[0])}"
+        return msgspec.structs.replace(one, matters=True, effect=_settings(found, question))
+    effect = f"{one.effect}, so {_result(found[0], question)}"
     return msgspec.structs.replace(one, matters=True, effect=effect)
 
 
-def _settings(found: Sequence[Consequence]) -> str:
+def _settings(found: Sequence[Consequence], question: Question) -> str:
     """What the first value of each setting does that changes the answer."""
     first: dict[str, Consequence] = {}
     for item in found:
         first.setdefault(item.setting, item)
     texts = [
-        f"with {item.setting}={_value(item.value)} {_result(item)}"
+        f"with {item.setting}={_value(item.value)} {_result(item, question)}"
         for item in list(first.values())[:MOST_NAMED]
     ]
     more = len(first) - MOST_NAMED
     return "; ".join(texts) + (f"; {more:,} more settings can change it too" if more > 0 else "")
 
 
-def _result(found: Consequence) -> str:
+def _result(found: Consequence, question: Question) -> str:
     if found.setting == "router_queue_threshold":
         return "the request would wait in the queue"
     if found.worker is None:
         return f"the {found.stage} hop could be refused, or have other candidates"
     if found.share is not None:
-        return f"{found.worker} could win, and the winner would get {percent(found.share)}"
+        hops = (question.plan.prefill, question.plan.decode)
+        winner = next(h.worker for h in hops if h is not None and h.stage == found.stage)
+        name = "the winner" if winner is None else winner.name
+        return f"{found.worker} could win, {name} would get {percent(found.share)}"
     return f"{found.worker} {'would' if found.setting else 'could'} win the {found.stage} hop"
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dynctl.documents.doubts import Varies, doubt
 from dynctl.documents.events import TailKind
 from dynctl.documents.workers import WorkerDetail, WorkerList
 from dynctl.planning.domain_capacity import topology_show
@@ -41,6 +43,28 @@ WIDTHS = (80, 200)
 def explained(source: ViewSource, **query: Any) -> Callable[[int], str]:
     result = source.route(RouteQuery(token_ids=TOKENS, **query))
     return lambda width: ExplainScreen()(result, Canvas(width))
+
+
+def doubtful() -> ViewSource:
+    """A live Dynamo that shows little: settings, load and one index are unknown."""
+    source = two_zones()
+    modes: dict[str, list[Any]] = {
+        "router_mode": ["round-robin"],
+        "overlap_score_credit": [0.5, 0.0],
+    }
+    doubts = (
+        doubt("DYR0711", varies=Varies(settings=modes), preset="dynamo-1.6"),
+        doubt("DYR0712", varies=Varies(settings={"router_temperature": [0.5, 1.0]})),
+        doubt("DYR0715", varies=Varies(load="shared")),
+        doubt(
+            "DYR0705",
+            varies=Varies(overlap=True, workers=["prefill-b1"]),
+            workers="prefill-b1",
+            why="recovery is running",
+        ),
+        doubt("DYR0717", setting="shared_cache_type lmcache", effect="not built yet"),
+    )
+    return ViewSource(replace(source.view, doubts=doubts), source.title)
 
 
 def big_fleet() -> ViewSource:
@@ -120,6 +144,7 @@ def screens() -> dict[str, Callable[[int], str]]:
         "preferred": explained(two_zones("preferred", 0.85)),
         "temperature": explained(two_zones(None, router_temperature=0.5)),
         "tie": explained(tied()),
+        "doubts": explained(doubtful()),
         "guard": explained(guarded),
         "refused-zone-lost": explained(guarded, required=zone_a),
         "refused-busy": explained(two_zones(), pin_prefill="prefill-b1"),

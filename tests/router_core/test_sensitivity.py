@@ -162,6 +162,13 @@ def test_an_unknown_temperature_gives_the_share_of_the_winner() -> None:
     assert not list(consequences(asked((4, 0, 0)), Unknown({"router_temperature": [0.5]})))
 
 
+def test_the_turn_of_another_router_is_unknown() -> None:
+    question = asked((4, 0, 0), (0, 0, 0), (0, 0, 0))
+    [found] = consequences(question, Unknown({"router_mode": ["round-robin"]}))
+    assert (found.worker, found.share) == ("w2", 1 / 3)
+    assert not list(consequences(asked((4, 0, 0)), Unknown({"router_mode": ["round-robin"]})))
+
+
 def test_two_settings_that_change_nothing_alone_can_change_the_winner_together() -> None:
     """w1 has the prompt, 4 blocks, and 3 other blocks. Each setting alone leaves it ahead."""
     question = asked((4, 0, 3), (0, 0, 0), (0, 0, 100))
