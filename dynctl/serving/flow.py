@@ -38,6 +38,9 @@ _ERROR_EVENT_BYTES: Final = 64 * 1024
 #: The beginning of an event stream: a field, a comment, or empty lines before them.
 _EVENT_STREAM: Final = re.compile(rb"[\r\n]*(?:(?:data|event|id|retry)?:|[\r\n]+\Z)")
 _FIRST_BYTES: Final = 8
+#: The first field of an event; comments are none.
+_FIELD: Final = re.compile(rb"(?:\A|[\r\n])((?:data|event|id|retry):)")
+_COMMENT_BYTES: Final = 64 * 1024
 _DONE: Final = (b"data: [DONE]", b"data:[DONE]")
 #: Engines that may die of one request: the first and one more.
 _MOST_DEAD: Final = 2
@@ -376,7 +379,8 @@ class RequestFlow:
                 head = await response.read(self._limits.unary_answer_bytes)
                 _check_object(response, head)
             else:
-                head = await self._first_output(response)
+                timeout_s = self._first_outputs.timeout_s(worker.model, _tokens_before(decision))
+                head = await self._first_output(response, timeout_s)
         except BaseException as error:
             self._ended(worker, response)
             if isinstance(error, UpstreamFailure):
@@ -386,32 +390,53 @@ class RequestFlow:
         self._answered(decision, began, quick=call.stream)
         return response, head
 
-    async def _first_output(self, response: EngineStream) -> bytes:
+    async def _first_output(self, response: EngineStream, timeout_s: float) -> bytes:
+        """The stream up to its first event or a part of it, with the comments before it."""
         head = await response.readany()
+        found = _FIELD.search(head)
+        if found is None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    head, found = await self._first_field(response, head)
+            except TimeoutError:
+                raise UpstreamFailure(
+                    "timeout", f"{response.origin} sent no event within {timeout_s:g} s"
+                ) from None
+        event = head[found.start(1) :]
         # An engine that fails before its first token sends an error as its first event.
         while (
-            head.startswith(_ERROR_EVENT) and b"\n\n" not in head and len(head) < _ERROR_EVENT_BYTES
+            event.startswith(_ERROR_EVENT)
+            and b"\n\n" not in event
+            and len(event) < _ERROR_EVENT_BYTES
+            and (more := await response.readany())
         ):
-            more = await response.readany()
-            if not more:
-                break
-            head += more
-        if not head:
-            raise UpstreamFailure(
-                "reset", f"{response.origin} ended its response without any output"
-            )
-        while len(head) < _FIRST_BYTES and (more := await response.readany()):
-            head += more
-        if head.startswith(_DONE):
+            head, event = head + more, event + more
+        if event.startswith(_DONE):
             raise UpstreamFailure("protocol", f"{response.origin} sent [DONE] without any output")
-        if not _EVENT_STREAM.match(head):
-            raise UpstreamFailure(
-                "protocol", f"{response.origin} sent something else than events in its stream"
-            )
-        if head.startswith(_ERROR_EVENT):
-            event = head.split(b"\n\n", 1)[0].partition(b":")[2].strip()
-            raise UpstreamFailure("status", f"{response.origin} failed", status=500, body=event)
+        if event.startswith(_ERROR_EVENT):
+            body = event.split(b"\n\n", 1)[0].partition(b":")[2].strip()
+            raise UpstreamFailure("status", f"{response.origin} failed", status=500, body=body)
         return head
+
+    async def _first_field(
+        self, response: EngineStream, head: bytes
+    ) -> tuple[bytes, re.Match[bytes]]:
+        """The stream up to the first field of an event, and its place."""
+        while True:
+            found = _FIELD.search(head)
+            if found is not None:
+                return head, found
+            stream = len(head) < _FIRST_BYTES or _EVENT_STREAM.match(head)
+            more = await response.readany() if stream and len(head) <= _COMMENT_BYTES else b""
+            if not more and not head:
+                raise UpstreamFailure(
+                    "reset", f"{response.origin} ended its response without any output"
+                )
+            if not more:
+                raise UpstreamFailure(
+                    "protocol", f"{response.origin} sent something else than events in its stream"
+                )
+            head += more
 
     def _bootstrap(self, prefill: Decision) -> tuple[str, int] | None:
         member = self._fleet.by_id(prefill.require().worker_id)

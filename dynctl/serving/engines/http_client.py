@@ -59,6 +59,7 @@ class EngineClient:
         self._idle: dict[tuple[str, bool], deque[_Connection]] = {}
         self._open: set[_Connection] = set()
         self._tls: ssl.SSLContext | None = None
+        self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def post(
@@ -93,6 +94,8 @@ class EngineClient:
     def close(self) -> None:
         """Cut every connection."""
         self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
         for connection in tuple(self._open):
             connection.abort()
         self._idle.clear()
@@ -104,14 +107,24 @@ class EngineClient:
             connection.abort()
             return
         idle.append(connection)
-        while connection.idle_since - idle[0].idle_since >= KEEPALIVE_S:
-            idle.popleft().abort()
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._close_idle)
 
     def opened(self, connection: "_Connection") -> None:
         self._open.add(connection)
 
     def lost(self, connection: "_Connection") -> None:
         self._open.discard(connection)
+
+    def _close_idle(self) -> None:
+        """Close the connections that were idle for too long, of every origin."""
+        loop = asyncio.get_running_loop()
+        for key, idle in tuple(self._idle.items()):
+            while idle and loop.time() - idle[0].idle_since >= KEEPALIVE_S:
+                idle.popleft().abort()
+            if not idle:
+                del self._idle[key]
+        self._sweep = loop.call_later(KEEPALIVE_S, self._close_idle) if self._idle else None
 
     def _reused(self, origin: Origin) -> "_Connection | None":
         idle = self._idle.get(origin.key)

@@ -5,9 +5,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from dynctl.serving.engines import http_client
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.http_client import EngineClient
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
+from tests.waiting import until
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
@@ -99,6 +101,15 @@ async def test_connections_are_kept_and_shared_between_paths():
         for path in ("", "y", "z"):
             assert await whole(client, script.url + path) == (200, b"hello, world")
         assert script.connections == 1
+
+
+async def test_idle_connections_are_closed_without_another_request(monkeypatch):
+    monkeypatch.setattr(http_client, "KEEPALIVE_S", 0.05)
+    async with serving([STREAM], [STREAM], [STREAM], [STREAM]) as (script, client):
+        await asyncio.gather(*(whole(client, script.url) for _ in range(4)))
+        assert client._open
+        await until(lambda: not client._open)
+        assert not client._idle
 
 
 async def test_close_and_bytes_too_many_cost_the_connection():

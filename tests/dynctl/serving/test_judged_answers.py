@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
+from aiohttp import web
 
 from dynctl.serving.config import Limits
 from dynctl.tokenization import DEMO_MODEL_DIR
@@ -43,6 +45,8 @@ BAD_STREAMS = {
     "no content": answers(b"", "text/plain", 204),
     "an end before any event": answers(DONE),
     "nothing": streams(),
+    "comments without an event": streams(*[b": ping\n\n" * 100] * 100),
+    "comments and an end": streams(b": ping\n\n"),
     "binary": streams(b"\x00\x01\x02\x03" * 8),
 }
 BAD_BODIES = {
@@ -68,6 +72,37 @@ async def test_a_wrong_stream_is_retried_elsewhere_and_counted(bad: Behaviour):
         assert kind in ("protocol", "reset")
         _, metrics = await fleet.get("/metrics")
         assert f'dynctl_engine_failures_total{{worker="e0",kind="{kind}"}}' in metrics.decode()
+        await fleet.idle()
+
+
+async def test_comments_before_the_first_event_are_passed_on():
+    whole = b": queued\n\n" * 3 + GOOD
+    pieces = [whole[i : i + 7] for i in range(0, len(whole), 7)]
+    async with (
+        hostile(streams(*pieces)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        assert await sent(fleet) == (200, whole)
+        assert not failures(fleet)
+
+
+async def test_comments_do_not_keep_a_request_waiting():
+    async def only_comments(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(b": ping\n\n")
+            await asyncio.sleep(0.02)
+
+    async with (
+        hostile(only_comments, answers(GOOD)) as engines,
+        site(
+            [], workers=specs(engines), health=SLOW_HEALTH, limits=Limits(first_output_s=0.2)
+        ) as fleet,
+    ):
+        while not engines[0].seen:
+            assert await sent(fleet) == (200, GOOD)
+        assert failures(fleet) == {("e0", "timeout"): 1}
         await fleet.idle()
 
 
