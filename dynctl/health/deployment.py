@@ -91,7 +91,7 @@ class WorkerSet:
 
     ``versions``: version of the card -> the ids of its workers. A frontend accepts one version: the
     first that it saw. ``not_ready``: why the namespace of the set cannot serve requests; None if it
-    can.
+    can. ``ambiguous``: roles of which the namespace has several sets, where one is expected.
     """
 
     name: str
@@ -100,6 +100,7 @@ class WorkerSet:
     role: Role
     versions: Mapping[str, tuple[int, ...]]
     not_ready: str | None = None
+    ambiguous: tuple[str, ...] = ()
 
     @property
     def worker_ids(self) -> tuple[int, ...]:
@@ -287,36 +288,38 @@ def _worker_sets(workers: Sequence[RegisteredWorker]) -> list[WorkerSet]:
         for item in members:
             versions[item.card.version].append(item.worker.worker_id)
         frozen = {version: tuple(ids) for version, ids in versions.items()}
-        why = not_ready[model, at.namespace]
-        sets.append(WorkerSet(name, model, at.namespace, role, frozen, why))
+        why, ambiguous = not_ready[model, at.namespace]
+        sets.append(WorkerSet(name, model, at.namespace, role, frozen, why, ambiguous))
     return sets
 
 
 def _not_ready(
     model: str, namespace: str, groups: Mapping[_SetKey, Sequence[RegisteredWorker]]
-) -> str | None:
-    """Why a namespace serves no requests of a model; as the frontends of Dynamo 1.6.1 decide."""
+) -> tuple[str | None, tuple[str, ...]]:
+    """(why a namespace serves no requests of a model, roles with several sets).
+
+    As the frontends of Dynamo 1.6.1 decide.
+    """
     own = [
         members
         for (name, at, _, _), members in groups.items()
         if (name, at.namespace) == (model, namespace)
     ]
     if any(item.card.worker_type is None for members in own for item in members):
-        return None  # older cards do not declare what they need
+        return None, ()  # older cards do not declare what they need
     roles = Counter(members[0].worker.role.value for members in own)
     missing: set[str] = set()
     for members in own:
         needs = members[0].card.needs
         if needs and not any(all(kind in roles for kind in group) for group in needs):
             missing |= {kind for group in needs for kind in group if kind not in roles}
+    problem = f"namespace {namespace} is not ready"
     if missing:
-        return f"namespace {namespace} is not ready: no {' and no '.join(sorted(missing))} worker"
+        return f"{problem}: no {' and no '.join(sorted(missing))} worker", ()
     several = sorted(r for r, n in roles.items() if n > 1 and r != Role.AGGREGATED.value)
     if several:
-        return (
-            f"namespace {namespace} is not ready: several sets of {' and '.join(several)} workers"
-        )
-    return None
+        return f"{problem}: several sets of {' and '.join(several)} workers", tuple(several)
+    return None, ()
 
 
 def _in_sets(

@@ -81,7 +81,7 @@ def outcomes(result: RouteResult) -> set[Outcome]:
     """What the answer allows: any worker set that can be drawn, any of the tied workers."""
     if result.worker_sets:
         drawn = [row for row in result.worker_sets if row.share]
-        return set().union(*(hops(row.prefill, [row.decode]) for row in drawn))
+        return set().union(*(hops(row.prefill, [row.decode]) for row in drawn)) or {None}
     found: set[Outcome] = set()
     for one in result.decode_by_prefill:
         found |= pairs(one.prefill.worker_id, one.decode)
@@ -431,19 +431,40 @@ def test_worker_sets(name: str, finding: Callable[[str], None]) -> None:
             namespace=namespace,
         )
         result = predicted(fleet, {"prompt": tokens[0]}, namespace)
-        used: Counter[str] = Counter()
-        for one in tokens * 4:
-            placed = fleet.frontend.send({"prompt": one}).placement
-            used[fleet.worker_of(placed.decode).name] += 1
-    finding(str(row))
+        # The same prompt, whose cache would attract every request within one set.
+        used = Counter(
+            fleet.frontend.send({"prompt": tokens[0]}).placement.decode for _ in range(24)
+        )
+        workers = {worker.instance_id: name for name, worker in fleet.workers.items()}
+    finding(f"{row}; drawn: {dict(sorted((workers[one or 0], n) for one, n in used.items()))}")
     assert result is not None
     assert {one.name for one in result.worker_sets} == sets
+    for one in result.worker_sets:
+        members = one.decode.candidates if one.decode is not None else []
+        drawn = sum(used[member.worker_id] for member in members)
+        assert bool(drawn) is bool(one.share), (one.name, used)
     assert "DYR0722" in {one.code for one in result.doubts}
     shares = {one.name: one.share for one in result.worker_sets}
     assert sum(shares.values()) == pytest.approx(1)
     assert shares.get("ns-3/backend", 0.0) == 0.0
-    assert "lonely" not in used
     row.right()
+
+
+def test_two_components_of_one_role(finding: Callable[[str], None]) -> None:
+    """A frontend of 1.6.1 cannot pair them, and serves none."""
+    plans = [
+        WorkerPlan("prefill", "prefill", kind="held"),
+        WorkerPlan("decode-0", "decode", kind="held"),
+        WorkerPlan("decode-1", "decode", kind="held", args=("--component", "more")),
+    ]
+    with DynamoFleet(plans) as fleet:
+        row = run_row(fleet, "two components of one role", [{"prompt": prompts(1, 65)[0]}])
+        result = predicted(fleet, {"prompt": prompts(1, 66)[0]})
+    finding(str(row))
+    row.right()
+    assert result is not None
+    assert (result.ok, result.status) == (False, 503)
+    assert "DYR0726" in {one.code for one in result.doubts}
 
 
 def test_a_pin_in_one_of_two_sets(finding: Callable[[str], None]) -> None:

@@ -274,6 +274,10 @@ def registration_doubts(observer: Observer) -> list[Doubt]:
     fields of the cards that are not known."""
     problems = observer.deployment.problems
     doubts = [doubt("DYR0719", why=one.message) for one in problems if one.code in _DOUBTFUL]
+    sets = observer.deployment.worker_sets
+    for namespace, roles in dict.fromkeys((one.namespace, one.ambiguous) for one in sets):
+        if roles:
+            doubts.append(doubt("DYR0726", namespace=namespace, roles=" and ".join(roles)))
     unknown: dict[tuple[str, ...], list[str]] = {}
     for item in observer.deployment.workers:
         if item.card.unknown_fields:

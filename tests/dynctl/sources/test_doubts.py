@@ -46,6 +46,7 @@ def observed(*cards: dict[str, Any] | None, **more: Any) -> Any:
         "deployment": SimpleNamespace(
             workers=workers,
             problems=more.pop("problems", ()),
+            worker_sets=(),
             sequences=more.pop("sequences", ("a channel",)),
         ),
         "router": router,

@@ -129,6 +129,21 @@ async def test_workers_of_a_namespace_that_is_not_ready_are_excluded() -> None:
     await rig.events.close()
 
 
+async def test_two_components_of_one_role_are_doubted() -> None:
+    rig = Rig()
+    for key, value in rig.values.items():
+        if "/backend/" in key and key.startswith(("v1/mdc/", "v1/instances/")):
+            text = json.dumps(value).replace('"backend"', '"more"')
+            rig.discovery.put(key.replace("/backend/", "/more/"), text.encode())
+    async with asyncio.timeout(patience(30)):
+        async with rig.observer as observer:
+            found = registration_doubts(observer)
+            assert [one.code for one in found] == ["DYR0726"]
+            assert found[0].what == "namespace dynamo has several sets of decode workers"
+            assert rig.router.registry.unavailable
+    await rig.events.close()
+
+
 async def test_unknown_fields_of_cards_are_doubted() -> None:
     async with Contested(cost_bias=3) as fleet:
         [found] = registration_doubts(fleet.rig.observer)
