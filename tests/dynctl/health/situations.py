@@ -50,6 +50,9 @@ class Engines:
     def __init__(self) -> None:
         self.by_host: dict[str, Engine] = {}
 
+    def authorize(self, url: str, key: str | None) -> None:
+        """These engines need no key."""
+
     async def get(self, url: str, timeout_s: float) -> tuple[int, bytes]:
         engine, path = self._reached(url)
         if path == "/health":

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -39,7 +40,10 @@ from router_core import Worker
 from tests.dynctl.health.situations import SITUATIONS, Rig, Situation, rig
 
 Messages = dict[tuple[str, str], str]
-REQUEST = make_mocked_request("GET", "/")
+#: The side of an operator: a program on this machine, over TCP.
+PEER = {"peername": ("127.0.0.1", 40000)}
+TRANSPORT = Mock(get_extra_info=lambda name, default=None: PEER.get(name, default))
+REQUEST = make_mocked_request("GET", "/", headers={"host": "127.0.0.1"}, transport=TRANSPORT)
 SAMPLE = re.compile(r"^(\w+){(.*)} (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 
