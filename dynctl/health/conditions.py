@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from dynctl.documents.fleet_load import Condition
 
-MAX_CONDITIONS = 512
+MAX_CONDITIONS = 640
 
 POLICY_CONFLICT = "POLICY_CONFLICT"
 TOKENIZER_DIFFERS = "TOKENIZER_DIFFERS"
@@ -49,6 +49,18 @@ INDEX_OR_LOAD: Final = frozenset(
         "TIER_NOT_DESCRIBED",
         TOKENIZER_DIFFERS,
         "TOKEN_IDS_TOO_SHORT",
+        "UNKNOWN_ADAPTER",
+        "UNKNOWN_EVENT",
+        "UNKNOWN_MEDIUM",
+    }
+)
+#: Those that name what the index does not model; it is complete otherwise.
+NOT_MODELLED: Final = frozenset(
+    {
+        "BLOCKS_NOT_LISTED",
+        "EXTRA_KEYS_NOT_MODELLED",
+        "GROUP_IGNORED",
+        "TIER_NOT_DESCRIBED",
         "UNKNOWN_ADAPTER",
         "UNKNOWN_EVENT",
         "UNKNOWN_MEDIUM",

@@ -401,7 +401,7 @@ class RoutingService:
         }
         found = [
             doubt(
-                "DYR0705",
+                "DYR0760" if one.code in codes.NOT_MODELLED else "DYR0705",
                 varies=None
                 if one.code == codes.LOAD_OVERDUE
                 else Varies(overlap=True, workers=None if one.subject == model else [one.subject]),

@@ -1,9 +1,10 @@
 """The evaluation of a fleet beyond the table of situations."""
 
 from dynctl.documents.workers import RankRow, WorkerRow
-from dynctl.health.conditions import MAX_CONDITIONS
+from dynctl.health.conditions import INDEX_OR_LOAD, MAX_CONDITIONS, NOT_MODELLED
 from dynctl.health.evaluation import DERIVED_CODES, MOST_OF_A_CODE, FleetState, evaluate
 from dynctl.serving.service import RoutingService
+from router_core import Worker
 
 
 def disconnected(number: int) -> WorkerRow:
@@ -34,3 +35,14 @@ def test_an_evaluation_that_finds_the_same_reports_nothing_new():
     before = {(one.code, one.subject, one.since) for one in service.conditions}
     service.health()
     assert {(one.code, one.subject, one.since) for one in service.conditions} == before
+
+
+def test_what_the_index_does_not_model_is_another_doubt_than_what_is_out_of_date():
+    assert NOT_MODELLED < INDEX_OR_LOAD
+    service = RoutingService()
+    service.upsert_worker(Worker(1, "a", "m"))
+    service.set_condition("GROUP_IGNORED", "a", "the cache group of kind mamba is not modelled")
+    service.set_condition("EVENTS_LOST", "a", "3 batches are lost")
+    found = {one.code: one.what for one in service.doubts("m")}
+    assert set(found) == {"DYR0705", "DYR0760"}
+    assert "kind mamba" in found["DYR0760"]

@@ -23,7 +23,7 @@ from dynctl.documents.workers import WorkerList, WorkerRow, decode_worker_rows
 from dynctl.findings.catalogue import all_codes
 from dynctl.findings.report import FLEET, State
 from dynctl.health.checks.run import judge
-from dynctl.health.conditions import INDEX_OR_LOAD
+from dynctl.health.conditions import INDEX_OR_LOAD, NOT_MODELLED
 from dynctl.health.evaluation import DERIVED_CODES, condition_texts
 from dynctl.health.facts import CheckFacts, FrontendFacts
 from dynctl.planning.domain_capacity import topology_show
@@ -228,9 +228,13 @@ async def route_agrees(made: Rig, in_force: Messages) -> None:
     answer = await made.frontend.inference.explain(request, preset=None)
     dead = subjects(in_force, "WORKER_UNREACHABLE", "WORKER_REJECTED")
     expected = {
-        doubt("DYR0705", workers=subject, why=f"{code} {message}").what
+        doubt(
+            "DYR0760" if code in NOT_MODELLED else "DYR0705",
+            workers=subject,
+            why=f"{code} {message}",
+        ).what
         for (code, subject), message in in_force.items()
         if code in INDEX_OR_LOAD and subject not in dead
     } | {message for (code, _), message in in_force.items() if code == "NO_TOKENIZER"}
-    found = [one for one in answer.doubts if one.code in ("DYR0704", "DYR0705")]
+    found = [one for one in answer.doubts if one.code in ("DYR0704", "DYR0705", "DYR0760")]
     assert {one.what for one in found} == expected
