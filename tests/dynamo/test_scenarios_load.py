@@ -206,6 +206,7 @@ def several() -> Iterator[Several]:
 def test_workers_refused_for_their_reports(several: Several, finding: Finding) -> None:
     plain, score = several["plain"], Score("refused by reported load", "")
     once = Score("refused by reported load, looking once", "DYR0742")
+    raised = Score("a threshold raised after the reports", "DYR0746")
 
     async def run() -> None:
         async with observing(several.fleet) as seen:
@@ -226,12 +227,26 @@ def test_workers_refused_for_their_reports(several: Several, finding: Finding) -
                 assert "DYR0742" not in codes(expected)
                 score.count(expected, answer)
                 once.count(alone, answer)
+            # A raised threshold does not free a worker: only its next report does.
+            for worker in several.workers:
+                worker.held.report_load(63, 63)
+            several.fleet.wait_until(
+                lambda: not plain.complete(prompt(several.chance, 2)).ok, "the reports to act"
+            )
+            await seen.quiet()
+            plain.thresholds(active_decode_blocks_threshold=0.9)
+            tokens = prompt(several.chance, 4)
+            expected = await routed(seen, tokens, plain)
+            raised.count(expected, await asyncio.to_thread(plain.complete, tokens))
+            for worker in several.workers:
+                worker.held.report_load(3, 3)
             plain.thresholds(active_decode_blocks_threshold=1.0)
 
     asyncio.run(run())
     score.report(finding)
     once.report(finding)
-    assert once.named == 4
+    raised.report(finding)
+    assert (once.named, raised.declared) == (4, 1)
 
 
 def test_workers_refused_for_the_frontends_own_load(several: Several, finding: Finding) -> None:

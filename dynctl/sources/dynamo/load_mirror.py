@@ -49,8 +49,8 @@ class LoadMirror:
     """Turns load events into a router's changes. ``clock``: monotonic seconds.
 
     ``added`` counts requests, ``malformed`` unreadable messages.
-    ``reported``: the ranks whose workers reported their load since then. ``earlier``: the last sums
-    of a rank's prefill tokens, by rank.
+    ``reported``: the ranks whose workers reported their load since then. ``over``: those that were
+    over a threshold then. ``earlier``: the last sums of a rank's prefill tokens, by rank.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class LoadMirror:
         self.routers: set[int] = set()
         self.reports = 0
         self.reported: set[tuple[int, int]] = set()
+        self.over: set[tuple[int, int]] = set()
         self.malformed = 0
 
     def take_sequences(self, value: ChannelValue) -> None:
@@ -93,6 +94,7 @@ class LoadMirror:
                 self.reports += 1
                 if self._registry.slot(change.worker_id, change.dp_rank) is not None:
                     self.reported.add((change.worker_id, change.dp_rank))
+                    self._latch(change.worker_id, change.dp_rank)
             except WireError:
                 self.malformed += 1
 
@@ -120,6 +122,14 @@ class LoadMirror:
                 self._apply(PrefillDone(event.request_id))
             case SequenceFreed():
                 self._apply(Freed(event.request_id, stage))
+
+    def _latch(self, worker_id: int, dp_rank: int) -> None:
+        """Note whether a rank is over a threshold, at its report."""
+        slot = self._registry.slot(worker_id, dp_rank)
+        if slot is not None and self._router.busy.busy_ranks >> slot & 1:
+            self.over.add((worker_id, dp_rank))
+        else:
+            self.over.discard((worker_id, dp_rank))
 
     def _remember(self, worker_id: int, dp_rank: int) -> None:
         """Keep the present sum of a rank's prefill tokens before it changes."""

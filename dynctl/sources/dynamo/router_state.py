@@ -125,9 +125,19 @@ def _advertised(observer: Observer) -> Mapping[str, Any] | None:
 
 def _busy_doubts(observer: Observer) -> Iterator[Doubt]:
     """A doubt where workers may be latched as busy by reports of a time before this observer."""
-    unknown = []
+    unknown, latched = [], []
     for item in observer.deployment.workers:
         worker = item.worker
+        slots = [
+            (rank, observer.router.registry.slot(worker.worker_id, rank)) for rank in worker.ranks
+        ]
+        if any(
+            (worker.worker_id, rank) in observer.load.over
+            and slot is not None
+            and not observer.router.busy.busy_ranks >> slot & 1
+            for rank, slot in slots
+        ):
+            latched.append(worker.name)
         threshold = observer.router.busy.thresholds(worker.model).active_decode_blocks_threshold
         if threshold is None or worker.runtime_config.total_kv_blocks is None:
             continue
@@ -137,6 +147,8 @@ def _busy_doubts(observer: Observer) -> Iterator[Doubt]:
             unknown.append(worker.name)
     if unknown:
         yield doubt("DYR0742", workers=some_names(unknown))
+    if latched:
+        yield doubt("DYR0746", workers=some_names(latched))
 
 
 def _bypass_doubts(observer: Observer) -> Iterator[Doubt]:

@@ -41,7 +41,9 @@ def observed(*cards: dict[str, Any] | None, **more: Any) -> Any:
         apply(WorkerUpserted(worker))
         registered = SimpleNamespace(router_config=one)
         workers.append(SimpleNamespace(card=registered, worker=worker, sources={}))
-    load = SimpleNamespace(since=0.0, added=0, reports=0, routers=set(), reported=set(), earlier={})
+    load = SimpleNamespace(
+        since=0.0, added=0, reports=0, routers=set(), reported=set(), over=set(), earlier={}
+    )
     found = {
         "deployment": SimpleNamespace(
             workers=workers,

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from dynctl.adapters.ports import ChannelMessage
+from dynctl.cli.commands.config import remote_report
 from dynctl.documents.config import NOT_EXPORTED
 from dynctl.documents.view import SavedView, decode_view
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.config import config_report
 from dynctl.sources.dynamo.load_mirror import known_as_sums
 from dynctl.sources.dynamo.router_state import known_settings, take_load, take_settings
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequencePrefillDone
-from dynctl.wire.dynamo.events import KvMetrics
+from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, RankLoad
 from router_core import SETTINGS, THRESHOLD_SETTINGS
 from tests.dynctl.sources.test_observer import Rig, rig
@@ -101,6 +106,28 @@ async def test_a_worker_whose_report_is_unknown_may_be_refused(
     assert "DYR0742" not in codes(take_settings(observer, thresholds, [])[1])
 
 
+async def test_a_raised_threshold_does_not_free_a_worker(
+    rig: Rig, thresholds: dict[str, Any]
+) -> None:
+    observer, decode = rig.observer, rig.worker_id("backend")
+    take_settings(observer, thresholds, [])
+    worker = rig.router.registry.get(decode)
+    assert worker is not None
+    total = worker.runtime_config.total_kv_blocks
+    assert total is not None
+
+    def report(used: int) -> None:
+        payload = encode_kv_metrics(KvMetrics(decode, 0, None, None, used))
+        observer.load.take_metrics(ChannelMessage("kv_metrics", 1, 1, 0, payload))
+
+    report(total - 1)
+    assert "DYR0746" not in codes(take_settings(observer, thresholds, [])[1])
+    higher = {"tiny": {**NO_THRESHOLDS, "active_decode_blocks_threshold": 1.0}}
+    assert "DYR0746" in codes(take_settings(observer, higher, [])[1])
+    report(1)
+    assert "DYR0746" not in codes(take_settings(observer, higher, [])[1])
+
+
 async def test_settings_that_no_frontend_exports_are_unknown(
     rig: Rig, thresholds: dict[str, Any]
 ) -> None:
@@ -123,6 +150,9 @@ async def test_settings_that_no_frontend_exports_are_unknown(
             False,
             NOT_EXPORTED,
         )
+    drawn = config_report(remote_report("etcd", view.config()), Canvas(100))
+    assert f" of {len(SETTINGS)} settings are unknown" in drawn
+    assert re.search(r"router_temperature +unknown +not exported", drawn)
     # A frontend that reads caches and no events is in approximate mode.
     approximate = frontend(uses_caches=True, kv_events=False)
     assert known_settings(observer, {}, [approximate])["use_kv_events"][0] is False
