@@ -221,7 +221,7 @@ class LiveDynamo(LiveSource):
         _, settings = take_settings(observer, frontends.thresholds, metrics)
         doubts = [*registration_doubts(observer), *self._reached.doubts(), *frontends.doubts()]
         doubts += take_versions(observer, metrics, [{}] * len(metrics))
-        doubts += [*index_doubts(observer), *load, *settings]
+        doubts += [*index_doubts(observer, unread=True), *load, *settings]
         view = SavedView(
             observer.router,
             time.monotonic(),

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dynctl.documents.doubts import Doubt, Varies, doubt, some_names
 from dynctl.documents.route_result import UNKNOWN_LOAD
-from dynctl.health.deployment import ProblemCode
+from dynctl.health.deployment import ProblemCode, RegisteredWorker
 from dynctl.sources.dynamo.load_mirror import gauge_changes, known_as_sums
 from dynctl.sources.dynamo.observer import PRESET, Observer
 from dynctl.sources.thresholds import Thresholds
@@ -299,12 +299,27 @@ def registration_doubts(observer: Observer) -> list[Doubt]:
     return doubts
 
 
-def index_doubts(observer: Observer) -> list[Doubt]:
-    """One doubt for each reason why caches may be out of date."""
+def _unread(observer: Observer, item: RegisteredWorker) -> bool:
+    """Whether the worker publishes what it caches, and a rank of it is not followed."""
+    followed = observer.stream_states()
+    return any((item.worker.worker_id, rank) not in followed for rank in item.sources)
+
+
+def index_doubts(observer: Observer, *, unread: bool = False) -> list[Doubt]:
+    """One doubt for each reason why caches may be out of date.
+
+    ``unread``: caches that were not read at all count too.
+    """
     names = {item.worker.worker_id: item.worker.name for item in observer.deployment.workers}
     reasons: dict[str, list[str]] = {}
     for (worker_id, _), why in observer.not_current().items():
         reasons.setdefault(why, []).append(names.get(worker_id, f"{worker_id:x}"))
+    if unread:
+        found = [
+            item.worker.name for item in observer.deployment.workers if _unread(observer, item)
+        ]
+        if found:
+            reasons["it was not read"] = found
     return [
         doubt(
             "DYR0705",

@@ -325,7 +325,11 @@ async def test_its_view_answers_offline(live: Live):
     async with LiveDynamo(OPTIONS) as source:
         await source.snapshot()
         view = open_view_bytes(await source.save(), "x", "x")
-        assert view.route(RouteQuery(token_ids=list(range(64)))).ok
+        result = view.route(RouteQuery(token_ids=list(range(64))))
+        assert result.ok
+        assert not result.certain
+        unread = [one for one in view.view.doubts if one.what.endswith("it was not read")]
+        assert [one.code for one in unread] == ["DYR0705"], "a cache that nothing read is unknown"
 
 
 async def test_one_frame_waits_a_moment_for_reports(live: Live):
