@@ -26,6 +26,7 @@ TIERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "GPU": DEVICE,
         "CPU": "host_pinned",
+        "CPU_PINNED": "host_pinned",
         "DISK": "disk",
         "STORAGE": "disk",
         "EXTERNAL": "external",

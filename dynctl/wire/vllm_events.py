@@ -1,10 +1,10 @@
 """Decode and encode the KV events that vLLM and SGLang publish over ZMQ.
 
 A message has three frames: topic, sequence number (u64, big endian, from 0) and a msgpack batch
-``[ts, [event, ...], data_parallel_rank]``. Events come as maps with a ``type`` key (newer vLLM,
-Dynamo's mocker) or as positional arrays whose first element is the type (older vLLM, SGLang);
-new fields are always appended. The replay socket answers with (sequence, batch) pairs and
-ends with sequence -1 (signed) and an empty payload.
+``[ts, [event, ...], data_parallel_rank]``. Events come as maps with a ``type`` key (newer vLLM
+and SGLang, Dynamo's mocker) or as positional arrays whose first element is the type (older
+releases); new fields are always appended. The replay socket answers with the same three frames
+(older releases: without the topic) and ends with sequence -1 (signed) and an empty payload.
 
 Everything here is pure; the sockets live in ``dynctl.adapters.zmq.kv_events``.
 """
@@ -50,7 +50,8 @@ class BlockStored(
     ``STORAGE``, ``DISK`` or ``EXTERNAL``, ``locality`` ``LOCAL`` or ``REMOTE``, ``ownership`` the
     store of an offloaded block. ``group_idx`` is the cache group of a hybrid model.
     ``extra_keys``: other inputs of the engine's hash, one entry a block; they may hold a cache
-    salt, which is a secret of a tenant.
+    salt, which is a secret of a tenant. (SGLang publishes ``cache_salt`` instead, which is read
+    as the extra key of a prompt's first block; it calls host memory ``CPU_PINNED``.)
     """
 
     block_hashes: tuple[_Hash, ...]
@@ -338,7 +339,13 @@ def _name_fields(raw: Any, where: str) -> tuple[str, dict[str, Any] | None, int]
     known = event_type.__struct_fields__
     if isinstance(raw, dict):
         values = {field: raw[field] for field in known if field in raw}
-        return name, values, len(raw) - 1 - len(values)
+        surplus = len(raw) - 1 - len(values)
+        if event_type is BlockStored and "cache_salt" in raw:
+            surplus -= 1
+            # In every event of a salted prompt; not a field, since its first block says it all.
+            if raw["cache_salt"] and raw.get("parent_block_hash") is None:
+                values.setdefault("extra_keys", [[raw["cache_salt"]]])
+        return name, values, surplus
     # Not strict: old publishers send fewer fields, newer ones more.
     return name, dict(zip(known, raw[1:], strict=False)), max(0, len(raw) - 1 - len(known))
 

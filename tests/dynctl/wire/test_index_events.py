@@ -1,5 +1,7 @@
 """Events of an engine that reach the index, and the drops."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,17 @@ from dynctl.wire.vllm_events import (
     BlockStored,
     EventBatch,
     decode_batch,
+    decode_message,
     encode_batch,
 )
-from router_core import BlocksRemoved, BlocksStored, Cleared, WindowStored, local_block_hashes
+from router_core import (
+    DEVICE,
+    BlocksRemoved,
+    BlocksStored,
+    Cleared,
+    WindowStored,
+    local_block_hashes,
+)
 
 TOKENS = tuple(range(100, 108))
 
@@ -246,3 +256,32 @@ def test_offloaded_blocks_without_tokens_are_a_condition_and_lose_nothing_else()
     converted = to_index_events(batch, 4)
     assert converted.events == convert(stored()).events
     assert converted.drops == (Drop(DropCode.TIER_NOT_DESCRIBED, 1, "CPU", "tokens"),)
+
+
+def test_what_sglang_publishes_reaches_the_index():
+    """Bytes of its own classes: salts and adapters keep blocks apart, tiers have its names."""
+    lines = (Path(__file__).parents[2] / "captures" / "sglang-kv-events.jsonl").read_text()
+    rows = [row for row in map(json.loads, lines.splitlines()) if "batch" in row]
+    events = {}
+    for row in rows:
+        _, _, payload = decode_message([bytes.fromhex(frame) for frame in row["frames_hex"]])
+        batch = decode_batch(payload)
+        assert (batch.data_parallel_rank, batch.unknown_fields, batch.unknown_types) == (1, 0, ())
+        converted = to_index_events(batch, 4)
+        assert not converted.drops
+        events[row["batch"]] = converted.events
+    prompt = range(1, 9)
+
+    def first(names: tuple[int, ...], **identity: str) -> BlocksStored:
+        local = local_block_hashes(prompt, 4, **identity)
+        return BlocksStored(None, names, local, DEVICE, 0, True)
+
+    first_name = 2**64 - 7  # signed in the event
+    last = BlocksStored(8, (9,), local_block_hashes(range(9, 13), 4), DEVICE, 0, True)
+    assert events["plain"] == (first((first_name, 8)), last, BlocksRemoved((9,)))
+    assert events["salted"] == (first((21, 22), cache_salt="tenant-1"),)
+    assert events["adapter"] == (first((31, 32), lora_name="adapter-a"),)
+    assert [event.tier for event in events["host"]] == [
+        *("host_pinned", "disk", "external", "host_pinned")
+    ]
+    assert events["cleared"] == (Cleared(),)
