@@ -362,12 +362,15 @@ def _lower_columns(
 ) -> tuple[list[int] | None, list[int] | None]:
     """Prompt blocks in host memory and on disk; None for a tier where no candidate has any."""
     host, disk = [0] * len(slots), [0] * len(slots)
+    hashes = request.local_hashes
+    if view.index.exact:
+        hashes = hashes[: request.most_reusable]
     for i, slot in enumerate(slots):
         if view.tiers.mask >> slot & 1:
             depth, parent = overlap[i], None
             if depth:
                 parent = view.index.name_of(slot, request.sequence_hashes[depth - 1])
-            host[i], disk[i] = view.tiers.extend(slot, parent, request.local_hashes, depth)
+            host[i], disk[i] = view.tiers.extend(slot, parent, hashes, depth)
     return host if any(host) else None, disk if any(disk) else None
 
 

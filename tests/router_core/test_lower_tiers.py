@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_core import BlocksRemoved, BlocksStored, Cleared, KvEvent, Router, WorkerLost
+from router_core import (
+    BlocksRemoved,
+    BlocksStored,
+    Cleared,
+    KvEvent,
+    Router,
+    WorkerLost,
+    WorkerUpserted,
+)
 from router_core.errors import SnapshotError
 from router_core.hashing import hash_prompt
 from router_core.lower_tiers import DISK, HOST, LowerTiers
@@ -158,3 +166,11 @@ def test_a_prefix_goes_on_through_exactly_the_stored_blocks(
     made.apply(KvEvent(1, 0, Cleared()), 0.0)
     assert copied.block_count(slot) == (len(held[HOST]), len(held[DISK]))
     assert made.tiers.mask == 0
+
+
+def test_where_the_last_token_is_always_computed_no_tier_has_its_block() -> None:
+    made = Router(exact_reuse=True)
+    made.apply(WorkerUpserted(worker(1)), 0.0)
+    for tier in ("device", HOST, DISK):
+        made.apply(KvEvent(1, 0, store(0, 8, tier)), 0.0)
+    assert counts(made) == (7, 0, 0), "128 tokens: the last one of the eighth block is computed"
