@@ -13,6 +13,7 @@ from aiohttp import web
 from dynctl import version
 from dynctl.documents.config import config_document
 from dynctl.documents.decisions import DecisionList, decision_row, past_decision, with_preferences
+from dynctl.documents.doubts import distinct
 from dynctl.documents.view import encode_view
 from dynctl.serving.http import busy_threshold
 from dynctl.serving.http.auth import guarded
@@ -169,6 +170,7 @@ class Admin:
                 preset=self._preset,
                 model_paths={m: str(t.directory) for m, t in tokenizers.items() if t is not None},
                 tokenizers={m: t.fingerprint for m, t in tokenizers.items() if t is not None},
+                doubts=tuple(distinct(d for m in service.models() for d in service.doubts(m))),
             )
             response = web.StreamResponse(
                 headers={"Content-Type": "application/json", "Content-Length": str(len(body))}

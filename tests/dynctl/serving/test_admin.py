@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.codec import decode
 from dynctl.documents.decisions import DecisionList
+from dynctl.documents.doubts import Varies
 from dynctl.documents.route_result import RouteResult, decision_result
 from dynctl.documents.view import decode_view
 from dynctl.serving.http.admin import Admin
@@ -369,6 +370,16 @@ async def test_a_view_decides_the_same_again():
         assert saved.preset == "dynamo-1.6"
         before, after = service.router.plan(request()), saved.router.plan(request())
         assert decision_result(after.final) == decision_result(before.final)
+
+
+async def test_a_view_has_the_doubts_of_its_frontend():
+    async with serving(worker(1), worker(2)) as (client, service):
+        name = service.router.registry.worker(0).name
+        service.set_condition("EVENTS_LOST", name, "3 batches are lost")
+        saved = decode_view(await (await client.get("/v1/view")).read())
+        [found] = saved.doubts
+        assert (found.code, found.varies) == ("DYR0705", Varies(overlap=True, workers=[name]))
+        assert found.what.endswith("EVENTS_LOST 3 batches are lost")
 
 
 async def test_metrics_are_among_the_routes():
