@@ -194,7 +194,7 @@ class Inference:
             nvext=parsed.nvext,
             blocks=blocks,
             limit=self._config.limits.stream_answer_bytes,
-            detailed=is_operator(http, self._config.api_token),
+            detailed=lambda: is_operator(http, self._config.api_token),
         )
         record.outcome = "success" if failure is None else "upstream_error"
         if failure is not None:

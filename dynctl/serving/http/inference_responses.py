@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -72,12 +72,12 @@ async def pass_stream(
     nvext: NvExt,
     blocks: OutputBlocks | None,
     limit: int,
-    detailed: bool,
+    detailed: Callable[[], bool],
 ) -> tuple[web.StreamResponse, UpstreamFailure | None]:
     """Pass the engine's stream on as it arrives; returns the failure that ended it, if any.
 
-    After a failure the stream ends with an error event; ``detailed``: it names the engine. A stream
-    without ``[DONE]`` at its end and one of more than ``limit`` bytes are failures.
+    After a failure the stream ends with an error event; ``detailed``: whether it names the engine.
+    A stream without ``[DONE]`` at its end and one of more than ``limit`` bytes are failures.
     """
     upstream = answer.response
     response = _Stream(
@@ -134,7 +134,7 @@ async def pass_stream(
         if not _is_done(end):
             raise _cut_short(upstream)
     except UpstreamFailure as failure:
-        await _end_with_error(response, end, failure, detailed=detailed)
+        await _end_with_error(response, end, failure, detailed=detailed())
         return response, failure
     record.take_usage(end)
     await response.write_eof()
@@ -150,7 +150,7 @@ async def _pass_annotated(
     blocks: OutputBlocks | None,
     limit: int,
     *,
-    detailed: bool,
+    detailed: Callable[[], bool],
 ) -> UpstreamFailure | None:
     """As above, event by event: the first carries the workers, one before [DONE] the timing."""
     upstream = answer.response
@@ -186,7 +186,7 @@ async def _pass_annotated(
             raise _cut_short(upstream)
         record.take_usage(last[-_TAIL_BYTES:])
     except UpstreamFailure as failure:
-        await _end_with_error(response, b"\n\n", failure, detailed=detailed)
+        await _end_with_error(response, b"\n\n", failure, detailed=detailed())
         return failure
     if pending:
         await response.write(pending)

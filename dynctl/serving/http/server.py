@@ -317,6 +317,10 @@ class Frontend:
                 "details answer 403 until --admin-token is set",
                 config.host,
             )
+        if self.keys.required:
+            _log.info("inference needs an API key: %d are valid", len(self.keys))
+        if config.unix_socket is not None:
+            _log.info("operators: %s", config.unix_socket)
         policy = router.config.kv_transfer_domain
         if policy is not None:
             _log.info("KV transfer: %s within %s", router.config.kv_transfer_enforcement, policy)
