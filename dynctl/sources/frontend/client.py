@@ -31,7 +31,8 @@ from dynctl.wire.nvext import NvExt
 
 #: A larger response is not from a frontend of ours.
 MAX_BYTES: Final = 512 * 1024 * 1024
-_TOKEN_HINT: Final = "set DYNCTL_TOKEN, or give --token TOKEN"  # noqa: S105  not a token
+TOKEN_REQUIRED: Final = "a token is required"  # noqa: S105  not a token
+TOKEN_HINT: Final = "set DYNCTL_TOKEN, or give --token TOKEN"  # noqa: S105  not a token
 _VERSION_HINT: Final = "dynctl version --frontend URL shows what answers there"
 
 
@@ -161,7 +162,7 @@ class FrontendClient(HttpFrontend):
             return response
         message = error_message(response)
         if status in (401, 403):
-            raise UsageProblem(f"{self.url}{path} needs a token ({status}): {message}", _TOKEN_HINT)
+            raise UsageProblem(f"{self.url}{path} needs a token ({status}): {message}", TOKEN_HINT)
         if status == 404 and path == "/v1/view":
             raise UsageProblem(f"{self.url} cannot save views (404): {message}")
         if path.startswith("/v1/decisions/") and status in (400, 404) and message:
@@ -199,7 +200,7 @@ class AsyncFrontendClient:
             self._client, self.name + path, MAX_BYTES, self._timeout, query, wait
         )
         if status in (401, 403):
-            raise UsageProblem("a token is required", _TOKEN_HINT)
+            raise UsageProblem(TOKEN_REQUIRED, TOKEN_HINT)
         if status == 404:
             raise UsageProblem(f"no {path}: an older dynctl, or not dynctl", _VERSION_HINT)
         if status != 200:

@@ -14,7 +14,11 @@ from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.snapshot import Snapshot
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.frontend.client import AsyncFrontendClient
+from dynctl.sources.frontend.client import (
+    TOKEN_HINT,
+    TOKEN_REQUIRED,
+    AsyncFrontendClient,
+)
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
 from dynctl.sources.frontend.source import FrontendSource
 from dynctl.sources.http import async_client
@@ -55,6 +59,10 @@ class LiveFrontends(LiveSource):
         try:
             await self._read_all()
             if all(one.problem for one in self._readings):
+                if any(one.problem == TOKEN_REQUIRED for one in self._readings):
+                    raise UsageProblem(
+                        "no frontend reports its fleet: " + self._problems(), TOKEN_HINT
+                    )
                 late = all(one.timed_out for one in self._readings)
                 raise (TimedOut if late else Unreachable)(
                     "no frontend reports its fleet: " + self._problems(),

@@ -169,14 +169,12 @@ async def test_two_frontends_add_up():
             assert (shown.problem, shown.header.frontends) == ("", (1, 2))
 
 
-async def test_without_the_token_all_but_decisions_is_shown():
+async def test_without_the_token_nothing_is_shown_and_the_error_names_it():
     async with site(ENGINES[:2], api_token="secret") as fleet:
-        async with LiveFrontends([fleet.frontend.url]) as source:
-            shown = await source.snapshot()
-            assert len(shown.workers) == 2
-            unknown = shown.unknown("decisions")
-            assert unknown is not None
-            assert "DYNCTL_TOKEN" in unknown.provide
+        with pytest.raises(UsageProblem, match="a token is required") as caught:
+            async with LiveFrontends([fleet.frontend.url]):
+                pass
+        assert "DYNCTL_TOKEN" in caught.value.hint
         async with LiveFrontends([fleet.frontend.url], "secret") as source:
             assert (await source.snapshot()).unknown("decisions") is None
 
