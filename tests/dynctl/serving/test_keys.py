@@ -181,9 +181,9 @@ async def test_engines_get_their_key_and_never_the_clients(monkeypatch):
         client: Any = upstream._client
         original = client.post
 
-        async def post(url, body, headers):
+        async def post(url, body, headers, **more):
             sent.append((url, dict(headers)))
-            return await original(url, body, headers)
+            return await original(url, body, headers, **more)
 
         monkeypatch.setattr(client, "post", post)
         for text in ("a", "b", "c", "d"):
