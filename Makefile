@@ -75,16 +75,20 @@ test-busy: $(VENV)/.dev-stamp  ## all tests beside processes that use all CPU (B
 	$(BIN)/python -m tests.busy --burners $(BURNERS) $(PARALLEL) $(ARGS)
 
 # The real thing on the other side; DYNCTL_DYNAMO_PYTHON=/path/to/python takes one that has it.
-DYNAMO_VENV          := .venv-dynamo
+# VERSION=1.5.1 is installed beside it and gets the tests that every version has to pass.
+VERSION              ?=
+DYNAMO_VENV          := .venv-dynamo$(if $(VERSION),-$(VERSION))
+DYNAMO_TESTS         := tests/dynamo$(if $(VERSION),/test_versions.py)
 DYNCTL_DYNAMO_PYTHON ?= $(DYNAMO_VENV)/bin/python
 
-test-dynamo: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_VENV)/.stamp)  ## the tests against a real Dynamo 1.6.1 with mock workers
-	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest tests/dynamo $(ARGS)
+test-dynamo: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_VENV)/.stamp)  ## the tests against a real Dynamo 1.6.1 with mock workers (VERSION=1.5.1: another version)
+	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(DYNAMO_TESTS) $(ARGS)
 
 $(DYNAMO_VENV)/.stamp: tests/dynamo/requirements.txt | $(BIN)/python
 	@echo "installing Dynamo into $(DYNAMO_VENV)"
 	@$(BIN)/python -m venv --clear $(DYNAMO_VENV)
-	@$(DYNAMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	@$(if $(VERSION),sed 's/^\(ai-dynamo.*\)==.*/\1==$(VERSION)/',cat) $< > $(DYNAMO_VENV)/requirements.txt
+	@$(DYNAMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $(DYNAMO_VENV)/requirements.txt
 	@touch $@
 
 # As above, with DYNCTL_VLLM_PYTHON. vLLM finds its platform by the name that the last line adds.
@@ -144,5 +148,5 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	@wc -l requirements.lock
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) $(DYNAMO_VENV) $(VLLM_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,6 +23,10 @@ Thresholds = Mapping[str, float | int | None]
 _NOTHING: Final = Deployment()
 
 
+UNNUMBERED: Final = -1
+"""A worker of Dynamo 1.0 answers with its blocks, and without the number of its last event."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unread:
     """Why a fact could not be read, and what to try."""
@@ -36,7 +40,8 @@ class RankFacts:
     """The KV events of one rank, received and queried.
 
     ``channel``: the address of its events, None without one; ``indexer``: the address for queries.
-    ``newest``: its own count of events at the end of listening; ``refusal``: why that is unknown.
+    ``newest``: its own count of events at the end of listening (UNNUMBERED: it answers without
+    one); ``refusal``: why that is unknown.
     ``called_back`` is False where the worker accepted the query and never connected back, None
     where there was no query or no connection. ``own_names``: blocks whose hash differs from that
     of other workers. ``incomplete``, ``disconnected``, ``foreign`` and ``unreadable``: the last

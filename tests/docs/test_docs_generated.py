@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from dynctl.cli.app import COMMANDS
+from dynctl.health.checks.frontends import KNOWN_VERSIONS
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import SETTINGS
 from tests.docs.generated import FILES
 from tests.docs.pages import DOCS, name_of
 from tests.docs.tables import table
+from tests.dynamo.versions import minor, recorded
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -25,6 +27,11 @@ def test_every_command_and_every_option_is_on_the_page() -> None:
         assert f"\n## dynctl {command}\n" in page
     for option in ROUTER_OPTIONS.values():
         assert f"`{option.flags[0]}" in page
+
+
+def test_a_version_is_known_if_and_only_if_it_is_on_the_page() -> None:
+    tried = {".".join(map(str, minor(version))) for version in recorded()}
+    assert tried == set(KNOWN_VERSIONS)
 
 
 def test_recommended_settings_are_settings_with_these_defaults() -> None:

@@ -188,6 +188,8 @@ class FrontendClient:
             status, text = self.get(f"/v1/models/{self.model}/ready", timeout=3)
         except OSError:
             return {}
+        if status == 404:
+            return self._counts_before_1_3()
         if status not in (200, 503):
             return {}
         counts: dict[str, int] = {}
@@ -197,6 +199,21 @@ class FrontendClient:
         return counts
 
     # -- how ---------------------------------------------------------------------------------------
+
+    def _counts_before_1_3(self) -> dict[str, int]:
+        """Workers by type, from /health, once the model is listed."""
+        try:
+            _, models = self.get("/v1/models", timeout=3)
+            _, health = self.get("/health", timeout=3)
+        except OSError:
+            return {}
+        if self.model not in [one["id"] for one in json.loads(models)["data"]]:
+            return {}
+        served = [one for one in json.loads(health)["instances"] if one["endpoint"] == "generate"]
+        prefill = sum(one["component"] == "prefill" for one in served)
+        others = "decode" if prefill else "aggregated"
+        counts = {"prefill": prefill, others: len(served) - prefill}
+        return {kind: number for kind, number in counts.items() if number}
 
     def _chat_body(
         self,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.dynamo.fleet import DYNAMO_PYTHON
+from tests.dynamo.versions import version_of
 
 HERE = Path(__file__).resolve().parent
 _FINDINGS = pytest.StashKey[list[str]]()
@@ -16,6 +17,14 @@ _FINDINGS = pytest.StashKey[list[str]]()
 def finding(pytestconfig: pytest.Config) -> Callable[[str], None]:
     """``finding("199 of 200 predicted")``: a line of the summary at the end of the run."""
     return pytestconfig.stash.setdefault(_FINDINGS, []).append
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record",
+        action="store_true",
+        help="write what works with this version of Dynamo, for docs/compatibility.md",
+    )
 
 
 def pytest_terminal_summary(
@@ -39,11 +48,7 @@ def dynamo_version() -> str:
     """Ends the run if there is no Dynamo: a suite that skips itself would look like a green one."""
     if not DYNAMO_PYTHON:
         pytest.exit("DYNCTL_DYNAMO_PYTHON is not set; run `make test-dynamo`", returncode=2)
-    asked = "from importlib.metadata import version; print(version('ai-dynamo'))"
     try:
-        done = subprocess.run(
-            [DYNAMO_PYTHON, "-c", asked], capture_output=True, text=True, timeout=60, check=True
-        )
+        return version_of(DYNAMO_PYTHON)
     except (OSError, subprocess.SubprocessError) as error:
         pytest.exit(f"{DYNAMO_PYTHON} has no ai-dynamo: {error}; run `make test-dynamo`", 2)
-    return done.stdout.strip()

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from tests.contract.nats_server import nats_executable
 from tests.dynamo.client import FrontendClient
 from tests.dynamo.held import HeldControl
 from tests.dynamo.plans import WorkerPlan, aggregated, two_zones
 from tests.dynamo.processes import Process, ProcessGroup, free_port
+from tests.dynamo.versions import FIRST_WITHOUT_NATS, minor, older_environment, version_of
 
 __all__ = [
     "DYNAMO_PYTHON",
@@ -89,6 +92,8 @@ class Worker:
                 found = re.search(r'dynamo_endpoint="generate",[^}]*worker_id="([0-9a-f]+)"', text)
                 if found:
                     self._instance_id = int(found[1], 16)
+                elif 'dynamo_endpoint="generate"' in text and "worker_id=" not in text:
+                    return True  # before 1.2 its metrics do not name it
         return self._instance_id is not None
 
 
@@ -180,6 +185,10 @@ class DynamoFleet:
         if self.environment["DYN_DISCOVERY_BACKEND"] == "file":
             (self.directory / "kv").mkdir()
             self.environment.setdefault("DYN_FILE_KV", str(self.directory / "kv"))
+        version = version_of(self._python)
+        self.environment |= older_environment(version, self.directory, self.model, self.model_dir)
+        if minor(version) < FIRST_WITHOUT_NATS and "NATS_SERVER" not in self.environment:
+            self._start_nats()
         try:
             for args in self._frontend_plans:
                 self._launch_frontend(args)
@@ -218,6 +227,12 @@ class DynamoFleet:
     def file_kv(self) -> Path:
         """The discovery directory of file discovery."""
         return Path(self.environment["DYN_FILE_KV"])
+
+    @property
+    def reached_by(self) -> dict[str, str]:
+        """The variables with which a command finds a fleet with file discovery."""
+        names = ("DYN_FILE_KV", "NATS_SERVER")
+        return {name: self.environment[name] for name in names if name in self.environment}
 
     @property
     def pids(self) -> list[int]:
@@ -381,6 +396,25 @@ class DynamoFleet:
         if plan.weight is not None:
             environment["DYN_KV_TRANSFER_PREFERRED_WEIGHT"] = f"{plan.weight:g}"
         return environment
+
+    def _start_nats(self) -> None:
+        """A NATS server of the fleet, with JetStream, for versions that need one."""
+        assert self._group is not None
+        port = free_port()
+        store = str(self.directory / "nats")
+        command = [nats_executable(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", store]
+        self._group.start("nats", command, dict(os.environ))
+        self.environment |= {
+            "DYN_EVENT_PLANE": "nats",
+            "NATS_SERVER": f"nats://127.0.0.1:{port}",
+        }
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return True
+            return False
+
+        self._wait(answers, READY_SECONDS, "the NATS server")
 
     def _fail_if_ended(self) -> None:
         processes = [each.process for each in self.workers.values()]

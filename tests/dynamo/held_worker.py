@@ -264,7 +264,8 @@ async def main():
     config.data_parallel_size = 1
     publishes = arguments.role != "decode" or arguments.publish
     config.enable_local_indexer = publishes
-    config.kv_event_publishing_enabled = publishes
+    if hasattr(config, "kv_event_publishing_enabled"):  # from Dynamo 1.4 on
+        config.kv_event_publishing_enabled = publishes
     config.enable_eagle = arguments.eagle
     if arguments.context_length is not None:
         config.context_length = arguments.context_length
@@ -310,7 +311,7 @@ async def main():
         endpoint,
         arguments.model_path,
         arguments.model_name,
-        model_aliases=arguments.alias or None,
+        **({"model_aliases": arguments.alias} if arguments.alias else {}),
         **card,
     )
     for lora in arguments.lora:

@@ -60,7 +60,14 @@ async def observing(
     fleet: DynamoFleet, *, options: GlobalOptions | None = None, **more: Any
 ) -> AsyncIterator[Observed]:
     """Observe a fleet from now on, settled."""
-    planes = open_planes(options or GlobalOptions(discovery="file", file_kv=fleet.file_kv))
+    planes = open_planes(
+        options
+        or GlobalOptions(
+            discovery="file",
+            file_kv=fleet.file_kv,
+            nats_server=fleet.environment.get("NATS_SERVER"),
+        )
+    )
     holder: list[Observed] = []
     observer = Observer(
         planes,

@@ -21,7 +21,7 @@ def check(fleet: DynamoFleet, *arguments: str) -> tuple[int, dict[str, Any]]:
         capture_output=True,
         text=True,
         timeout=60,
-        env=clean | {"DYN_FILE_KV": str(fleet.file_kv)},
+        env=clean | fleet.reached_by,
     )
     assert done.stdout, done.stderr
     document = json.loads(done.stdout)

@@ -22,7 +22,7 @@ def route(fleet: DynamoFleet, *arguments: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         timeout=60,
-        env=clean | {"DYN_FILE_KV": str(fleet.file_kv)},
+        env=clean | fleet.reached_by,
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)

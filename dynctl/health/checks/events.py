@@ -15,7 +15,7 @@ from dynctl.health.checks.planes import (
     reachable,
 )
 from dynctl.health.deployment import ProblemCode
-from dynctl.health.facts import CheckFacts, RankFacts
+from dynctl.health.facts import UNNUMBERED, CheckFacts, RankFacts
 
 
 def _published(facts: CheckFacts) -> Skipped | None:
@@ -108,6 +108,8 @@ def _flowing(facts: CheckFacts) -> Outcome:
         why = _unknown_events(rank)
         if why is not None:
             unread.append(why)
+        elif rank.newest == UNNUMBERED:
+            unread.append(f"{rank.name} does not report the number of its last event (Dynamo 1.0)")
         elif not rank.current or seen is None or rank.newest is None:
             unread.append(f"{rank.name} was not read completely (DYR0305)")
         elif rank.newest > seen:

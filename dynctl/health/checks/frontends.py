@@ -14,7 +14,7 @@ from router_core import Role
 NO_FRONTENDS: Final = (
     "no frontend was specified: --frontend http://HOST:8000, once for every replica"
 )
-KNOWN_VERSIONS: Final = ("1.6",)
+KNOWN_VERSIONS: Final = ("1.7", "1.6", "1.5", "1.4", "1.3", "1.2", "1.0")
 """Dynamo versions that dynctl is tested with."""
 
 
@@ -105,12 +105,23 @@ def _uses_events(facts: CheckFacts) -> Outcome:
     routing = [(one, metrics) for one, metrics in measured if metrics.kv_routing]
     if not routing and not unread:
         return Skipped("no frontend routes by KV cache (DYR0403)")
-    return outcome([found(one.url) for one, metrics in routing if not metrics.kv_events], unread)
+    unread += [
+        f"{one.url} does not report whether it uses KV events; Dynamo 1.4 does"
+        for one, metrics in routing
+        if metrics.kv_events is None
+    ]
+    silent = [found(one.url) for one, metrics in routing if metrics.kv_events is False]
+    return outcome(silent, unread)
 
 
 def _sources(facts: CheckFacts) -> Outcome:
     measured, unread = _measured(facts)
     using = [(one, metrics) for one, metrics in measured if metrics.kv_events]
+    unread += [
+        f"{one.url} does not report its event sources; Dynamo 1.4 does"
+        for one, metrics in measured
+        if metrics.kv_routing and metrics.kv_events is None
+    ]
     if not using and not unread:
         return Skipped("no frontend uses KV events (DYR0403, DYR0404)")
     findings = [

@@ -26,6 +26,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.health.facts import (
+    UNNUMBERED,
     CheckFacts,
     FrontendFacts,
     PlaneFacts,
@@ -300,8 +301,8 @@ async def _query(planes: Planes, source: EventSource) -> _Response:
             match parse_recovery(item):
                 case TooNew(newest_available=newest):
                     return _Response(newest, called_back=True)
-                case Events(last_event_id=newest) | TreeDump(last_event_id=newest):
-                    return _Response(newest, called_back=True)
+                case Events(last_event_id=last) | TreeDump(last_event_id=last):
+                    return _Response(UNNUMBERED if last is None else last, called_back=True)
                 case other:
                     message = getattr(other, "message", "invalid range")
                     return _Response(refusal=f"it answers: {message}", called_back=True)

@@ -117,8 +117,11 @@ class DynamoFrontend(HttpFrontend):
         response = self.send("GET", path, answers=(200, 404, 503))
         if response.status_code == 404:
             if error_message(response).startswith("Route not found"):
-                self.unexpected("it does not report readiness; Dynamo 1.6 does", path)
-            self._no_model(model, self.models())
+                self.unexpected("it does not report readiness; Dynamo 1.3 does", path)
+            served = self.models()
+            if model in served:
+                self.unexpected(f"it serves {model} and does not report its readiness", path)
+            self._no_model(model, served)
         return self.document(response, ModelReadiness)
 
     def metrics(self) -> FrontendMetrics:

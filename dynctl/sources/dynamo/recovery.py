@@ -251,7 +251,8 @@ class RankIndex:
         for _ in range(_ROUNDS):
             self._due.clear()
             await self._round()
-            if self._sequence.last is not None and not self._waiting and not self._due.is_set():
+            known = self._sequence.last is not None or self._sequence.joining
+            if known and not self._waiting and not self._due.is_set():
                 self._recovering = self._unrecovered = False
                 self._problem, self._missing = "", 0
                 self._emit_condition(StreamCode.INDEX_CURRENT, "nothing is missing", missing=0)
@@ -270,10 +271,16 @@ class RankIndex:
                 )
                 # The numbers inside a dump are arbitrary: its last number is a field of its own.
                 await self._take_over(events, after=None)
-                self._sequence.advance(last)
+                if last is None:
+                    # Waiting events that the dump has already are applied again, in their order:
+                    # the result is the same.
+                    self._sequence.join()
+                else:
+                    self._sequence.advance(last)
             case Events(events, last):
-                await self._take_over(events, after=self._sequence.last or 0)
-                self._sequence.advance(max(last, self._sequence.last or 0))
+                before = self._sequence.last or 0
+                await self._take_over(events, after=before)
+                self._sequence.advance(max(before if last is None else last, before))
             case TooNew(newest_available=newest):
                 if self._sequence.last is not None and not answer.nothing_missed:
                     self._restarted(f"it has {newest} events, {self._sequence.last} were received")

@@ -74,8 +74,9 @@ class FrontendMetrics:
     ``registered``: the ranks that a kv router may choose, idle ones too, with their worker type.
     ``rejections``: requests refused for overload since the frontend started, by model.
     ``kv_routing`` and ``kv_events``: whether the frontend routes by KV cache, and whether it
-    receives KV events; None if that is unknown because it serves no model. ``uses_caches``: False
-    where its overlap_score_credit is 0, so that it reads no caches at all; None if unknown.
+    receives KV events; None if that is unknown because it serves no model, and ``kv_events`` also
+    before Dynamo 1.4. ``uses_caches``: False where its overlap_score_credit is 0, so that it reads
+    no caches at all; None if unknown.
     ``load_sources``: routers and mock workers whose active requests it receives; None if unknown.
     ``event_source_mismatches``: workers whose KV events the router misses, by target endpoint.
     ``problems`` describes invalid rows.
@@ -168,9 +169,11 @@ _MISMATCHES: Final = "dynamo_component_router_kv_event_source_mismatch_workers"
 _CACHE_POLICY: Final = "dynamo_component_router_approximate_cache_effective_policy"
 #: Every kv router follows the active requests of the routers that publish them (replica sync).
 _LOAD_SOURCES: Final = "dynamo_component_router_active_sequence_zmq_ingress_sources"
+#: Every kv router exports it from 1.4 on, the first version that reports its event sources.
+_STARTED: Final = "dynamo_component_router_requests_started_total"
 _WANTED: Final = frozenset(
     {*_LOADS, *_FACTS, *_QUEUES, _READY, _REJECTIONS, _REGISTERED, _MISMATCHES}
-    | {_CACHE_POLICY, _LOAD_SOURCES}
+    | {_CACHE_POLICY, _LOAD_SOURCES, _STARTED}
 )
 
 
@@ -188,6 +191,7 @@ class _Reading:
         self.mismatches: dict[str, int] = {}
         self.cache_policies: dict[str, bool] = {}
         self.load_sources: int | None = None
+        self.reports_sources = False
         self.problems: list[str] = []
         self.unnamed = 0
 
@@ -227,12 +231,17 @@ class _Reading:
         elif name == _CACHE_POLICY:
             policy = _label(labels, "policy")
             self.cache_policies[policy] = value == 1 or self.cache_policies.get(policy, False)
+        elif name == _STARTED:
+            self.reports_sources = True
         elif name == _LOAD_SOURCES:
             self.load_sources = max(value, self.load_sources or 0)
         else:
             target = [_label(labels, f"target_{part}") for part in ("namespace", "component")]
             target.append(_label(labels, "target_endpoint"))
             self.mismatches[".".join(target)] = value
+
+    def _uses_events(self) -> bool | None:
+        return True if self.mismatches else False if self.reports_sources else None
 
     def result(self) -> FrontendMetrics:
         if self.unnamed:
@@ -259,7 +268,7 @@ class _Reading:
             ),
             rejections=dict(self.rejections),
             kv_routing=routing,
-            kv_events=bool(self.mismatches) if routing else routing,
+            kv_events=self._uses_events() if routing else routing,
             event_source_mismatches=self.mismatches,
             problems=tuple(self.problems),
             uses_caches=not self.cache_policies.get("disabled", False)

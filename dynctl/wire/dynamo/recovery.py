@@ -63,19 +63,25 @@ class EventSlices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TreeDump:
-    """All blocks of the rank. ``reset_scope``: what it replaces; only ``all`` was observed."""
+    """All blocks of the rank. ``reset_scope``: what it replaces; only ``all`` was observed.
+
+    ``last_event_id`` is None in Dynamo 1.0, which sends the events alone.
+    """
 
     events: EventSlices
-    last_event_id: int
+    last_event_id: int | None
     reset_scope: str
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Every event from the requested start to the newest."""
+    """Every event from the requested start to the newest.
+
+    ``last_event_id`` is None in Dynamo 1.0, which sends the events alone, if there is none.
+    """
 
     events: EventSlices
-    last_event_id: int
+    last_event_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +179,11 @@ def parse_recovery(item: Any) -> RecoveryAnswer:
         if array is not None:
             return _with_events(array.name, _EncodedEvents(array), array.fields)
     kind, content = _variant(raw.decode())
+    if kind == "TreeDump" and isinstance(content, list):
+        return TreeDump(_PlainEvents(content), None, "all")
+    if kind == "Events" and isinstance(content, list):
+        found = [event.event_id for part in _PlainEvents(content).slices() for event in part]
+        return Events(_PlainEvents(content), max(found, default=None))
     if kind in ("TreeDump", "Events"):
         events = content.get("events") if isinstance(content, dict) else None
         if not isinstance(events, list):

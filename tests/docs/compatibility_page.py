@@ -1,0 +1,89 @@
+"""docs/compatibility.md: what works with each version of Dynamo, from the recorded runs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.dynamo.versions import Row, minor, recorded
+
+_COLUMNS: Final = {
+    "workers": "workers are seen",
+    "one component": "requests predicted",
+    "two zones": "in two zones",
+    "under load": "under load",
+    "caches read later": "caches read later",
+    "tokens of a chat": "tokens of a chat",
+    "check": "checks without a finding",
+}
+
+#: The first and the last version of a note, and its text.
+_NOTES: Final = (
+    (
+        (1, 0),
+        (1, 5),
+        "`DYN_TCP_RESPONSE_STREAM_HOST` is the name of a network interface, such as `lo`, and not "
+        "an address. On a machine without another interface it has to be set. `dynctl` reads both.",
+    ),
+    (
+        (1, 0),
+        (1, 3),
+        "Event channels belong to a component, and only the events name their worker. Until a "
+        "worker has had an event, its index is current only while all channels of its component "
+        "are connected. A card names `hf://MODEL/FILE` and no address that serves the tokenizer: "
+        "use `--model-path DIR`.",
+    ),
+    (
+        (1, 0),
+        (1, 3),
+        "The frontend's metrics do not show whether it uses KV events (DYR0404 and DYR0405 are "
+        "skipped).",
+    ),
+    (
+        (1, 0),
+        (1, 2),
+        "Cards have no worker type: beside prefill workers of the same model, the others decode. "
+        "Workers publish no topology, so no transfer is constrained. The frontend does not report "
+        "its readiness by worker (DYR0406 and DYR0407 are skipped).",
+    ),
+    (
+        (1, 0),
+        (1, 0),
+        "Workers need a NATS server, and events come over NATS. A worker's local indexer does not "
+        "report the number of its last event (DYR0306 is skipped).",
+    ),
+)
+
+_HEAD: Final = """\
+# Which versions of Dynamo
+
+`make test-dynamo VERSION=1.5.1` installs a version into an environment of its own and runs these
+rows against it: real frontends and mock workers on loopback, file discovery, events over ZMQ (1.0:
+NATS), requests over TCP. A cell is what was right, of what was tried. This page is generated from
+the recorded runs in `tests/dynamo/compatibility/`. `dynctl check` warns about versions that are
+not on it (DYR0501).
+
+"""
+
+
+def compatibility_page() -> str:
+    """The whole page."""
+    rows = recorded()
+    lines = [
+        "| Dynamo | " + " | ".join(_COLUMNS.values()) + " |",
+        "|---" * (len(_COLUMNS) + 1) + "|",
+    ]
+    for version, found in rows.items():
+        cells = [_cell(found.get(name)) for name in _COLUMNS]
+        lines.append(f"| {version} | " + " | ".join(cells) + " |")
+    notes = ["", "## What is different in older versions", ""]
+    for first, last, text in _NOTES:
+        versions = [one for one in rows if first <= minor(one) <= last]
+        if versions:
+            notes.append(f"- **{', '.join(versions)}**: {text}")
+    return _HEAD + "\n".join([*lines, *notes]) + "\n"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return "not run"
+    return f"{row.right} of {row.of}" + (f" ({row.note})" if row.note else "")

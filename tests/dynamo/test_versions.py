@@ -1,0 +1,110 @@
+"""What works with each version of Dynamo: the rows of docs/compatibility.md.
+
+``make test-dynamo VERSION=1.5.1`` runs this file against that version, and compares with what was
+recorded for it; ``ARGS=--record`` writes tests/dynamo/compatibility/VERSION.json instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.dynamo.fleet import DynamoFleet, aggregated, two_zones
+from tests.dynamo.observed import observing, possible
+from tests.dynamo.test_check import check
+from tests.dynamo.test_prediction import HeldLoad, agreed, prompts
+from tests.dynamo.test_route import PROMPT, route
+from tests.dynamo.versions import Row, minor, record, recorded
+
+REQUESTS = 40
+Hold = Callable[[str, Row], None]
+
+
+@pytest.fixture
+def hold(dynamo_version: str, pytestconfig: pytest.Config, finding: Callable[[str], None]) -> Hold:
+    """Compare a row with the recorded one, or write it with ``--record``."""
+
+    def held(name: str, row: Row) -> None:
+        finding(f"Dynamo {dynamo_version}, {name}: {row.right} of {row.of} {row.note}".rstrip())
+        if pytestconfig.getoption("--record"):
+            record(dynamo_version, name, row)
+            return
+        known = recorded().get(dynamo_version, {}).get(name)
+        assert known is not None, f"nothing is recorded for Dynamo {dynamo_version}: ARGS=--record"
+        assert row.note == known.note
+        assert row.right >= 0.95 * known.right * row.of / known.of
+
+    return held
+
+
+def test_one_component(hold: Hold, dynamo_version: str) -> None:
+    """Workers, caches read as they change and afterwards, the text of a chat, and `check`."""
+
+    async def predicted() -> tuple[int, int]:
+        async with observing(fleet) as seen:
+            found = len(seen.observer.deployment.workers)
+            assert not seen.observer.deployment.problems
+            hits, _ = await agreed(fleet, seen, prompts(REQUESTS, seed=7))
+            assert not seen.observer.not_current()
+        return found, hits
+
+    async def later() -> int:
+        async with observing(fleet) as seen:
+            hits, certain = await agreed(fleet, seen, prompts(REQUESTS, seed=7)[-10:])
+            assert certain == 10, "all of these prompts are cached"
+        return hits
+
+    with DynamoFleet(aggregated(3), blocks=4096, speedup=0) as fleet:
+        workers, hits = asyncio.run(predicted())
+        hold("workers", Row(workers, 3))
+        hold("one component", Row(hits, REQUESTS))
+        hold("caches read later", Row(asyncio.run(later()), 10))
+        # Cards before 1.4 name files that nobody serves.
+        older = minor(dynamo_version) < (1, 4)
+        files = ("--model-path", str(fleet.model_dir)) if older else ()
+        first = fleet.frontend.chat(PROMPT)
+        hold("tokens of a chat", Row(int(route(fleet, *files)["tokens"] == first.prompt_tokens), 1))
+        _, found = check(fleet)
+        assert found["DYR0501"]["state"] == "pass", found["DYR0501"]
+        wrong = sorted(code for code, one in found.items() if one["state"] in ("warn", "fail"))
+        hold("check", Row(len(found) - len(wrong), len(found), ", ".join(wrong)))
+
+
+def test_two_zones(hold: Hold) -> None:
+    async def predicted() -> tuple[int, bool]:
+        async with observing(fleet) as seen:
+            hits, _ = await agreed(fleet, seen, prompts(REQUESTS, seed=7))
+            return hits, all(item.worker.domains for item in seen.observer.deployment.workers)
+
+    with DynamoFleet(two_zones("required", prefill=2), blocks=4096, speedup=0) as fleet:
+        hits, domains = asyncio.run(predicted())
+    hold("two zones", Row(hits, REQUESTS, "" if domains else "workers publish no topology"))
+
+
+def test_under_load(hold: Hold, dynamo_version: str) -> None:
+    """Load as the frontends report it to each other."""
+    if minor(dynamo_version) < (1, 3):
+        pytest.skip("a worker that holds requests needs the Python interface of Dynamo 1.3")
+    flying, asked = 16, prompts(36, seed=16)
+
+    async def predicted() -> int:
+        hits = 0
+        async with observing(fleet) as seen:
+            load = HeldLoad(fleet, seed=flying)
+            for number, tokens in enumerate(asked):
+                await seen.quiet()
+                expected = possible(seen.predict(tokens))
+                where = await asyncio.to_thread(load.begin, tokens)
+                if number >= flying:
+                    hits += (where, where) in expected
+                    await asyncio.to_thread(load.end_one)
+                await asyncio.to_thread(load.move)
+            await asyncio.to_thread(load.end)
+        return hits
+
+    flags = ("--router-replica-sync",)
+    with DynamoFleet(aggregated(3, kind="held"), blocks=8192, frontend_args=flags) as fleet:
+        hits = asyncio.run(predicted())
+    hold("under load", Row(hits, len(asked) - flying))
