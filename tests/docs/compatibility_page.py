@@ -13,6 +13,7 @@ _COLUMNS: Final = {
     "under load": "under load",
     "caches read later": "caches read later",
     "tokens of a chat": "tokens of a chat",
+    "over NATS": "over NATS",
     "check": "checks without a finding",
 }
 

@@ -115,7 +115,8 @@ class DynamoFleet:
     ``frontends``: one list of flags for each frontend. ``frontend_args`` and
     ``frontend_environment`` go to all of them, ``worker_args`` to every mocker, ``environment`` to
     every process. ``discovery``: ``file``, or ``etcd`` with ``etcd_endpoints`` (as
-    ETCD_ENDPOINTS); ``event_plane``: ``zmq``, or ``nats`` with ``nats_server``. ``blocks`` is
+    ETCD_ENDPOINTS); ``event_plane``: ``zmq``, or ``nats`` with
+    ``nats_server`` (empty: a server of the fleet). ``blocks`` is
     each worker's number of KV blocks; ``speedup`` divides a mocker's times (0: no delays).
     ``directory`` holds logs and, for file discovery, ``kv`` (what DYN_FILE_KV names).
     """
@@ -173,7 +174,7 @@ class DynamoFleet:
             "DYN_SKIP_TELEMETRY": "1",
             **dict.fromkeys(LOOPBACK, "127.0.0.1"),
             **({"ETCD_ENDPOINTS": etcd_endpoints} if discovery == "etcd" else {}),
-            **({"NATS_SERVER": nats_server} if event_plane == "nats" else {}),
+            **({"NATS_SERVER": nats_server} if nats_server else {}),
             **(environment or {}),
         }
 
@@ -187,7 +188,8 @@ class DynamoFleet:
             self.environment.setdefault("DYN_FILE_KV", str(self.directory / "kv"))
         version = version_of(self._python)
         self.environment |= older_environment(version, self.directory, self.model, self.model_dir)
-        if minor(version) < FIRST_WITHOUT_NATS and "NATS_SERVER" not in self.environment:
+        wants = minor(version) < FIRST_WITHOUT_NATS or self.environment["DYN_EVENT_PLANE"] == "nats"
+        if wants and "NATS_SERVER" not in self.environment:
             self._start_nats()
         try:
             for args in self._frontend_plans:

@@ -72,6 +72,29 @@ def test_one_component(hold: Hold, dynamo_version: str) -> None:
         hold("check", Row(len(found) - len(wrong), len(found), ", ".join(wrong)))
 
 
+def test_over_nats(hold: Hold) -> None:
+    """Events and requests over NATS: what is cached is requested from the workers there too."""
+
+    async def predicted() -> tuple[int, int]:
+        asked = prompts(REQUESTS, seed=7)[:20]
+        async with observing(fleet) as seen:
+            first, _ = await agreed(fleet, seen, asked)
+        async with observing(fleet) as seen:
+            planes = {item.instance.transport for item in seen.observer.deployment.workers}
+            assert planes == {"nats_tcp"}
+            later, certain = await agreed(fleet, seen, asked[-10:])
+            assert certain == 10, "all of these prompts are cached"
+            assert not seen.observer.not_current()
+        return first, later
+
+    nats = {"DYN_REQUEST_PLANE": "nats"}
+    with DynamoFleet(
+        aggregated(3), blocks=4096, speedup=0, event_plane="nats", environment=nats
+    ) as fleet:
+        first, later = asyncio.run(predicted())
+    hold("over NATS", Row(first + later, 30))
+
+
 def test_two_zones(hold: Hold) -> None:
     async def predicted() -> tuple[int, bool]:
         async with observing(fleet) as seen:

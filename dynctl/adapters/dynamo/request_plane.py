@@ -1,13 +1,16 @@
-"""Requests to workers over Dynamo's TCP request plane (see dynctl.wire.dynamo.request_plane)."""
+"""Requests to workers over Dynamo's request plane (see dynctl.wire.dynamo.request_plane).
+
+A request goes to the worker over TCP or over NATS; the response always arrives over TCP.
+"""
 
 import asyncio
 import ipaddress
 import os
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from dynctl.adapters.dynamo.call_home import READ_BYTES, Caller, CallHome, CallHomeCounts
 from dynctl.adapters.ports import NotCalledBack, RequestPlaneError
@@ -24,6 +27,7 @@ from dynctl.wire.dynamo.request_plane import (
     Step,
     decode_reply,
     encode_control,
+    encode_payload,
     encode_request,
     format_host_port,
     parse_address,
@@ -45,8 +49,27 @@ class RequestLimits:
     strangers: int = 64
 
 
+class Messenger(Protocol):
+    """Sends a request to a subject of NATS."""
+
+    async def request(
+        self, subject: str, body: bytes, headers: dict[str, str], timeout: float
+    ) -> bytes:
+        """The reply. Raises RequestPlaneError with the reason."""
+        ...
+
+    async def local_host(self) -> str:
+        """The address of this host towards the server. Raises RequestPlaneError."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class TcpRequestPlane:
     """Sends requests to workers; responses arrive at our listener, opened at the first request.
+
+    ``nats`` makes what sends to workers with the NATS request plane, when it is first needed; None:
+    they cannot be requested.
 
     ``listen_host`` is the local address to listen at. None: the local address of the route to each
     worker, which is loopback for a worker on loopback, so that no other network can connect.
@@ -60,7 +83,10 @@ class TcpRequestPlane:
         listen_host: str | None = None,
         advertised_host: str | None = None,
         limits: RequestLimits = RequestLimits(),
+        nats: Callable[[], Messenger] | None = None,
     ) -> None:
+        self._new_messenger = nats
+        self._messenger: Messenger | None = None
         self._listen_host = listen_host
         self._advertised_host = advertised_host
         self._limits = limits
@@ -95,15 +121,17 @@ class TcpRequestPlane:
         Raises RequestPlaneError. A caller that stops early closes the generator (``aclosing``):
         the request is then cancelled at the worker.
         """
-        if instance.transport != "tcp":
-            what = "NATS, which is" if instance.transport == "nats_tcp" else "a transport that is"
-            known = f"needs {what} not supported ({printable(instance.transport)!r})"
+        if instance.transport != "tcp" and (instance.transport != "nats_tcp" or not self._has_nats):
+            nats = instance.transport == "nats_tcp"
+            what = "NATS, and no server is set" if nats else "a transport that is not supported"
+            known = f"needs {what} ({printable(instance.transport)!r})"
             _fail(instance, f"{known}; its events can be followed, but not recovered")
         subject, calling = self._home.expect()
         finished = False
         answer: AnswerDecoder | None = None
         try:
-            home = await self._put(instance, body, subject, timeout)
+            put = self._put if instance.transport == "tcp" else self._put_over_nats
+            home = await put(instance, body, subject, timeout)
             caller = await self._called(instance, calling, home, timeout)
             answer = AnswerDecoder(instance.codec, max_bytes, caller.frames)
             step = await self._step(instance, caller, answer, timeout, 0)
@@ -133,6 +161,9 @@ class TcpRequestPlane:
     async def close(self) -> None:
         """Stop listening and end all running requests."""
         await self._home.close()
+        if self._messenger is not None:
+            await self._messenger.close()
+            self._messenger = None
         for writer in list(self._open):
             writer.transport.abort()
 
@@ -146,7 +177,7 @@ class TcpRequestPlane:
             _fail(instance, f"cannot be requested: {error}")
         reader, writer = await self._connect(instance, address, timeout)
         try:
-            home = await self._home_for(instance, writer)
+            home = await self._home_for(instance, writer.get_extra_info("sockname")[0])
             try:
                 request = encode_request(
                     address.path,
@@ -177,6 +208,35 @@ class TcpRequestPlane:
         finally:
             writer.close()
 
+    @property
+    def _has_nats(self) -> bool:
+        return self._messenger is not None or self._new_messenger is not None
+
+    async def _put_over_nats(
+        self, instance: Instance, body: Any, subject: str, timeout: float
+    ) -> str:
+        """As _put, to the instance's subject; an empty reply accepts the request."""
+        if self._messenger is None:
+            assert self._new_messenger is not None
+            self._messenger = self._new_messenger()
+        request_id = str(uuid.uuid4())
+        try:
+            home = await self._home_for(instance, await self._messenger.local_host())
+            payload = encode_payload(
+                request_id, body, call_home=home, subject=subject, codec=instance.codec
+            )
+            headers = {"request-id": request_id}
+            reply = await self._messenger.request(instance.address, payload, headers, timeout)
+        except WireError as error:
+            _fail(instance, f"cannot be requested: {error}")
+        except RequestPlaneError as error:
+            _fail(instance, str(error))
+        if reply:
+            _fail(
+                instance, f"refused the request: {printable(reply[:200].decode(errors='replace'))}"
+            )
+        return home
+
     async def _connect(
         self, instance: Instance, address: Address, timeout: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -192,9 +252,8 @@ class TcpRequestPlane:
             reason = os.strerror(number) if number > 0 else str(error)
             _fail(instance, f"is not reachable: {reason}")
 
-    async def _home_for(self, instance: Instance, writer: asyncio.StreamWriter) -> str:
-        """HOST:PORT for this worker's connection to us."""
-        local: str = writer.get_extra_info("sockname")[0]
+    async def _home_for(self, instance: Instance, local: str) -> str:
+        """HOST:PORT for this worker's connection to us. ``local``: our address towards it."""
         advertised = self._advertised_host or self._listen_host
         if advertised is None or advertised in _ANY:
             advertised = local

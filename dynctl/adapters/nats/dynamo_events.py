@@ -170,7 +170,7 @@ class NatsEventPlane:
                 self._subscribed.clear()
                 self._refused.clear()
                 address, self._address = self._address, None
-                await _hang_up(client)
+                await hang_up(client)
             if self._closing:
                 return
             self._problem = self._problem or "the connection ended"
@@ -194,12 +194,12 @@ class NatsEventPlane:
                 return client
             except Exception as error:  # also any error of a key or a certificate
                 problem = self._problem if isinstance(error, NoServersError) else ""
-                problem = problem or _reason(error, self._bounds.dial)
+                problem = problem or reason_of(error, self._bounds.dial)
                 several = len(self._servers) > 1
                 problems.append(f"{server.title}: {problem}" if several else problem)
             finally:
                 if self._address is None:
-                    await _hang_up(client)
+                    await hang_up(client)
         self._problem = "; ".join(problems)
         return None
 
@@ -223,7 +223,7 @@ class NatsEventPlane:
         if isinstance(error, SlowConsumerError):
             self.slow_drops += 1
             return
-        reason = _reason(error, self._bounds.dial)
+        reason = reason_of(error, self._bounds.dial)
         _log.debug("NATS: %s", reason)
         if "permissions violation" in reason.lower():
             for subject in self._followers:
@@ -368,7 +368,7 @@ _VARIABLES: Final = (
 )
 
 
-def _reason(error: BaseException, seconds: float) -> str:
+def reason_of(error: BaseException, seconds: float) -> str:
     """One line without credentials: only the type of errors that might have some."""
     if isinstance(error, TimeoutError) and not str(error):
         return f"no response within {seconds:g} s"
@@ -377,7 +377,7 @@ def _reason(error: BaseException, seconds: float) -> str:
     return type(error).__name__
 
 
-async def _hang_up(client: Any) -> None:
+async def hang_up(client: Any) -> None:
     """Close a client that may not be connected."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(1.0):

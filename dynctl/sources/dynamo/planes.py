@@ -17,6 +17,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 
 if TYPE_CHECKING:
+    from dynctl.adapters.dynamo.request_plane import Messenger
     from dynctl.adapters.etcd.discovery import EtcdDiscovery
     from dynctl.adapters.ports import Discovery, DiscoveryChange, EventPlane, RequestPlane
     from dynctl.wire.dynamo.discovery import EventChannel
@@ -107,8 +108,19 @@ def open_planes(options: GlobalOptions) -> Planes:
     opened = {"file": _file, "etcd": _etcd, "kubernetes": _kubernetes}
     discovery = opened[named[0]](options)
     events = _EventPlanes(options)
-    requests = TcpRequestPlane(advertised_host=_response_host())
+    requests = TcpRequestPlane(advertised_host=_response_host(), nats=lambda: _messenger(options))
     return Planes(discovery.title, discovery, events.of, requests, events.opened)
+
+
+def _messenger(options: GlobalOptions) -> Messenger:
+    from dynctl.adapters.nats.requests import NatsMessenger
+
+    return NatsMessenger(_nats_servers(options))
+
+
+def _nats_servers(options: GlobalOptions) -> list[str]:
+    named = options.nats_server or os.environ.get("NATS_SERVER")
+    return _addresses(named or "nats://localhost:4222")
 
 
 def _response_host() -> str | None:
@@ -215,8 +227,7 @@ class _EventPlanes:
     def _open_nats(self) -> EventPlane:
         from dynctl.adapters.nats.dynamo_events import NatsEventPlane
 
-        server = self._options.nats_server or os.environ.get("NATS_SERVER")
-        plane = NatsEventPlane(_addresses(server or "nats://localhost:4222"))
+        plane = NatsEventPlane(_nats_servers(self._options))
         self.opened.append(plane)
         return plane
 

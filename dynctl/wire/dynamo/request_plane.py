@@ -146,16 +146,7 @@ def encode_request(
     handshake. ``codec`` is the instance's codec, for the body and all items of the answer. Raises
     WireError for an unknown codec and for a path that is too long.
     """
-    home = {"address": call_home, "subject": subject, "context": request_id}
-    info = msgspec.json.encode(home | {"stream_type": "response"}).decode()
-    control = {
-        "id": request_id,
-        "request_type": "single_in",
-        "response_type": "many_out",
-        "payload_codec": codec,
-        "connection_info": {"transport": "tcp_server", "info": info},
-    }
-    payload = encode_frame(msgspec.json.encode(control), encode_body(body, codec))
+    payload = encode_payload(request_id, body, call_home=call_home, subject=subject, codec=codec)
     headers = msgspec.json.encode({"request-id": request_id, "x-endpoint-path": path})
     route = path.encode()
     if len(headers) > 0xFFFF or len(payload) > 0xFFFF_FFFF:
@@ -171,6 +162,25 @@ def encode_request(
             payload,
         )
     )
+
+
+def encode_payload(
+    request_id: str, body: Any, *, call_home: str, subject: str, codec: str
+) -> bytes:
+    """A request without its route: what a NATS message to an instance's subject carries.
+
+    Raises WireError for an unknown codec.
+    """
+    home = {"address": call_home, "subject": subject, "context": request_id}
+    info = msgspec.json.encode(home | {"stream_type": "response"}).decode()
+    control = {
+        "id": request_id,
+        "request_type": "single_in",
+        "response_type": "many_out",
+        "payload_codec": codec,
+        "connection_info": {"transport": "tcp_server", "info": info},
+    }
+    return encode_frame(msgspec.json.encode(control), encode_body(body, codec))
 
 
 def encode_body(body: Any, codec: str) -> bytes:
