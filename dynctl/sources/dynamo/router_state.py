@@ -282,14 +282,18 @@ def replicas_mirror(observer: Observer) -> bool:
 
 
 def registration_doubts(observer: Observer) -> list[Doubt]:
-    """The contradictions between registrations, which frontends may resolve in another way, and
-    fields of the cards that are not known."""
+    """The contradictions between registrations, which frontends may resolve in another way, workers
+    without KV events, and fields of the cards that are not known."""
     problems = observer.deployment.problems
     doubts = [doubt("DYR0719", why=one.message) for one in problems if one.code in _DOUBTFUL]
     sets = observer.deployment.worker_sets
     for namespace, roles in dict.fromkeys((one.namespace, one.ambiguous) for one in sets):
         if roles:
             doubts.append(doubt("DYR0726", namespace=namespace, roles=" and ".join(roles)))
+    silent = [one.subject for one in problems if one.code is ProblemCode.EVENTS_MISSING]
+    if silent:
+        # Without a range to try: a tie between such workers is no draw either.
+        doubts.append(doubt("DYR0790", workers=some_names(silent)))
     unknown: dict[tuple[str, ...], list[str]] = {}
     for item in observer.deployment.workers:
         if item.card.unknown_fields:

@@ -169,7 +169,7 @@ _MISMATCHES: Final = "dynamo_component_router_kv_event_source_mismatch_workers"
 _CACHE_POLICY: Final = "dynamo_component_router_approximate_cache_effective_policy"
 #: Every kv router follows the active requests of the routers that publish them (replica sync).
 _LOAD_SOURCES: Final = "dynamo_component_router_active_sequence_zmq_ingress_sources"
-#: Every kv router exports it from 1.4 on, the first version that reports its event sources.
+#: Exported from 1.4 on, the first version that reports its event sources; as is _CACHE_POLICY.
 _STARTED: Final = "dynamo_component_router_requests_started_total"
 _WANTED: Final = frozenset(
     {*_LOADS, *_FACTS, *_QUEUES, _READY, _REJECTIONS, _REGISTERED, _MISMATCHES}
@@ -229,6 +229,7 @@ class _Reading:
         elif name == _REJECTIONS:
             self.rejections[_label(labels, "model")] += value
         elif name == _CACHE_POLICY:
+            self.reports_sources = True
             policy = _label(labels, "policy")
             self.cache_policies[policy] = value == 1 or self.cache_policies.get(policy, False)
         elif name == _STARTED:

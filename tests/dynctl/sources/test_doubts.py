@@ -137,8 +137,10 @@ def test_an_index_that_is_not_current_and_contradictions():
         Problem(ProblemCode.ROUTER_CONFIGS_DIFFER, "tiny", "two configurations"),
         Problem(ProblemCode.EVENTS_MISSING, "w", "no events"),
     ]
-    [contradiction] = registration_doubts(observed(problems=problems))
+    contradiction, silent = registration_doubts(observed(problems=problems))
     assert (contradiction.code, contradiction.what) == ("DYR0719", "two configurations")
+    assert (silent.code, silent.what) == ("DYR0790", "w register no KV events that dynctl reads")
+    assert silent.matters
 
 
 # -- the answer ------------------------------------------------------------------------------------
