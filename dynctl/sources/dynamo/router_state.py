@@ -319,12 +319,10 @@ def index_doubts(observer: Observer, *, unread: bool = False) -> list[Doubt]:
     for (worker_id, _), why in observer.not_current().items():
         reasons.setdefault(why, []).append(names.get(worker_id, f"{worker_id:x}"))
     if unread:
-        found = [
-            item.worker.name for item in observer.deployment.workers if _unread(observer, item)
-        ]
-        if found:
-            reasons["it was not read"] = found
-    return [
+        left = [item.worker.name for item in observer.deployment.workers if _unread(observer, item)]
+        if left:
+            reasons["it was not read"] = left
+    found = [
         doubt(
             "DYR0705",
             varies=Varies(overlap=True, workers=list(dict.fromkeys(workers))),
@@ -333,3 +331,13 @@ def index_doubts(observer: Observer, *, unread: bool = False) -> list[Doubt]:
         )
         for why, workers in reasons.items()
     ]
+    router = observer.router
+    others = [
+        name
+        for worker_id, name in names.items()
+        if any(router.index.own_names(slot) for slot in router.registry.slots(worker_id))
+    ]
+    if others:
+        varies = Varies(overlap=True, workers=others)
+        found.append(doubt("DYR0761", varies=varies, workers=some_names(others)))
+    return found

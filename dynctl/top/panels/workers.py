@@ -40,7 +40,8 @@ class WorkerPanel(Panel[WorkerRow]):
         if key == "status":
             return BAD if row.status != "ready" else WARN if row.busy else PLAIN
         if key == "index":
-            return WARN if any(rank.index == "gapped" for rank in row.ranks) else PLAIN
+            lost = any(rank.index in ("gapped", "over_limit") for rank in row.ranks)
+            return WARN if lost else PLAIN
         return PLAIN
 
     def hint(self, row: WorkerRow) -> str:

@@ -13,6 +13,7 @@ from router_core import (
     IndexMarked,
     KvEvent,
     Router,
+    WindowStored,
     Worker,
     WorkerLost,
     WorkerUpserted,
@@ -64,6 +65,14 @@ async def test_a_long_run_of_blocks_is_the_same_whole_or_in_pieces():
     assert router.index.block_count(0) == count
     found = router.index.find_matches(sequence_hashes(list(range(1, count + 1))))
     assert dict(found.items()) == {0: count}
+    # Blocks of another cache group keep their group in every piece.
+    window = WindowStored(1, list(range(1, count + 1)), needed=2)
+    work.take(IndexUpdate(1, 0, 1, (window,), 0.0))
+    await work.drained()
+    assert router.index.block_count(0) == 2 * count
+    work.take(IndexUpdate(1, 0, 1, (BlocksRemoved(window.block_hashes, group=1),), 0.0))
+    await work.drained()
+    assert router.index.block_count(0) == count
     removed = BlocksRemoved(list(range(count, 0, -1)))
     work.take(IndexUpdate(1, 0, 1, (removed,), 0.0))
     await work.drained()

@@ -133,6 +133,14 @@ def test_an_index_that_is_not_current_and_contradictions():
     stale.deployment.workers = [SimpleNamespace(worker=worker)]
     found = index_doubts(stale)
     assert [one.varies for one in found] == [Varies(overlap=True, workers=["prefill-a0"])] * 2
+    router = Router()
+    for number, name in enumerate(("other", "prefill-a0"), start=6):
+        router.apply(WorkerUpserted(Worker(number, name, "tiny")), 0.0)
+    stale.router = router
+    slots = [router.registry.slots(number)[0] for number in (6, 7)]
+    for number, slot in enumerate(slots):  # each engine has a name of its own for the same block
+        router.index.store(slot, None, [100 + number], [5])
+    assert [one.code for one in index_doubts(stale)] == ["DYR0705", "DYR0705", "DYR0761"]
     problems = [
         Problem(ProblemCode.ROUTER_CONFIGS_DIFFER, "tiny", "two configurations"),
         Problem(ProblemCode.EVENTS_MISSING, "w", "no events"),
