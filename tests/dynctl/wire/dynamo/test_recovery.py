@@ -314,3 +314,16 @@ def test_scores_of_an_unknown_model_are_an_error() -> None:
 def test_scores_that_cannot_be_read_are_a_wire_error(item: Any) -> None:
     with pytest.raises(WireError):
         parse_scores(item)
+
+
+@pytest.mark.parametrize("kind", ["TreeDump", "Events"])
+def test_dynamo_1_0_sends_the_events_alone(kind: str) -> None:
+    event = {"event_id": 4, "data": {"removed": {"block_hashes": [7]}}, "dp_rank": 0}
+    answer = parse_recovery({kind: [{"worker_id": 1, "event": event}]})
+    assert isinstance(answer, TreeDump | Events)
+    assert [one.event_id for part in answer.events.slices() for one in part] == [4]
+    # The numbers of a dump mean nothing.
+    assert answer.last_event_id == (4 if kind == "Events" else None)
+    empty = parse_recovery({kind: []})
+    assert isinstance(empty, TreeDump | Events)
+    assert (len(empty.events), empty.last_event_id) == (0, None)
