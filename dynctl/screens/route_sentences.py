@@ -19,6 +19,7 @@ from router_core import TOPOLOGY_PREFIX, topology_of
 
 #: Filter -> the name of what remains, in the funnel line.
 _STEPS = {
+    "worker_set": "of the worker set",
     "allowed": "allowed",
     "available": "answering",
     "domain": "with the domain",

@@ -485,7 +485,7 @@ def test_a_pin_in_one_of_two_sets(finding: Callable[[str], None]) -> None:
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (("--context-length", "4096"), "context length 4096 instead of 8192"),
+        (("--context-length", "4096"), "context length 4,096 instead of 8,192"),
         (("--block-size", "32"), "block size 32 instead of 16"),
         (("--alias", "other"), "other aliases"),
     ],

@@ -105,7 +105,7 @@ def _accepted(
 def _difference(card: ModelCard, accepted: ModelCard) -> str:
     """Which fields of a card keep it out of the worker set of the accepted one."""
     found = [
-        f"{title} {getattr(card, name) or 'unset'} instead of {getattr(accepted, name) or 'unset'}"
+        f"{title} {_tokens(getattr(card, name))} instead of {_tokens(getattr(accepted, name))}"
         for name, title in (("context_length", "context length"), ("block_size", "block size"))
         if getattr(card, name) != getattr(accepted, name)
     ]
@@ -120,3 +120,7 @@ def _difference(card: ModelCard, accepted: ModelCard) -> str:
         if getattr(card, name) != getattr(accepted, name)
     ]
     return ", ".join(found) or "other model files"
+
+
+def _tokens(number: int | None) -> str:
+    return "unset" if number is None else f"{number:,}"
