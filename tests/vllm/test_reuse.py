@@ -57,6 +57,13 @@ def test_sequential_requests(frontend: Frontend, judged: Judge) -> None:
         "  of them on the engine with sha256_cbor, hashes as bytes",
         on(outcomes, "b"),
     )
+    audited = {row["worker"]: row for row in frontend.fleet()["audit"]}
+    for name in ("a", "b"):
+        mine, row = on(outcomes, name), audited[name]
+        assert row["requests"] == len(mine)
+        assert row["hits"] >= 0.99 * len(mine), row
+        assert row["predicted_tokens"] == sum(one.predicted for one in mine)
+        assert row["reported_tokens"] == sum(one.reported for one in mine)
 
 
 def test_concurrent_requests(frontend: Frontend, engines: dict[str, Engine], judged: Judge) -> None:
