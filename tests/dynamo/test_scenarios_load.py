@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +32,6 @@ from tests.dynamo.observed import Observed, observing, possible
 
 Finding = Callable[[str], None]
 OVERLOADED = 529
-#: A KV event of a relayed engine has reached every frontend.
-SETTLE_S = 0.1
 
 
 @dataclass
@@ -117,6 +114,16 @@ def queued(frontend: Frontend) -> int:
     return sum(int(float(row.rsplit(" ", 1)[1])) for row in rows)
 
 
+def stored_events(frontend: Frontend) -> int:
+    """Stored events that a frontend's index has applied."""
+    _, text = frontend.get("/metrics")
+    return sum(
+        int(float(line.rsplit(" ", 1)[1]))
+        for line in text.splitlines()
+        if line.startswith("dynamo_component_kv_cache_events_applied") and '"stored"' in line
+    )
+
+
 def logit(frontend: Frontend, since: int) -> float | None:
     """The cost in the first `Selected worker` line after ``since`` lines of the log."""
     lines = frontend.log_lines("Selected worker", since)
@@ -186,9 +193,16 @@ class Several:
         return frontend.begin(list(tokens), max_tokens=2, nvext=nvext)
 
     def cached(self, worker: Worker, tokens: Sequence[int], medium: str, first: int = 0) -> None:
-        """Blocks in a tier of a worker; returns when they are on their way to everybody."""
+        """Blocks in a tier of a worker; returns when the frontends that follow events have them."""
+        following = [self[name] for name in ("plain", "queue", "requests count", "sessions")]
+        before = [stored_events(one) for one in following]
         worker.held.store_in(medium, tokens, first)
-        time.sleep(SETTLE_S)
+        self.fleet.wait_until(
+            lambda: all(
+                stored_events(one) > count for one, count in zip(following, before, strict=True)
+            ),
+            "the stored blocks to be known",
+        )
 
     def released(self) -> None:
         self.hold()
