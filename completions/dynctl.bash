@@ -1,0 +1,351 @@
+# Completion of dynctl in bash. Written by `dynctl completion bash`; do not edit.
+#
+#   source <(dynctl completion bash)                                        in this shell
+#   dynctl completion bash > ~/.local/share/bash-completion/completions/dynctl      permanently
+#
+# Commands, options and fixed words are in this file. Only the names of running models, workers and
+# domains and of contexts come from `dynctl __complete`, which takes at most 0.2 s.
+
+# Sets subs, flags, arguments and more (the argument that repeats) of the command $1.
+__dynctl_command() {
+    subs='' arguments=() more=''
+    flags='--frontend --view --demo --token --token-env --token-file --ca-cert --context --discovery --dyn-namespace --file-kv --etcd-endpoints --etcd-client --nats-server --namespace -n --all-namespaces -A --kube-context --kubeconfig --reach --no-color --debug --help -h'
+    case $1 in
+        '')
+            subs='demo serve route workers topology top events thresholds config context check explain why audit bundle completion version options help'
+            flags+=' --version -V --output -o --timeout --wait'
+            ;;
+        'demo')
+            flags+=' --keep --story --no-story --port --output -o --timeout --wait'
+            ;;
+        'serve')
+            subs='frontend router engine'
+            flags+=' --output -o --timeout --wait --http-host --host --http-port --port --worker --workers-file --model-path --model-name --kv-cache-block-size --admin-token --api-token --log-decisions --log-format --log-level --decision-memory --index-memory --drain-timeout --system-port --announce --admin-token-file --api-key --api-key-file --key-requests-per-minute --key-concurrency --engine-api-key --engine-api-key-file --tls-cert --tls-key --unix-socket --compressed-requests --header-timeout --keep-alive-timeout --peer-connections --first-byte-timeout --idle-timeout --eject-after --eject-pause --eject-max-pause --panic-threshold --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-on-degraded --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states'
+            ;;
+        'serve frontend')
+            flags+=' --http-host --host --http-port --port --worker --workers-file --model-path --model-name --kv-cache-block-size --admin-token --api-token --log-decisions --log-format --log-level --decision-memory --index-memory --drain-timeout --system-port --announce --admin-token-file --api-key --api-key-file --key-requests-per-minute --key-concurrency --engine-api-key --engine-api-key-file --tls-cert --tls-key --unix-socket --compressed-requests --header-timeout --keep-alive-timeout --peer-connections --first-byte-timeout --idle-timeout --eject-after --eject-pause --eject-max-pause --panic-threshold --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-on-degraded --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states --output -o --timeout --wait'
+            ;;
+        'serve router')
+            flags+=' --http-host --host --http-port --port --worker --workers-file --model-path --model-name --kv-cache-block-size --admin-token --api-token --log-decisions --log-format --log-level --decision-memory --index-memory --drain-timeout --system-port --announce --admin-token-file --api-key --api-key-file --key-requests-per-minute --key-concurrency --engine-api-key --engine-api-key-file --tls-cert --tls-key --unix-socket --compressed-requests --header-timeout --keep-alive-timeout --peer-connections --first-byte-timeout --idle-timeout --eject-after --eject-pause --eject-max-pause --panic-threshold --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-on-degraded --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states --output -o --timeout --wait'
+            ;;
+        'serve engine')
+            flags+=' --name --model --model-path --role --can-prefill --no-can-prefill --host --advertise-host --port --block-size --total-blocks --max-model-len --max-num-seqs --max-waiting --max-num-batched-tokens --data-parallel-size --lora --prefill-tokens-per-s --decode-itl-ms --speedup-ratio --default-output-tokens --seed --kv-transfer-ms-per-block --kv-transfer-cross-domain-factor --kv-load-failure-policy --kv-hold-timeout-s --kv-events --replay --kv-events-topic --kv-events-buffer-steps --max-body-bytes --drain-timeout-s --fault-slow-factor --fault-refuse --fault-die-mid-stream-after --fault-stop-publishing --no-fault-stop-publishing --fault-drop-events --output -o --timeout --wait'
+            ;;
+        'route')
+            flags+=' --explain --all --raw --messages --tokens --model --model-path --require-taint --prefer-taint --lora --cache-salt --session --follow --pin-prefill --pin-decode --set --save-view --output -o --timeout --wait'
+            arguments=('free')
+            ;;
+        'workers')
+            subs='list show'
+            flags+=' --output -o --timeout --wait'
+            ;;
+        'workers list')
+            flags+=' --model --role --selector -l --sort-by --no-headers --output -o --timeout --wait'
+            ;;
+        'workers show')
+            flags+=' --output -o --timeout --wait'
+            arguments=('live:worker')
+            ;;
+        'topology')
+            subs='show verify plan lint render wait'
+            flags+=' --output -o --timeout --wait'
+            ;;
+        'topology show')
+            flags+=' --domain --model --selector -l --sort-by --no-headers --output -o --timeout --wait'
+            ;;
+        'topology verify')
+            flags+=' --dgd --exec --logs --probe --path --domain --file -f --fail-on --suppress --wait --list-checks --output -o --timeout'
+            ;;
+        'topology plan')
+            flags+=' --capacity --file -f --domain --over --ratio --target --enforcement --model --dgd --no-headers --output -o --timeout --wait'
+            ;;
+        'topology lint')
+            flags+=' --file -f --fail-on --suppress --against --output -o --timeout --wait'
+            arguments=('file')
+            more='file'
+            ;;
+        'topology render')
+            flags+=' --domain --label-key --enforcement --weight --container --mount-path --init-wait --image --init-timeout --level --name --kind --output -o --timeout --wait'
+            arguments=('words:pod cluster-topology')
+            ;;
+        'topology wait')
+            flags+=' --path --domain --timeout --output -o --wait'
+            ;;
+        'top')
+            flags+=' --once --rate --domain --readonly --frontend-log --output -o --timeout --wait'
+            ;;
+        'events')
+            subs='tail'
+            flags+=' --output -o --timeout --wait'
+            ;;
+        'events tail')
+            flags+=' --worker --selector -l --kind --load --limit --duration --no-headers --output -o --timeout --wait'
+            ;;
+        'thresholds')
+            subs='get set watch'
+            flags+=' --output -o --timeout --wait'
+            ;;
+        'thresholds get')
+            flags+=' --workers --ask --output -o --timeout --wait'
+            arguments=('live:model')
+            ;;
+        'thresholds set')
+            flags+=' --active-decode-blocks --active-decode-blocks-threshold --active-prefill-tokens --active-prefill-tokens-threshold --active-prefill-tokens-frac --active-prefill-tokens-threshold-frac --dry-run --partial --wait --output -o --timeout'
+            arguments=('live:model')
+            ;;
+        'thresholds watch')
+            flags+=' --rate --limit --duration --output -o --timeout --wait'
+            ;;
+        'config')
+            subs='show'
+            flags+=' --output -o --timeout --wait'
+            ;;
+        'config show')
+            flags+=' --preset --router-mode --router-kv-overlap-score-credit --router-kv-overlap-score-credit-decay --router-prefill-load-scale --router-decode-active-request-weight --router-temperature --router-track-active-blocks --no-router-track-active-blocks --router-track-output-blocks --no-router-track-output-blocks --router-assume-kv-reuse --no-router-assume-kv-reuse --router-track-prefill-tokens --no-router-track-prefill-tokens --active-decode-blocks-threshold --active-prefill-tokens-threshold --active-prefill-tokens-threshold-frac --router-kv-transfer-topology-level --kv-transfer-enforcement --router-kv-transfer-mismatch-policy --kv-transfer-preferred-weight --router-decode-capacity-guard --no-router-decode-capacity-guard --router-on-degraded --router-active-request-expiry-secs --http-overload-status-code --router-kv-events --no-router-kv-events --router-ttl-secs --router-max-tree-size --router-prune-target-ratio --router-queue-threshold --router-queue-policy --router-host-cache-hit-weight --router-disk-cache-hit-weight --router-replica-sync --no-router-replica-sync --router-predicted-ttl-secs --router-prefill-load-model --ais-backend --ais-backend-version --ais-system --ais-model-path --ais-tp-size --encoder-cuda-to-cpu-ratio --serve-indexer --no-serve-indexer --use-remote-indexer --no-use-remote-indexer --router-durable-kv-events --no-router-durable-kv-events --router-reset-states --no-router-reset-states --output -o --timeout --wait'
+            ;;
+        'context')
+            subs='list use add show remove'
+            flags+=' --output -o --timeout --wait'
+            ;;
+        'context list')
+            flags+=' --output -o --timeout --wait'
+            ;;
+        'context use')
+            flags+=' --none --output -o --timeout --wait'
+            arguments=('live:context')
+            ;;
+        'context add')
+            flags+=' --force --output -o --timeout --wait'
+            arguments=('free')
+            ;;
+        'context show')
+            flags+=' --output -o --timeout --wait'
+            arguments=('live:context')
+            ;;
+        'context remove')
+            flags+=' --output -o --timeout --wait'
+            arguments=('live:context')
+            ;;
+        'check')
+            flags+=' --fail-on --suppress --output -o --timeout --wait'
+            ;;
+        'explain')
+            flags+=' --output -o --timeout --wait'
+            arguments=('words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0760 DYR0761 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE')
+            ;;
+        'why')
+            flags+=' --last --all --output -o --timeout --wait'
+            arguments=('free')
+            ;;
+        'audit')
+            flags+=' --min-rate --duration --log --output -o --timeout --wait'
+            ;;
+        'bundle')
+            flags+=' --to --output -o --force --kubernetes --timeout --wait'
+            arguments=('file')
+            ;;
+        'completion')
+            flags+=' --output -o --timeout --wait'
+            arguments=('words:bash zsh fish')
+            ;;
+        'version')
+            flags+=' --client --output -o --timeout --wait'
+            ;;
+        'options')
+            flags+=' --output -o --timeout --wait'
+            ;;
+        'help')
+            flags+=' --output -o --timeout --wait'
+            arguments=('words:demo serve route workers topology top events thresholds config context check explain why audit bundle completion version options help')
+            more='words:demo serve route workers topology top events thresholds config context check explain why audit bundle completion version options help'
+            ;;
+    esac
+}
+
+# Sets meaning to the possible values of option $2 of the command $1; empty: a switch.
+__dynctl_meaning() {
+    case $1:$2 in
+        'thresholds set:--active-decode-blocks-threshold' | 'thresholds set:--active-prefill-tokens-threshold' | 'thresholds set:--active-prefill-tokens-threshold-frac')
+            meaning='words:none' ;;
+        'topology render:--enforcement')
+            meaning='words:required preferred' ;;
+        'events tail:--kind')
+            meaning='words:stored removed cleared unknown gap restart malformed foreign disconnect reconnect joined left skipped load booked prefilled freed' ;;
+        'events tail:--worker')
+            meaning='live:worker' ;;
+        'topology render:--domain' | 'serve engine:--model')
+            meaning='free' ;;
+        *:--active-decode-blocks | *:--active-prefill-tokens | *:--active-prefill-tokens-frac)
+            meaning='words:none' ;;
+        *:--admin-token-file | *:--api-key-file | *:--ca-cert | *:--engine-api-key-file | *:--file | *:--frontend-log | *:--kubeconfig | *:--log | *:--messages | *:--save-view | *:--tls-cert | *:--tls-key | *:--to | *:--token-file | *:--tokens | *:--view | *:--workers-file | *:-f)
+            meaning='file' ;;
+        *:--against | *:--kube-context)
+            meaning='live:kube-context' ;;
+        *:--context)
+            meaning='live:context' ;;
+        *:--discovery)
+            meaning='words:file etcd kubernetes' ;;
+        *:--domain)
+            meaning='live:domain' ;;
+        *:--enforcement)
+            meaning='words:required preferred fallback none' ;;
+        *:--etcd-client)
+            meaning='words:etcd3 gateway' ;;
+        *:--exec | *:--logs)
+            meaning='words:auto all sample none' ;;
+        *:--fail-on)
+            meaning='words:fail warn' ;;
+        *:--file-kv | *:--model-path | *:--mount-path | *:--path)
+            meaning='folder' ;;
+        *:--kind)
+            meaning='words:ClusterTopologyBinding ClusterTopology' ;;
+        *:--kv-load-failure-policy)
+            meaning='words:recompute fail' ;;
+        *:--kv-transfer-enforcement)
+            meaning='words:required preferred fallback' ;;
+        *:--log-decisions)
+            meaning='words:off winner all' ;;
+        *:--log-format)
+            meaning='words:text json' ;;
+        *:--log-level)
+            meaning='words:debug info warning error' ;;
+        *:--model)
+            meaning='live:model' ;;
+        *:--output | *:-o)
+            meaning='words:table wide json jsonl yaml name junit' ;;
+        *:--over)
+            meaning='live:domain-value' ;;
+        *:--pin-decode | *:--pin-prefill)
+            meaning='live:worker' ;;
+        *:--preset)
+            meaning='words:dynamo-1.6 dynamo-0.9' ;;
+        *:--reach)
+            meaning='words:auto direct port-forward' ;;
+        *:--require-taint)
+            meaning='live:taint' ;;
+        *:--role)
+            meaning='words:aggregated prefill decode' ;;
+        *:--router-kv-transfer-mismatch-policy)
+            meaning='words:fail fallback' ;;
+        *:--router-mode)
+            meaning='words:kv round-robin random least-loaded' ;;
+        *:--router-on-degraded)
+            meaning='words:discount load-only full' ;;
+        *:--router-prefill-load-model)
+            meaning='words:none ais aic' ;;
+        *:--router-queue-policy)
+            meaning='words:fcfs wspt lcfs' ;;
+        *:--selector | *:-l)
+            meaning='live:selector' ;;
+        *:--suppress)
+            meaning='words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0760 DYR0761 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE' ;;
+        *:--active-decode-blocks-threshold | *:--active-prefill-tokens-threshold | *:--active-prefill-tokens-threshold-frac | *:--admin-token | *:--advertise-host | *:--ais-backend | *:--ais-backend-version | *:--ais-model-path | *:--ais-system | *:--ais-tp-size | *:--api-key | *:--api-token | *:--block-size | *:--cache-salt | *:--capacity | *:--container | *:--data-parallel-size | *:--decision-memory | *:--decode-itl-ms | *:--default-output-tokens | *:--dgd | *:--drain-timeout | *:--drain-timeout-s | *:--duration | *:--dyn-namespace | *:--eject-after | *:--eject-max-pause | *:--eject-pause | *:--encoder-cuda-to-cpu-ratio | *:--engine-api-key | *:--etcd-endpoints | *:--fault-die-mid-stream-after | *:--fault-drop-events | *:--fault-refuse | *:--fault-slow-factor | *:--first-byte-timeout | *:--follow | *:--frontend | *:--header-timeout | *:--host | *:--http-host | *:--http-overload-status-code | *:--http-port | *:--idle-timeout | *:--image | *:--index-memory | *:--init-timeout | *:--keep-alive-timeout | *:--key-concurrency | *:--key-requests-per-minute | *:--kv-cache-block-size | *:--kv-events | *:--kv-events-buffer-steps | *:--kv-events-topic | *:--kv-hold-timeout-s | *:--kv-transfer-cross-domain-factor | *:--kv-transfer-ms-per-block | *:--kv-transfer-preferred-weight | *:--label-key | *:--level | *:--limit | *:--lora | *:--max-body-bytes | *:--max-model-len | *:--max-num-batched-tokens | *:--max-num-seqs | *:--max-waiting | *:--min-rate | *:--model-name | *:--name | *:--namespace | *:--nats-server | *:--panic-threshold | *:--peer-connections | *:--port | *:--prefer-taint | *:--prefill-tokens-per-s | *:--probe | *:--rate | *:--ratio | *:--replay | *:--router-active-request-expiry-secs | *:--router-decode-active-request-weight | *:--router-disk-cache-hit-weight | *:--router-host-cache-hit-weight | *:--router-kv-overlap-score-credit | *:--router-kv-overlap-score-credit-decay | *:--router-kv-transfer-topology-level | *:--router-max-tree-size | *:--router-predicted-ttl-secs | *:--router-prefill-load-scale | *:--router-prune-target-ratio | *:--router-queue-threshold | *:--router-temperature | *:--router-ttl-secs | *:--seed | *:--set | *:--sort-by | *:--speedup-ratio | *:--system-port | *:--target | *:--timeout | *:--token | *:--token-env | *:--total-blocks | *:--unix-socket | *:--wait | *:--weight | *:--worker | *:-n)
+            meaning='free' ;;
+        *) meaning='' ;;
+    esac
+}
+
+# Sets words, cword and cur: the line up to the cursor, rejoined where readline splits (: = @);
+# and ahead: the part of cur before the word that readline replaces.
+__dynctl_words() {
+    local i part rest line=${COMP_LINE:0:COMP_POINT}
+    words=() cword=0 ahead=''
+    for ((i = 0; i <= COMP_CWORD; i++)); do
+        rest=${line#"${line%%[![:space:]]*}"}
+        ((i == COMP_CWORD)) && part=$rest || part=${COMP_WORDS[i]}
+        if ((i > 0)) && [[ $rest == "$line" && -n $part ]]; then
+            ahead=${words[cword]}
+            words[cword]+=$part
+        else
+            ahead=''
+            ((i > 0)) && ((++cword))
+            words[cword]=$part
+        fi
+        line=${rest#"$part"}
+    done
+    cur=${words[cword]}
+    # For readline a word begins after a : or =, and with an @.
+    [[ $part == [:=] ]] && ahead=$cur
+    ahead=${ahead%@}
+}
+
+# Offers the values of $1 for the part $value of the word; $lead is the part before it.
+__dynctl_offer() {
+    local line exe
+    case $1 in
+        words:*)
+            while IFS= read -r line; do
+                COMPREPLY+=("$line")
+            done < <(compgen -W "${1#words:}" -- "$value")
+            ;;
+        live:*)
+            exe=${words[0]}
+            type -P -- "$exe" >/dev/null || exe=dynctl
+            while IFS= read -r line; do
+                COMPREPLY+=("$line")
+            done < <("$exe" __complete "${1#live:}" "$value" "${words[@]:1:cword-1}" 2>/dev/null)
+            if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *= ]]; then
+                compopt -o nospace 2>/dev/null
+            fi
+            ;;
+        file | folder)
+            # Let readline complete paths if it can, since it quotes them.
+            [[ $1 == file ]] && line=default || line=dirnames
+            compopt -o "$line" 2>/dev/null && return
+            [[ $1 == file ]] && line=-f || line=-d
+            while IFS= read -r line; do
+                COMPREPLY+=("$line")
+            done < <(compgen "$line" -- "$value")
+            ;;
+    esac
+    for ((line = 0; line < ${#COMPREPLY[@]}; line++)); do
+        COMPREPLY[line]=$lead${COMPREPLY[line]}
+        COMPREPLY[line]=${COMPREPLY[line]#"$ahead"}
+    done
+}
+
+_dynctl() {
+    local IFS=$' \t\n' words cword cur ahead at='' place=0 closed='' word i
+    local meaning='' value lead='' subs flags arguments more
+    COMPREPLY=()
+    __dynctl_words
+    value=$cur
+    __dynctl_command "$at"
+    for ((i = 1; i < cword; i++)); do
+        word=${words[i]}
+        if [[ -n $closed ]]; then
+            ((++place))
+        elif [[ $word == -- ]]; then
+            closed=1
+        elif [[ $word == --*=* ]]; then
+            continue
+        elif [[ $word == -?* ]]; then
+            __dynctl_meaning "$at" "$word"
+            if [[ -n $meaning ]] && ((++i == cword)); then
+                __dynctl_offer "$meaning"
+                return
+            fi
+        elif [[ -n $subs && " $subs " == *" $word "* ]]; then
+            at="${at:+$at }$word"
+            __dynctl_command "$at"
+        else
+            ((++place))
+        fi
+    done
+    if [[ -z $closed && $cur == --*=* ]]; then
+        lead=${cur%%=*}=
+        value=${cur#*=}
+        __dynctl_meaning "$at" "${cur%%=*}"
+        __dynctl_offer "$meaning"
+    elif [[ -z $closed && $cur == -* ]]; then
+        __dynctl_offer "words:$flags"
+    elif [[ -n $subs ]]; then
+        ((place == 0)) && __dynctl_offer "words:$subs"
+    elif ((place < ${#arguments[@]})); then
+        __dynctl_offer "${arguments[place]}"
+    elif [[ -n $more ]]; then
+        __dynctl_offer "$more"
+    fi
+}
+
+complete -F _dynctl dynctl

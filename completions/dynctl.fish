@@ -1,0 +1,1048 @@
+# Completion of dynctl in fish. Written by `dynctl completion fish`; do not edit.
+#
+#   dynctl completion fish | source                                   in this shell
+#   dynctl completion fish > ~/.config/fish/completions/dynctl.fish   permanently
+#
+# Commands, options and fixed words are in this file. Only the names of running models, workers and
+# domains and of contexts come from `dynctl __complete`, which takes at most 0.2 s.
+
+# Prints the commands of the group $argv[1].
+function __dynctl_commands
+    switch "$argv[1]"
+        case ''
+            printf '%s\n' \
+                'demo'\t'Start a two-zone fleet and explain four requests' \
+                'serve'\t'Run a frontend, a router or a simulated engine' \
+                'route'\t'Show which workers would serve a prompt, and why' \
+                'workers'\t'Workers of a router: list, one worker' \
+                'topology'\t'Topology domains: capacity, policy, verify, plan, lint' \
+                'top'\t'Watch domains, workers, decisions and alerts' \
+                'events'\t'KV events of the workers, live' \
+                'thresholds'\t'Busy thresholds, live on the frontends' \
+                'config'\t'Router settings and their sources' \
+                'context'\t'Saved endpoints' \
+                'check'\t'Check a live deployment: what is wrong, how to fix it' \
+                'explain'\t'Explain the code of a finding' \
+                'why'\t'Explain a past decision of a frontend' \
+                'audit'\t'Compare predictions with live traffic' \
+                'bundle'\t'Write a bundle file for a bug report' \
+                'completion'\t'Print the shell completion script' \
+                'version'\t'Print the versions of dynctl and of the frontends' \
+                'options'\t'List the global options' \
+                'help'\t'Show the help page of a command'
+        case 'serve'
+            printf '%s\n' \
+                'frontend'\t'Run the OpenAI frontend with the router inside' \
+                'router'\t'Run the router alone, for other frontends' \
+                'engine'\t'Run a simulated OpenAI engine'
+        case 'workers'
+            printf '%s\n' \
+                'list'\t'List the workers: role, topology, load, caches' \
+                'show'\t'Show one worker: card, policy, taints, load'
+        case 'topology'
+            printf '%s\n' \
+                'show'\t'Show domains: capacity, load, policy, stranded' \
+                'verify'\t'Verify topology from node to router' \
+                'plan'\t'Plan domains: ratio, losses, what to add' \
+                'lint'\t'Check graph manifests, offline' \
+                'render'\t'Print topology patches for pods' \
+                'wait'\t'Wait for a domain\'s topology file'
+        case 'events'
+            printf '%s\n' \
+                'tail'\t'Show KV events live, with gaps marked'
+        case 'thresholds'
+            printf '%s\n' \
+                'get'\t'Show the current busy thresholds' \
+                'set'\t'Set busy thresholds' \
+                'watch'\t'Show changes of thresholds and ranks'
+        case 'config'
+            printf '%s\n' \
+                'show'\t'Show every router setting and its source'
+        case 'context'
+            printf '%s\n' \
+                'list'\t'List the contexts' \
+                'use'\t'Make a context current' \
+                'add'\t'Save the options of this command as a context' \
+                'show'\t'Show the options in effect and their sources' \
+                'remove'\t'Remove a context'
+    end
+end
+
+# Prints the options of the command $argv[1].
+function __dynctl_flags
+    printf '%s\n' \
+        '--frontend'\t'Frontend or router to query (repeatable: replicas)' \
+        '--view'\t'Use a view saved with --save-view, offline' \
+        '--demo'\t'Use the embedded demo fleet' \
+        '--token'\t'Bearer token' \
+        '--token-env'\t'Environment variable with the bearer token' \
+        '--token-file'\t'File with the bearer token' \
+        '--ca-cert'\t'Certificates (PEM) that sign https frontends' \
+        '--context'\t'Saved endpoints to use (dynctl context list)' \
+        '--discovery'\t'Discovery backend of a live Dynamo: file, etcd or kubernetes' \
+        '--dyn-namespace'\t'Dynamo namespace, PREFIX* or * for all' \
+        '--file-kv'\t'Directory of the file backend' \
+        '--etcd-endpoints'\t'Members of etcd' \
+        '--etcd-client'\t'Client for etcd: etcd3 (gRPC) or gateway (JSON)' \
+        '--nats-server'\t'NATS servers for events' \
+        '--namespace'\t'Kubernetes namespace' \
+        '-n'\t'Kubernetes namespace' \
+        '--all-namespaces'\t'All namespaces' \
+        '-A'\t'All namespaces' \
+        '--kube-context'\t'Context of the kubeconfig' \
+        '--kubeconfig'\t'Kubeconfig file' \
+        '--reach'\t'Connection to frontends in pods: direct, port-forward or auto' \
+        '--no-color'\t'Use no colors or bold text' \
+        '--debug'\t'Show the traceback of an error' \
+        '--help'\t'Show the help page' \
+        '-h'\t'Show the help page'
+    switch "$argv[1]"
+        case ''
+            printf '%s\n' \
+                '--version'\t'Print the version and exit' \
+                '-V'\t'Print the version and exit' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'demo'
+            printf '%s\n' \
+                '--keep'\t'Keep the fleet running until Ctrl-C' \
+                '--story'\t'Send four requests and explain them' \
+                '--no-story'\t'Send four requests and explain them' \
+                '--port'\t'Port of the frontend' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'serve'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches' \
+                '--http-host'\t'Listen address' \
+                '--host'\t'Listen address' \
+                '--http-port'\t'Listen port' \
+                '--port'\t'Listen port' \
+                '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
+                '--workers-file'\t'The workers as YAML' \
+                '--model-path'\t'Directory of tokenizer and chat template' \
+                '--model-name'\t'Model of workers that do not report it' \
+                '--kv-cache-block-size'\t'Block size of workers that do not report it' \
+                '--admin-token'\t'Bearer token of operators: changes and routing details' \
+                '--api-token'\t'Bearer token of operators: changes and routing details' \
+                '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
+                '--log-format'\t'Format of log lines' \
+                '--log-level'\t'Lowest severity to log' \
+                '--decision-memory'\t'Memory for past decisions (dynctl why ID)' \
+                '--index-memory'\t'Memory for the index of cached blocks' \
+                '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
+                '--system-port'\t'Separate port for health and metrics' \
+                '--announce'\t'Print the address as one JSON line when ready' \
+                '--admin-token-file'\t'File with the operators\' token' \
+                '--api-key'\t'A key for clients of inference (repeatable)' \
+                '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
+                '--key-requests-per-minute'\t'Requests that each key may start in a minute' \
+                '--key-concurrency'\t'Requests of each key that may run at the same time' \
+                '--engine-api-key'\t'Key for engines that need one' \
+                '--engine-api-key-file'\t'File with the key for engines' \
+                '--tls-cert'\t'Certificate chain (PEM) for https' \
+                '--tls-key'\t'Private key (PEM) of the certificate' \
+                '--unix-socket'\t'A second listener for operators: only this user can open it' \
+                '--compressed-requests'\t'Accept gzip and deflate bodies' \
+                '--header-timeout'\t'Time from a connection, or from the first byte, to a complete header' \
+                '--keep-alive-timeout'\t'Time that a connection stays open between two requests' \
+                '--peer-connections'\t'Connections of one client address' \
+                '--first-byte-timeout'\t'Time to the first output of a stream or a prefill hop' \
+                '--idle-timeout'\t'Longest pause in an engine\'s stream' \
+                '--eject-after'\t'Failed requests in a row after which an engine gets none for a pause' \
+                '--eject-pause'\t'First pause' \
+                '--eject-max-pause'\t'Longest pause' \
+                '--panic-threshold'\t'Where fewer of a model\'s workers are well, those whose probes or ..' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
+                '--router-mode'\t'Rule that chooses the worker' \
+                '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
+                '--router-temperature'\t'0 picks the lowest cost' \
+                '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
+                '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
+                '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
+                '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
+                '--router-kv-transfer-mismatch-policy'\t'Alias of --kv-transfer-enforcement: fail means required' \
+                '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
+                '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
+                '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
+                '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: seconds for which a routed prefix counts as cached' \
+                '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction of the blocks kept by pruning' \
+                '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
+                '--router-queue-policy'\t'Order of the router queue' \
+                '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
+                '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
+                '--router-replica-sync'\t'Share active-request state between router replicas' \
+                '--no-router-replica-sync'\t'Share active-request state between router replicas' \
+                '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
+                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
+                '--ais-backend'\t'Prefill load model: the backend' \
+                '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
+                '--ais-system'\t'Prefill load model: the accelerator' \
+                '--ais-model-path'\t'Prefill load model: the model' \
+                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
+                '--serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)'
+        case 'serve frontend'
+            printf '%s\n' \
+                '--http-host'\t'Listen address' \
+                '--host'\t'Listen address' \
+                '--http-port'\t'Listen port' \
+                '--port'\t'Listen port' \
+                '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
+                '--workers-file'\t'The workers as YAML' \
+                '--model-path'\t'Directory of tokenizer and chat template' \
+                '--model-name'\t'Model of workers that do not report it' \
+                '--kv-cache-block-size'\t'Block size of workers that do not report it' \
+                '--admin-token'\t'Bearer token of operators: changes and routing details' \
+                '--api-token'\t'Bearer token of operators: changes and routing details' \
+                '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
+                '--log-format'\t'Format of log lines' \
+                '--log-level'\t'Lowest severity to log' \
+                '--decision-memory'\t'Memory for past decisions (dynctl why ID)' \
+                '--index-memory'\t'Memory for the index of cached blocks' \
+                '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
+                '--system-port'\t'Separate port for health and metrics' \
+                '--announce'\t'Print the address as one JSON line when ready' \
+                '--admin-token-file'\t'File with the operators\' token' \
+                '--api-key'\t'A key for clients of inference (repeatable)' \
+                '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
+                '--key-requests-per-minute'\t'Requests that each key may start in a minute' \
+                '--key-concurrency'\t'Requests of each key that may run at the same time' \
+                '--engine-api-key'\t'Key for engines that need one' \
+                '--engine-api-key-file'\t'File with the key for engines' \
+                '--tls-cert'\t'Certificate chain (PEM) for https' \
+                '--tls-key'\t'Private key (PEM) of the certificate' \
+                '--unix-socket'\t'A second listener for operators: only this user can open it' \
+                '--compressed-requests'\t'Accept gzip and deflate bodies' \
+                '--header-timeout'\t'Time from a connection, or from the first byte, to a complete header' \
+                '--keep-alive-timeout'\t'Time that a connection stays open between two requests' \
+                '--peer-connections'\t'Connections of one client address' \
+                '--first-byte-timeout'\t'Time to the first output of a stream or a prefill hop' \
+                '--idle-timeout'\t'Longest pause in an engine\'s stream' \
+                '--eject-after'\t'Failed requests in a row after which an engine gets none for a pause' \
+                '--eject-pause'\t'First pause' \
+                '--eject-max-pause'\t'Longest pause' \
+                '--panic-threshold'\t'Where fewer of a model\'s workers are well, those whose probes or ..' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
+                '--router-mode'\t'Rule that chooses the worker' \
+                '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
+                '--router-temperature'\t'0 picks the lowest cost' \
+                '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
+                '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
+                '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
+                '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
+                '--router-kv-transfer-mismatch-policy'\t'Alias of --kv-transfer-enforcement: fail means required' \
+                '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
+                '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
+                '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
+                '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: seconds for which a routed prefix counts as cached' \
+                '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction of the blocks kept by pruning' \
+                '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
+                '--router-queue-policy'\t'Order of the router queue' \
+                '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
+                '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
+                '--router-replica-sync'\t'Share active-request state between router replicas' \
+                '--no-router-replica-sync'\t'Share active-request state between router replicas' \
+                '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
+                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
+                '--ais-backend'\t'Prefill load model: the backend' \
+                '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
+                '--ais-system'\t'Prefill load model: the accelerator' \
+                '--ais-model-path'\t'Prefill load model: the model' \
+                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
+                '--serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'serve router'
+            printf '%s\n' \
+                '--http-host'\t'Listen address' \
+                '--host'\t'Listen address' \
+                '--http-port'\t'Listen port' \
+                '--port'\t'Listen port' \
+                '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
+                '--workers-file'\t'The workers as YAML' \
+                '--model-path'\t'Directory of tokenizer and chat template' \
+                '--model-name'\t'Model of workers that do not report it' \
+                '--kv-cache-block-size'\t'Block size of workers that do not report it' \
+                '--admin-token'\t'Bearer token of operators: changes and routing details' \
+                '--api-token'\t'Bearer token of operators: changes and routing details' \
+                '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
+                '--log-format'\t'Format of log lines' \
+                '--log-level'\t'Lowest severity to log' \
+                '--decision-memory'\t'Memory for past decisions (dynctl why ID)' \
+                '--index-memory'\t'Memory for the index of cached blocks' \
+                '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
+                '--system-port'\t'Separate port for health and metrics' \
+                '--announce'\t'Print the address as one JSON line when ready' \
+                '--admin-token-file'\t'File with the operators\' token' \
+                '--api-key'\t'A key for clients of inference (repeatable)' \
+                '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
+                '--key-requests-per-minute'\t'Requests that each key may start in a minute' \
+                '--key-concurrency'\t'Requests of each key that may run at the same time' \
+                '--engine-api-key'\t'Key for engines that need one' \
+                '--engine-api-key-file'\t'File with the key for engines' \
+                '--tls-cert'\t'Certificate chain (PEM) for https' \
+                '--tls-key'\t'Private key (PEM) of the certificate' \
+                '--unix-socket'\t'A second listener for operators: only this user can open it' \
+                '--compressed-requests'\t'Accept gzip and deflate bodies' \
+                '--header-timeout'\t'Time from a connection, or from the first byte, to a complete header' \
+                '--keep-alive-timeout'\t'Time that a connection stays open between two requests' \
+                '--peer-connections'\t'Connections of one client address' \
+                '--first-byte-timeout'\t'Time to the first output of a stream or a prefill hop' \
+                '--idle-timeout'\t'Longest pause in an engine\'s stream' \
+                '--eject-after'\t'Failed requests in a row after which an engine gets none for a pause' \
+                '--eject-pause'\t'First pause' \
+                '--eject-max-pause'\t'Longest pause' \
+                '--panic-threshold'\t'Where fewer of a model\'s workers are well, those whose probes or ..' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
+                '--router-mode'\t'Rule that chooses the worker' \
+                '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
+                '--router-temperature'\t'0 picks the lowest cost' \
+                '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
+                '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
+                '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
+                '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
+                '--router-kv-transfer-mismatch-policy'\t'Alias of --kv-transfer-enforcement: fail means required' \
+                '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
+                '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
+                '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
+                '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: seconds for which a routed prefix counts as cached' \
+                '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction of the blocks kept by pruning' \
+                '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
+                '--router-queue-policy'\t'Order of the router queue' \
+                '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
+                '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
+                '--router-replica-sync'\t'Share active-request state between router replicas' \
+                '--no-router-replica-sync'\t'Share active-request state between router replicas' \
+                '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
+                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
+                '--ais-backend'\t'Prefill load model: the backend' \
+                '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
+                '--ais-system'\t'Prefill load model: the accelerator' \
+                '--ais-model-path'\t'Prefill load model: the model' \
+                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
+                '--serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'serve engine'
+            printf '%s\n' \
+                '--name'\t'Name shown in logs and in /engine/info' \
+                '--model'\t'Model name served on the OpenAI endpoints' \
+                '--model-path'\t'Directory with tokenizer.json and its config' \
+                '--role'\t'Phases that the engine serves' \
+                '--can-prefill'\t'A decode engine prefills a request that arrives without a hand-off' \
+                '--no-can-prefill'\t'A decode engine prefills a request that arrives without a hand-off' \
+                '--host'\t'Address to listen on' \
+                '--advertise-host'\t'Address of this engine for others' \
+                '--port'\t'HTTP port' \
+                '--block-size'\t'Tokens in a KV block' \
+                '--total-blocks'\t'KV blocks of each data-parallel rank' \
+                '--max-model-len'\t'Context length in tokens' \
+                '--max-num-seqs'\t'Requests that run on a rank at the same time' \
+                '--max-waiting'\t'Requests that may wait on a rank' \
+                '--max-num-batched-tokens'\t'Token budget of one engine step' \
+                '--data-parallel-size'\t'Data-parallel ranks, each with its own cache and events' \
+                '--lora'\t'Also serve this LoRA adapter\'s name (repeatable)' \
+                '--prefill-tokens-per-s'\t'Prefill speed of a rank, tokens per second' \
+                '--decode-itl-ms'\t'Duration of a decode step, milliseconds' \
+                '--speedup-ratio'\t'Divide every simulated duration by this' \
+                '--default-output-tokens'\t'Output length of a request that sets no max_tokens' \
+                '--seed'\t'Seed of the generated text' \
+                '--kv-transfer-ms-per-block'\t'Time to pull one KV block from a prefill engine, ms' \
+                '--kv-transfer-cross-domain-factor'\t'Factor for the time of a pull between different values of the KV ..' \
+                '--kv-load-failure-policy'\t'Reaction of a decode engine if the prefill engine lost the KV blocks' \
+                '--kv-hold-timeout-s'\t'Seconds that a prefill engine keeps unpulled blocks and a decode ..' \
+                '--kv-events'\t'ZMQ endpoint of the KV events' \
+                '--replay'\t'ZMQ endpoint that replays recent KV events, ranks as above' \
+                '--kv-events-topic'\t'First frame of each KV event message' \
+                '--kv-events-buffer-steps'\t'KV event batches kept for replay (at most 16 MiB)' \
+                '--max-body-bytes'\t'Largest accepted request body' \
+                '--drain-timeout-s'\t'Seconds for running requests to finish after SIGTERM' \
+                '--fault-slow-factor'\t'Multiply every simulated duration by this factor' \
+                '--fault-refuse'\t'Return this HTTP status for /health and every inference request' \
+                '--fault-die-mid-stream-after'\t'Cut the connection after this many output tokens' \
+                '--fault-stop-publishing'\t'Number and keep KV event batches for replay, but do not send them' \
+                '--no-fault-stop-publishing'\t'Number and keep KV event batches for replay, but do not send them' \
+                '--fault-drop-events'\t'Do not send the next N KV event batches' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'route'
+            printf '%s\n' \
+                '--explain'\t'Explain the decision, hop by hop' \
+                '--all'\t'List all candidates and rejections (with --explain)' \
+                '--raw'\t'Use PROMPT as it is, without a chat template' \
+                '--messages'\t'Chat messages, or a whole request body, as JSON' \
+                '--tokens'\t'Token ids: a JSON list, or separated by white space' \
+                '--model'\t'Model' \
+                '--model-path'\t'Tokenizer directory, for a --view from another machine' \
+                '--require-taint'\t'Only workers with this taint (repeatable)' \
+                '--prefer-taint'\t'Prefer this taint with weight W (repeatable)' \
+                '--lora'\t'LoRA adapter' \
+                '--cache-salt'\t'Cache salt of the request' \
+                '--session'\t'The request has a session id (x-session-id)' \
+                '--follow'\t'Follow a live Dynamo until its running requests are known one by one' \
+                '--pin-prefill'\t'Force the prefill worker' \
+                '--pin-decode'\t'Force the decode worker' \
+                '--set'\t'Change a setting or a load, for example ..' \
+                '--save-view'\t'Save the router\'s state' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'workers'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'workers list'
+            printf '%s\n' \
+                '--model'\t'Only workers of this model' \
+                '--role'\t'Only prefill, decode or aggregated' \
+                '--selector'\t'Only workers that match: domain, name, role, model or status' \
+                '-l'\t'Only workers that match: domain, name, role, model or status' \
+                '--sort-by'\t'Sort by a column, for example cached_blocks' \
+                '--no-headers'\t'Print the rows without a heading' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'workers show'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'topology'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'topology show'
+            printf '%s\n' \
+                '--domain'\t'Domain to group by (zone, rack, ..)' \
+                '--model'\t'Only workers of this model' \
+                '--selector'\t'Only workers that match: domain, name, role, model or status' \
+                '-l'\t'Only workers that match: domain, name, role, model or status' \
+                '--sort-by'\t'Sort by a column, for example ratio' \
+                '--no-headers'\t'Print the rows without a heading' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'topology verify'
+            printf '%s\n' \
+                '--dgd'\t'Only this DynamoGraphDeployment (repeatable)' \
+                '--exec'\t'Read topology files in pods: of all workers, a sample, none' \
+                '--logs'\t'Read the start of logs: of all workers, a sample, none' \
+                '--probe'\t'Send N chats of one token to each model of each frontend and check ..' \
+                '--path'\t'Check only this topology mount, inside a worker\'s pod' \
+                '--domain'\t'With --path: the domain to check' \
+                '--file'\t'Check manifests instead, as topology lint does' \
+                '-f'\t'Check manifests instead, as topology lint does' \
+                '--fail-on'\t'Level for exit code 1: fail, or warn as well' \
+                '--suppress'\t'Suppress a check or a finding (repeatable): --suppress \'DYT0902=Pod ..' \
+                '--wait'\t'Repeat the checks until none fails, at most this long: 5m' \
+                '--list-checks'\t'List all checks and exit' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request'
+        case 'topology plan'
+            printf '%s\n' \
+                '--capacity'\t'Number of workers in one domain value (repeatable)' \
+                '--file'\t'Count the replicas in a manifest' \
+                '-f'\t'Count the replicas in a manifest' \
+                '--domain'\t'Domain to group by (zone, rack, ..)' \
+                '--over'\t'All values of the domain, for unpinned workers and for --target' \
+                '--ratio'\t'Target ratio of prefill to decode workers' \
+                '--target'\t'Target fleet, split evenly over the values' \
+                '--enforcement'\t'Plan for this policy: required, preferred, fallback or none' \
+                '--model'\t'Only workers of this model (live)' \
+                '--dgd'\t'Count the pods of this DynamoGraphDeployment (repeatable)' \
+                '--no-headers'\t'Print the rows without a heading' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'topology lint'
+            printf '%s\n' \
+                '--file'\t'Manifest in YAML or JSON' \
+                '-f'\t'Manifest in YAML or JSON' \
+                '--fail-on'\t'Level for exit code 1: fail, or warn as well' \
+                '--suppress'\t'Suppress a check or a finding (repeatable): --suppress \'DYT0902=Pod ..' \
+                '--against'\t'Also compare with this cluster: node labels, Grove topology, running ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'topology render'
+            printf '%s\n' \
+                '--domain'\t'pod: the KV-transfer domain' \
+                '--label-key'\t'pod: the label of a domain (repeatable)' \
+                '--enforcement'\t'pod: required or preferred' \
+                '--weight'\t'pod: weight of the preference, 0 to 1' \
+                '--container'\t'pod: container of the engine' \
+                '--mount-path'\t'pod: mount path of the topology files' \
+                '--init-wait'\t'pod: start the worker once its domain has a value' \
+                '--image'\t'pod: image with dynctl, for --init-wait' \
+                '--init-timeout'\t'pod: timeout of --init-wait' \
+                '--level'\t'cluster-topology: level and its node label (repeatable, broad to narrow)' \
+                '--name'\t'cluster-topology: name of the object' \
+                '--kind'\t'cluster-topology: ClusterTopologyBinding, or ClusterTopology for ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'topology wait'
+            printf '%s\n' \
+                '--path'\t'Directory of topology files' \
+                '--domain'\t'Domain to wait for' \
+                '--timeout'\t'Give up after this long: 30s, 2m' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'top'
+            printf '%s\n' \
+                '--once'\t'Print one frame and exit (also with -o json or yaml)' \
+                '--rate'\t'Refresh interval' \
+                '--domain'\t'Group by this domain (zone, rack, ..)' \
+                '--readonly'\t'Do not allow changes of thresholds' \
+                '--frontend-log'\t'Read a live Dynamo\'s decisions from its frontend\'s log' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'events'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'events tail'
+            printf '%s\n' \
+                '--worker'\t'Only this worker (repeatable): name or id, or the unique end of it' \
+                '--selector'\t'Only workers that match: domain, name, role or model' \
+                '-l'\t'Only workers that match: domain, name, role or model' \
+                '--kind'\t'Only this kind (repeatable): stored, removed, cleared, gap, restart, .' \
+                '--load'\t'Also show load reports and routers\' bookings' \
+                '--limit'\t'Stop after N lines' \
+                '--duration'\t'Stop after this time' \
+                '--no-headers'\t'Print the rows without a heading' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'thresholds'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'thresholds get'
+            printf '%s\n' \
+                '--workers'\t'Also show each rank: signal, limit, latch, age, effect (also -o wide)' \
+                '--ask'\t'Find out with one dry run per worker which workers a Dynamo frontend ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'thresholds set'
+            printf '%s\n' \
+                '--active-decode-blocks'\t'Busy above this fraction of a rank\'s KV blocks' \
+                '--active-decode-blocks-threshold'\t'Busy above this fraction of a rank\'s KV blocks' \
+                '--active-prefill-tokens'\t'Busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold'\t'Busy above this many active prefill tokens' \
+                '--active-prefill-tokens-frac'\t'Busy above this multiple of max_num_batched_tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'Busy above this multiple of max_num_batched_tokens' \
+                '--dry-run'\t'Show which ranks would change' \
+                '--partial'\t'If a replica fails, keep the thresholds of the other replicas' \
+                '--wait'\t'Wait until the thresholds are in effect on every replica, at most ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request'
+        case 'thresholds watch'
+            printf '%s\n' \
+                '--rate'\t'Refresh interval' \
+                '--limit'\t'Stop after N lines' \
+                '--duration'\t'Stop after this time' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'config'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'config show'
+            printf '%s\n' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
+                '--router-mode'\t'Rule that chooses the worker' \
+                '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
+                '--router-temperature'\t'0 picks the lowest cost' \
+                '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
+                '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
+                '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
+                '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
+                '--router-kv-transfer-mismatch-policy'\t'Alias of --kv-transfer-enforcement: fail means required' \
+                '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
+                '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
+                '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
+                '--router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--no-router-kv-events'\t'Index what workers cache from their KV events (off: approximate mode)' \
+                '--router-ttl-secs'\t'Approximate mode: seconds for which a routed prefix counts as cached' \
+                '--router-max-tree-size'\t'Approximate mode (0.9): blocks kept before pruning' \
+                '--router-prune-target-ratio'\t'Approximate mode (0.9): fraction of the blocks kept by pruning' \
+                '--router-queue-threshold'\t'Queue when every worker holds more than this multiple of ..' \
+                '--router-queue-policy'\t'Order of the router queue' \
+                '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
+                '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
+                '--router-replica-sync'\t'Share active-request state between router replicas' \
+                '--no-router-replica-sync'\t'Share active-request state between router replicas' \
+                '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
+                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
+                '--ais-backend'\t'Prefill load model: the backend' \
+                '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
+                '--ais-system'\t'Prefill load model: the accelerator' \
+                '--ais-model-path'\t'Prefill load model: the model' \
+                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
+                '--serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'context'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'context list'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'context use'
+            printf '%s\n' \
+                '--none'\t'Make no context current' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'context add'
+            printf '%s\n' \
+                '--force'\t'Replace an existing context' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'context show'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'context remove'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'check'
+            printf '%s\n' \
+                '--fail-on'\t'Level for exit code 1: fail, or warn as well' \
+                '--suppress'\t'Suppress a check or a finding (repeatable): --suppress \'DYT0902=Pod ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'explain'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'why'
+            printf '%s\n' \
+                '--last'\t'Explain the last decision' \
+                '--all'\t'List all candidates and rejections' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'audit'
+            printf '%s\n' \
+                '--min-rate'\t'Exit code 1 below this rate of hits, 0 to 1' \
+                '--duration'\t'Stop after this time' \
+                '--log'\t'Log of a Dynamo frontend, - for standard input: its costs are ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'bundle'
+            printf '%s\n' \
+                '--to'\t'Same as the argument FILE' \
+                '--output'\t'Same as the argument FILE, or an output format (json, yaml, ..)' \
+                '-o'\t'Same as the argument FILE, or an output format (json, yaml, ..)' \
+                '--force'\t'Overwrite an existing file' \
+                '--kubernetes'\t'Include topology verify of the kubeconfig\'s cluster' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'completion'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'version'
+            printf '%s\n' \
+                '--client'\t'Print the version of this client only' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'options'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'help'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+    end
+end
+
+# Prints the possible values of each argument of the command $argv[1].
+function __dynctl_arguments
+    switch "$argv[1]"
+        case 'route'
+            printf '%s\n' \
+                'free'
+        case 'workers show'
+            printf '%s\n' \
+                'live:worker'
+        case 'topology lint'
+            printf '%s\n' \
+                'file' \
+                +
+        case 'topology render'
+            printf '%s\n' \
+                'words:pod cluster-topology'
+        case 'thresholds get'
+            printf '%s\n' \
+                'live:model'
+        case 'thresholds set'
+            printf '%s\n' \
+                'live:model'
+        case 'context use'
+            printf '%s\n' \
+                'live:context'
+        case 'context add'
+            printf '%s\n' \
+                'free'
+        case 'context show'
+            printf '%s\n' \
+                'live:context'
+        case 'context remove'
+            printf '%s\n' \
+                'live:context'
+        case 'explain'
+            printf '%s\n' \
+                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0760 DYR0761 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
+        case 'why'
+            printf '%s\n' \
+                'free'
+        case 'bundle'
+            printf '%s\n' \
+                'file'
+        case 'completion'
+            printf '%s\n' \
+                'words:bash zsh fish'
+        case 'help'
+            printf '%s\n' \
+                'words:demo serve route workers topology top events thresholds config context check explain why audit bundle completion version options help' \
+                +
+    end
+end
+
+# Prints the values of option $argv[2] of the command $argv[1]; nothing for a switch.
+function __dynctl_meaning
+    switch "$argv[1]:$argv[2]"
+        case 'thresholds set:--active-decode-blocks-threshold' 'thresholds set:--active-prefill-tokens-threshold' 'thresholds set:--active-prefill-tokens-threshold-frac'
+            echo 'words:none'
+        case 'topology render:--enforcement'
+            echo 'words:required preferred'
+        case 'events tail:--kind'
+            echo 'words:stored removed cleared unknown gap restart malformed foreign disconnect reconnect joined left skipped load booked prefilled freed'
+        case 'events tail:--worker'
+            echo 'live:worker'
+        case 'topology render:--domain' 'serve engine:--model'
+            echo 'free'
+        case '*:--active-decode-blocks' '*:--active-prefill-tokens' '*:--active-prefill-tokens-frac'
+            echo 'words:none'
+        case '*:--admin-token-file' '*:--api-key-file' '*:--ca-cert' '*:--engine-api-key-file' '*:--file' '*:--frontend-log' '*:--kubeconfig' '*:--log' '*:--messages' '*:--save-view' '*:--tls-cert' '*:--tls-key' '*:--to' '*:--token-file' '*:--tokens' '*:--view' '*:--workers-file' '*:-f'
+            echo 'file'
+        case '*:--against' '*:--kube-context'
+            echo 'live:kube-context'
+        case '*:--context'
+            echo 'live:context'
+        case '*:--discovery'
+            echo 'words:file etcd kubernetes'
+        case '*:--domain'
+            echo 'live:domain'
+        case '*:--enforcement'
+            echo 'words:required preferred fallback none'
+        case '*:--etcd-client'
+            echo 'words:etcd3 gateway'
+        case '*:--exec' '*:--logs'
+            echo 'words:auto all sample none'
+        case '*:--fail-on'
+            echo 'words:fail warn'
+        case '*:--file-kv' '*:--model-path' '*:--mount-path' '*:--path'
+            echo 'folder'
+        case '*:--kind'
+            echo 'words:ClusterTopologyBinding ClusterTopology'
+        case '*:--kv-load-failure-policy'
+            echo 'words:recompute fail'
+        case '*:--kv-transfer-enforcement'
+            echo 'words:required preferred fallback'
+        case '*:--log-decisions'
+            echo 'words:off winner all'
+        case '*:--log-format'
+            echo 'words:text json'
+        case '*:--log-level'
+            echo 'words:debug info warning error'
+        case '*:--model'
+            echo 'live:model'
+        case '*:--output' '*:-o'
+            echo 'words:table wide json jsonl yaml name junit'
+        case '*:--over'
+            echo 'live:domain-value'
+        case '*:--pin-decode' '*:--pin-prefill'
+            echo 'live:worker'
+        case '*:--preset'
+            echo 'words:dynamo-1.6 dynamo-0.9'
+        case '*:--reach'
+            echo 'words:auto direct port-forward'
+        case '*:--require-taint'
+            echo 'live:taint'
+        case '*:--role'
+            echo 'words:aggregated prefill decode'
+        case '*:--router-kv-transfer-mismatch-policy'
+            echo 'words:fail fallback'
+        case '*:--router-mode'
+            echo 'words:kv round-robin random least-loaded'
+        case '*:--router-on-degraded'
+            echo 'words:discount load-only full'
+        case '*:--router-prefill-load-model'
+            echo 'words:none ais aic'
+        case '*:--router-queue-policy'
+            echo 'words:fcfs wspt lcfs'
+        case '*:--selector' '*:-l'
+            echo 'live:selector'
+        case '*:--suppress'
+            echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0760 DYR0761 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
+        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--block-size' '*:--cache-salt' '*:--capacity' '*:--container' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--engine-api-key' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--frontend' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--init-timeout' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--min-rate' '*:--model-name' '*:--name' '*:--namespace' '*:--nats-server' '*:--panic-threshold' '*:--peer-connections' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--rate' '*:--ratio' '*:--replay' '*:--router-active-request-expiry-secs' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-topology-level' '*:--router-max-tree-size' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-threshold' '*:--router-temperature' '*:--router-ttl-secs' '*:--seed' '*:--set' '*:--sort-by' '*:--speedup-ratio' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--total-blocks' '*:--unix-socket' '*:--wait' '*:--weight' '*:--worker' '*:-n'
+            echo 'free'
+    end
+end
+
+# Prints the values of $argv[1] for the value $argv[2]; $argv[3] is the part of the word before it,
+# $argv[4] the program, and the rest the words before.
+function __dynctl_offer
+    set -l lead $argv[3]
+    switch $argv[1]
+        case 'words:*'
+            for word in (string split ' ' -- (string replace 'words:' '' -- $argv[1]))
+                printf '%s\n' "$lead$word"
+            end
+        case 'live:*'
+            set -l exe $argv[4]
+            set -l kind (string replace 'live:' '' -- $argv[1])
+            type -q -- "$exe"; or set exe dynctl
+            for word in (command $exe __complete $kind "$argv[2]" $argv[5..-1] 2>/dev/null)
+                printf '%s\n' "$lead$word"
+            end
+        case file
+            for word in (__fish_complete_path "$argv[2]")
+                printf '%s\n' "$lead$word"
+            end
+        case folder
+            for word in (__fish_complete_directories "$argv[2]" '')
+                printf '%s\n' "$lead$word"
+            end
+    end
+end
+
+function __dynctl_complete
+    set -l before (commandline -opc)
+    set -l current (commandline -ct)
+    set -l exe $before[1]
+    set -e before[1]
+    set -l at ''
+    set -l place 1
+    set -l closed ''
+    set -l meaning ''
+    for word in $before
+        if test -n "$meaning"
+            set meaning ''
+        else if test -n "$closed"
+            set place (math $place + 1)
+        else if test "x$word" = x--
+            set closed yes
+        else if string match -q -- '--*=*' $word
+            continue
+        else if string match -qr -- '^-.' $word
+            set meaning (__dynctl_meaning "$at" $word)
+        else if contains -- $word (__dynctl_commands "$at" | string replace -r '\t.*' '')
+            set at (string trim -- "$at $word")
+        else
+            set place (math $place + 1)
+        end
+    end
+    if test -n "$meaning"
+        __dynctl_offer $meaning "$current" '' $exe $before
+    else if test -z "$closed"; and string match -q -- '--*=*' "$current"
+        set -l parts (string split -m 1 '=' -- $current)
+        set meaning (__dynctl_meaning "$at" $parts[1])
+        __dynctl_offer "$meaning" "$parts[2]" "$parts[1]=" $exe $before
+    else if test -z "$closed"; and string match -q -- '-*' "$current"
+        __dynctl_flags "$at"
+    else
+        set -l names (__dynctl_commands "$at")
+        set -l arguments (__dynctl_arguments "$at")
+        if test (count $names) -gt 0
+            test $place -eq 1; and printf '%s\n' $names
+        else if test (count $arguments) -gt 0
+            # After a `+` the last argument repeats.
+            if test "$arguments[-1]" = +
+                set -e arguments[-1]
+                test $place -gt (count $arguments); and set place (count $arguments)
+            end
+            test $place -le (count $arguments)
+            and __dynctl_offer $arguments[$place] "$current" '' $exe $before
+        end
+    end
+end
+
+complete -c dynctl -f -a '(__dynctl_complete)'
