@@ -302,7 +302,40 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
             Panel(
                 "Ejected",
                 (Query(f"dynctl_worker_ready{{{_FILTER}}} == 0", "{{worker}} {{role}}"),),
-                says="Workers that do not respond to their probe.",
+                says="Workers that do not respond to their probe, and those whose requests fail.",
+            ),
+            Panel(
+                "Predicted and reused tokens",
+                (
+                    Query(
+                        _rate("dynctl_worker_predicted_cached_tokens_total", _FILTER, "worker"),
+                        "{{worker}} predicted",
+                    ),
+                    Query(
+                        _rate("dynctl_worker_reported_cached_tokens_total", _FILTER, "worker"),
+                        "{{worker}} reused",
+                    ),
+                ),
+                says="Prompt tokens a second; lines apart mean a wrong index (dynctl audit).",
+            ),
+            Panel(
+                "Predictions",
+                (
+                    Query(
+                        _rate("dynctl_worker_predictions_total", _FILTER, "worker, result"),
+                        "{{worker}} {{result}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Failed requests of engines",
+                (
+                    Query(
+                        _rate("dynctl_engine_failures_total", _FILTER, "worker, kind"),
+                        "{{worker}} {{kind}}",
+                    ),
+                ),
+                says="Requests that an engine failed; most are answered by another engine.",
             ),
         ),
     ),
@@ -334,6 +367,11 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
                     ),
                 ),
                 "s",
+            ),
+            Panel(
+                "Excused probes",
+                (Query(_rate("dynctl_probes_excused_total", _FILTER, "instance"), "{{instance}}"),),
+                says="Probes that failed while the frontend's own event loop was late.",
             ),
             Panel(
                 "Kept decisions",
