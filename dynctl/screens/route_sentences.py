@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dynctl.documents.doubts import percent
 from dynctl.documents.route_result import (
     UNKNOWN_LOAD,
     CandidateRow,
@@ -84,7 +85,7 @@ def worker_sets(result: RouteResult) -> Iterator[str]:
             answer = " -> ".join(chosen)
         else:
             answer = f"none: {refused.message or refused.outcome}"
-        share = f"{100 * row.share:.0f} %".rjust(5)
+        share = percent(row.share).rjust(4)
         shown = "  (shown below)" if row.name == result.worker_set else ""
         yield f"{share}  {row.name}, {plural(row.available, 'worker')}: {answer}{shown}"
 
