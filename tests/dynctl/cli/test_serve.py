@@ -156,3 +156,56 @@ def test_wrong_engine_options(dynctl, started, arguments, expected):
     ran = dynctl("serve", "engine", *arguments)
     assert (ran.code, ran.out, started) == (2, "", [])
     assert expected in ran.err
+
+
+@pytest.mark.parametrize("command", ["frontend", "router"])
+def test_who_may_use_the_listener_and_how(dynctl, started, monkeypatch, tmp_path, command):
+    monkeypatch.setenv("DYNCTL_API_KEY", "sk-1 sk-2")
+    monkeypatch.setenv("DYNCTL_ENGINE_API_KEY", "sk-engine")
+    token = tmp_path / "token"
+    token.write_text("from-a-file\n")
+    ran = dynctl(
+        "serve", command, "--admin-token-file", str(token), "--api-key-file", "keys",
+        "--key-requests-per-minute", "60", "--key-concurrency", "4", "--unix-socket", "a.sock",
+        "--tls-cert", "c.pem", "--tls-key", "k.pem", "--compressed-requests", "--header-timeout",
+        "2", "--keep-alive-timeout", "3", "--peer-connections", "5", "--system-port", "9090",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    (config,) = started
+    assert (config.api_token, config.api_keys) == ("from-a-file", ("sk-1", "sk-2"))
+    assert (config.engine_api_key, config.api_key_file) == ("sk-engine", Path("keys"))
+    assert (config.key_requests_per_minute, config.key_concurrency) == (60, 4)
+    assert (config.tls_cert, config.tls_key) == (Path("c.pem"), Path("k.pem"))
+    assert (config.unix_socket, config.compressed_requests) == (Path("a.sock"), True)
+    limits = config.limits
+    assert (limits.header_s, limits.keep_alive_s, limits.peer_connections) == (2.0, 3.0, 5)
+    assert config.system_port == 9090
+
+
+@pytest.mark.parametrize("name", ["DYNCTL_ADMIN_TOKEN", "DYNCTL_API_TOKEN"])
+def test_the_token_of_operators_has_two_names(dynctl, started, monkeypatch, name):
+    monkeypatch.setenv(name, "t")
+    assert dynctl("serve", "frontend").code == 0
+    assert dynctl("serve", "frontend", "--admin-token", "u").code == 0
+    assert [config.api_token for config in started] == ["t", "u"]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["--tls-cert", "c.pem"], "--tls-cert needs --tls-key"),
+        (["--tls-key", "k.pem"], "--tls-key needs --tls-cert"),
+        (["--admin-token", "t", "--admin-token-file", "{file}"], "set only one of them"),
+        (["--admin-token-file", "{empty}"], "expected one line of printable ASCII"),
+        (["--engine-api-key-file", "{missing}"], "No such file"),
+    ],
+    ids=str,
+)
+def test_problems_of_access_are_named_and_no_secret(dynctl, started, tmp_path, given, problem):
+    files = {name: tmp_path / name for name in ("file", "empty", "missing")}
+    files["file"].write_text("s3cret-in-a-file")
+    files["empty"].touch()
+    ran = dynctl("serve", "frontend", *(word.format(**files) for word in given))
+    assert (ran.code, started) == (2, [])
+    assert problem in ran.err
+    assert "s3cret" not in ran.err
