@@ -144,6 +144,8 @@ class RoutingService:
         #: LoRA adapter -> its base model, and the ids of the workers that have it.
         self.adapters: Mapping[str, tuple[str, frozenset[int]]] = {}
         self._adapters_of: dict[int, tuple[str, ...]] = {}
+        #: Other name of a model -> the model.
+        self.aliases: Mapping[str, str] = {}
         self.started_at = clock()
         self._default_block_size = default_block_size
         self._block_sizes: dict[str, int] = {}
@@ -169,8 +171,11 @@ class RoutingService:
         return self.router.registry.models()
 
     def base_model(self, name: str) -> str | None:
-        """The model that a request for ``name`` is routed by: itself, or an adapter's base; None
-        if no worker serves it."""
+        """The model that a request for ``name`` is routed by: itself, the model of an alias, or an
+        adapter's base; None if no worker serves it."""
+        alias = self.aliases.get(name)
+        if alias is not None:
+            return alias
         if self.router.registry.model(name):
             return name
         adapter = self.adapters.get(name)
@@ -434,13 +439,13 @@ class RoutingService:
         """The LoRA adapters that a registered worker has now."""
         if self._adapters_of.get(worker_id, ()) != names:
             self._adapters_of[worker_id] = names
-            self._gather_adapters()
+            self._gather_names()
 
     def remove_worker(self, worker_id: int) -> Applied:
         worker = self.router.registry.get(worker_id)
         applied = self.apply(WorkerLost(worker_id))
         if self._adapters_of.pop(worker_id, ()):
-            self._gather_adapters()
+            self._gather_names()
         if worker is not None:
             self.conditions.forget(worker.name)
             if worker.model not in self.models():
@@ -511,10 +516,11 @@ class RoutingService:
         for name, message in mismatched.items():
             self.set_condition(codes.BLOCK_SIZE_MISMATCH, name, message)
         self.mismatched = set(mismatched)
-        self._gather_adapters()
+        self._gather_names()
 
-    def _gather_adapters(self) -> None:
-        """One base for each adapter: where several models have one of that name, the first."""
+    def _gather_names(self) -> None:
+        """One base for each adapter and alias: where several models have one of that name, the
+        first."""
         found: dict[str, dict[str, set[int]]] = {}
         for worker_id, names in self._adapters_of.items():
             worker = self.router.registry.get(worker_id)
@@ -522,6 +528,13 @@ class RoutingService:
                 for name in names:
                     found.setdefault(name, {}).setdefault(worker.model, set()).add(worker_id)
         first = {name: min(by_base.items()) for name, by_base in found.items()}
+        models = set(self.models())
+        self.aliases = {
+            alias: worker.model
+            for worker in sorted(self.router.registry, key=lambda one: one.model, reverse=True)
+            for alias in worker.aliases
+            if alias not in models
+        }
         self.adapters = {name: (base, frozenset(ids)) for name, (base, ids) in first.items()}
 
     def _hold(self, code: str, subject: str, message: str | None) -> None:

@@ -172,6 +172,8 @@ def build_worker(
             f"worker {spec.name}: its model is unknown; give model=, or let {spec.url}/v1/models "
             "answer"
         )
+    # A typed name that the engine does not have is the only one for routing.
+    names = facts.models if served in facts.models else ()
     reported = dict(facts.runtime_config)
     domains = {**(reported.get("topology_domains") or {}), **spec.domains}
     values: dict[str, Any] = {
@@ -198,6 +200,7 @@ def build_worker(
             can_prefill=True if can_prefill is None else can_prefill,
             kv_events=bool(_chosen(spec.kv_events, facts.kv_events)),
             endpoint=spec.url,
+            aliases=tuple(name for name in names if name != served),
         )
     except (WorkerError, ValueError, TypeError) as error:
         raise WorkerSpecError(f"worker {spec.name}: {error}") from None

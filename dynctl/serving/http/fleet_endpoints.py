@@ -77,8 +77,9 @@ class ControlApi:
     # -- models ----------------------------------------------------------------------------
 
     async def models(self, _http: web.Request) -> web.Response:
-        rows = [self._model_row(name) for name in sorted(self._service.models())]
-        rows += [self._model_row(name) for name in sorted(self._service.adapters)]
+        service = self._service
+        rows = [self._model_row(name) for name in sorted((*service.models(), *service.aliases))]
+        rows += [self._model_row(name) for name in sorted(service.adapters)]
         return json_response(ModelList(data=rows))
 
     async def model(self, http: web.Request) -> web.Response:
@@ -127,7 +128,7 @@ class ControlApi:
             name,
             created=int(time.time()),
             context_window=length or 0,
-            parent=UNSET if base == name else base,
+            parent=base if name in self._service.adapters else UNSET,
             max_model_len=UNSET if length is None else length,
         )
 

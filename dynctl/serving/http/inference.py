@@ -293,7 +293,7 @@ class Inference:
                 pin_prefill=nvext.pin_prefill,
                 pin_decode=nvext.pin_decode,
                 cache_salt=parsed.cache_salt,
-                lora_name=None if base == parsed.model else parsed.model,
+                lora_name=parsed.model if parsed.model in self._service.adapters else None,
                 not_modelled=not_modelled,
             )
         except PromptError as error:

@@ -154,6 +154,24 @@ async def test_adapters_are_listed_with_their_parent_and_routed_to_workers_that_
         assert status == 404
 
 
+async def test_a_model_is_requested_by_each_of_its_names(engines: list[Engine]):
+    engines[0].models = [{"id": "demo", "max_model_len": 2048}, {"id": "short"}, LORA]
+    async with site([], workers=(f"{engines[0].url},name=v",), health=QUICK) as fleet:
+        assert fleet.service.models() == ("demo",)
+        _, listed = await fleet.get("/v1/models")
+        rows = {row["id"]: row for row in listed["data"]}
+        assert rows.keys() == {"demo", "short", "tuned"}
+        assert "parent" not in rows["short"]
+        assert rows["short"]["max_model_len"] == 2048
+        for name in ("demo", "short", "tuned"):
+            status, _, _ = await fleet.post(
+                "/v1/chat/completions", {**chat_body("x"), "model": name}
+            )
+            assert status == 200
+        assert engines[0].served == ["demo", "short", "tuned"]
+        assert condition(fleet) is None
+
+
 async def test_adapters_that_come_and_go_are_noticed_and_a_failed_reading_changes_nothing(
     engines: list[Engine], monkeypatch: pytest.MonkeyPatch
 ):
