@@ -157,11 +157,10 @@ def _result(found: Consequence, question: Question) -> str:
         return "the request would wait in the queue"
     if found.worker is None:
         return f"the {found.stage} hop could be refused, or have other candidates"
-    if found.share is not None:
-        hops = (question.plan.prefill, question.plan.decode)
-        winner = next(h.worker for h in hops if h is not None and h.stage == found.stage)
-        name = "the winner" if winner is None else winner.name
-        return f"{found.worker} could win, {name} would get {percent(found.share)}"
+    hops = (question.plan.prefill, question.plan.decode)
+    winner = next((h.worker for h in hops if h is not None and h.stage == found.stage), None)
+    if found.share is not None and winner is not None:
+        return f"{found.worker} could win, {winner.name} would get {percent(found.share)}"
     return f"{found.worker} {'would' if found.setting else 'could'} win the {found.stage} hop"
 
 

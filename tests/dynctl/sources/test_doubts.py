@@ -191,6 +191,17 @@ def test_a_setting_that_was_set_is_known():
     assert "DYR0711" in ExplainScreen(show_all=True)(narrower, Canvas(80))
 
 
+def test_a_refusal_that_a_threshold_makes_is_doubted():
+    """prefill-b1 is busy by its threshold; without one it would be chosen."""
+    limit = "active_prefill_tokens_threshold"
+    unknown = doubt("DYR0714", varies=Varies(settings={limit: [50_000]}), why="-")
+    result = routed(unknown, pin_prefill="prefill-b1")
+    assert not result.ok
+    assert not result.certain
+    [found] = result.doubts
+    assert found.effect == f"with {limit}=50000 prefill-b1 would win the prefill hop"
+
+
 def test_only_the_setting_that_changes_the_answer_is_named():
     [found] = routed(SETTINGS).doubts
     assert found.effect.startswith("with overlap_score_credit=0")
