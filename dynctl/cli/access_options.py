@@ -116,6 +116,19 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         ),
         None,
     ),
+    "system_host": (
+        Annotated[
+            str,
+            typer.Option(
+                "--system-host",
+                metavar="HOST",
+                envvar="DYN_SYSTEM_HOST",
+                help="Listen address of --system-port; a kubelet needs 0.0.0.0.",
+                rich_help_panel=_ACCESS,
+            ),
+        ],
+        "127.0.0.1",
+    ),
     "compressed_requests": (
         Annotated[
             bool,
@@ -253,6 +266,7 @@ _FIELDS = (
     "tls_cert",
     "tls_key",
     "unix_socket",
+    "system_host",
     "compressed_requests",
 )
 

@@ -158,7 +158,7 @@ class Frontend:
             await self._join()
             # Health first: a load balancer may ask as soon as clients are accepted.
             if config.system_port is not None:
-                system = _listen(config.system_host, config.system_port)
+                system = _listen(config.system_host, config.system_port, "--system-port")
                 self.system_port = system.getsockname()[1]
                 await self._serve(self._system_app(), system, Connections(FEW))
             if config.unix_socket is not None:
@@ -457,7 +457,7 @@ def _unix_listener(path: Path) -> socket.socket:
         raise StartError(f"--unix-socket {path}: {error.strerror or error}") from None
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, flag: str = "--http-port") -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -466,6 +466,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise StartError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; use another --http-port"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; use another {flag}"
         ) from None
     return listener

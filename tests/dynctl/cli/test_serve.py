@@ -169,6 +169,7 @@ def test_who_may_use_the_listener_and_how(dynctl, started, monkeypatch, tmp_path
         "--key-requests-per-minute", "60", "--key-concurrency", "4", "--unix-socket", "a.sock",
         "--tls-cert", "c.pem", "--tls-key", "k.pem", "--compressed-requests", "--header-timeout",
         "2", "--keep-alive-timeout", "3", "--peer-connections", "5", "--system-port", "9090",
+        "--system-host", "0.0.0.0",
     )  # fmt: skip
     assert (ran.code, ran.err) == (0, "")
     (config,) = started
@@ -179,7 +180,7 @@ def test_who_may_use_the_listener_and_how(dynctl, started, monkeypatch, tmp_path
     assert (config.unix_socket, config.compressed_requests) == (Path("a.sock"), True)
     limits = config.limits
     assert (limits.header_s, limits.keep_alive_s, limits.peer_connections) == (2.0, 3.0, 5)
-    assert config.system_port == 9090
+    assert (config.system_host, config.system_port) == ("0.0.0.0", 9090)
 
 
 @pytest.mark.parametrize("name", ["DYNCTL_ADMIN_TOKEN", "DYNCTL_API_TOKEN"])

@@ -184,3 +184,12 @@ async def test_both_on_the_event_loop_of_a_process(tmp_path):
                 assert answer.status == 200
         async with local.get("http://localhost/v1/workers") as answer:
             assert answer.status == 200
+
+
+async def test_a_system_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        frontend = Frontend(FrontendConfig(port=0, system_port=taken.getsockname()[1]))
+        with pytest.raises(StartError, match="use another --system-port"):
+            await frontend.start()
