@@ -12,7 +12,7 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
-from functools import wraps
+from functools import lru_cache, wraps
 
 from aiohttp import web
 
@@ -104,6 +104,7 @@ def _not_local(http: web.Request) -> str:
     return ""
 
 
+@lru_cache(maxsize=1024)
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
