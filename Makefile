@@ -91,17 +91,19 @@ $(DYNAMO_VENV)/.stamp: tests/dynamo/requirements.txt | $(BIN)/python
 	@$(DYNAMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $(DYNAMO_VENV)/requirements.txt
 	@touch $@
 
-# As above, with DYNCTL_VLLM_PYTHON. vLLM finds its platform by the name that the last line adds.
+# As above, with DYNCTL_VLLM_PYTHON. The stamp has the sum of what is installed, so that an environment
+# of CI's cache stays valid in a new checkout. vLLM finds its platform by the name that name_vllm adds.
 VLLM_VENV          := .venv-vllm
+VLLM_STAMP         := $(VLLM_VENV)/.stamp-$(shell cat tests/vllm/requirements.txt tests/vllm/name_vllm.py | cksum | cut -d' ' -f1)
 DYNCTL_VLLM_PYTHON ?= $(VLLM_VENV)/bin/python
 
-test-vllm: $(VENV)/.dev-stamp $(if $(filter $(VLLM_VENV)/%,$(DYNCTL_VLLM_PYTHON)),$(VLLM_VENV)/.stamp)  ## the tests against a real vLLM 0.32.0 on CPUs (2.5 GB to install)
+test-vllm: $(VENV)/.dev-stamp $(if $(filter $(VLLM_VENV)/%,$(DYNCTL_VLLM_PYTHON)),$(VLLM_STAMP))  ## the tests against a real vLLM 0.32.0 on CPUs (2.5 GB to install)
 	DYNCTL_VLLM_PYTHON="$(abspath $(DYNCTL_VLLM_PYTHON))" $(BIN)/python -m pytest tests/vllm $(ARGS)
 
-$(VLLM_VENV)/.stamp: tests/vllm/requirements.txt tests/vllm/name_vllm.py | $(BIN)/python
+$(VLLM_STAMP): | $(BIN)/python
 	@echo "installing vLLM into $(VLLM_VENV)"
 	@$(BIN)/python -m venv --clear $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/vllm/requirements.txt
 	@$(VLLM_VENV)/bin/python tests/vllm/name_vllm.py
 	@touch $@
 

@@ -30,4 +30,4 @@ def test_hybrid_model(stack: Stack, engine: Engine, judged: Judge) -> None:
     frontend = stack.frontend(engine.spec(), model="gemma")
     judged("hybrid model, one after another", ask_all(frontend, mixed(100)))
     outcomes = ask_all(frontend, mixed(60, seed=2), at_once=8)
-    judged("hybrid model, 8 at once", outcomes, computed_meanwhile(outcomes, engine), least=0.8)
+    judged("hybrid model, 8 at once", outcomes, computed_meanwhile(outcomes, engine), least=0.5)

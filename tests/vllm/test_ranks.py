@@ -29,4 +29,4 @@ def test_two_ranks(stack: Stack, engine: Engine, judged: Judge) -> None:
     judged("data parallel 2, one after another", outcomes)
     assert {outcome.rank for outcome in outcomes} == {0, 1}
     outcomes = ask_all(frontend, mixed(60, seed=2), at_once=8)
-    judged("data parallel 2, 8 at once", outcomes, computed_meanwhile(outcomes, engine), least=0.8)
+    judged("data parallel 2, 8 at once", outcomes, computed_meanwhile(outcomes, engine), least=0.5)
