@@ -34,7 +34,8 @@ from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Work
 RANK_HEADER: Final = "x-data-parallel-rank"
 #: The beginning of an engine's event when it failed before its first token.
 _ERROR_EVENT: Final = (b'data: {"error"', b'data:{"error"')
-_ERROR_EVENT_BYTES: Final = 64 * 1024
+_FIRST_EVENT_BYTES: Final = 64 * 1024
+_BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 #: The beginning of an event stream: a field, a comment, or empty lines before them.
 _EVENT_STREAM: Final = re.compile(rb"[\r\n]*(?:(?:data|event|id|retry)?:|[\r\n]+\Z)")
 _FIRST_BYTES: Final = 8
@@ -403,16 +404,17 @@ class RequestFlow:
                     "timeout", f"{response.origin} sent no event within {timeout_s:g} s"
                 ) from None
         event = head[found.start(1) :]
-        # An engine that fails before its first token sends an error as its first event.
+        # Judged whole: an engine that fails before its first token sends an error as its event.
         while (
-            event.startswith(_ERROR_EVENT)
-            and b"\n\n" not in event
-            and len(event) < _ERROR_EVENT_BYTES
+            not _BLANK_LINE.search(event)
+            and len(event) < _FIRST_EVENT_BYTES
             and (more := await response.readany())
         ):
             head, event = head + more, event + more
         if event.startswith(_DONE):
             raise UpstreamFailure("protocol", f"{response.origin} sent [DONE] without any output")
+        if not _has_json(event):
+            raise UpstreamFailure("protocol", f"{response.origin} sent an event that is not JSON")
         if event.startswith(_ERROR_EVENT):
             body = event.split(b"\n\n", 1)[0].partition(b":")[2].strip()
             raise UpstreamFailure("status", f"{response.origin} failed", status=500, body=body)
@@ -517,6 +519,21 @@ def _check_object(response: EngineStream, body: bytes) -> None:
         whole = False
     if not whole:
         raise UpstreamFailure("protocol", f"{response.origin} answered without a JSON object")
+
+
+def _has_json(stream: bytes) -> bool:
+    """Whether the data of the first event is JSON, as far as it is here; no data is fine."""
+    event, *others = _BLANK_LINE.split(stream, 1)
+    data = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
+    if not data:
+        return True
+    if not others and len(stream) >= _FIRST_EVENT_BYTES:
+        return data[0][:1] in (b"{", b"[")
+    try:
+        msgspec.json.decode(b"\n".join(data), type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _mark_error_read(task: asyncio.Task[None]) -> None:

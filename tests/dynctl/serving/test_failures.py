@@ -311,7 +311,7 @@ async def test_a_slow_client_gets_everything_and_holds_up_only_itself(plain_stre
 @pytest.fixture
 async def plain_stream():
     """An engine that streams 16 MB as fast as it is read: (its url, the stream)."""
-    event = b"data: " + b"x" * 4000 + b"\n\n"
+    event = b'data: {"x": "' + b"x" * 4000 + b'"}\n\n'
     count = 4000
 
     async def chat(request: web.Request) -> web.StreamResponse:

@@ -45,6 +45,9 @@ BAD_STREAMS = {
     "no content": answers(b"", "text/plain", 204),
     "an end before any event": answers(DONE),
     "nothing": streams(),
+    "an event that is not JSON": answers(b"data: {not json\n\n" + GOOD),
+    "an event of half an object": streams(EVENT[:-4]),
+    "a huge event that is not JSON": streams(b"data: " + b"x" * 200_000 + b"\n\n", GOOD),
     "comments without an event": streams(*[b": ping\n\n" * 100] * 100),
     "comments and an end": streams(b": ping\n\n"),
     "binary": streams(b"\x00\x01\x02\x03" * 8),
@@ -75,9 +78,21 @@ async def test_a_wrong_stream_is_retried_elsewhere_and_counted(bad: Behaviour):
         await fleet.idle()
 
 
-async def test_comments_before_the_first_event_are_passed_on():
-    whole = b": queued\n\n" * 3 + GOOD
-    pieces = [whole[i : i + 7] for i in range(0, len(whole), 7)]
+@pytest.mark.parametrize(
+    "first",
+    [
+        b": queued\n\n" * 3,
+        b"id: 1\nevent: message\n",
+        b"retry: 10\n\n",
+        b'data: {"x": "' + b"y" * 200_000 + b'"}\n\n',
+        b"data: {\r\ndata: }\r\n\r\n",
+    ],
+    ids=["comments", "other fields", "an event without data", "a huge event", "two lines"],
+)
+async def test_unusual_first_events_are_passed_on(first: bytes):
+    whole = first + GOOD
+    step = 7 if len(whole) < 1000 else 10_000
+    pieces = [whole[i : i + step] for i in range(0, len(whole), step)]
     async with (
         hostile(streams(*pieces)) as engines,
         site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
