@@ -78,6 +78,12 @@ class Fleet:
     async def start(self) -> None:
         for number in range(ENGINES):
             await self.start_engine(f"engine-{number}")
+        await self.restart_frontend()
+
+    async def restart_frontend(self) -> None:
+        """Start the frontend; one that runs is killed first."""
+        if self.frontend is not None:
+            await self.frontend.kill()
         workers = []
         for name, engine in self.engines.items():
             record = engine.record
