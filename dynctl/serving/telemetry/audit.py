@@ -54,7 +54,7 @@ class ReuseAudit(ServiceObserver):
                 return
             counts = _Counts(worker.name, worker.role.value)
             self._counts[worker.worker_id] = counts
-        predicted = hop.cached_tokens
+        predicted = _predicted(hop)
         counts.requests += 1
         counts.predicted += predicted
         counts.reported += reported
@@ -99,3 +99,12 @@ class ReuseAudit(ServiceObserver):
         shared = None if hop.inputs is None else hop.inputs.shared_blocks
         running = 0 if shared is None or hop.winner is None else shared[hop.winner]
         return "running" if running * hop.block_size >= reported else "not_indexed"
+
+
+def _predicted(hop: Decision) -> int:
+    """Tokens that the index shows for the winner: also those that a doubtful index is not credited
+    for in the cost."""
+    if hop.winner is None:
+        return 0
+    not_credited = hop.indexed_blocks(hop.winner) - hop.overlap_blocks(hop.winner)
+    return hop.cached_tokens + not_credited * hop.block_size
