@@ -74,25 +74,27 @@ BURNERS ?= 10
 test-busy: $(VENV)/.dev-stamp  ## all tests beside processes that use all CPU (BURNERS=10)
 	$(BIN)/python -m tests.busy --burners $(BURNERS) $(PARALLEL) $(ARGS)
 
+# The stamps of peers have the sum of what is installed: the environments of a cache stay valid in a new
+# checkout.
 # The real thing on the other side; DYNCTL_DYNAMO_PYTHON=/path/to/python takes one that has it.
 # VERSION=1.5.1 is installed beside it and gets the tests that every version has to pass.
 VERSION              ?=
 DYNAMO_VENV          := .venv-dynamo$(if $(VERSION),-$(VERSION))
 DYNAMO_TESTS         := tests/dynamo$(if $(VERSION),/test_versions.py)
+DYNAMO_STAMP         := $(DYNAMO_VENV)/.stamp-$(shell cksum < tests/dynamo/requirements.txt | cut -d' ' -f1)
 DYNCTL_DYNAMO_PYTHON ?= $(DYNAMO_VENV)/bin/python
 
-test-dynamo: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_VENV)/.stamp)  ## the tests against a real Dynamo 1.6.1 with mock workers (VERSION=1.5.1: another version)
+test-dynamo: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real Dynamo 1.6.1 with mock workers (VERSION=1.5.1: another version)
 	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(DYNAMO_TESTS) $(ARGS)
 
-$(DYNAMO_VENV)/.stamp: tests/dynamo/requirements.txt | $(BIN)/python
+$(DYNAMO_STAMP): | $(BIN)/python
 	@echo "installing Dynamo into $(DYNAMO_VENV)"
 	@$(BIN)/python -m venv --clear $(DYNAMO_VENV)
-	@$(if $(VERSION),sed 's/^\(ai-dynamo.*\)==.*/\1==$(VERSION)/',cat) $< > $(DYNAMO_VENV)/requirements.txt
+	@$(if $(VERSION),sed 's/^\(ai-dynamo.*\)==.*/\1==$(VERSION)/',cat) tests/dynamo/requirements.txt > $(DYNAMO_VENV)/requirements.txt
 	@$(DYNAMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $(DYNAMO_VENV)/requirements.txt
 	@touch $@
 
-# As above, with DYNCTL_VLLM_PYTHON. The stamp has the sum of what is installed, so that an environment
-# of CI's cache stays valid in a new checkout. vLLM finds its platform by the name that name_vllm adds.
+# As above, with DYNCTL_VLLM_PYTHON. vLLM finds its platform by the name that name_vllm adds.
 VLLM_VENV          := .venv-vllm
 VLLM_STAMP         := $(VLLM_VENV)/.stamp-$(shell cat tests/vllm/requirements.txt tests/vllm/name_vllm.py | cksum | cut -d' ' -f1)
 DYNCTL_VLLM_PYTHON ?= $(VLLM_VENV)/bin/python

@@ -25,6 +25,7 @@ from tests.dynctl.serving.fleets import TOKENIZER, WORDS, Site, chat_body
 from tests.waiting import patience, until
 
 BROKEN = "broken"
+OTHER_MODEL = "other"
 _HEALTH = HealthConfig(interval_s=0.2, timeout_s=1.0)
 _ENGINE: Mapping[str, Any] = {"speedup_ratio": 50.0, "default_output_tokens": 8}
 _LONGEST_S = 60.0  # a client waits at most this long for the end of an answer (idle machine)
@@ -64,6 +65,33 @@ class Rig:
     def __init__(self, site: Site, broken: Broken) -> None:
         self.site = site
         self.broken = broken
+
+    @asynccontextmanager
+    async def others(self) -> AsyncIterator[list[float]]:
+        """A client of another model, served by an engine that works: its times to the first byte,
+        in seconds, while the context is open."""
+        times: list[float] = []
+
+        async def ask() -> None:
+            body = chat_body(WORDS, model=OTHER_MODEL, stream=True, max_tokens=2)
+            while True:
+                started = time.monotonic()
+                url = self.site.url("/v1/chat/completions")
+                async with self.site.client.post(url, json=body) as answer:
+                    await answer.content.readany()
+                    times.append(time.monotonic() - started)
+                    assert answer.status == 200
+                    await answer.read()
+                await asyncio.sleep(0.02)
+
+        client = asyncio.create_task(ask())
+        try:
+            yield times
+            if client.done():
+                client.result()
+        finally:
+            client.cancel()
+            await asyncio.gather(client, return_exceptions=True)
 
     def reason(self) -> str | None:
         """Why the broken engine is unavailable; None while it is available."""
@@ -148,8 +176,9 @@ async def rig(settings: Mapping[str, Any]) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         engines: dict[str, RunningEngine] = {}
 
-        async def start(name: str) -> RunningEngine:
-            config = EngineConfig(**{**_ENGINE, "name": name, "kv_events": "tcp://127.0.0.1:0"})
+        async def start(name: str, **more: Any) -> RunningEngine:
+            events = {"name": name, "kv_events": "tcp://127.0.0.1:0"}
+            config = EngineConfig(**{**_ENGINE, **events, **more})
             engines[name] = await start_engine(config, TOKENIZER)
             return engines[name]
 
@@ -160,13 +189,14 @@ async def rig(settings: Mapping[str, Any]) -> AsyncIterator[Rig]:
         stack.push_async_callback(close_engines)
         for name in (BROKEN, "b", "c"):
             await start(name)
+        await start(OTHER_MODEL, model=OTHER_MODEL)
         broken = await _broken(stack, engines, start)
         port = broken.http.port
         spec = (
             f"http://127.0.0.1:{port},name={BROKEN},kv-events=tcp://127.0.0.1:{broken.events.port},"
             f"replay=tcp://127.0.0.1:{broken.replay.port}"
         )
-        others = tuple(f"{engines[name].url},name={name}" for name in ("b", "c"))
+        others = tuple(f"{engines[name].url},name={name}" for name in ("b", "c", OTHER_MODEL))
         values: dict[str, Any] = {
             "limits": Limits(first_byte_s=3.0, idle_s=3.0, connect_s=1.0, drain_s=2.0),
             "health": _HEALTH,

@@ -20,7 +20,8 @@ _SLACK = 6  # descriptors and tasks that a pool or a timer may hold for a moment
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
 async def test_fault_under_load(fault: Fault) -> None:
     async with rig(fault.settings) as fleet:
-        quiet = await fleet.load(_CLIENTS, _REQUESTS)
+        async with fleet.others() as others_quiet:
+            quiet = await fleet.load(_CLIENTS, _REQUESTS)
         assert quiet.answered == _REQUESTS, (quiet.lost, quiet.refused)
         await fleet.settled()
         before = Usage.now()
@@ -31,7 +32,11 @@ async def test_fault_under_load(fault: Fault) -> None:
         outcomes = busy.result()
         if fault.shows:
             await until(lambda: fleet.conditions() & set(fault.shows), 30)
-        during = await fleet.load(_CLIENTS, _REQUESTS)
+        async with fleet.others() as others:
+            during = await fleet.load(_CLIENTS, _REQUESTS)
+        # The clients of another engine do not notice. Their slowest request is compared, with a
+        # floor for what a busy machine does by itself.
+        assert max(others) <= max(2 * max(others_quiet), patience(1.0))
 
         assert not outcomes.lost + during.lost
         assert outcomes.all == during.all == _REQUESTS
@@ -48,9 +53,6 @@ async def test_fault_under_load(fault: Fault) -> None:
         await fleet.settled()
         assert all(row == (0, 0, 0) for row in fleet.site.load().values())
         await until(lambda: _no_more_than(before), 30)
-        # p99 of 48 requests is the slowest one; the floor is what a busy machine may take.
-        worst = max(healed.first_bytes_s)
-        assert worst <= max(2 * max(quiet.first_bytes_s), patience(1.0))
 
 
 def _no_more_than(before: Usage) -> bool:
