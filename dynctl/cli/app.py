@@ -22,7 +22,7 @@ Look    top         live dashboard            workers    list, show one worker
         check       is the fleet healthy?     topology   domains, verify, plan
         events      KV events, live           config     settings, sources
 Ask     route       where would a prompt go?  why        explain past decisions
-        explain     explain a finding's code  audit      were predictions right?
+        explain     explain a finding's code  audit      were answers right?
 Change  thresholds  busy thresholds, live     context    saved endpoints
 Run     serve       frontend, router, engine  demo       a fleet on this host
 Other   bundle      file for a bug report     version    client and frontends

@@ -50,6 +50,8 @@ def _quickly(parameter: Any, value: Any) -> Any:
     if several:
         texts = kind == list[str] and all(type(one) is str for one in value)
         return tuple(value) if texts else _NOT_QUICK
+    if kind in _NUMBERS and type(value) is kind:
+        return value  # a default, which is in its range
     if type(value) is not str or not isinstance(kind, type):
         return _NOT_QUICK
     if kind is str:

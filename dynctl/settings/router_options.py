@@ -109,16 +109,16 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "--kv-transfer-preferred-weight",
         "DYN_ROUTER_KV_TRANSFER_PREFERRED_WEIGHT",
     ),
+    "decode_capacity_guard": _option(
+        "choose only prefill workers whose domain has an eligible decode worker",
+        "--router-decode-capacity-guard",
+        "DYN_ROUTER_DECODE_CAPACITY_GUARD",
+    ),
     "router_on_degraded": _option(
         "what cached blocks count for while a worker's index is incomplete: discount (half), "
         "load-only (nothing) or full",
         "--router-on-degraded",
         "DYN_ROUTER_ON_DEGRADED",
-    ),
-    "decode_capacity_guard": _option(
-        "choose only prefill workers whose domain has an eligible decode worker",
-        "--router-decode-capacity-guard",
-        "DYN_ROUTER_DECODE_CAPACITY_GUARD",
     ),
     "active_request_expiry_secs": _option(
         "seconds without progress after which a booking expires",

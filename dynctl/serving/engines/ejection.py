@@ -94,9 +94,9 @@ class Ejection:
     def wait_s(self, now: float) -> float | None:
         """Seconds until :meth:`tick` changes something; None if nothing does."""
         if self.state == "out":
-            return max(0.0, self._until - now)
+            return max(0.0, min(self._pause_s, self._until - now))
         if self.state == "trial" and self._trial_at is not None:
-            return max(0.0, self._trial_at + self._pause_s - now)
+            return max(0.0, min(self._pause_s, self._trial_at + self._pause_s - now))
         return None
 
     def tick(self, now: float) -> bool:
