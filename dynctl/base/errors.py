@@ -15,6 +15,7 @@ their exit codes.
 import errno
 import os
 from enum import IntEnum
+from typing import Final
 
 
 class ExitCode(IntEnum):
@@ -68,6 +69,10 @@ def single_line(text: str, most: int = 400) -> str:
     return plain if len(plain) <= most else plain[: most - 3] + "..."
 
 
+#: How the reason begins where TLS refused a certificate (ssl.SSLCertVerificationError).
+UNTRUSTED: Final = "its certificate is not trusted"
+
+
 def network_reason(error: BaseException) -> str:
     """Why a connection or request failed, as plain text: ``Connection refused``.
 
@@ -78,6 +83,8 @@ def network_reason(error: BaseException) -> str:
     late = False
     for _ in range(8):
         late = late or isinstance(inner, TimeoutError)
+        if (problem := getattr(inner, "verify_message", None)) is not None:
+            return f"{UNTRUSTED}: {single_line(problem)}"
         if isinstance(inner, OSError) and inner.errno is not None:
             # Unknown host names and TLS have separate numbers.
             known = inner.errno in errno.errorcode and type(inner).__module__ != "ssl"

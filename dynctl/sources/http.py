@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import TimedOut, Unreachable, UsageProblem, network_reason
+from dynctl.base.errors import UNTRUSTED, TimedOut, Unreachable, UsageProblem, network_reason
 from dynctl.base.json_reader import read_json
 from dynctl.documents.codec import Document, decode
 from dynctl.documents.models import ModelList, ModelRow
@@ -85,10 +85,20 @@ class HttpFrontend:
                 f"try a longer time: --timeout {limit * 3:g}",
             ) from None
         except httpx.HTTPError as error:
+            reason = network_reason(error)
             raise Unreachable(
-                f"{self.url} does not answer: {network_reason(error)}",
-                self.unreachable_hint,
+                f"{self.url} does not answer: {reason}", self._network_hint(error, reason)
             ) from None
+
+    def _network_hint(self, error: httpx.HTTPError, reason: str) -> str:
+        if reason.startswith(UNTRUSTED):
+            return "set the certificate that signed it: --ca-cert FILE, or DYNCTL_CA_CERT"
+        scheme, _, address = self.url.partition("://")
+        if scheme == "http" and isinstance(error, httpx.RemoteProtocolError):
+            return f"if it serves https: --frontend https://{address}"
+        if scheme == "https" and reason.startswith("[SSL"):
+            return f"if it serves http: --frontend http://{address}"
+        return self.unreachable_hint
 
     def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         """The response to a request that succeeded. Raises DynctlError."""

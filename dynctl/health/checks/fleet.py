@@ -21,6 +21,12 @@ def _dynctl(facts: CheckFacts) -> Skipped | None:
     return Skipped("no dynctl frontend: this section is about fleets of dynctl frontends")
 
 
+def _why(url: str, unread: Unread) -> str:
+    """Why a frontend's conditions are unknown, with its address, and what to try."""
+    why = unread.why if unread.why.startswith(url) else f"{url}/v1/fleet: {unread.why}"
+    return f"{why}; {unread.hint.splitlines()[0]}" if unread.hint else why
+
+
 def _check(code: str) -> Check[CheckFacts]:
     def judge(facts: CheckFacts) -> Outcome:
         findings: dict[tuple[str, str], Found] = {}
@@ -29,7 +35,7 @@ def _check(code: str) -> Check[CheckFacts]:
             if one.kind != "dynctl":
                 continue
             if isinstance(one.conditions, Unread):
-                unread.append(f"{one.url}/v1/fleet: {one.conditions.why}")
+                unread.append(_why(one.url, one.conditions))
                 continue
             for condition in one.conditions:
                 if condition.code == code:

@@ -52,7 +52,15 @@ def test_a_certificate_that_is_not_trusted(dynctl, https, monkeypatch):
     monkeypatch.setenv("DYNCTL_CA_CERT", "")
     ran = dynctl("workers", "list", "--frontend", https[0])
     assert ran.code == 3
-    assert "certificate" in ran.err.lower()
+    assert "its certificate is not trusted: self-signed certificate" in " ".join(ran.err.split())
+    assert "--ca-cert FILE" in ran.err
+
+
+def test_http_to_a_frontend_with_tls(dynctl, https):
+    address = https[0].removeprefix("https://")
+    ran = dynctl("workers", "list", "--frontend", f"http://{address}")
+    assert ran.code == 3
+    assert f"--frontend https://{address}" in ran.err
 
 
 def test_a_file_that_is_no_certificate(dynctl, https, tmp_path, monkeypatch):
