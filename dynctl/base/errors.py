@@ -87,7 +87,10 @@ def network_reason(error: BaseException) -> str:
             return f"{UNTRUSTED}: {single_line(problem)}"
         if isinstance(inner, OSError) and inner.errno is not None:
             # Unknown host names and TLS have separate numbers.
-            known = inner.errno in errno.errorcode and type(inner).__module__ != "ssl"
+            tls = type(inner).__module__ == "ssl"
+            if tls and (name := getattr(inner, "reason", None)):
+                return f"TLS: {single_line(name.lower().replace('_', ' '))}"
+            known = inner.errno in errno.errorcode and not tls
             text = os.strerror(inner.errno) if known else inner.strerror
             return single_line(text or str(inner))
         if isinstance(inner, BaseExceptionGroup):

@@ -96,7 +96,7 @@ class HttpFrontend:
         scheme, _, address = self.url.partition("://")
         if scheme == "http" and isinstance(error, httpx.RemoteProtocolError):
             return f"if it serves https: --frontend https://{address}"
-        if scheme == "https" and reason.startswith("[SSL"):
+        if scheme == "https" and reason.startswith("TLS: "):
             return f"if it serves http: --frontend http://{address}"
         return self.unreachable_hint
 

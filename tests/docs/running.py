@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
@@ -155,7 +156,8 @@ class Session:
                 port = self._ports.setdefault(FRONTEND_PORT, free_port(self._ports.values()))
                 self.use_frontend(f"http://127.0.0.1:{port}")
                 self._environment["DYN_HTTP_PORT"] = port
-            self._starting.append(f"http://127.0.0.1:{port}")
+            scheme = "https" if "--tls-cert" in words else "http"
+            self._starting.append(f"{scheme}://127.0.0.1:{port}")
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *words],
@@ -208,8 +210,13 @@ def _stays(words: list[str]) -> bool:
 
 
 def _ready(url: str) -> bool:
-    """Whether a frontend responds and all its workers are ready."""
+    """Whether a frontend responds and all its workers are ready. With https, which pages show with
+    an admin token: whether it can serve a request."""
     try:
+        if url.startswith("https:"):
+            unverified = ssl._create_unverified_context()
+            with urllib.request.urlopen(f"{url}/ready", context=unverified):
+                return True
         with urllib.request.urlopen(f"{url}/v1/workers") as answer:
             workers = json.load(answer)["workers"]
     except OSError:

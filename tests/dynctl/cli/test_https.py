@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,26 @@ def test_a_certificate_that_is_not_trusted(dynctl, https, monkeypatch):
     assert ran.code == 3
     assert "its certificate is not trusted: self-signed certificate" in " ".join(ran.err.split())
     assert "--ca-cert FILE" in ran.err
+
+
+def test_https_to_a_server_without_tls(dynctl, monkeypatch):
+    monkeypatch.setenv("DYNCTL_CA_CERT", "")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(1024)
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        ran = dynctl("workers", "list", "--frontend", f"https://{address}")
+        thread.join()
+    assert ran.code == 3
+    assert "TLS: " in ran.err
+    assert f"--frontend http://{address}" in ran.err
 
 
 def test_http_to_a_frontend_with_tls(dynctl, https):

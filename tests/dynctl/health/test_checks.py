@@ -255,7 +255,7 @@ def test_conditions_of_replicas_are_reported_once():
     "second",
     [
         FrontendFacts(SECOND, Unread("refused")),
-        FrontendFacts(SECOND, "dynctl", conditions=Unread("needs a token")),
+        FrontendFacts(SECOND, "dynctl", conditions=Unread("needs a token", "set it\nor not")),
         ours(Condition("NEW_CODE", "a", "of a later version", 1.0, 2.0), url=SECOND),
     ],
     ids=["frontend", "evaluation", "unknown code"],
@@ -268,6 +268,16 @@ def test_without_every_evaluation_no_condition_passes(second: FrontendFacts):
     others = [check for check in found.values() if not check.findings]
     assert {(check.state, check.unread) for check in others} == {(State.SKIP, True)}
     assert all(SECOND in check.message for check in others)
+
+
+def test_an_evaluation_that_was_not_read_shows_what_to_try():
+    for why in (f"{SECOND}/v1/fleet needs a token", "needs a token"):
+        facts = CheckFacts(
+            frontends=(FrontendFacts(SECOND, "dynctl", conditions=Unread(why, "set it\nor not")),)
+        )
+        message = result(judge(facts), "WORKER_UNREACHABLE").message
+        assert message.count("/v1/fleet") == 1
+        assert message.endswith("needs a token; set it")
 
 
 def test_conditions_can_be_suppressed():
