@@ -20,12 +20,29 @@ PLANNED_VALUES = (*PLANNED_MODES, "approximate")
 
 
 @dataclass(frozen=True, slots=True)
+class Only:
+    """A setting has an effect only while ``setting`` has one of ``values``.
+
+    Without ``values``: only while it is set.
+    """
+
+    setting: str
+    values: tuple[Any, ...] = ()
+
+    def holds(self, value: Any) -> bool:
+        """Whether ``value`` of the other setting lets this one have its effect."""
+        return value in self.values if self.values else value is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of :class:`RouterConfig`: its type, default and bounds.
+    """One field of :class:`RouterConfig`: its type, default and bounds, and where it has an effect.
 
     ``needs`` names the feature that a setting belongs to where that feature is not built yet (for
     ``unbuilt_values`` only, where there are some): such a setting is checked and has no effect.
-    ``without`` says what happens instead.
+    ``without`` says what happens instead. ``only``: the other settings that it depends on.
+    ``dry_run``: why a dry run (`route --set`) cannot show its effect. Every warning about a setting
+    without an effect comes from these four.
     """
 
     name: str
@@ -38,6 +55,8 @@ class Setting:
     needs: str = ""
     unbuilt_values: tuple[Any, ...] = ()
     without: str = "ignored"
+    only: tuple[Only, ...] = ()
+    dry_run: str = ""
 
     @property
     def built(self) -> bool:
@@ -45,7 +64,9 @@ class Setting:
         return not self.needs or bool(self.unbuilt_values)
 
     def is_built(self, value: Any) -> bool:
-        """Whether ``value`` has its effect."""
+        """Whether ``value`` has its effect; what is off or not set by default needs no feature."""
+        if value == self.default and (value is None or value is False):
+            return True
         if self.unbuilt_values:
             return value not in self.unbuilt_values
         return not self.needs
@@ -113,6 +134,13 @@ ROUTER_MODES = ("kv", "round-robin", "random", "least-loaded")
 ENFORCEMENTS = ("required", "preferred", "fallback")
 
 
+_IN_KV = (Only("router_mode", ("kv",)),)
+_WITH_DOMAIN = Only("kv_transfer_domain")
+_APPROXIMATE = (Only("use_kv_events", (False,)),)
+_MODELLED = (Only("router_prefill_load_model", ("ais", "aic")),)
+_RUNNING = "it acts on running requests, and a dry run sends none"
+
+
 def _setting(default: Any, **metadata: Any) -> Any:
     return field(default=default, metadata=metadata)
 
@@ -127,23 +155,23 @@ class RouterConfig:
 
     router_mode: str = _setting("kv", choices=ROUTER_MODES)
     """Rule that chooses the worker."""
-    overlap_score_credit: float = _setting(1.0, low=0.0)
+    overlap_score_credit: float = _setting(1.0, low=0.0, only=_IN_KV)
     """Blocks of prefill credited per cached block."""
-    overlap_score_credit_decay: float = _setting(0.0, low=0.0)
+    overlap_score_credit_decay: float = _setting(0.0, low=0.0, only=_IN_KV)
     """How fast the credit falls on workers with more active prefill than the least loaded."""
-    prefill_load_scale: float = _setting(1.0, low=0.0)
+    prefill_load_scale: float = _setting(1.0, low=0.0, only=_IN_KV)
     """Weight of prefill blocks in the cost (0.9: the overlap score weight)."""
-    decode_active_request_weight: float = _setting(0.0, low=0.0)
+    decode_active_request_weight: float = _setting(0.0, low=0.0, only=_IN_KV)
     """Cost in blocks of each active request of a worker."""
-    router_temperature: float = _setting(0.0, low=0.0)
+    router_temperature: float = _setting(0.0, low=0.0, only=_IN_KV)
     """0 picks the lowest cost; above 0 samples, the higher the more evenly."""
-    router_track_active_blocks: bool = True
+    router_track_active_blocks: bool = _setting(True, only=_IN_KV)
     """Count the blocks of running requests as decode load."""
-    router_track_output_blocks: bool = False
+    router_track_output_blocks: bool = _setting(False, dry_run=_RUNNING)
     """Also count the blocks that generation adds."""
-    router_assume_kv_reuse: bool = True
+    router_assume_kv_reuse: bool = _setting(True, only=_IN_KV)
     """Count a prompt block that running requests share once per worker."""
-    router_track_prefill_tokens: bool = True
+    router_track_prefill_tokens: bool = _setting(True, only=_IN_KV)
     """Count prompt tokens that wait for their first output token as prefill load."""
     active_decode_blocks_threshold: float | None = _setting(None, low=0.0, high=1.0)
     """A rank is busy above this fraction of its KV blocks."""
@@ -153,42 +181,62 @@ class RouterConfig:
     """A rank is busy above this multiple of its max_num_batched_tokens (may exceed 1)."""
     kv_transfer_domain: str | None = None
     """Topology domain of the router's own KV-transfer policy, for workers that publish none."""
-    kv_transfer_enforcement: str = _setting("required", choices=ENFORCEMENTS)
+    kv_transfer_enforcement: str = _setting("required", choices=ENFORCEMENTS, only=(_WITH_DOMAIN,))
     """``required`` never crosses the domain, ``preferred`` makes crossing cost more, ``fallback``
     crosses only when the domain has no decode worker."""
-    kv_transfer_preferred_weight: float | None = _setting(None, low=0.0, high=1.0)
+    kv_transfer_preferred_weight: float | None = _setting(
+        None,
+        low=0.0,
+        high=1.0,
+        only=(_WITH_DOMAIN, Only("kv_transfer_enforcement", ("preferred",))),
+    )
     """Weight of the preference, 0 to 1."""
     decode_capacity_guard: bool = True
     """Choose only prefill workers whose domain has an eligible decode worker."""
-    router_on_degraded: str = _setting("discount", choices=("discount", "load-only", "full"))
+    router_on_degraded: str = _setting(
+        "discount", choices=("discount", "load-only", "full"), only=_IN_KV
+    )
     """What cached blocks count for while a rank's index is incomplete: ``discount`` half of them,
     ``load-only`` none, ``full`` all (as in Dynamo)."""
-    active_request_expiry_secs: float = _setting(300.0, low=1.0)
+    active_request_expiry_secs: float = _setting(300.0, low=1.0, dry_run=_RUNNING)
     """Seconds without progress after which a booking expires."""
-    overload_status_code: int = _setting(529, low=400, high=599)
+    overload_status_code: int = _setting(
+        529,
+        low=400,
+        high=599,
+        dry_run="it is the status of an HTTP response, and a dry run sends no request",
+    )
     """HTTP status when every eligible worker is busy."""
     use_kv_events: bool = _setting(
         True,
         needs="approximate mode",
         unbuilt_values=(False,),
         without="workers are routed by load only",
+        dry_run="the index of a dry run is filled already",
     )
     """Index what workers cache from their KV events (off: approximate mode)."""
-    router_ttl_secs: float = _setting(120.0, low=0.0, needs="approximate mode")
+    router_ttl_secs: float = _setting(120.0, low=0.0, needs="approximate mode", only=_APPROXIMATE)
     """Approximate mode: seconds for which a routed prefix counts as cached."""
-    router_max_tree_size: int | None = _setting(None, low=1, needs="approximate mode")
+    router_max_tree_size: int | None = _setting(
+        None, low=1, needs="approximate mode", only=_APPROXIMATE
+    )
     """Approximate mode (0.9): blocks kept before pruning."""
-    router_prune_target_ratio: float = _setting(0.8, low=0.0, high=1.0, needs="approximate mode")
+    router_prune_target_ratio: float = _setting(
+        0.8, low=0.0, high=1.0, needs="approximate mode", only=_APPROXIMATE
+    )
     """Approximate mode (0.9): fraction of the blocks kept by pruning."""
     router_queue_threshold: float | None = _setting(None, low=0.0, needs="the router queue")
     """Queue when every worker holds more than this multiple of max_num_batched_tokens."""
     router_queue_policy: str = _setting(
-        "fcfs", choices=("fcfs", "wspt", "lcfs"), needs="the router queue"
+        "fcfs",
+        choices=("fcfs", "wspt", "lcfs"),
+        needs="the router queue",
+        only=(Only("router_queue_threshold"),),
     )
     """Order of the router queue."""
-    host_cache_hit_weight: float = _setting(0.75, low=0.0, high=1.0)
+    host_cache_hit_weight: float = _setting(0.75, low=0.0, high=1.0, only=_IN_KV)
     """Credit of a block cached in host memory."""
-    disk_cache_hit_weight: float = _setting(0.25, low=0.0, high=1.0)
+    disk_cache_hit_weight: float = _setting(0.25, low=0.0, high=1.0, only=_IN_KV)
     """Credit of a block cached on disk."""
     router_replica_sync: bool = _setting(False, needs="replica sync")
     """Share active-request state between router replicas."""
@@ -202,18 +250,21 @@ class RouterConfig:
         without="prefill load stays static",
     )
     """Model of how active prefill tokens decay with time."""
-    ais_backend: str | None = _setting(None, needs="the prefill load model")
+    ais_backend: str | None = _setting(None, needs="the prefill load model", only=_MODELLED)
     """Prefill load model: the backend."""
-    ais_backend_version: str | None = _setting(None, needs="the prefill load model")
+    ais_backend_version: str | None = _setting(None, needs="the prefill load model", only=_MODELLED)
     """Prefill load model: the backend's version."""
-    ais_system: str | None = _setting(None, needs="the prefill load model")
+    ais_system: str | None = _setting(None, needs="the prefill load model", only=_MODELLED)
     """Prefill load model: the accelerator."""
-    ais_model_path: str | None = _setting(None, needs="the prefill load model")
+    ais_model_path: str | None = _setting(None, needs="the prefill load model", only=_MODELLED)
     """Prefill load model: the model."""
-    ais_tp_size: int | None = _setting(None, low=1, needs="the prefill load model")
+    ais_tp_size: int | None = _setting(None, low=1, needs="the prefill load model", only=_MODELLED)
     """Prefill load model: tensor-parallel size."""
     encoder_cuda_to_cpu_ratio: float = _setting(
-        8.0, low=1.0, needs="the mode device-aware-weighted"
+        8.0,
+        low=1.0,
+        needs="the mode device-aware-weighted",
+        only=(Only("router_mode", ("device-aware-weighted",)),),
     )
     """Throughput of a non-CPU worker relative to a CPU worker."""
     serve_indexer: bool = _setting(False, needs="the served indexer")

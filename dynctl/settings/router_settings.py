@@ -1,14 +1,17 @@
 """Resolve the router settings: flag over environment variable over the preset's default.
 
 Every value has its source, for ``config show`` and the start-up log. Deprecated names work with a
-warning; settings of features that are not built yet are validated and reported as ignored.
+warning. A value without an effect is validated and reported, by the name that the user typed:
+:func:`no_effect` reads where each setting has one from ``router_core.SETTINGS``, for flags,
+variables, presets and ``route --set``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
 from dynctl.settings.router_options import ROUTER_OPTIONS
@@ -31,6 +34,11 @@ PRESET_VARIABLE = "DYNCTL_PRESET"
 MISMATCH_FLAG = "--router-kv-transfer-mismatch-policy"
 MISMATCH_VARIABLE = "DYN_ROUTER_KV_TRANSFER_MISMATCH_POLICY"
 MISMATCH_POLICIES = {"fail": "required", "fallback": "fallback"}
+
+_ROUTER_VARIABLES: Final = "DYN_ROUTER_"
+_LOAD_MODEL: Final = "router_prefill_load_model"
+#: What a prefill load model needs to know.
+_MODELLED_BY: Final = ("ais_backend", "ais_system", "ais_model_path")
 
 #: Names of the 0.9 overlap score weight: 0 switches the cache credit off too.
 _LEGACY_WEIGHT = {
@@ -65,6 +73,16 @@ class Resolved:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """Why the value of ``setting`` has no effect. ``elsewhere``: it has one in a running router, or
+    in a router that has what is not built here."""
+
+    setting: str
+    text: str
+    elsewhere: bool
+
+
 def spellings(name: str) -> Iterator[Spelling]:
     """Every flag and variable of a setting, current names first."""
     option = ROUTER_OPTIONS[name]
@@ -93,7 +111,7 @@ def resolve(
         for setting in SETTINGS.values():
             for setting_values, spelling in _given(setting, kind, texts, warnings):
                 for key, value in setting_values.items():
-                    values[key], sources[key] = value, f"{kind} {spelling.text}"
+                    values[key], sources[key] = value, f"{kind} {_typed(spelling, texts)}"
         enforcement = _mismatch(kind, texts)
         if enforcement is not None:
             values["kv_transfer_enforcement"] = enforcement
@@ -105,36 +123,89 @@ def resolve(
         option = ROUTER_OPTIONS.get(str(error).partition(":")[0])
         hint = "" if option is None else f"set {option.flags[0]} or {option.env[0]}"
         raise UsageProblem(str(error), hint) from None
-    warnings += _without_effect(config, sources)
+    _refuse_contradictions(config, sources)
+    for key in SETTINGS:
+        warnings += _texts(no_effect(key, _typed_name(key, sources), config, _flag))
+    for key, value in PRESETS[name].items():
+        if key not in values and not SETTINGS[key].is_built(value):
+            warnings += _texts(
+                no_effect(key, f"preset {name}: {key} {_shown(value)}", config, _flag)
+            )
+    warnings += _unknown_variables(variables)
     return Resolved(config, name, sources, tuple(dict.fromkeys(warnings)))
 
 
 def parse_assignments(
     config: RouterConfig, assignments: Iterable[str]
-) -> tuple[RouterConfig, dict[str, Any]]:
-    """``key=value`` texts applied to ``config``: the new config and what was set.
+) -> tuple[RouterConfig, dict[str, Any], list[NoEffect]]:
+    """``key=value`` texts applied to ``config``: the new config, what was set, and what of it has
+    no effect on a dry run.
 
     Keys are field names, with ``-`` or ``_``, with or without the ``router_`` prefix. The 0.9
     ``overlap_score_weight`` sets prefill_load_scale, and the credit too when it is 0. Raises
     UsageProblem for an unknown key, ConfigError for a value out of bounds.
     """
     values: dict[str, Any] = {}
+    typed: dict[str, str] = {}
     for text in assignments:
         key, separator, raw = text.partition("=")
         if not separator:
             raise ConfigError(f"{text!r}: expected key=value, for example prefill_load_scale=1.5")
         name = key.strip().lower().lstrip("-").replace("-", "_")
         if name in ("overlap_score_weight", "kv_overlap_score_weight"):
-            weight = SETTINGS["prefill_load_scale"].parse(raw)
-            values |= legacy_overlap_weight(weight)
+            found = legacy_overlap_weight(SETTINGS["prefill_load_scale"].parse(raw))
+        else:
+            candidates = (name, f"router_{name}", name.removeprefix("router_"))
+            try:
+                setting = find_setting(next((one for one in candidates if one in SETTINGS), name))
+            except ConfigError as error:
+                raise UsageProblem(str(error), "dynctl config show lists the settings") from None
+            found = {setting.name: setting.parse(raw)}
+        values |= found
+        typed |= dict.fromkeys(found, f"--set {text.strip()}")
+    config = config.with_values(values)
+    ignored = [
+        one
+        for name in values
+        for one in no_effect(name, typed[name], config, _key, in_dry_run=True)
+    ]
+    return config, values, list(dict.fromkeys(ignored))
+
+
+def no_effect(
+    name: str,
+    typed: str | None,
+    config: RouterConfig,
+    naming: Callable[[str], str],
+    *,
+    in_dry_run: bool = False,
+) -> Iterator[NoEffect]:
+    """Why the value of a setting has no effect; nothing where it has one.
+
+    ``typed``: the setting as the user typed it (None: not typed, nothing to report). ``naming``:
+    the names of the other settings in the text.
+    """
+    setting, value = SETTINGS[name], getattr(config, name)
+    if typed is None:
+        return
+    if not setting.is_built(value):
+        text = f"{typed}: {setting.needs} is not built yet: {setting.without}"
+        yield NoEffect(name, text, True)
+        return
+    if in_dry_run and setting.dry_run:
+        yield NoEffect(name, f"{typed} has no effect: {setting.dry_run}", True)
+        return
+    for only in setting.only:
+        other = getattr(config, only.setting)
+        if only.holds(other):
             continue
-        candidates = (name, f"router_{name}", name.removeprefix("router_"))
-        try:
-            setting = find_setting(next((one for one in candidates if one in SETTINGS), name))
-        except ConfigError as error:
-            raise UsageProblem(str(error), "dynctl config show lists the settings") from None
-        values[setting.name] = setting.parse(raw)
-    return config.with_values(values), values
+        if other is None:
+            why = f"without {naming(only.setting)}"
+        else:
+            needed = " or ".join(map(_shown, only.values))
+            why = f"with {naming(only.setting)} {_shown(other)}: expected {needed}"
+        yield NoEffect(name, f"{typed} has no effect {why}", False)
+        return
 
 
 def bounds(setting: Setting) -> str:
@@ -170,13 +241,12 @@ def _given(
     for spelling in reversed(found):
         value = _parse(setting, spelling, texts[spelling.text])
         if spelling.deprecated:
-            current = _current(setting.name, kind)
-            warnings.append(f"{spelling.text} is deprecated: use {current}")
+            current = Spelling(setting.name, _current(setting.name, kind), False)
+            use = _typed(current, {current.text: texts[spelling.text]})
+            warnings.append(f"{_typed(spelling, texts)} is deprecated: use {use}")
         if read and read[0][0] != value and spelling.deprecated:
             warnings.append(f"{read[0][1].text} and {spelling.text} differ")
         read.append((value, spelling))
-        if not setting.is_built(value):
-            warnings.append(f"{spelling.text}: {setting.needs} is not built yet: {setting.without}")
         if spelling.text in _LEGACY_WEIGHT:
             yield legacy_overlap_weight(value), spelling
         else:
@@ -187,6 +257,35 @@ def _current(name: str, kind: str) -> str:
     """The current flag or variable of a setting."""
     option = ROUTER_OPTIONS[name]
     return (option.flags if kind == "flag" else option.env)[0]
+
+
+def _texts(found: Iterable[NoEffect]) -> Iterator[str]:
+    return (one.text for one in found)
+
+
+def _flag(name: str) -> str:
+    return ROUTER_OPTIONS[name].flags[0]
+
+
+def _key(name: str) -> str:
+    return name
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _typed(spelling: Spelling, texts: Mapping[str, str | bool]) -> str:
+    """A flag or variable as the user typed it: a switch that is off is ``--no-..``."""
+    if texts[spelling.text] is False:
+        return f"--no-{spelling.text.removeprefix('--')}"
+    return spelling.text
+
+
+def _typed_name(name: str, sources: Mapping[str, str]) -> str | None:
+    """The flag or variable that set a setting, None where the preset did."""
+    kind, _, text = sources[name].partition(" ")
+    return None if kind == "preset" else text
 
 
 def _parse(setting: Setting, spelling: Spelling, text: str | bool) -> Any:
@@ -222,10 +321,37 @@ def _mismatch(kind: str, texts: Mapping[str, str | bool]) -> str | None:
     return enforcement
 
 
-def _without_effect(config: RouterConfig, sources: Mapping[str, str]) -> Iterator[str]:
-    """Warnings for settings that have no effect without another one."""
-    if config.kv_transfer_domain is None:
-        for name in ("kv_transfer_enforcement", "kv_transfer_preferred_weight"):
-            if not sources[name].startswith("preset"):
-                flag = ROUTER_OPTIONS["kv_transfer_domain"].flags[0]
-                yield f"{sources[name].partition(' ')[2]} has no effect without {flag}"
+def _refuse_contradictions(config: RouterConfig, sources: Mapping[str, str]) -> None:
+    """Raise UsageProblem, with both names, where settings exclude each other."""
+    model = config.router_prefill_load_model
+    if model == "none":
+        return
+    given = f"{_typed_name(_LOAD_MODEL, sources) or _flag(_LOAD_MODEL)} {model}"
+    missing = [_flag(name) for name in _MODELLED_BY if getattr(config, name) is None]
+    if missing:
+        raise UsageProblem(
+            f"{given}: {', '.join(missing)} not set",
+            "specify what is modelled, for example --ais-backend vllm --ais-system h200_sxm "
+            f"--ais-model-path MODEL, or remove {given}",
+        )
+    for name, wanted in (("router_mode", "kv"), ("router_track_prefill_tokens", True)):
+        value = getattr(config, name)
+        if value != wanted:
+            other = _typed_name(name, sources) or _flag(name)
+            text = other if isinstance(value, bool) else f"{other} {value}"
+            raise UsageProblem(
+                f"{given} and {text}: the model needs {_flag(name)}"
+                + ("" if isinstance(wanted, bool) else f" {wanted}"),
+                f"remove {given} or {text}",
+            )
+
+
+def _unknown_variables(env: Mapping[str, str | bool]) -> Iterator[str]:
+    """Warnings for variables of the router that are no setting's, as by a typing error."""
+    known = [name for option in ROUTER_OPTIONS.values() for name in option.env]
+    known.append(MISMATCH_VARIABLE)
+    for name in sorted(env):
+        if name.startswith(_ROUTER_VARIABLES) and name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"{name} has no effect: unknown variable{hint}"

@@ -21,7 +21,7 @@ from dynctl.base.naming import resolve_worker
 from dynctl.documents.doubts import Doubt, doubt, percent, without_settings
 from dynctl.documents.route_result import RouteResult, WorkerSetRow, index_doubts, route_result
 from dynctl.documents.view import SavedView
-from dynctl.settings.router_settings import parse_assignments
+from dynctl.settings.router_settings import NoEffect, parse_assignments
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import (
@@ -88,7 +88,10 @@ class DryRun:
     def route(self) -> RouteResult:
         """Where the request would go, and why."""
         view = self._view
-        config, load, shown = what_if(self._router, self._query.assignments)
+        config, load, shown, ignored = what_if(self._router, self._query.assignments)
+        for one in ignored:
+            self._note(doubt("DYR0727", matters=one.elsewhere, why=one.text))
+            shown.pop(one.setting)
         state = self._router.view(config, load)
         assumptions = list(view.assumptions)
         if self.lora is not None and self.model != self.lora:
@@ -443,17 +446,18 @@ _MOST = 1 << 40
 
 def what_if(
     router: Router, assignments: Iterable[str]
-) -> tuple[RouterConfig | None, WhatIf | None, dict[str, Any]]:
+) -> tuple[RouterConfig | None, WhatIf | None, dict[str, Any], list[NoEffect]]:
     """``--set key=value``: other settings, or other load, for one dry run.
 
     Settings go by their names (``prefill_load_scale=1.5``); load by worker:
     ``load.prefill-a0.prefill_tokens=+500``, ``load.decode-b0.decode_blocks=-10``, or without a
     sign to set it (``load.prefill-a0.prefill_tokens=0``). Returns settings, load (None where
-    nothing changes) and the values as they are shown. Raises UsageProblem or ConfigError.
+    nothing changes), the values as they are shown, and why some have no effect. Raises UsageProblem
+    or ConfigError.
     """
     texts = list(assignments)
     settings = [text for text in texts if not text.strip().startswith(_PREFIX)]
-    config, shown = parse_assignments(router.config, settings)
+    config, shown, ignored = parse_assignments(router.config, settings)
     shifts: dict[str, dict[int, int]] = {name: {} for name in LOADS}
     for text in texts:
         if text.strip().startswith(_PREFIX):
@@ -462,7 +466,7 @@ def what_if(
             shown[key] = value
     changed = any(shifts.values())
     load = WhatIf(shifts["prefill_tokens"], shifts["decode_blocks"]) if changed else None
-    return config if settings else None, load, shown
+    return config if settings else None, load, shown, ignored
 
 
 def _shift(router: Router, text: str, shifts: dict[str, dict[int, int]]) -> None:

@@ -11,6 +11,8 @@ from dynctl.base.options import GlobalOptions
 #: A prompt file or stdin larger than this is a mistake.
 MAX_INPUT_BYTES = 64 * 1024 * 1024
 MAX_SALT = 1024
+#: The doubt about a --set that has no effect.
+_NO_EFFECT = "DYR0727"
 
 
 def route(
@@ -102,7 +104,7 @@ def route(
 
     Exit code 0: workers were chosen, 1: the request would be refused.
     """
-    from dynctl.screens.render import emit
+    from dynctl.screens.render import emit, talk
     from dynctl.screens.route import ExplainScreen
     from dynctl.sources import connect
     from dynctl.sources.query import RouteQuery
@@ -125,6 +127,9 @@ def route(
     if save_view is not None:
         source = _saved(source, save_view)
     result = source.route(query)
+    for one in result.doubts:
+        if one.code == _NO_EFFECT:
+            talk(f"warning: {one.what}")
     emit(result, options, screen=ExplainScreen(show_all) if explain else None)
     return ExitCode.YES if result.ok else ExitCode.NO
 

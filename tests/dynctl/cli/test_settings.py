@@ -7,7 +7,7 @@ import pytest
 from dynctl.base.errors import UsageProblem
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import Resolved, bounds, resolve
-from router_core import SETTINGS
+from router_core import PRESETS, SETTINGS
 
 
 def test_flag_wins_over_environment_and_environment_over_preset():
@@ -19,7 +19,7 @@ def test_flag_wins_over_environment_and_environment_over_preset():
     assert found.sources["prefill_load_scale"] == "env DYN_ROUTER_PREFILL_LOAD_SCALE"
     assert found.config.overload_status_code == 503
     assert found.sources["overload_status_code"] == "preset dynamo-0.9"
-    assert found.warnings == ()
+    assert all(one.startswith("preset dynamo-0.9: ") for one in found.warnings)
 
 
 def test_every_setting_has_a_source():
@@ -57,6 +57,8 @@ def test_every_spelling_of_every_setting_is_read(name: str):
         value = setting.type(500 if name == "overload_status_code" else 1)
         text = str(value)
     extra = {"--kv-transfer-preferred-weight": "1"} if text == "preferred" else {}
+    if name == "router_prefill_load_model":
+        extra = {f"--ais-{one}": "x" for one in ("backend", "system", "model-path")}
     for index, spelling in enumerate((*option.flags, *option.env)):
         flags = {spelling: text} if spelling.startswith("--") else {}
         env = {} if flags else {spelling: text}
@@ -65,7 +67,8 @@ def test_every_spelling_of_every_setting_is_read(name: str):
         assert found.sources[name].endswith(f" {spelling}")
         old = index not in (0, len(option.flags))
         assert any("deprecated" in warning for warning in found.warnings) is old
-        assert any("not built yet: ignored" in w for w in found.warnings) is not setting.built
+        mine = [w for w in found.warnings if w.startswith(f"{spelling}: ")]
+        assert any("not built yet: ignored" in w for w in mine) is not setting.built
 
 
 def test_deprecated_names_say_what_to_use():
@@ -177,3 +180,66 @@ def test_switching_kv_events_off_reports_the_effect():
     resolved = resolve({}, {"DYN_ROUTER_USE_KV_EVENTS": "false"})
     assert resolved.config.use_kv_events is False
     assert any("routed by load only" in warning for warning in resolved.warnings)
+
+
+@pytest.mark.parametrize("spelling", ["--no-router-kv-events", "--no-kv-events"])
+def test_a_switch_that_is_off_is_named_as_typed(spelling: str):
+    found = resolve({spelling.replace("--no-", "--"): False}, {})
+    assert found.sources["use_kv_events"] == f"flag {spelling}"
+    assert any(one.startswith(f"{spelling}: ") for one in found.warnings)
+    deprecated = "--no-kv-events is deprecated: use --no-router-kv-events"
+    assert (deprecated in found.warnings) is (spelling == "--no-kv-events")
+
+
+def test_settings_of_another_mode_are_reported():
+    found = resolve({"--router-mode": "random"}, {"DYN_ROUTER_TEMPERATURE": "1"})
+    assert found.warnings == (
+        "DYN_ROUTER_TEMPERATURE has no effect with --router-mode random: expected kv",
+    )
+
+
+def test_values_that_switch_a_feature_off_need_no_feature():
+    flags: dict[str, str | bool] = {"--router-queue-threshold": "none"}
+    assert resolve({**flags, "--router-replica-sync": False}, {}).warnings == ()
+
+
+def test_a_preset_names_its_values_without_effect():
+    warnings = resolve({}, {}, preset_name="dynamo-0.9").warnings
+    for name, value in PRESETS["dynamo-0.9"].items():
+        named = any(one.startswith(f"preset dynamo-0.9: {name} ") for one in warnings)
+        assert named is not SETTINGS[name].is_built(value)
+    given = resolve({"--router-queue-threshold": "2"}, {}, preset_name="dynamo-0.9").warnings
+    assert not any("preset dynamo-0.9: router_queue_threshold" in one for one in given)
+
+
+def test_unknown_variables_of_the_router_are_named():
+    found = resolve({}, {"DYN_ROUTER_TEMPRATURE": "1", "DYN_ROUTER_X": "", "DYN_OTHER": "1"})
+    assert found.warnings == (
+        "DYN_ROUTER_TEMPRATURE has no effect: unknown variable; "
+        "did you mean DYN_ROUTER_TEMPERATURE?",
+    )
+
+
+_MODELLED = {"--ais-backend": "vllm", "--ais-system": "h200_sxm", "--aic-model-path": "m"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({}, ["--ais-backend", "--ais-system", "--ais-model-path"]),
+        ({"--ais-backend": "vllm", "--ais-system": "h200_sxm"}, ["--ais-model-path"]),
+        ({**_MODELLED, "--router-mode": "random"}, ["--router-mode random", "kv"]),
+        (
+            {**_MODELLED, "--router-track-prefill-tokens": False},
+            ["--no-router-track-prefill-tokens"],
+        ),
+    ],
+)
+def test_a_load_model_without_what_it_needs_names_each_flag(flags, named):
+    with pytest.raises(UsageProblem) as caught:
+        resolve({**flags, "--router-prefill-load-model": "aic"}, {})
+    for one in ("--router-prefill-load-model aic", *named):
+        assert one in caught.value.message
+    assert "remove --router-prefill-load-model aic" in caught.value.hint
+    with pytest.raises(UsageProblem, match="DYN_ROUTER_PREFILL_LOAD_MODEL ais: "):
+        resolve({}, {"DYN_ROUTER_PREFILL_LOAD_MODEL": "ais"})
