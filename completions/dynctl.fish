@@ -160,7 +160,7 @@ function __dynctl_flags
                 '--eject-after'\t'Failed requests in a row after which an engine gets none for a pause' \
                 '--eject-pause'\t'First pause' \
                 '--eject-max-pause'\t'Longest pause' \
-                '--panic-threshold'\t'Where fewer of a model\'s workers are well, those whose probes or ..' \
+                '--panic-threshold'\t'Share of a model\'s workers that should be healthy' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
@@ -256,7 +256,7 @@ function __dynctl_flags
                 '--eject-after'\t'Failed requests in a row after which an engine gets none for a pause' \
                 '--eject-pause'\t'First pause' \
                 '--eject-max-pause'\t'Longest pause' \
-                '--panic-threshold'\t'Where fewer of a model\'s workers are well, those whose probes or ..' \
+                '--panic-threshold'\t'Share of a model\'s workers that should be healthy' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
@@ -356,7 +356,7 @@ function __dynctl_flags
                 '--eject-after'\t'Failed requests in a row after which an engine gets none for a pause' \
                 '--eject-pause'\t'First pause' \
                 '--eject-max-pause'\t'Longest pause' \
-                '--panic-threshold'\t'Where fewer of a model\'s workers are well, those whose probes or ..' \
+                '--panic-threshold'\t'Share of a model\'s workers that should be healthy' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
@@ -791,7 +791,7 @@ function __dynctl_flags
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'audit'
             printf '%s\n' \
-                '--min-rate'\t'Exit code 1 below this rate of hits, 0 to 1' \
+                '--min-rate'\t'Exit code 1 below this rate of hits, or where nothing was compared' \
                 '--duration'\t'Stop after this time' \
                 '--log'\t'Log of a Dynamo frontend, - for standard input: its costs are ..' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \

@@ -213,7 +213,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
                 min=0,
                 max=1_000_000,
                 help="Failed requests in a row after which an engine gets none for a pause; "
-                "0: never. One without any output ejects at once.",
+                "0: never. One request without any output ejects at once.",
                 rich_help_panel=_ENGINES,
             ),
         ],
@@ -249,8 +249,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--panic-threshold",
                 metavar="PERCENT",
-                help="Where fewer of a model's workers are well, those whose probes or requests "
-                "failed get requests all the same; 0%: never.",
+                help="Share of a model's workers that should be healthy; below it, workers whose probes "
+                "or requests failed get requests too; 0%: never.",
                 rich_help_panel=_ENGINES,
             ),
         ],

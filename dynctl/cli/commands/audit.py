@@ -13,7 +13,10 @@ def audit(
     min_rate: Annotated[
         float | None,
         typer.Option(
-            metavar="RATE", min=0, max=1, help="Exit code 1 below this rate of hits, 0 to 1."
+            metavar="RATE",
+            min=0,
+            max=1,
+            help="Exit code 1 below this rate of hits, or where nothing was compared.",
         ),
     ] = None,
     duration: Duration = None,
@@ -30,6 +33,9 @@ def audit(
     Of dynctl frontends: the prompt tokens that the router expected an engine to reuse, and those
     that the engine reported. Of a live Dynamo: the worker that is predicted before each choice, and
     the one that the frontend chose (needs --router-replica-sync). Sends no requests.
+
+    With --duration only requests of that time count. Without it: all since a dynctl frontend
+    started, and 30 s of a live Dynamo.
     """
     from dynctl.base.errors import ExitCode
     from dynctl.screens.render import emit

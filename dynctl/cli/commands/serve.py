@@ -27,7 +27,8 @@ _UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 
 WORKER_HELP = (
     "An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, kv-events=, replay=, "
-    "block-size=, dp=, total-blocks=, separated by commas."
+    "block-size=, dp=, total-blocks=, api-key-env=, forward-authorization=, "
+    "separated by commas."
 )
 
 Host = Annotated[

@@ -210,7 +210,7 @@ def contradictions(spec: WorkerSpec, facts: EngineFacts) -> str | None:
     """What the spec has typed and the engine reports differently, as one sentence; None if
     nothing."""
     found = [
-        f"{key}={typed} is typed and the engine reports {reported}"
+        f"{key}={typed} is set and the engine reports {reported}"
         for key, typed, reported in (
             ("block-size", spec.block_size, facts.block_size),
             ("dp", spec.dp, facts.dp),
@@ -227,7 +227,7 @@ def contradictions(spec: WorkerSpec, facts: EngineFacts) -> str | None:
     if spec.model is not None and facts.models and spec.model not in facts.models:
         names = ", ".join(facts.models[:4])
         unserved = (
-            f"model={spec.model} is typed and the engine serves {names}: requests for "
+            f"model={spec.model} is set and the engine serves {names}: requests for "
             f"{spec.model} go to the engine under that name"
         )
         message = f"{message}; {unserved}" if message else unserved

@@ -120,8 +120,8 @@ async def test_typed_values_that_differ_lose_and_the_condition_ends_with_them(
         assert worker(fleet).runtime_config.data_parallel_size == 1
         assert worker(fleet).model == "mine"
         assert condition(fleet) == (
-            "block-size=16 is typed and the engine reports 32, dp=4 is typed and the engine "
-            "reports 1: the engine's value is used; model=mine is typed and the engine serves "
+            "block-size=16 is set and the engine reports 32, dp=4 is set and the engine "
+            "reports 1: the engine's value is used; model=mine is set and the engine serves "
             "demo: requests for mine go to the engine under that name"
         )
         await fleet.frontend.fleet.remove("v")

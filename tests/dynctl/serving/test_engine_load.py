@@ -97,7 +97,7 @@ async def test_the_engines_size_replaces_a_typed_one_and_a_condition_says_so(vll
         assert found.reported.kv_used_blocks == 500
         condition = fleet.service.conditions.get("SPEC_DIFFERS_FROM_ENGINE", "v")
         assert condition.message == (
-            "total-blocks=400 is typed and the engine reports 1000: the engine's value is used"
+            "total-blocks=400 is set and the engine reports 1000: the engine's value is used"
         )
 
 
