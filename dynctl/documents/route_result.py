@@ -297,7 +297,9 @@ def _drawn(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
         if hop is None or hop.winner is None or len(hop.candidates) < 2:
             continue
         if hop.tied:
-            names = some_names(ref.worker for ref in hop.tied)
+            # The shown winner first.
+            tied = sorted(hop.tied, key=lambda ref: ref != hop.winner)
+            names = some_names(ref.worker for ref in tied)
             yield doubt("DYR0701", candidates=len(hop.tied), stage=hop.stage, names=names)
         elif hop.temperature > 0:
             best = max(hop.candidates, key=lambda row: row.probability)
