@@ -249,8 +249,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--panic-threshold",
                 metavar="PERCENT",
-                help="Share of a model's workers that should be healthy; below it, workers whose probes "
-                "or requests failed get requests too; 0%: never.",
+                help="Share of a model's workers that should be healthy; below it, workers whose "
+                "probes or requests failed get requests too; 0%: never.",
                 rich_help_panel=_ENGINES,
             ),
         ],
