@@ -274,7 +274,7 @@ def test_only_an_answer_without_doubt_is_certain(dynctl, tmp_path, tokens_file):
     path.write_bytes(ViewSource(doubted, "x").save())
     ran = dynctl("route", "--tokens", tokens_file, "--view", path)
     assert "doubts  1 could change the answer" in ran.out
-    assert "DYR0707  load is unknown, counted as none: a worker" in ran.out
+    assert "DYR0707  the load of the workers is unknown and counted as none:" in ran.out
     assert "DYR0714" not in ran.out
     assert (
         "DYR0714"
