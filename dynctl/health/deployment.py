@@ -25,6 +25,7 @@ from dynctl.wire.dynamo.discovery import (
     Instance,
     Malformed,
     ModelCard,
+    durable_events,
     parse_entry,
 )
 from dynctl.wire.dynamo.events import PASS_TOPIC
@@ -74,6 +75,7 @@ class RegisteredWorker:
     ``sources``: rank -> the publisher of its KV events and its indexer. ``kv_events``: rank -> the
     channel of its KV events. ``adapters``: the cards of the LoRA adapters that it serves.
     ``shared_events``: before Dynamo 1.4, the channels of its component; its own are among them.
+    ``durable_events``: the stream where its KV events may be, which only reading it shows.
     """
 
     worker: Worker
@@ -83,6 +85,7 @@ class RegisteredWorker:
     kv_events: Mapping[int, EventChannel] = field(default_factory=dict)
     adapters: tuple[ModelCard, ...] = ()
     shared_events: tuple[EventChannel, ...] = ()
+    durable_events: EventChannel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +233,10 @@ def join(
             observed = _observed(worker, card, instance, sources, by_publisher)
             near = shared.get((card.endpoint.namespace, card.endpoint.component), ())
             observed = replace(observed, shared_events=tuple(near))
+            if not observed.sources and worker.role is not Role.DECODE:
+                stream = durable_events(card)
+                worker = replace(worker, kv_events=stream is not None)
+                observed = replace(observed, worker=worker, durable_events=stream)
             workers.append(_with_adapters(observed, extra))
     for where, served in instances.items():
         if served.endpoint.name == SERVED and where not in cards and not _is_router(served):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.dynamo.versions import Row, minor, recorded
+from tests.dynamo.versions import LAST_WITH_DURABLE_EVENTS, Row, minor, recorded
 
 _COLUMNS: Final = {
     "workers": "workers are seen",
@@ -14,6 +14,7 @@ _COLUMNS: Final = {
     "caches read later": "caches read later",
     "tokens of a chat": "tokens of a chat",
     "over NATS": "over NATS",
+    "durable KV events": "durable KV events",
     "check": "checks without a finding",
 }
 
@@ -52,6 +53,14 @@ _NOTES: Final = (
         "Workers need a NATS server, and events come over NATS. A worker's local indexer does not "
         "report the number of its last event (DYR0306 is skipped).",
     ),
+    (
+        (1, 0),
+        (1, 3),
+        "Workers with `--durable-kv-events` have their KV events in a stream of NATS JetStream "
+        "only, for at most an hour. `dynctl` reads the stream and writes nothing to it. A worker "
+        "whose events are not all there any more has a `degraded` index; until its first event "
+        "is read, DYR0790 is a doubt. `dynctl events tail` does not show these events.",
+    ),
 )
 
 _HEAD: Final = """\
@@ -74,7 +83,12 @@ def compatibility_page() -> str:
         "|---" * (len(_COLUMNS) + 1) + "|",
     ]
     for version, found in rows.items():
-        cells = [_cell(found.get(name)) for name in _COLUMNS]
+        cells = [
+            _cell(found.get(name))
+            if name != "durable KV events" or minor(version) <= LAST_WITH_DURABLE_EVENTS
+            else "no such option"
+            for name in _COLUMNS
+        ]
         lines.append(f"| {version} | " + " | ".join(cells) + " |")
     notes = ["", "## What is different in older versions", ""]
     for first, last, text in _NOTES:

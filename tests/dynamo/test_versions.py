@@ -12,11 +12,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.dynamo.fleet import DynamoFleet, aggregated, two_zones
-from tests.dynamo.observed import observing, possible
+from tests.dynamo.observed import Observed, observing, possible
 from tests.dynamo.test_check import check
 from tests.dynamo.test_prediction import HeldLoad, agreed, prompts
 from tests.dynamo.test_route import PROMPT, route
-from tests.dynamo.versions import Row, minor, record, recorded
+from tests.dynamo.versions import LAST_WITH_DURABLE_EVENTS, Row, minor, record, recorded
+from tests.waiting import patience
 
 REQUESTS = 40
 Hold = Callable[[str, Row], None]
@@ -131,3 +132,42 @@ def test_under_load(hold: Hold, dynamo_version: str) -> None:
     with DynamoFleet(aggregated(3, kind="held"), blocks=8192, frontend_args=flags) as fleet:
         hits = asyncio.run(predicted())
     hold("under load", Row(hits, len(asked) - flying))
+
+
+def test_durable_events(hold: Hold, dynamo_version: str) -> None:
+    """KV events in a stream of NATS JetStream: those from before, and those that come."""
+    if minor(dynamo_version) > LAST_WITH_DURABLE_EVENTS:
+        pytest.skip("the option --durable-kv-events does not exist any more")
+
+    async def predicted() -> tuple[int, int]:
+        asked = prompts(REQUESTS, seed=7)[:20]
+        async with observing(fleet) as seen:
+            await until_read(seen)
+            # No worker has shown yet that it publishes.
+            assert len(seen.observer.problems) == 3
+            first, _ = await agreed(fleet, seen, asked)
+        async with observing(fleet) as seen:
+            await until_read(seen)
+            states = seen.observer.stream_states().values()
+            unheard = [one for one in states if one.last_seq is None]
+            assert len(seen.observer.problems) == len(unheard) < 3
+            later, certain = await agreed(fleet, seen, asked[-10:])
+            assert certain == 10, "all of these prompts are cached"
+            assert not seen.observer.not_current()
+        return first, later
+
+    async def until_read(seen: Observed) -> None:
+        async with asyncio.timeout(patience(10)):
+            while seen.observer.not_current():  # noqa: ASYNC110  a connection of its own
+                await asyncio.sleep(0.05)
+
+    with DynamoFleet(
+        aggregated(3),
+        blocks=4096,
+        speedup=0,
+        event_plane="nats",
+        frontend_args=("--router-durable-kv-events",),
+        worker_args=("--durable-kv-events",),
+    ) as fleet:
+        first, later = asyncio.run(predicted())
+    hold("durable KV events", Row(first + later, 30))

@@ -11,6 +11,8 @@ from pathlib import Path
 
 FIRST_WITHOUT_NATS = (1, 2)
 """Older mock workers do not start without a NATS server."""
+LAST_WITH_DURABLE_EVENTS = (1, 3)
+"""Later versions have no option for KV events in NATS JetStream."""
 RESULTS = Path(__file__).resolve().parent / "compatibility"
 """One file for each version that was tried: ``VERSION.json``."""
 

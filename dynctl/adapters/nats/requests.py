@@ -14,6 +14,7 @@ from dynctl.adapters.nats.dynamo_events import hang_up, reason_of
 from dynctl.adapters.ports import RequestPlaneError
 
 _DIAL_S: Final = 2.0
+_PING_S: Final = 5.0
 _PORT: Final = 4222
 
 
@@ -36,7 +37,7 @@ class NatsMessenger:
         self, subject: str, body: bytes, headers: dict[str, str], timeout: float
     ) -> bytes:
         """The reply to a message. Raises RequestPlaneError with the reason."""
-        client = await self._connected()
+        client = await self.connected()
         try:
             reply = await client.request(subject, body, timeout=timeout, headers=headers)
         except NoRespondersError:
@@ -48,7 +49,7 @@ class NatsMessenger:
 
     async def local_host(self) -> str:
         """The address of this host towards the server. Raises RequestPlaneError."""
-        await self._connected()
+        await self.connected()
         assert self._server is not None
         parts = urlsplit(self._server.url)
         return await asyncio.to_thread(_towards, parts.hostname or "", parts.port or _PORT)
@@ -59,7 +60,8 @@ class NatsMessenger:
             await hang_up(self._client)
             self._client = None
 
-    async def _connected(self) -> Client:
+    async def connected(self) -> Client:
+        """The connection. Raises RequestPlaneError."""
         async with self._dialing:
             if self._client is not None and not self._client.is_closed:
                 return self._client
@@ -89,6 +91,7 @@ class NatsMessenger:
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             connect_timeout=cast(int, _DIAL_S),
+            ping_interval=cast(int, _PING_S),
             error_cb=ignore,
             **self._auth.options(server),
         )

@@ -216,7 +216,7 @@ async def _observed(
     return PlaneFacts(
         planes.title,
         wanted,
-        deployment=observer.deployment,
+        deployment=replace(observer.deployment, problems=observer.problems),
         ranks=ranks,
         waited_s=wait,
         listened_s=COLLECT_S + _ON_THE_WAY_S,

@@ -24,8 +24,15 @@ from dynctl.adapters.ports import (
 )
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.workers import StreamState
-from dynctl.health.deployment import Deployment, RegisteredWorker, Registrations
+from dynctl.health.deployment import (
+    Deployment,
+    Problem,
+    ProblemCode,
+    RegisteredWorker,
+    Registrations,
+)
 from dynctl.serving.index_runtime import IndexRuntime
+from dynctl.sources.dynamo.durable import DurableEvents
 from dynctl.sources.dynamo.load_mirror import LoadMirror
 from dynctl.sources.dynamo.planes import Planes, watch_discovery
 from dynctl.sources.dynamo.recovery import RankIndex
@@ -102,6 +109,14 @@ class _Component:
 
 
 @dataclass(slots=True)
+class _Durable:
+    """The stream of a component (``--durable-kv-events``) and who reads it."""
+
+    events: DurableEvents
+    follower: _Follower
+
+
+@dataclass(slots=True)
 class RequestCounts:
     """Requests to workers and indexers so far, and bytes of their responses."""
 
@@ -160,6 +175,7 @@ class Observer:
         self._rejected: dict[int, str] = {}
         self._channels: dict[tuple[str, int], _Follower] = {}
         self._components: dict[tuple[str, str], _Component] = {}
+        self._durable: dict[EventChannel, _Durable] = {}
         self.tasks = Supervisor()
         self.load = LoadMirror(router, self.apply, clock, on_sequence=on_sequence)
         self.applier = IndexRuntime(self.apply, router.sweep, on_condition, clock, self.tasks)
@@ -188,6 +204,7 @@ class Observer:
         self._ranks.clear()
         self._channels.clear()
         self._components.clear()
+        self._durable.clear()
         await self.applier.close()
         await self._planes.close()
 
@@ -205,7 +222,9 @@ class Observer:
 
     async def settled(self) -> None:
         """Wait until the recovery of every rank succeeded or failed, and all events are applied."""
-        await asyncio.gather(*(rank.index.settled() for rank in list(self._ranks.values())))
+        reads = [rank.index.settled() for rank in self._ranks.values()]
+        reads += [one.events.settled() for one in self._durable.values()]
+        await asyncio.gather(*reads)
         await self.applier.drained()
 
     def not_current(self) -> dict[Rank, str]:
@@ -216,11 +235,27 @@ class Observer:
                 found[rank] = "no event channel is registered"
             elif not followed.index.current:
                 found[rank] = followed.index.problem or "recovery is running"
+        for one in self._durable.values():
+            found |= one.events.not_current()
         return found
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The deployment's problems, without missing events that were found in a stream."""
+        read = {worker_id for one in self._durable.values() for worker_id in one.events.read()}
+        heard = {i.worker.name for i in self.deployment.workers if i.worker.worker_id in read}
+        return tuple(
+            one
+            for one in self.deployment.problems
+            if one.code is not ProblemCode.EVENTS_MISSING or one.subject not in heard
+        )
 
     def stream_states(self) -> dict[Rank, StreamState]:
         """The state of each rank's event stream."""
-        return {rank: followed.index.state() for rank, followed in self._ranks.items()}
+        states = {rank: followed.index.state() for rank, followed in self._ranks.items()}
+        for one in self._durable.values():
+            states |= one.events.states()
+        return states
 
     # -- reading the index -----------------------------------------------------------------
 
@@ -336,6 +371,8 @@ class Observer:
             followed = self._ranks.get(key)
             if followed is not None and (followed.source, followed.channel) == (source, channel):
                 continue
+            if followed is None and item.durable_events is not None:
+                continue
             if followed is not None:
                 self._end(followed.tasks)
                 del self._ranks[key]
@@ -346,6 +383,24 @@ class Observer:
                 self._ranks[key] = self._followed(source, channel)
         if item.shared_events:
             self._follow_shared(item)
+        if item.durable_events is not None:
+            self._follow_durable(item, item.durable_events)
+
+    def _follow_durable(self, item: RegisteredWorker, channel: EventChannel) -> None:
+        if channel not in self._durable:
+            events = DurableEvents(self.applier.take, self._clock)
+            self._durable[channel] = _Durable(events, self._durable_follower(channel, events))
+        durable = self._durable[channel]
+        if durable.events.attach(item.worker.worker_id, item.worker.ranks):
+            # Events of this worker were skipped before it registered: the stream still has them.
+            self._end([durable.follower.task])
+            durable.events.restart()
+            durable.follower = self._durable_follower(channel, durable.events)
+
+    def _durable_follower(self, channel: EventChannel, events: DurableEvents) -> _Follower:
+        follower = self._planes.plane_of(channel).follow(channel, events.reader())
+        of = f"the stream of {channel.scope.namespace}/{channel.scope.component}"
+        return _Follower(channel, self.tasks.start("KV event stream", follower.run, of))
 
     def _sharing(self, source: EventSource, item: RegisteredWorker) -> _FollowedRank:
         """A rank whose channel is one of its component's."""
@@ -399,6 +454,10 @@ class Observer:
     def _unfollow(self, worker_id: int) -> None:
         for key in [key for key in self._ranks if key[0] == worker_id]:
             self._end(self._ranks.pop(key).tasks)
+        for channel, durable in list(self._durable.items()):
+            durable.events.detach(worker_id)
+            if durable.events.empty:
+                self._end([self._durable.pop(channel).follower.task])
         self.applier.unfollow(worker_id)
 
     def _end(self, tasks: list[asyncio.Task[None]]) -> None:

@@ -209,10 +209,15 @@ class _EventPlanes:
         self._options = options
         self._zmq: EventPlane | None = None
         self._nats: EventPlane | None = None
+        self._durable: EventPlane | None = None
 
     def of(self, channel: EventChannel) -> EventPlane:
-        from dynctl.wire.dynamo.discovery import NatsTransport
+        from dynctl.wire.dynamo.discovery import JetStreamTransport, NatsTransport
 
+        if isinstance(channel.transport, JetStreamTransport):
+            if self._durable is None:
+                self._durable = self._open_durable()
+            return self._durable
         if isinstance(channel.transport, NatsTransport):
             if self._nats is None:
                 self._nats = self._open_nats()
@@ -223,6 +228,13 @@ class _EventPlanes:
             self._zmq = ZmqEventPlane()
             self.opened.append(self._zmq)
         return self._zmq
+
+    def _open_durable(self) -> EventPlane:
+        from dynctl.adapters.nats.durable_events import DurableEventPlane
+
+        plane = DurableEventPlane(_nats_servers(self._options))
+        self.opened.append(plane)
+        return plane
 
     def _open_nats(self) -> EventPlane:
         from dynctl.adapters.nats.dynamo_events import NatsEventPlane

@@ -284,7 +284,7 @@ def replicas_mirror(observer: Observer) -> bool:
 def registration_doubts(observer: Observer) -> list[Doubt]:
     """The contradictions between registrations, which frontends may resolve in another way, workers
     without KV events, and fields of the cards that are not known."""
-    problems = observer.deployment.problems
+    problems = observer.problems
     doubts = [doubt("DYR0719", why=one.message) for one in problems if one.code in _DOUBTFUL]
     sets = observer.deployment.worker_sets
     for namespace, roles in dict.fromkeys((one.namespace, one.ambiguous) for one in sets):
@@ -306,7 +306,8 @@ def registration_doubts(observer: Observer) -> list[Doubt]:
 def _unread(observer: Observer, item: RegisteredWorker) -> bool:
     """Whether the worker publishes what it caches, and a rank of it is not followed."""
     followed = observer.stream_states()
-    return any((item.worker.worker_id, rank) not in followed for rank in item.sources)
+    ranks = item.sources if item.durable_events is None else item.worker.ranks
+    return any((item.worker.worker_id, rank) not in followed for rank in ranks)
 
 
 def index_doubts(observer: Observer, *, unread: bool = False) -> list[Doubt]:

@@ -8,6 +8,7 @@ entry that cannot be read becomes :class:`Malformed`, so that one bad worker doe
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -117,6 +118,17 @@ class NatsTransport:
 
 
 @dataclass(frozen=True, slots=True)
+class JetStreamTransport:
+    """A stream of NATS JetStream, which keeps the events of a component's workers for an hour.
+
+    Dynamo 1.0 to 1.3 write it with ``--durable-kv-events``; no entry of the discovery plane names
+    it (:func:`durable_events`).
+    """
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
 class EventChannel:
     """The transport of one publisher of one topic. ``publisher_id`` is not a worker id.
 
@@ -127,7 +139,7 @@ class EventChannel:
     scope: EndpointId
     topic: str
     publisher_id: int
-    transport: ZmqTransport | NatsTransport
+    transport: ZmqTransport | NatsTransport | JetStreamTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +152,22 @@ class EventSource:
     worker_id: int
     dp_rank: int
     recovery: Instance | None = None
+
+
+def durable_events(card: ModelCard) -> EventChannel | None:
+    """The stream of a worker that runs with ``--durable-kv-events``; None for other workers.
+
+    Observed with Dynamo 1.0.2 to 1.3.1: such a worker has no local indexer. Cards of later versions
+    have ``kv_event_publishing_enabled`` instead.
+    """
+    runtime = card.runtime_config
+    later = "kv_event_publishing_enabled" in runtime
+    if later or runtime.get("enable_local_indexer") is not False:
+        return None
+    scope = card.endpoint._replace(name="")
+    name = f"namespace-{scope.namespace}-component-{scope.component}-{KV_EVENTS}"
+    stream = re.sub("[^a-z0-9-]", "-", name.lower())
+    return EventChannel(scope, KV_EVENTS, 0, JetStreamTransport(stream))
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,6 +261,27 @@ def router_event_from(value: Any, where: str = "event") -> RouterEvent:
     return _router_event(read, event)
 
 
+def decode_durable_event(
+    payload: bytes, limits: Limits = DEFAULT_LIMITS
+) -> tuple[RouterEvent, int]:
+    """The event in a message of a JetStream stream, which is JSON, and its rank's first number.
+
+    As observed: Dynamo 1.0.2 numbers a rank's events from 0 and writes no storage tier, 1.2.1 and
+    1.3.1 from 1 with a tier. Raises ``WireError``.
+    """
+    bound_payload(payload, limits)
+    try:
+        value = msgspec.json.decode(payload)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        raise WireError("event", "not JSON") from None
+    event = router_event_from(value)
+    if isinstance(event.event, BlocksStored | BlocksRemoved):
+        blocks = len(event.event.block_hashes)
+        if blocks > limits.blocks:
+            raise WireError("event", f"{blocks} blocks, expected at most {limits.blocks}")
+    return event, int("storage_tier" in value)
+
+
 def encode_router_events(events: Sequence[RouterEvent]) -> bytes:
     """A ``kv-events`` payload as Dynamo's worker writes it."""
     return _encoder.encode([_event_map(event) for event in events])

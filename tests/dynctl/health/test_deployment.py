@@ -11,6 +11,7 @@ import pytest
 
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.health.deployment import ProblemCode, Registrations
+from dynctl.wire.dynamo.discovery import JetStreamTransport
 from router_core import Role
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
@@ -96,6 +97,31 @@ def test_before_1_4_the_channels_of_a_component_are_those_of_its_workers(capture
         for source in item.sources.values():
             assert source.recovery is not None
             assert source.recovery.endpoint.name == "worker_kv_indexer_query_dp0"
+
+
+def test_a_worker_without_local_indexer_may_have_its_events_in_a_stream(captured):
+    key = cards(captured, "prefill")[0]
+    runtime = captured[key]["card_json"]["runtime_config"]
+    runtime["enable_local_indexer"] = False
+    values = {k: v for k, v in captured.items() if not k.startswith("v1/event_")}
+
+    def stream() -> Any:
+        worker_id = captured[key]["instance_id"]
+        found = joined(values)
+        [item] = [one for one in found.workers if one.worker.worker_id == worker_id]
+        # Whether it publishes there is known only when its events are read.
+        silent = [p.subject for p in found.problems if p.code is ProblemCode.EVENTS_MISSING]
+        assert item.worker.name in silent
+        assert item.worker.kv_events is (item.durable_events is not None)
+        return item.durable_events and item.durable_events.transport
+
+    assert stream() is None, "a card of Dynamo 1.4 and later"
+    del runtime["kv_event_publishing_enabled"]
+    expected = JetStreamTransport("namespace-dynamo-component-prefill-kv-events")
+    assert stream() == expected
+    captured[key]["namespace"] = "My_Ns"
+    values[key.replace("mdc", "instances")]["namespace"] = "My_Ns"
+    assert stream() == JetStreamTransport("namespace-my-ns-component-prefill-kv-events")
 
 
 def test_before_1_3_the_others_decode_beside_prefill_workers(captured):

@@ -44,13 +44,15 @@ def observed(*cards: dict[str, Any] | None, **more: Any) -> Any:
     load = SimpleNamespace(
         since=0.0, added=0, reports=0, routers=set(), reported=set(), over=set(), earlier={}
     )
+    problems = more.pop("problems", ())
     found = {
         "deployment": SimpleNamespace(
             workers=workers,
-            problems=more.pop("problems", ()),
+            problems=problems,
             worker_sets=(),
             sequences=more.pop("sequences", ("a channel",)),
         ),
+        "problems": problems,
         "router": router,
         "apply": apply,
         "load": load,

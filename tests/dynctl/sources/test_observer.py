@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from dynctl.adapters.memory import MemoryDiscovery, MemoryEventPlane
+from dynctl.health.deployment import ProblemCode
 from dynctl.sources.dynamo.observer import Observer, ObserverBounds
 from dynctl.sources.dynamo.planes import Planes
 from dynctl.wire.dynamo.active_sequences import (
@@ -139,6 +140,46 @@ async def test_live_events_follow_the_dump(rig):
     rig.publish(item.kv_events[0], encode_router_events([event]))
     await until(lambda: rig.router.index.block_count(rig.slot(worker_id)) == 2)
     assert len(rig.requests.requested) == 2, "no further request"
+
+
+async def test_events_in_a_stream_are_followed(rig):
+    worker_id = rig.worker_id("prefill")
+    [card] = [k for k in rig.values if k == f"v1/mdc/dynamo/prefill/generate/{worker_id:x}"]
+    runtime = rig.values[card]["card_json"]["runtime_config"]
+    runtime["enable_local_indexer"] = False
+    del runtime["kv_event_publishing_enabled"]
+    for key in [key for key in rig.values if key.startswith("v1/event_")]:
+        rig.discovery.delete(key)
+    rig.discovery.put(card, json.dumps(rig.values[card]).encode())
+
+    def silent() -> list[str]:
+        return [p.subject for p in rig.observer.problems if p.code is ProblemCode.EVENTS_MISSING]
+
+    def durable() -> EventChannel | None:
+        observer: Observer = rig.observer
+        workers = observer.deployment.workers
+        return next(i.durable_events for i in workers if i.worker.worker_id == worker_id)
+
+    slot = rig.slot(worker_id)
+    await until(lambda: durable() and (worker_id, 0) in rig.observer.stream_states())
+    await rig.observer.settled()
+    assert rig.observer.not_current() == {}
+    assert len(silent()) == 2, "it has shown no event yet"
+    block = {"block_hash": 9, "tokens_hash": 9}
+    event = {"event_id": 0, "data": {"stored": {"parent_hash": None, "blocks": [block]}}}
+    channel = durable()
+    assert channel is not None
+    rig.publish(channel, json.dumps({"worker_id": worker_id, "event": event}).encode())
+    await until(lambda: rig.router.index.block_count(slot) == 1)
+    assert len(silent()) == 1
+    # Another registration does not change what is known of this one.
+    runtime["max_num_seqs"] = 7
+    rig.discovery.put(card, json.dumps(rig.values[card]).encode())
+    await until(lambda: rig.router.registry.get(worker_id).runtime_config.max_num_seqs == 7)
+    assert rig.router.freshness[slot].index_state == "current"
+    rig.discovery.delete(card)
+    await until(lambda: rig.router.registry.get(worker_id) is None)
+    assert rig.observer.stream_states() == {}
 
 
 async def test_a_worker_leaves_and_comes_back(rig):

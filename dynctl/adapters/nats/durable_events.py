@@ -1,0 +1,208 @@
+"""KV events that Dynamo 1.0 to 1.3 keep in NATS JetStream: a stream's messages, old and new.
+
+An ordered consumer of ours reads the stream: it lives in the server's memory, acknowledges nothing,
+and the server removes it after some seconds without a reader. The stream itself is only read.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js.api import ConsumerConfig, DeliverPolicy, StreamInfo
+from nats.js.errors import NotFoundError
+
+from dynctl.adapters.nats.address import NatsAuth
+from dynctl.adapters.nats.dynamo_events import reason_of
+from dynctl.adapters.nats.requests import NatsMessenger
+from dynctl.adapters.ports import (
+    ChannelCode,
+    ChannelCondition,
+    ChannelCounts,
+    ChannelMessage,
+    ChannelValue,
+    RequestPlaneError,
+)
+from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES
+from dynctl.wire.dynamo.discovery import EventChannel, JetStreamTransport
+
+_RESPONSE_S: Final = 5.0
+_CHECK_S: Final = 2.0
+_RETRY_S: Final = (0.5, 1.0, 2.0, 5.0)
+#: Messages and bytes that wait for us; the server sends further ones when these are read.
+_PENDING_MESSAGES: Final = 65_536
+_PENDING_BYTES: Final = 64 * 1024 * 1024
+
+
+class DurableEventPlane:
+    """Followers of streams that share one connection to one of ``servers``.
+
+    Raises UsageProblem for a server or invalid credentials, as NatsEventPlane does.
+    """
+
+    def __init__(
+        self,
+        servers: str | list[str] | tuple[str, ...],
+        auth: NatsAuth | None = None,
+        *,
+        check_s: float = _CHECK_S,
+    ) -> None:
+        self.messenger = NatsMessenger(servers, auth)
+        self.check_s = check_s
+
+    def follow(
+        self, channel: EventChannel, emit: Callable[[ChannelValue], None]
+    ) -> "DurableFollower":
+        """Never fails: a stream that does not exist is reported once it runs."""
+        return DurableFollower(self, channel, emit)
+
+    async def close(self) -> None:
+        """Leaves no connection."""
+        await self.messenger.close()
+
+
+class _Stale(Exception):
+    """The stream has to be read with a new consumer; the message has the reason."""
+
+
+class DurableFollower:
+    """Reads one stream from its first message.
+
+    CHANNEL_CONNECTED comes once the messages that the stream had at the connection are read.
+    EVENTS_DROPPED counts messages that it does not keep any more. ``sequence`` of a message is the
+    stream's number of it, from 1; its payload is undecoded.
+    """
+
+    def __init__(
+        self,
+        plane: DurableEventPlane,
+        channel: EventChannel,
+        emit: Callable[[ChannelValue], None],
+    ) -> None:
+        self.counts = ChannelCounts()
+        self.connected = False
+        self._plane = plane
+        self._channel = channel
+        self._emit = emit
+        self._next = 1
+        self._created: datetime | None = None
+        self._reported = ""
+
+    async def run(self) -> None:
+        """Follow until cancelled; connects again after each loss."""
+        transport = self._channel.transport
+        if not isinstance(transport, JetStreamTransport):
+            raise TypeError(f"expected a stream of JetStream, got {transport}")
+        failures = 0
+        while True:
+            try:
+                await self._read(await self._plane.messenger.connected(), transport.stream)
+                why = "the connection to NATS ended"
+            except (RequestPlaneError, _Stale) as error:
+                why = str(error)
+            except NotFoundError:
+                why = f"NATS has no stream {transport.stream}"
+            except (NatsError, OSError, TimeoutError) as error:
+                why = f"stream {transport.stream}: {reason_of(error, _RESPONSE_S)}"
+            failures = 0 if self.connected else failures + 1
+            self.connected = False
+            if why != self._reported:
+                self._reported = why
+                self._report(ChannelCode.CHANNEL_DISCONNECTED, why)
+            await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+
+    async def _read(self, client: Client, stream: str) -> None:
+        """Read until the connection ends."""
+        js = client.jetstream(timeout=_RESPONSE_S)
+        info = await js.stream_info(stream)
+        self._resume(info)
+        end = info.state.last_seq
+        turn = size = 0
+
+        async def received(message: Msg) -> None:
+            nonlocal turn, size
+            self._take(message)
+            if self._next > end:
+                self._connect(stream)
+            turn, size = turn + 1, size + len(message.data)
+            if turn >= TURN_MESSAGES or size >= TURN_BYTES:
+                turn = size = 0
+                await asyncio.sleep(0)
+
+        consumer = await js.subscribe(
+            f"{stream}.*",
+            stream=stream,
+            ordered_consumer=True,
+            config=ConsumerConfig(
+                deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=self._next
+            ),
+            cb=received,
+            pending_msgs_limit=_PENDING_MESSAGES,
+            pending_bytes_limit=_PENDING_BYTES,
+        )
+        if self._next > end:
+            self._connect(stream)
+        try:
+            await self._watch(client, stream)
+        finally:
+            with contextlib.suppress(NatsError, OSError):
+                await consumer.unsubscribe()
+
+    async def _watch(self, client: Client, stream: str) -> None:
+        """Compare with the stream, because a consumer that stops makes no error."""
+        js = client.jetstream(timeout=_RESPONSE_S)
+        behind, before = False, self._next
+        while True:
+            await asyncio.sleep(self._plane.check_s)
+            if client.is_closed:
+                return
+            if behind and before == self._next:
+                raise _Stale(f"stream {stream} has messages that do not arrive")
+            info = await js.stream_info(stream)
+            if info.created != self._created:
+                raise _Stale(f"stream {stream} was deleted and created again")
+            behind, before = info.state.last_seq >= self._next, self._next
+
+    def _resume(self, info: StreamInfo) -> None:
+        """Continue after the last message, or where the stream begins now."""
+        first = max(1, info.state.first_seq)
+        if self._created not in (None, info.created):
+            self._next = 1
+            self._drop(1, "the stream was deleted and created again")
+        self._created = info.created
+        if first > self._next:
+            self._drop(first - self._next, f"the stream begins with message {first:,}")
+            self._next = first
+
+    def _take(self, message: Msg) -> None:
+        number = message.metadata.sequence.stream
+        if number < self._next:
+            self.counts.duplicates += 1
+            return
+        if number > self._next:
+            self._drop(number - self._next, f"message {number:,} came after {self._next - 1:,}")
+        self._next = number + 1
+        self.counts.received += 1
+        published = int(message.metadata.timestamp.timestamp() * 1000)
+        channel = self._channel
+        self._emit(
+            ChannelMessage(channel.topic, channel.publisher_id, number, published, message.data)
+        )
+
+    def _drop(self, count: int, why: str) -> None:
+        self.counts.dropped += count
+        self._report(ChannelCode.EVENTS_DROPPED, f"messages are missing: {why}", count)
+
+    def _connect(self, stream: str) -> None:
+        if not self.connected:
+            self.connected = True
+            self._reported = ""
+            self._report(ChannelCode.CHANNEL_CONNECTED, f"connected to stream {stream}")
+
+    def _report(self, code: ChannelCode, message: str, count: int = 0) -> None:
+        channel = self._channel
+        self._emit(ChannelCondition(channel.topic, channel.publisher_id, code, message, count))
