@@ -22,7 +22,7 @@ HELD_BY = {
     "the user who starts dynctl": [
         "dynctl/cli/test_serve.py::test_defaults_are_loopback_and_quiet"
     ],
-    "operators: the admin token": [
+    "operators: clients with the admin token": [
         "dynctl/serving/test_access.py::test_with_a_token_and_keys",
         "test_security.py::test_the_numbers_are_those_of_the_code",
     ],
