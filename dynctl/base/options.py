@@ -1,8 +1,10 @@
 """The global options: the source of data, and the output format."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 
 class OutputFormat(StrEnum):
@@ -59,3 +61,31 @@ class GlobalOptions:
     given: frozenset[str] = frozenset()
     context_applied: bool = False
     environment_sources: bool = True
+
+
+#: Options that a command without a source reads: those about its output.
+OUTPUT: Final = frozenset({"output", "no_color", "debug"})
+#: Options that name a source: a command that cannot have one refuses them.
+SOURCES: Final = frozenset({"frontend", "view", "demo", "discovery", "file_kv", "etcd_endpoints"})
+CLUSTER: Final = frozenset({"namespace", "all_namespaces", "kube_context", "kubeconfig", "reach"})
+_FRONTENDS: Final = frozenset(
+    {"frontend", "timeout", "token", "token_env", "token_file", "ca_cert", "context"}
+)
+_PLANES: Final = _FRONTENDS | {"discovery", "dyn_namespace", "nats_server", "wait"}
+#: Source (a flag, or a discovery backend) -> the options that it reads beside OUTPUT. An option
+#: that is given and not read has no effect, and a warning names it.
+READ_BY: Final[Mapping[str, frozenset[str]]] = {
+    "--demo": frozenset({"demo"}),
+    "--view": frozenset({"view"}),
+    "--frontend": _FRONTENDS,
+    "file": _PLANES | {"file_kv"},
+    "etcd": _PLANES | {"etcd_endpoints", "etcd_client"},
+    "kubernetes": _PLANES | CLUSTER,
+}
+#: Variables of Dynamo's planes: Dynamo's frontends and workers read them, `serve` does not. Those
+#: of dynctl's other commands (DYNCTL_FRONTEND, DYNCTL_TOKEN, ..) and KUBECONFIG are not among them:
+#: a shell has them for other commands and programs.
+PLANE_VARIABLES: Final = (
+    *("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS", "NATS_SERVER", "DYN_NAMESPACE"),
+    *("DYN_EVENT_PLANE", "DYN_REQUEST_PLANE"),
+)

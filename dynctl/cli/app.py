@@ -142,7 +142,7 @@ def build_app(arguments: Sequence[str] | None = None) -> typer.Typer:
             groups[first].info.epilog = _MORE_LOCAL if local else _MORE
             app.add_typer(groups[first], name=first)
         imported = given is None or set(path.split()) <= given
-        function = with_globals(_load(place)) if imported else _listed
+        function = with_globals(_load(place), path, local=path in LOCAL) if imported else _listed
         owner = groups[first] if second else app
         more = _MORE_LOCAL if path in LOCAL else _MORE
         owner.command(second or first, cls=PlainCommand, short_help=summary, epilog=more)(function)

@@ -7,14 +7,23 @@ the last one wins; repeatable options add up.
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.base.errors import UsageProblem
+from dynctl.base.options import (
+    CLUSTER,
+    OUTPUT,
+    PLANE_VARIABLES,
+    READ_BY,
+    SOURCES,
+    GlobalOptions,
+    OutputFormat,
+)
 
 PANEL = "Global options"
 DYNAMO = "Global options for a live Dynamo"
@@ -237,9 +246,33 @@ _ANNOTATIONS: dict[str, Any] = {
 }
 _PREFIX = "global_"
 
+#: Commands that check by themselves which options have an effect, or read all of them.
+_OWN_CHECKS = frozenset(
+    (
+        *("topology verify", "topology plan", "topology lint", "bundle", "version"),
+        *("context add", "context show"),
+    )
+)
+#: Command -> options that it reads with any source, or without one.
+_ALSO_READ = {
+    "top": CLUSTER,  # the chain of custody of a worker
+    "context use": frozenset({"kubeconfig"}),
+    "demo": SOURCES | {"context"},
+}
+#: Command -> options that it does not read with any source.
+_NOT_READ = {
+    "top": frozenset({"wait"}),
+    "events tail": frozenset({"wait"}),
+    **dict.fromkeys(("serve frontend", "serve router", "serve engine"), frozenset({"output"})),
+}
 
-def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def with_globals(
+    function: Callable[..., Any], path: str = "", *, local: bool = False
+) -> Callable[..., Any]:
     """Give a command the global options as its first argument, ``options``.
+
+    Options that have no effect on the command ``path`` are reported; ``local``: it has no source.
 
     A command may declare one of them itself with another default or spelling; it also gets the
     value given before the command's name. A parameter of the type typer.Context receives the
@@ -262,9 +295,66 @@ def with_globals(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in redeclared:
             if arguments[name] is None:
                 arguments[name] = values.get(name)
-        return function(GlobalOptions(**values, given=frozenset(values)), **arguments)
+        options = GlobalOptions(**values, given=frozenset(values))
+        for warning in _without_effect(options, path, local, frozenset(redeclared)):
+            from dynctl.screens.render import talk
+
+            talk(f"warning: {warning}")
+        return function(options, **arguments)
 
     return _with_signature(command, own)
+
+
+def _without_effect(
+    options: GlobalOptions, path: str, local: bool, own: frozenset[str]
+) -> Iterator[str]:
+    """The options that were given and have no effect. Raises UsageProblem for those of a source,
+    where `serve` would start without what they name."""
+    read = OUTPUT - _NOT_READ.get(path, frozenset())
+    given = options.given - read - own - _ALSO_READ.get(path, frozenset())
+    serves = path.startswith("serve ")
+    if serves:
+        yield from (
+            f"{name} has no effect on {path}: it has no source"
+            for name in PLANE_VARIABLES
+            if os.environ.get(name)
+        )
+    if path in _OWN_CHECKS or not given:
+        return
+    if path == "config show":
+        from dynctl.sources import names_source
+
+        local = not names_source(options)
+    if local:
+        refused = [_flag(name) for name in _ANNOTATIONS if name in given & SOURCES]
+        if serves and refused:
+            verb = "specifies" if len(refused) == 1 else "specify"
+            raise UsageProblem(
+                f"{' and '.join(refused)} {verb} a source, but {path} has no source",
+                "specify engines with --worker; `dynctl demo` runs a whole fleet"
+                if path != "serve engine"
+                else f"remove {' and '.join(refused)}",
+            )
+        place = f"on {path}"
+    else:
+        from dynctl.sources import source_read
+
+        source = source_read(options)
+        if source is None:
+            return
+        read = READ_BY[source] - _NOT_READ.get(path, frozenset())
+        place = f"with {source if source.startswith('--') else f'discovery backend {source}'}"
+    for name in _ANNOTATIONS:
+        if name in given - read:
+            yield f"{_flag(name)} has no effect {place}"
+
+
+def _flag(name: str) -> str:
+    """The option as on the command line: ``--namespace (-n)``."""
+    option = _ANNOTATIONS[name].__metadata__[0]
+    # Without a default, the first of the spellings stands in its place.
+    short = ", ".join(option.param_decls)
+    return f"{option.default} ({short})" if short else str(option.default)
 
 
 def group_callback(help: str, *, version: bool = False) -> Callable[..., Any]:

@@ -90,6 +90,25 @@ def names_source(options: GlobalOptions) -> bool:
     return options.context is not None or bool(_named(options))
 
 
+def source_read(options: GlobalOptions) -> str | None:
+    """The source that the options name, as in ``base.options.READ_BY``.
+
+    None where two are named, or where only a request shows which one is used. Raises UsageProblem.
+    """
+    from dynctl.sources.dynamo.planes import backend
+
+    named = _named(options)
+    if len(named) > 1:
+        return None
+    if options.demo or options.view is not None:
+        return named[0]
+    planes = backend(options)
+    if planes is None:
+        return "--frontend"
+    either = frontends(options) if not named else named == ["--frontend"]
+    return None if either else planes[0]
+
+
 def peer_versions(options: GlobalOptions) -> list[tuple[str, str | None, str | None]]:
     """``(url, version, problem)`` of the named frontends, or of the default one if it answers."""
     from dynctl.sources.frontend.client import FrontendClient

@@ -219,7 +219,6 @@ def frontend(
     For example: dynctl serve frontend --worker http://127.0.0.1:8001,zone=zone-a --model-path DIR
     """
     config = _config(
-        options,
         router_flags,
         access,
         host=http_host,
@@ -269,7 +268,6 @@ def router(
 ) -> int:
     """Run the router alone, for other frontends: select, book and free over HTTP."""
     config = _config(
-        options,
         router_flags,
         access,
         host=http_host,
@@ -295,7 +293,6 @@ def router(
 
 
 def _config(
-    options: GlobalOptions,
     router_flags: Mapping[str, str | bool],
     access: Mapping[str, Any],
     **given: Any,
@@ -305,7 +302,6 @@ def _config(
     from dynctl.serving.config import FrontendConfig, Limits
     from dynctl.settings.router_settings import resolve
 
-    _no_source(options)
     _choice("--log-decisions", given["log_decisions"], ("off", "winner", "all"))
     _choice("--log-format", given["log_format"], ("text", "json"))
     given["log_level"] = given["log_level"].strip().lower()
@@ -332,19 +328,6 @@ def _config(
         health=health_of(access),
         system_port=None if port == -1 else port,
     )
-
-
-def _no_source(options: GlobalOptions) -> None:
-    for flag, given in (
-        ("--frontend", options.frontend),
-        ("--view", options.view),
-        ("--demo", options.demo),
-    ):
-        if given:
-            raise UsageProblem(
-                f"{flag} specifies a source, but serve has no source",
-                "specify engines with --worker; `dynctl demo` runs a whole fleet",
-            )
 
 
 def _choice(flag: str, value: str, choices: tuple[str, ...]) -> None:

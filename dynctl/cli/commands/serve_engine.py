@@ -64,13 +64,10 @@ def engine(options: GlobalOptions, **given: Any) -> int:
     import time
     from dataclasses import replace
 
-    from dynctl.base.errors import UsageProblem
     from dynctl.base.worker_environment import TopologyEnvironmentError, read_worker_environment
     from dynctl.screens.render import talk
     from dynctl.simulation.engine.process import run_engine
 
-    if options.frontend or options.view is not None or options.demo:
-        raise UsageProblem("serve engine has no source; remove --frontend, --view and --demo")
     values = {
         option.flag.removeprefix("--"): given[_key(option)]
         for option in OPTIONS

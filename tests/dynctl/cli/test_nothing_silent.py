@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynctl.base.options import OUTPUT, PLANE_VARIABLES, READ_BY, SOURCES, GlobalOptions
+from dynctl.cli.global_options import _without_effect
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import SETTINGS, Setting
 
@@ -115,3 +119,108 @@ def test_a_dry_run_names_a_setting_of_another_mode_and_stays_certain(dynctl: Any
     assert ran.err == f"warning: {expected}\n"
     (one,) = [one for one in ran.json["doubts"] if one["code"] == "DYR0727"]
     assert (one["what"], one["matters"]) == (expected, False)
+
+
+#: A value for each global option, as typed and as parsed.
+GLOBALS: dict[str, tuple[str | None, Any]] = {
+    "frontend": ("http://127.0.0.1:1", ("http://127.0.0.1:1",)),
+    "view": ("FILE", Path("FILE")),
+    "demo": (None, True),
+    "output": ("json", "json"),
+    "timeout": ("3", 3.0),
+    "token": ("t", "t"),
+    "token_env": ("T", "T"),
+    "token_file": ("FILE", Path("FILE")),
+    "ca_cert": ("FILE", Path("FILE")),
+    "context": ("c", "c"),
+    "discovery": ("etcd", "etcd"),
+    "dyn_namespace": ("n", "n"),
+    "file_kv": ("DIR", Path("DIR")),
+    "etcd_endpoints": ("127.0.0.1:1", "127.0.0.1:1"),
+    "etcd_client": ("gateway", "gateway"),
+    "nats_server": ("nats://127.0.0.1:1", "nats://127.0.0.1:1"),
+    "namespace": ("n", "n"),
+    "all_namespaces": (None, True),
+    "kube_context": ("k", "k"),
+    "kubeconfig": ("FILE", Path("FILE")),
+    "reach": ("direct", "direct"),
+    "wait": ("1", 1.0),
+    "no_color": (None, True),
+    "debug": (None, True),
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "--demo": {"demo": True},
+    "--view": {"view": Path("FILE")},
+    "--frontend": {"frontend": ("http://127.0.0.1:1",)},
+    "file": {"discovery": "file"},
+    "etcd": {"discovery": "etcd"},
+    "kubernetes": {"discovery": "kubernetes"},
+}
+
+
+def test_the_table_has_every_global_option() -> None:
+    internal = {"given", "context_applied", "environment_sources"}
+    names = {item.name for item in fields(GlobalOptions)} - internal
+    assert set(GLOBALS) == names
+    assert OUTPUT.union(*READ_BY.values()) == names
+    assert set(PLACES) == set(READ_BY)
+
+
+@pytest.mark.parametrize("command", ["frontend", "router", "engine"])
+@pytest.mark.parametrize("name", list(GLOBALS))
+def test_serve_names_every_global_option_without_effect(
+    dynctl: Any, started: list[Any], command: str, name: str
+) -> None:
+    flag, (value, _) = "--" + name.replace("_", "-"), GLOBALS[name]
+    ran = dynctl("serve", command, flag, *([value] if value else []))
+    if name in SOURCES:
+        assert (ran.code, started) == (2, [])
+        assert f"error: {flag} specifies a source, but serve {command} has no source" in ran.err
+        return
+    assert (ran.code, len(started)) == (0, 1)
+    expected = "" if name in ("no_color", "debug") else f"warning: {flag}"
+    assert ran.err.startswith(expected)
+    assert ran.err.count("warning: ") == bool(expected)
+    assert f"no effect on serve {command}" in ran.err or not expected
+
+
+@pytest.mark.parametrize("name", PLANE_VARIABLES)
+def test_serve_names_every_variable_of_a_source(
+    dynctl: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "x")
+    ran = dynctl("serve", "frontend")
+    assert (ran.code, len(started)) == (0, 1)
+    assert ran.err == f"warning: {name} has no effect on serve frontend: it has no source\n"
+
+
+@pytest.mark.parametrize("source", list(PLACES))
+@pytest.mark.parametrize("name", list(GLOBALS))
+def test_each_source_names_the_options_that_it_does_not_read(source: str, name: str) -> None:
+    if name in SOURCES:
+        return  # it names a source itself
+    values = {**PLACES[source], name: GLOBALS[name][1]}
+    options = GlobalOptions(**values, given=frozenset(values), context_applied=True)
+    named = list(_without_effect(options, "route", False, frozenset()))
+    flag = "--" + name.replace("_", "-")
+    if name in OUTPUT | READ_BY[source]:
+        assert named == []
+    else:
+        (one,) = named
+        assert one.startswith(flag)
+        assert source in one
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("route --demo hi -n x", "--namespace (-n) has no effect with --demo"),
+        ("workers list --timeout 3 --demo", "--timeout has no effect with --demo"),
+        ("explain DYR0101 --discovery etcd", "--discovery has no effect on explain"),
+        ("config show -A", "--all-namespaces (-A) has no effect on config show"),
+        ("top --once --demo --wait 3", "--wait has no effect with --demo"),
+    ],
+)
+def test_commands_name_options_without_effect(dynctl: Any, line: str, named: str) -> None:
+    ran = dynctl(*line.split())
+    assert (ran.code, ran.err) == (0, f"warning: {named}\n")
