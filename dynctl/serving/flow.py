@@ -378,7 +378,7 @@ class RequestFlow:
             _check_type(response, "text/event-stream" if call.stream else "application/json")
             if not call.stream:
                 head = await response.read(self._limits.unary_answer_bytes)
-                _check_object(response, head)
+                _check_completion(response, head)
             else:
                 timeout_s = self._first_outputs.timeout_s(worker.model, _tokens_before(decision))
                 head = await self._first_output(response, timeout_s)
@@ -511,14 +511,20 @@ def _check_type(response: EngineStream, expected: str) -> None:
         )
 
 
-def _check_object(response: EngineStream, body: bytes) -> None:
-    """Raise UpstreamFailure for a body that is not a JSON object."""
+class _Completion(msgspec.Struct):
+    """What every answer of chat and text completions has."""
+
+    choices: list[msgspec.Raw]
+
+
+def _check_completion(response: EngineStream, body: bytes) -> None:
+    """Raise UpstreamFailure for a body that is not a completion."""
     try:
-        whole = body.lstrip()[:1] == b"{" and msgspec.json.decode(body, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        whole = False
-    if not whole:
-        raise UpstreamFailure("protocol", f"{response.origin} answered without a JSON object")
+        msgspec.json.decode(body, type=_Completion)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise UpstreamFailure(
+            "protocol", f"{response.origin} answered without a JSON object with choices"
+        ) from None
 
 
 def _has_json(stream: bytes) -> bool:

@@ -92,6 +92,7 @@ def encode_as_dynamo(
         documents=documents if isinstance(documents, list) else None,
         add_generation_prompt=prompted,
         template_kwargs=args,
+        join_results=False,
     )
     if continue_final_message:
         text = _until_final_message(text, read.messages)

@@ -124,6 +124,7 @@ class ModelTokenizer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        join_results: bool = True,
     ) -> str:
         """The prompt text of a chat. Errors as :meth:`ChatTemplate.render`."""
         chars = _text_chars(messages)
@@ -135,6 +136,7 @@ class ModelTokenizer:
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             template_kwargs=template_kwargs,
+            join_results=join_results,
         )
 
     def encode_chat(

@@ -80,9 +80,12 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        join_results: bool = True,
     ) -> str:
         """The prompt text.
 
+        ``join_results``: results of tools are strings for every template, as in vLLM; False: they
+        follow the rules of the other messages, as in Dynamo.
         ``template_kwargs`` are variables of the template (``enable_thinking``, ...); they cannot
         replace messages, tools or add_generation_prompt. Raises :class:`PromptError` for an error
         of the request (the template refuses the messages, an image for a template of text),
@@ -98,7 +101,9 @@ class ChatTemplate:
         variables = {
             **self._variables,
             **extra,
-            "messages": [self._prepared(i, message) for i, message in enumerate(messages)],
+            "messages": [
+                self._prepared(i, message, join_results) for i, message in enumerate(messages)
+            ],
             "tools": list(tools) if tools else None,
             "documents": list(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
@@ -133,18 +138,18 @@ class ChatTemplate:
             self.heavy = self.heavy or budget.operations > _HEAVY_OPERATIONS
         return "".join(chunks)
 
-    def _prepared(self, index: int, message: Message) -> dict[str, Any]:
+    def _prepared(self, index: int, message: Message, join_results: bool) -> dict[str, Any]:
         """The message as vLLM and SGLang pass it to a template.
 
         Text parts become one string, joined by newlines, unless the template iterates over parts;
-        strings become parts if the template supports parts only. A result of a tool is always a
-        string. Content null (a turn of tool calls) is empty. Arguments of tool calls, which are
-        JSON text in OpenAI's format, become mappings.
+        strings become parts if the template supports parts only. With ``join_results`` a result of
+        a tool is always a string. Content null (a turn of tool calls) is empty. Arguments of tool
+        calls, which are JSON text in OpenAI's format, become mappings.
         """
         prepared = dict(message)
         content = prepared.get("content")
         field = f"messages[{index}].content"
-        result = prepared.get("role") == "tool"
+        result = join_results and prepared.get("role") == "tool"
         if content is None and "content" in prepared:
             prepared["content"] = [] if self.takes_parts and not result else ""
         elif isinstance(content, str):

@@ -90,11 +90,14 @@ class TcpProxy:
                 return
             source, upstream = await asyncio.open_connection("127.0.0.1", self._target)
             there = asyncio.create_task(_copy(reader, upstream))
+            back = asyncio.create_task(self._back(source, writer))
             try:
-                await self._back(source, writer)
+                # A client that left, or a target that ended, ends both directions.
+                await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 there.cancel()
-                await asyncio.gather(there, return_exceptions=True)
+                back.cancel()
+                await asyncio.gather(there, back, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
             pass
         finally:

@@ -11,7 +11,13 @@ import shutil
 import pytest
 
 from dynctl.adapters.dynamo.model_files import FetchedModel, fetch_model_files, host_of
-from dynctl.tokenization import ModelTokenizer, PromptError, as_dynamo_reads, load_tokenizer
+from dynctl.tokenization import (
+    ModelTokenizer,
+    PromptError,
+    as_dynamo_reads,
+    encode_as_dynamo,
+    load_tokenizer,
+)
 from dynctl.wire.dynamo.discovery import Instance, ModelCard, parse_entry
 from tests.dynamo.chats import CHATS, PROMPTS, TWO_CALLS, WEATHER, Chat, user
 from tests.dynamo.fleet import HERE, TINY_MODEL, DynamoFleet, WorkerPlan, aggregated
@@ -61,9 +67,8 @@ class Live:
         self.tokenizer: ModelTokenizer = load_tokenizer(self.fetched.directory)
 
     def ours(self, chat: Chat) -> list[int]:
-        read = as_dynamo_reads(self.tokenizer, chat.messages, chat.tools)
-        return self.tokenizer.encode_chat(
-            read.messages, tools=read.tools, template_kwargs=chat.template_kwargs
+        return encode_as_dynamo(
+            self.tokenizer, chat.messages, chat.tools, template_args=chat.template_kwargs
         )
 
     def dynamos(self, chat: Chat) -> list[int]:
