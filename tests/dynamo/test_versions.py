@@ -139,7 +139,7 @@ def test_durable_events(hold: Hold, dynamo_version: str) -> None:
     if minor(dynamo_version) > LAST_WITH_DURABLE_EVENTS:
         pytest.skip("the option --durable-kv-events does not exist any more")
 
-    async def predicted() -> tuple[int, int]:
+    async def predicted() -> tuple[int, int, bool]:
         asked = prompts(REQUESTS, seed=7)[:20]
         async with observing(fleet) as seen:
             await until_read(seen)
@@ -154,7 +154,7 @@ def test_durable_events(hold: Hold, dynamo_version: str) -> None:
             later, certain = await agreed(fleet, seen, asked[-10:])
             assert certain == 10, "all of these prompts are cached"
             assert not seen.observer.not_current()
-        return first, later
+        return first, later, bool(unheard)
 
     async def until_read(seen: Observed) -> None:
         async with asyncio.timeout(patience(10)):
@@ -169,5 +169,9 @@ def test_durable_events(hold: Hold, dynamo_version: str) -> None:
         frontend_args=("--router-durable-kv-events",),
         worker_args=("--durable-kv-events",),
     ) as fleet:
-        first, later = asyncio.run(predicted())
+        first, later, silent = asyncio.run(predicted())
+        found = route(fleet, "--model-path", str(fleet.model_dir))
+        doubts = {one["code"] for one in found["doubts"]}
+        assert ("DYR0790" in doubts) == silent
+        assert "DYR0705" not in doubts
     hold("durable KV events", Row(first + later, 30))

@@ -187,10 +187,11 @@ class DynamoSource:
         *,
         follow: float = 0.0,
     ) -> SavedView:
-        doubts = [*registration_doubts(observer), *reached.doubts(), *doubts]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait):
                 await _settled(observer)
+        # Events in a stream show only when they are read which workers publish any.
+        doubts = [*registration_doubts(observer), *reached.doubts(), *doubts]
         # After the caches: the gauges are compared with the requests seen until now.
         reports = await asyncio.to_thread(reached.read, contested_models(observer))
         load_source, load_doubts = take_load(observer, reports.metrics)
