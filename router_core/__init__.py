@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from router_core.prompt_hasher import PromptHasher
     from router_core.index import IndexBound, PrefixIndex
+    from router_core.learned import LearnedIndex
     from router_core.worker_sets import Overlaps
     from router_core.errors import (
         ConfigError, ConstraintError, HashingError, PolicyUnderivable, RouterCoreError,
@@ -92,6 +93,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "to_unsigned",
     "PromptHasher",
     "IndexBound", "PrefixIndex",
+    "LearnedIndex",
     "Overlaps",
     "ConfigError", "ConstraintError", "HashingError", "PolicyUnderivable", "RouterCoreError",
     "SnapshotError", "WorkerError",
@@ -127,6 +129,7 @@ _MODULES = {
     "hashing": "BlockHashes hash_prompt local_block_hashes sequence_hashes to_signed to_unsigned",
     "prompt_hasher": "PromptHasher",
     "index": "IndexBound PrefixIndex",
+    "learned": "LearnedIndex",
     "worker_sets": "Overlaps",
     "errors":
         "ConfigError ConstraintError HashingError PolicyUnderivable RouterCoreError SnapshotError "

@@ -85,6 +85,8 @@ class Booked:
     ``prefill_tokens`` are prompt tokens that are not cached there; 0 where prefill is not
     tracked. ``sequence_hashes`` are its complete prompt blocks, shared with other requests;
     ``anonymous_blocks`` counts blocks that no other request shares (no KV reuse assumed).
+    ``prompt_hashes`` are the complete prompt blocks that the rank will have cached, each after its
+    parent; an index that is learned from bookings takes them.
     """
 
     request_id: str
@@ -94,6 +96,7 @@ class Booked:
     prefill_tokens: int = 0
     sequence_hashes: Sequence[int] = ()
     anonymous_blocks: int = 0
+    prompt_hashes: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

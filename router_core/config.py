@@ -16,7 +16,6 @@ from router_core.errors import ConfigError
 
 #: Modes of other routers that this one does not have yet; errors name them as "not built yet".
 PLANNED_MODES = ("power-of-two", "device-aware-weighted", "direct")
-PLANNED_VALUES = (*PLANNED_MODES, "approximate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Setting:
     ``needs`` names the feature that a setting belongs to where that feature is not built yet (for
     ``unbuilt_values`` only, where there are some): such a setting is checked and has no effect.
     ``without`` says what happens instead. ``only``: the other settings that it depends on.
-    ``dry_run``: why a dry run (`route --set`) cannot show its effect. Every warning about a setting
+    ``dry_run``: why a dry run cannot show its effect. Every warning about a setting
     without an effect comes from these four.
     """
 
@@ -109,7 +108,7 @@ class Setting:
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
             raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {value!r}")
         if self.choices and value not in self.choices:
-            planned = " (not built yet)" if value in PLANNED_VALUES else ""
+            planned = " (not built yet)" if value in PLANNED_MODES else ""
             raise ConfigError(
                 f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}{planned}"
             )
@@ -136,8 +135,8 @@ ENFORCEMENTS = ("required", "preferred", "fallback")
 
 _IN_KV = (Only("router_mode", ("kv",)),)
 _WITH_DOMAIN = Only("kv_transfer_domain")
-_APPROXIMATE = (Only("use_kv_events", (False,)),)
 _MODELLED = (Only("router_prefill_load_model", ("ais", "aic")),)
+_FILLED = "the index of a dry run is filled already"
 _RUNNING = "it acts on running requests, and a dry run sends none"
 
 
@@ -194,10 +193,11 @@ class RouterConfig:
     decode_capacity_guard: bool = True
     """Choose only prefill workers whose domain has an eligible decode worker."""
     router_on_degraded: str = _setting(
-        "discount", choices=("discount", "load-only", "full"), only=_IN_KV
+        "discount", choices=("discount", "approximate", "load-only", "full"), only=_IN_KV
     )
     """What cached blocks count for while a rank's index is incomplete: ``discount`` half of them,
-    ``load-only`` none, ``full`` all (as in Dynamo)."""
+    ``approximate`` what this router sent there in the last ``router_ttl_secs``, ``load-only`` none,
+    ``full`` all (as in Dynamo)."""
     active_request_expiry_secs: float = _setting(300.0, low=1.0, dry_run=_RUNNING)
     """Seconds without progress after which a booking expires."""
     overload_status_code: int = _setting(
@@ -207,24 +207,16 @@ class RouterConfig:
         dry_run="it is the status of an HTTP response, and a dry run sends no request",
     )
     """HTTP status when every eligible worker is busy."""
-    use_kv_events: bool = _setting(
-        True,
-        needs="approximate mode",
-        unbuilt_values=(False,),
-        without="workers are routed by load only",
-        dry_run="the index of a dry run is filled already",
-    )
-    """Index what workers cache from their KV events (off: approximate mode)."""
-    router_ttl_secs: float = _setting(120.0, low=0.0, needs="approximate mode", only=_APPROXIMATE)
+    use_kv_events: bool = _setting(True, dry_run=_FILLED)
+    """Index what workers cache from their KV events (off: approximate mode, an estimate)."""
+    router_ttl_secs: float = _setting(120.0, low=0.0, only=_IN_KV, dry_run=_FILLED)
     """Approximate mode: seconds for which a routed prefix counts as cached."""
-    router_max_tree_size: int | None = _setting(
-        None, low=1, needs="approximate mode", only=_APPROXIMATE
-    )
-    """Approximate mode (0.9): blocks kept before pruning."""
+    router_max_tree_size: int | None = _setting(None, low=1, only=_IN_KV, dry_run=_FILLED)
+    """Approximate mode: blocks kept before pruning; None for 1,048,576."""
     router_prune_target_ratio: float = _setting(
-        0.8, low=0.0, high=1.0, needs="approximate mode", only=_APPROXIMATE
+        0.8, low=0.0, high=1.0, only=_IN_KV, dry_run=_FILLED
     )
-    """Approximate mode (0.9): fraction of the blocks kept by pruning."""
+    """Approximate mode: fraction of the blocks kept by pruning."""
     router_queue_threshold: float | None = _setting(None, low=0.0, needs="the router queue")
     """Queue when every worker holds more than this multiple of max_num_batched_tokens."""
     router_queue_policy: str = _setting(

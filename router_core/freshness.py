@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, Literal
 
-Trust = Literal["exact", "degraded", "none"]
+Trust = Literal["exact", "degraded", "none", "estimated"]
 #: How far the index of a rank can be trusted: it has all that the rank caches; it has lost events,
-#: or is not read completely yet; the rank does not report what it caches.
-TRUST: Final[tuple[Trust, ...]] = ("exact", "degraded", "none")
+#: or is not read completely yet; the rank does not report what it caches; it does not either, and
+#: what this router sent there counts instead.
+TRUST: Final[tuple[Trust, ...]] = ("exact", "degraded", "none", "estimated")
+_ESTIMATED: Final = TRUST.index("estimated")
 #: Divisor of the cached blocks of a degraded index under the setting ``discount``.
 DISCOUNT: Final = 2
 
@@ -20,7 +22,8 @@ class Freshness:
     """Age and completeness of one rank's data. Times are those passed to ``apply``; None: never.
 
     ``index_state``: ``current``, ``gapped`` (batches were lost), ``over_limit`` (more blocks than
-    the rank can have: its index was dropped and starts again) or ``absent`` (no cache events).
+    the rank can have: its index was dropped and starts again), ``absent`` (no cache events) or
+    ``estimated`` (no cache events, the index is learned from bookings).
     ``connected``: events can be received now. ``recovering``: what the rank cached before, or while
     the connection was lost, is not read yet.
     """
@@ -35,7 +38,7 @@ class Freshness:
     @property
     def state(self) -> str:
         """``index_state``, or why it is not to be trusted now: ``disconnected``, ``recovering``."""
-        if self.index_state == "absent":
+        if self.index_state in ("absent", "estimated"):
             return self.index_state
         if not self.connected:
             return "disconnected"
@@ -44,19 +47,27 @@ class Freshness:
 
     @property
     def trust(self) -> Trust:
-        """How far the rank's index can be trusted: ``exact``, ``degraded`` or ``none``."""
-        state = self.state
-        return "exact" if state == "current" else "none" if state == "absent" else "degraded"
+        """How far the rank's index can be trusted, one of `TRUST`."""
+        return _TRUST_OF.get(self.state, "degraded")
+
+
+_TRUST_OF: Final[dict[str, Trust]] = {
+    "current": "exact",
+    "absent": "none",
+    "estimated": "estimated",
+}
 
 
 class FreshnessTable(dict[int, Freshness]):
-    """Slot -> freshness. ``degraded`` and ``none`` are the masks of slots with that trust.
+    """Slot -> freshness. ``degraded``, ``none`` and ``estimated`` are the masks of slots with that
+    trust.
 
     Call :meth:`note` after a change of a row.
     """
 
     degraded = 0
     none = 0
+    estimated = 0
 
     def note(self, slot: int) -> None:
         """Update the masks after the slot's row changed or was removed."""
@@ -65,20 +76,33 @@ class FreshnessTable(dict[int, Freshness]):
         trust = "exact" if row is None else row.trust
         self.degraded = self.degraded | bit if trust == "degraded" else self.degraded & ~bit
         self.none = self.none | bit if trust == "none" else self.none & ~bit
+        self.estimated = self.estimated | bit if trust == "estimated" else self.estimated & ~bit
 
     def trusts(self, slots: Sequence[int], mask: int) -> list[int] | None:
         """The trust of each slot as its place in `TRUST`; None where all of ``mask`` are exact."""
-        if not (self.degraded | self.none) & mask:
+        if not (self.degraded | self.none | self.estimated) & mask:
             return None
-        degraded, none = self.degraded, self.none
-        return [(degraded >> slot & 1) or 2 * (none >> slot & 1) for slot in slots]
+        degraded, none, estimated = self.degraded, self.none, self.estimated
+        return [
+            (degraded >> slot & 1) or 2 * (none >> slot & 1) or 3 * (estimated >> slot & 1)
+            for slot in slots
+        ]
 
 
-def counted_blocks(blocks: Sequence[int], trusts: Sequence[int], rule: str) -> list[int]:
-    """What cached blocks count for by the setting ``router_on_degraded``, for each rank."""
+def counted_blocks(
+    blocks: Sequence[int], trusts: Sequence[int], rule: str, learned: Iterable[int] = repeat(0)
+) -> list[int]:
+    """What cached blocks count for by the setting ``router_on_degraded``, for each rank.
+
+    ``learned``: the blocks of each rank that this router sent there, which count under the rule
+    ``approximate``. Those of an estimated index count in full.
+    """
     if rule == "full":
         return list(blocks)
-    worth = repeat(0) if rule == "load-only" else (count // DISCOUNT for count in blocks)
+    worth = (count // DISCOUNT for count in blocks) if rule == "discount" else repeat(0)
     return [
-        less if trust else count for count, less, trust in zip(blocks, worth, trusts, strict=False)
+        less if 0 < trust < _ESTIMATED else count
+        for count, less, trust in zip(
+            blocks, learned if rule == "approximate" else worth, trusts, strict=False
+        )
     ]

@@ -6,7 +6,7 @@ seconds of any one monotonic clock, and ``samples`` for ties and temperatures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,18 @@ from router_core.events import (
 )
 from router_core.freshness import Freshness, FreshnessTable
 from router_core.index import IndexBound, PrefixIndex
+from router_core.learned import MOST_LEARNED, LearnedIndex
 from router_core.load import ActiveSequences, PotentialLoad
 from router_core.lower_tiers import TIERS, LowerTiers
 from router_core.policies import PROFILES
 from router_core.registry import WorkerRegistry
-from router_core.selection import Profile, RoutingRequest, RoutingView, WhatIf
+from router_core.selection import (
+    Profile,
+    RoutingRequest,
+    RoutingView,
+    WhatIf,
+    learned_blocks,
+)
 from router_core.topology import RouterPolicy, TransferGroupsCache
 from router_core.worker_sets import slots_of
 from router_core.workers import Worker, WorkerWithDpRank
@@ -50,10 +57,16 @@ class Captured:
     parts: dict[str, Any]
     index: PrefixIndex
     tiers: LowerTiers
+    learned: LearnedIndex
 
     def document(self) -> dict[str, Any]:
         """The snapshot. Takes seconds for a million cached blocks."""
-        return {**self.parts, "index": self.index.dump(), "tiers": self.tiers.dump()}
+        return {
+            **self.parts,
+            "index": self.index.dump(),
+            "tiers": self.tiers.dump(),
+            "learned": self.learned.dump(),
+        }
 
 
 class Router:
@@ -62,9 +75,11 @@ class Router:
     ``exact_reuse``: cached blocks count as an engine itself reuses them (see `PrefixIndex`).
     Without it they count as in Dynamo, which credits a prompt's last block too and forgets a block
     with the first removal.
+    ``learns``: a rank without KV events has an index that is learned from the bookings of this
+    router (`LearnedIndex`), and the trust ``estimated``. Without it such a rank is chosen by load.
 
     Callers may read ``registry``, ``index``, ``load`` and ``busy``; these change only through
-    :meth:`apply` (and :meth:`sweep`, which frees the memory of lost workers).
+    :meth:`apply` (and :meth:`sweep`, which frees memory and forgets what was learned long ago).
     """
 
     def __init__(
@@ -73,6 +88,7 @@ class Router:
         profile: Profile | None = None,
         *,
         exact_reuse: bool = False,
+        learns: bool = False,
     ) -> None:
         self.config = config or RouterConfig()
         self._live: RoutingView | None = None
@@ -80,6 +96,9 @@ class Router:
         self.registry = WorkerRegistry()
         self.index = PrefixIndex(exact=exact_reuse)
         self.tiers = LowerTiers()
+        self.learns = learns
+        self.learned = LearnedIndex()
+        self._bound_learned()
         self.load = ActiveSequences()
         self.busy = BusyTracker(self.registry, self.load)
         self.busy.default = Thresholds.of(self.config)
@@ -166,9 +185,20 @@ class Router:
     def overlap_scores(self, request: RoutingRequest) -> dict[WorkerWithDpRank, int]:
         """Leading prompt blocks that each rank of the request's model has cached; 0 for none."""
         mask = self.registry.model(request.model)
+        slots = slots_of(mask)
+        held = self._cached(request, slots, mask)
+        return {self.registry.ref(slot): blocks for slot, blocks in zip(slots, held, strict=True)}
+
+    def _cached(self, request: RoutingRequest, slots: Sequence[int], mask: int) -> list[int]:
         limit = request.most_reusable
         held = dict(self.index.find_matches(request.sequence_hashes, mask, limit).items())
-        return {self.registry.ref(slot): held.get(slot, 0) for slot in slots_of(mask)}
+        learned = learned_blocks(self.view(), request, slots, mask & self.freshness.estimated)
+        return [held.get(slot, 0) + more for slot, more in zip(slots, learned, strict=True)]
+
+    def cached_blocks(self, slot: int) -> int:
+        """Blocks in a rank's index, or those that it is expected to have where it is learned."""
+        learned = self.freshness.estimated >> slot & 1
+        return self.learned.block_count(slot) if learned else self.index.block_count(slot)
 
     def potential_loads(self, request: RoutingRequest) -> dict[WorkerWithDpRank, PotentialLoad]:
         """The load that each rank of the request's model would have with the request.
@@ -177,12 +207,11 @@ class Router:
         blocks that running requests hold are not counted twice.
         """
         mask = self.registry.model(request.model)
-        limit = request.most_reusable
-        cached = dict(self.index.find_matches(request.sequence_hashes, mask, limit).items())
+        slots = slots_of(mask)
         shared = dict(self.load.shared_blocks(request.sequence_hashes, mask).items())
         loads = {}
-        for slot in slots_of(mask):
-            new_tokens = request.isl_tokens - cached.get(slot, 0) * request.block_size
+        for slot, cached in zip(slots, self._cached(request, slots, mask), strict=True):
+            new_tokens = request.isl_tokens - cached * request.block_size
             new_blocks = request.prompt_blocks - shared.get(slot, 0)
             loads[self.registry.ref(slot)] = PotentialLoad(
                 self.load.prefill_tokens[slot] + max(0, new_tokens),
@@ -208,6 +237,7 @@ class Router:
             prefill_tokens=max(0, tokens) if parameters.track_prefill_tokens else 0,
             sequence_hashes=hashes if blocks and reuse else (),
             anonymous_blocks=0 if reuse else blocks,
+            prompt_hashes=hashes if self.learns and decision.stage != "decode" else (),
         )
 
     # -- changes ---------------------------------------------------------------------------
@@ -258,20 +288,22 @@ class Router:
                     self.busy.update(slot)
                 return OK
 
-    def sweep(self, max_blocks: int = 2_000) -> bool:
+    def sweep(self, max_blocks: int = 2_000, now: float | None = None) -> bool:
         """Remove some cached blocks of lost workers; True while there is more to do.
 
         A lost worker is excluded from routing at once; this only frees its memory and slot, in
-        steps that fit between two turns of an event loop.
+        steps that fit between two turns of an event loop. With ``now`` it also forgets learned
+        blocks that are too old; so does each booking, in part.
         """
         more = self.tiers.sweep(max_blocks)
+        more = self.learned.sweep(max_blocks, now) or more
         if not self._draining and not self._emptied:
             return more
         self.index.sweep(max_blocks)
         self._emptied = [slot for slot in self._emptied if not self.index.is_free(slot)]
         left = []
         for slot in self._draining:
-            if self.index.is_free(slot):
+            if self.index.is_free(slot) and self.learned.is_free(slot):
                 self.registry.release(slot)
             else:
                 left.append(slot)
@@ -297,9 +329,11 @@ class Router:
                     for slot, f in self.freshness.items()
                 },
                 "recovering": [slot for slot, f in self.freshness.items() if f.recovering],
+                "learns": self.learns,
             },
             self.index.copy(),
             self.tiers.copy(),
+            self.learned.copy(),
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -317,11 +351,13 @@ class Router:
                 f"snapshot schema: expected {SNAPSHOT_SCHEMA}, got {plain.get('schema')!r}"
             )
         try:
-            router = cls(RouterConfig().with_values(plain["config"]), profile)
+            learns = plain.get("learns", False)
+            router = cls(RouterConfig().with_values(plain["config"]), profile, learns=learns)
             router.registry = WorkerRegistry.restore(plain["registry"])
             router.index = PrefixIndex.restore(plain["index"])
             # Snapshots of earlier versions have no lower tiers.
             router.tiers = LowerTiers.restore(plain.get("tiers", ()))
+            router.learned.load(plain.get("learned", ()))
             router.load = ActiveSequences.restore(plain["load"], router.registry.capacity)
             router.busy = BusyTracker(router.registry, router.load)
             router.busy.default = Thresholds.of(router.config)
@@ -354,6 +390,7 @@ class Router:
             what_if,
             self.tiers,
             self.freshness,
+            self.learned,
         )
 
     def _busy_under(self, default: Thresholds) -> BusyTracker:
@@ -372,8 +409,11 @@ class Router:
         self.load.grow(self.registry.capacity)
         self.busy.grow(self.registry.capacity)
         self._forget(dropped)
+        silent = "estimated" if self.learns else "absent"
         for slot in self.registry.slots(worker.worker_id):
-            self.freshness.setdefault(slot, Freshness("current" if worker.kv_events else "absent"))
+            row = self.freshness.setdefault(slot, Freshness("current"))
+            if not worker.kv_events:
+                row.index_state = silent
             self.freshness.note(slot)
         self.busy.update_all()
         return OK
@@ -395,6 +435,7 @@ class Router:
             self.freshness.note(slot)
             self.index.begin_drop(slot)
             self.tiers.clear(slot)
+            self.learned.clear(slot)
             self._draining.append(slot)
 
     def _kv_event(self, change: c.KvEvent, now: float) -> Applied:
@@ -406,6 +447,7 @@ class Router:
         if isinstance(event, Cleared):
             self.index.clear(slot)
             self.tiers.clear(slot)
+            self.learned.clear(slot)
             return OK
         applied = self._blocks_changed(slot, event)
         if self.bound is not None and applied.ok and not isinstance(event, BlocksRemoved):
@@ -540,7 +582,22 @@ class Router:
         key = (self.registry.worker(slot).model, change.stage)
         self.rotation[key] = self.rotation.get(key, 0) + 1
         self.busy.update(slot)
+        if change.prompt_hashes and self._learns(slot):
+            most = self.registry.worker(slot).runtime_config.total_kv_blocks
+            self.learned.learn(slot, change.prompt_hashes, now, most)
+            if self.freshness[slot].index_state == "estimated":
+                self.freshness[slot].index_at = now
         return OK
+
+    def _learns(self, slot: int) -> bool:
+        """Whether the bookings of a rank are learned: they count, or will if events are lost."""
+        estimated = bool(self.freshness.estimated >> slot & 1)
+        return self.learns and (estimated or self.config.router_on_degraded == "approximate")
+
+    def _bound_learned(self) -> None:
+        config, learned = self.config, self.learned
+        learned.ttl_s, learned.keep = config.router_ttl_secs, config.router_prune_target_ratio
+        learned.most = config.router_max_tree_size or MOST_LEARNED
 
     def _output_block(self, change: c.OutputBlock, now: float) -> Applied:
         fraction = change.decay_fraction
@@ -580,6 +637,7 @@ class Router:
             return Applied(False, "invalid", str(error))
         self.busy.default = Thresholds.of(self.config)
         self.busy.update_all()
+        self._bound_learned()
         return OK
 
 

@@ -6,7 +6,7 @@ Nothing in this module changes state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from operator import add
@@ -20,6 +20,7 @@ from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejectio
 from router_core.freshness import FreshnessTable, counted_blocks
 from router_core.hashing import hash_prompt
 from router_core.index import PrefixIndex
+from router_core.learned import LearnedIndex
 from router_core.load import ActiveSequences
 from router_core.lower_tiers import LowerTiers
 from router_core.registry import CandidateSet, WorkerRegistry
@@ -165,6 +166,7 @@ class RoutingView:
     what_if: WhatIf | None = None
     tiers: LowerTiers = field(default_factory=LowerTiers)
     freshness: FreshnessTable = field(default_factory=FreshnessTable)
+    learned: LearnedIndex = field(default_factory=LearnedIndex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +333,15 @@ def cost_inputs(
     if context.stage != "decode":
         trust = view.freshness.trusts(slots, mask)
     if trust is not None:
-        rule, indexed_blocks = view.config.router_on_degraded, overlap_blocks
-        overlap_blocks = counted_blocks(overlap_blocks, trust, rule)
+        rule, freshness = view.config.router_on_degraded, view.freshness
+        estimated = learned_blocks(view, request, slots, mask & freshness.estimated)
+        if any(estimated):
+            overlap_blocks = list(map(add, overlap_blocks, estimated))
+        indexed_blocks = overlap_blocks
+        learned: Iterable[int] = repeat(0)
+        if rule == "approximate":
+            learned = learned_blocks(view, request, slots, mask & freshness.degraded)
+        overlap_blocks = counted_blocks(overlap_blocks, trust, rule, learned)
         host_blocks = host_blocks and counted_blocks(host_blocks, trust, rule)
         disk_blocks = disk_blocks and counted_blocks(disk_blocks, trust, rule)
     prefill_tokens = candidates.gather(load.prefill_tokens)
@@ -355,6 +364,21 @@ def cost_inputs(
         trust=trust,
         indexed_blocks=indexed_blocks,
     )
+
+
+def learned_blocks(
+    view: RoutingView, request: RoutingRequest, slots: Sequence[int], mask: int
+) -> Iterable[int]:
+    """Leading prompt blocks of the slots in ``mask`` by what was booked there; 0 for others."""
+    if not view.learned.live & mask:
+        return repeat(0, len(slots))
+    found = [0] * len(slots)
+    for number, hashes in enumerate((request.sequence_hashes, *request.more_hashes)):
+        if view.index.exact:
+            hashes = hashes[: request.most_reusable_of(number)]
+        more = _column(view.learned.find_matches(hashes, mask), slots)
+        found = list(map(add, found, more))
+    return found
 
 
 def _lower_columns(

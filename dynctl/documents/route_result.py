@@ -85,8 +85,8 @@ class CandidateRow(msgspec.Struct, frozen=True):
     """One scored rank. ``host_blocks``: prompt blocks in host memory after the cached ones
     (``overlap_blocks``), ``disk_blocks``: those after them on disk. ``usable_blocks``: the cached
     ones that the engine reuses; it always computes the prompt's last token. ``index``: whether the
-    rank's index is ``exact``, ``degraded`` or ``none``; of its ``indexed_blocks`` those in
-    ``overlap_blocks`` count.
+    rank's index is ``exact``, ``degraded``, ``estimated`` or ``none``; of its ``indexed_blocks``
+    those in ``overlap_blocks`` count.
     """
 
     worker: str
@@ -129,12 +129,15 @@ class PreferenceRow(msgspec.Struct, frozen=True):
 
 
 class IndexFreshness(msgspec.Struct, frozen=True):
-    """``publishers``: ranks that publish KV events; ``current``: those whose index is current."""
+    """``publishers``: ranks that publish KV events; ``current``: those whose index is current.
+    ``estimated``: ranks whose cache is estimated from requests sent there.
+    """
 
     publishers: int = 0
     current: int = 0
     gaps: int = 0
     oldest_s: float | None = None
+    estimated: int = 0
 
 
 class LoadFreshness(msgspec.Struct, frozen=True):
@@ -271,7 +274,9 @@ def route_result(
     ]
     hops = (shown(prefill), shown(decode))
     question = Question(router, request, plan, view)
-    found = judge([*_drawn(hops), *_refused_draws(by_prefill), *doubts], question)
+    found = judge(
+        [*_drawn(hops), *_refused_draws(by_prefill), *_estimated(hops), *doubts], question
+    )
     return RouteResult(
         id=plan.id,
         model=plan.model,
@@ -320,6 +325,16 @@ def _refused_draws(by_prefill: Sequence[ByPrefill]) -> Iterator[Doubt]:
         yield doubt("DYR0725", refused=len(refused), drawn=len(by_prefill), names=names)
 
 
+def _estimated(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
+    """A doubt where the cache of candidates is an estimate; it counts on the first hop only."""
+    for hop in hops:
+        if hop is not None and hop.overlap_modelled:
+            names = [row.worker for row in hop.candidates if row.index == "estimated"]
+            if names:
+                varies = Varies(overlap=True, workers=list(dict.fromkeys(names)))
+                yield doubt("DYR0762", varies=varies, workers=some_names(names))
+
+
 #: State of an index -> why it may be wrong.
 _INCOMPLETE: Final = {
     "disconnected": "its event stream is not connected",
@@ -341,7 +356,7 @@ def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:
     for worker, ref in zip(first.workers, first.refs, strict=True):
         slot = router.registry.slot(ref.worker_id, ref.dp_rank)
         row = None if slot is None else router.freshness.get(slot)
-        if row is not None and row.state not in ("absent", "current"):
+        if row is not None and row.state not in ("absent", "current", "estimated"):
             stale.setdefault(row.state, []).append(worker.name)
     for state, names in stale.items():
         varies = Varies(overlap=True, workers=list(dict.fromkeys(names)))
@@ -466,13 +481,14 @@ def freshness_of(router: Router, decision: Decision, now: float, load_source: st
     for worker_id in dict.fromkeys(worker.worker_id for worker in decision.workers):
         slots = router.registry.slots(worker_id)
         rows += [router.freshness[slot] for slot in slots if slot in router.freshness]
-    publishers = [row for row in rows if row.index_state != "absent"]
+    publishers = [row for row in rows if row.index_state not in ("absent", "estimated")]
     return FreshnessRow(
         IndexFreshness(
             publishers=len(publishers),
             current=sum(row.state == "current" for row in publishers),
             gaps=sum(row.gaps for row in publishers),
             oldest_s=_oldest([row.index_at for row in publishers], now),
+            estimated=sum(row.index_state == "estimated" for row in rows),
         ),
         LoadFreshness(load_source, _oldest([row.load_at for row in rows], now)),
     )

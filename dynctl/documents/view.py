@@ -132,6 +132,11 @@ class _TierForm(msgspec.Struct):
     blocks: list[tuple[int | None, int, int]]
 
 
+class _LearnedForm(msgspec.Struct):
+    slot: _Slot
+    blocks: list[tuple[int, float]]
+
+
 class _SnapshotForm(msgspec.Struct):
     """The types of a snapshot's values. The router itself judges what they mean."""
 
@@ -145,6 +150,8 @@ class _SnapshotForm(msgspec.Struct):
     freshness: dict[str, tuple[str, float | None, float | None, _Count, bool]]
     tiers: list[_TierForm] = []
     recovering: list[int] = []
+    learned: list[_LearnedForm] = []
+    learns: bool = False
 
 
 class _ViewDocument(msgspec.Struct, frozen=True, kw_only=True):

@@ -205,7 +205,7 @@ def rank_rows(
                     reported.active_prefill_tokens,
                     waiting.get(rank),
                 ),
-                cached_blocks=router.index.block_count(slot),
+                cached_blocks=router.cached_blocks(slot),
                 busy=bool(router.busy.busy_ranks >> slot & 1),
                 busy_reasons=[reason.message for reason in router.busy.reasons(slot)],
                 index=fresh.state,
@@ -240,7 +240,8 @@ def worker_row(worker: Worker, ranks: list[RankRow], reason: str | None = None) 
 
 def _routed_by(worker: Worker, ranks: list[RankRow]) -> str:
     if not worker.kv_events:
-        return "load only"
+        learned = any(rank.index == "estimated" for rank in ranks)
+        return "estimated cache and load" if learned else "load only"
     unknown = bool(ranks) and all(rank.index == "absent" for rank in ranks)
     return "load only, its cache is not known" if unknown else "cache and load"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from dynctl.documents.route_result import (
     CandidateRow,
@@ -214,12 +215,22 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
                 for row in hop.candidates
             )
         ),
+        *(_TRUST if any(row.index != "exact" for row in hops[0].candidates) else ()),
         _term_column("prefill_blocks", "prefill", 0),
         _term_column("decode_blocks", "decode", 0),
     ]
     if "active_requests" in names:
         columns.append(_term_column("active_requests", "active", 1))
     return columns
+
+
+def _trust(line: _Line) -> str:
+    return line.row.index if line.scored_prefill else "-"
+
+
+_TRUST: Final[tuple[Column[_Line], ...]] = (
+    Column("index", "index", _trust, lambda line: line.row.index, rank=1),
+)
 
 
 def _tier_column(name: str, heading: str) -> Column[_Line]:

@@ -403,18 +403,22 @@ def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
         yield "index age and load age: not recorded for past decisions"
         return
     index, load = judged.freshness.index, final.freshness.load
-    if index.publishers == 0:
+    noun = "rank" if has_ranks(judged) else "worker"
+    if index.estimated and index.publishers == 0:
+        text = "no KV events: caches estimated from the requests sent there"
+    elif index.publishers == 0:
         text = "caches of these workers unknown: routed by load only"
     else:
-        noun = "rank" if has_ranks(judged) else "worker"
         text = f"index current for {index.current:,} of {plural(index.publishers, noun)}"
         if index.oldest_s is not None:
             text += f", oldest {age(index.oldest_s)}"
         if index.gaps:
             text += f", {plural(index.gaps, 'gap')}"
-        silent = len(judged.candidates) - index.publishers
+        silent = len(judged.candidates) - index.publishers - index.estimated
         if silent > 0:
             text += f", {silent:,} without KV events"
+        if index.estimated:
+            text += f", {index.estimated:,} estimated"
     if load.source == UNKNOWN_LOAD:
         yield f"{text}; load unknown"
     elif load.oldest_s is None:

@@ -220,7 +220,7 @@ def _domain_column(domain: str, rank: int) -> Column[WorkerRow]:
 
 
 def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]:
-    """Why workers are unavailable, busy, or routed by load only."""
+    """Why workers are unavailable, busy, or without a cache that is known."""
     for worker in workers:
         if worker.reason:
             yield from canvas.paragraph(f"{worker.name} is unavailable: {worker.reason}", first="")
@@ -230,9 +230,14 @@ def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]
                 yield from canvas.paragraph(f"{worker.name}{where} is busy: {why}", first="")
     # Decode is chosen by load, with or without KV events.
     silent = [w.name for w in workers if not w.kv_events and w.role != Role.DECODE]
-    if silent:
-        names = ", ".join(silent[:5]) + (f" and {len(silent) - 5:,} more" if silent[5:] else "")
-        yield from canvas.paragraph(f"no KV events, routed by load only: {names}", first="")
+    learned = {w.name for w in workers if _index_state(w) == "estimated"}
+    for how, named in (
+        ("cache estimated from requests sent there", [one for one in silent if one in learned]),
+        ("routed by load only", [one for one in silent if one not in learned]),
+    ):
+        if named:
+            names = ", ".join(named[:5]) + (f" and {len(named) - 5:,} more" if named[5:] else "")
+            yield from canvas.paragraph(f"no KV events, {how}: {names}", first="")
 
 
 def _status(worker: WorkerRow) -> str:
@@ -247,12 +252,13 @@ def _status(worker: WorkerRow) -> str:
 def _cached(worker: WorkerRow) -> str:
     """Cached blocks; ``-`` if the worker does not report them."""
     total = _total(worker, "cached_blocks")
-    reported = worker.kv_events and (total or _index_state(worker) != "absent")
-    return count(total) if reported else "-"
+    state = _index_state(worker)
+    known = state == "estimated" or (worker.kv_events and (total or state != "absent"))
+    return count(total) if known else "-"
 
 
 #: States of an index, the worst first.
-_STATES = ("disconnected", "over_limit", "gapped", "recovering", "absent", "current")
+_STATES = ("disconnected", "over_limit", "gapped", "recovering", "absent", "estimated", "current")
 
 
 def _index_state(worker: WorkerRow) -> str:
@@ -273,9 +279,11 @@ def _lost_for(worker: WorkerRow) -> list[float]:
 
 
 def _index(worker: WorkerRow) -> str:
+    state = _index_state(worker)
+    if state == "estimated":
+        return state
     if not worker.kv_events:
         return "load only"
-    state = _index_state(worker)
     oldest = _oldest(worker, "index_age_s")
     if state == "disconnected":
         oldest = max(_lost_for(worker), default=oldest)
@@ -294,7 +302,7 @@ def _rank_index(rank: RankRow) -> str:
 
 
 def _routed_by(worker: WorkerRow) -> str:
-    return worker.routed_by if worker.kv_events else "load only, no KV events"
+    return worker.routed_by if worker.kv_events else f"{worker.routed_by}, no KV events"
 
 
 def _own_taints(worker: WorkerRow) -> list[str]:

@@ -169,7 +169,7 @@ class Fleet:
         self._engines = EngineReader(upstream, config.health.timeout_s)
         self.index = IndexRuntime(
             service.apply,
-            service.router.sweep,
+            service.sweep,
             self._on_stream_condition,
             service.clock,
             service.tasks,

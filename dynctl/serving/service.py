@@ -116,7 +116,7 @@ class RoutingService:
         sample: Clock = random.random,
         id_prefix: str | None = None,
     ) -> None:
-        self.router = Router(config, exact_reuse=True)
+        self.router = Router(config, exact_reuse=True, learns=True)
         self.tokenizers = tokenizers or PromptTokenizers()
         self.clock = clock
         self.wall = wall
@@ -338,6 +338,10 @@ class RoutingService:
         for request_id in self.held:
             self.apply(Progressed(request_id))
         self.apply(Expired())
+
+    def sweep(self, max_blocks: int) -> bool:
+        """Remove some blocks of lost workers, and learned ones that are too old."""
+        return self.router.sweep(max_blocks, self.clock())
 
     def loop_was_late(self, seconds: float) -> None:
         """The event loop woke up this much too late just now."""

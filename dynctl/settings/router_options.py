@@ -116,7 +116,7 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
     ),
     "router_on_degraded": _option(
         "what cached blocks count for while a worker's index is incomplete: discount (half), "
-        "load-only (nothing) or full",
+        "approximate (what this router sent there), load-only (nothing) or full",
         "--router-on-degraded",
         "DYN_ROUTER_ON_DEGRADED",
     ),
@@ -131,7 +131,7 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_HTTP_OVERLOAD_STATUS_CODE",
     ),
     "use_kv_events": _option(
-        "index what workers cache from their KV events (off: approximate mode)",
+        "index what workers cache from their KV events (off: estimate it from routed requests)",
         "--router-kv-events",
         "--kv-events",
         "DYN_ROUTER_USE_KV_EVENTS",
@@ -145,12 +145,12 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_ROUTER_TTL",
     ),
     "router_max_tree_size": _option(
-        "approximate mode (0.9): blocks kept before pruning",
+        "approximate mode: blocks kept before pruning (none: 1,048,576)",
         "--router-max-tree-size",
         "DYN_ROUTER_MAX_TREE_SIZE",
     ),
     "router_prune_target_ratio": _option(
-        "approximate mode (0.9): fraction of the blocks kept by pruning",
+        "approximate mode: fraction of the blocks kept by pruning",
         "--router-prune-target-ratio",
         "DYN_ROUTER_PRUNE_TARGET_RATIO",
     ),

@@ -25,6 +25,7 @@ def worker(
     policy: str | None = None,
     weight: float | None = None,
     can_prefill: bool = True,
+    kv_events: bool = True,
     **runtime: Any,
 ) -> Worker:
     """A worker with block size 16; ``zone`` also makes it its transfer domain under ``policy``."""
@@ -42,6 +43,7 @@ def worker(
         Role(role),
         runtime_config=config,
         can_prefill=can_prefill,
+        kv_events=kv_events,
     )
 
 

@@ -398,7 +398,8 @@ def test_an_index_is_exact_only_while_nothing_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "counted"), [("discount", 2), ("load-only", 0), ("full", 4), (None, 4)]
+    ("rule", "counted"),
+    [("discount", 2), ("load-only", 0), ("approximate", 0), ("full", 4), (None, 4)],
 )
 def test_what_an_incomplete_index_counts_for(rule: str | None, counted: int) -> None:
     """``None``: the index is exact, so the setting has no effect."""
@@ -413,11 +414,6 @@ def test_what_an_incomplete_index_counts_for(rule: str | None, counted: int) -> 
     assert first.usable_blocks == 4, "what the engine is expected to reuse does not change"
     assert first.cost == second.cost - counted
     assert decision.replay().costs == decision.costs
-
-
-def test_approximate_is_not_built_yet() -> None:
-    with pytest.raises(ConfigError, match=r"got 'approximate' \(not built yet\)"):
-        RouterConfig(router_on_degraded="approximate")
 
 
 def swept(made: Router) -> None:

@@ -127,15 +127,14 @@ class SelectionApi:
         _, request = await self._reader.read(http)
         router = self._service.router
         mask = router.registry.model(request.model)
-        limit = request.most_reusable
-        held = dict(router.index.find_matches(request.sequence_hashes, mask, limit).items())
+        held = router.overlap_scores(request)
         candidates = router.registry.candidates(mask)
         rows = [
             OverlapRow(
                 worker.name,
                 ref.worker_id,
                 ref.dp_rank,
-                held.get(slot, 0),
+                held.get(ref, 0),
                 router.freshness[slot].state,
             )
             for slot, worker, ref in zip(

@@ -281,7 +281,7 @@ class Frontend:
 
     def _cached_blocks(self, ref: WorkerWithDpRank) -> int:
         slot = self.service.router.registry.slot(*ref)
-        return 0 if slot is None else self.service.router.index.block_count(slot)
+        return 0 if slot is None else self.service.router.cached_blocks(slot)
 
     async def _expire_often(self) -> None:
         while True:
@@ -324,9 +324,9 @@ class Frontend:
         policy = router.config.kv_transfer_domain
         if policy is not None:
             _log.info("KV transfer: %s within %s", router.config.kv_transfer_enforcement, policy)
-        by_load = [w.name for w in router.registry if not w.kv_events]
-        if by_load:
-            _log.info("without KV events, routed by load only: %s", ", ".join(by_load))
+        silent = [w.name for w in router.registry if not w.kv_events]
+        if silent:
+            _log.info("without KV events, cache estimated from requests: %s", ", ".join(silent))
         self._log_tokenizer()
 
     def _log_tokenizer(self) -> None:

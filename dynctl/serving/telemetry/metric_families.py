@@ -112,7 +112,7 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
      ("stage", "outcome")),
     ("worker_ready", "gauge", "1 = the worker responds to its probe, 0 = it is ejected",
      ("worker", "worker_id", "role")),
-    ("worker_cached_blocks", "gauge", "Blocks of a rank in the prefix index",
+    ("worker_cached_blocks", "gauge", "Blocks in a rank's index (estimated without KV events)",
      ("worker", "dp_rank", "role")),
     ("worker_index_missing", "gauge", "1 = KV events of the rank were lost and not recovered",
      ("worker", "dp_rank", "role")),

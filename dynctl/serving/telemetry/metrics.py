@@ -305,7 +305,7 @@ class Metrics(ServiceObserver):
         own: list[LabelValues] = [
             (worker.name, str(rank), worker.role.value) for worker, rank, _ in ranks
         ]
-        load, index, fresh = router.load, router.index, router.freshness
+        load, fresh = router.load, router.freshness
         columns: dict[str, list[float]] = {
             "dynamo_frontend_worker_active_decode_blocks": [
                 load.decode_blocks[slot] for _, _, slot in ranks
@@ -317,7 +317,7 @@ class Metrics(ServiceObserver):
         }
         for name, values in columns.items():
             yield self._text(name, zip(wire, values, strict=True))
-        cached = [index.block_count(slot) for _, _, slot in ranks]
+        cached = [router.cached_blocks(slot) for _, _, slot in ranks]
         missing = [float(fresh[slot].index_state == "gapped") for _, _, slot in ranks]
         yield self._text("dynctl_worker_cached_blocks", zip(own, cached, strict=True))
         yield self._text("dynctl_worker_index_missing", zip(own, missing, strict=True))

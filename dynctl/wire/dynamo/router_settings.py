@@ -171,7 +171,9 @@ class _Reading:
             self.name(where, value, _reason(error))
             return
         self.values[name] = checked
-        if checked != setting.default and not setting.is_built(checked):
+        if name == "use_kv_events" and not checked:
+            self.name(where, value, "not built yet; what a frontend estimates is not visible")
+        elif checked != setting.default and not setting.is_built(checked):
             self.name(where, value, f"needs {setting.needs}, not built yet; {setting.without}")
 
     def other(self, where: str, name: str, value: Any) -> None:

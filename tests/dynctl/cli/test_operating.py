@@ -165,7 +165,9 @@ def test_config_show_has_every_setting_with_its_source(dynctl, monkeypatch):
     )
     table = dynctl("config", "show").out
     assert all(name in table for name in SETTINGS)
-    assert "not supported yet, validated and ignored: router_ttl_secs" in " ".join(table.split())
+    assert "not supported yet, validated and ignored: router_queue_threshold" in " ".join(
+        table.split()
+    )
 
 
 def test_config_show_warns_on_stderr(dynctl):

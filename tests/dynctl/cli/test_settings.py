@@ -176,19 +176,30 @@ def test_resolved_is_a_value():
     assert isinstance(resolve({}, {}), Resolved)
 
 
-def test_switching_kv_events_off_reports_the_effect():
+def test_kv_events_can_be_switched_off():
     resolved = resolve({}, {"DYN_ROUTER_USE_KV_EVENTS": "false"})
     assert resolved.config.use_kv_events is False
-    assert any("routed by load only" in warning for warning in resolved.warnings)
+    assert not resolved.warnings
 
 
-@pytest.mark.parametrize("spelling", ["--no-router-kv-events", "--no-kv-events"])
+_OLD, _NEW = "--no-track-active-blocks", "--no-router-track-active-blocks"
+
+
+@pytest.mark.parametrize("spelling", [_NEW, _OLD])
 def test_a_switch_that_is_off_is_named_as_typed(spelling: str):
+    found = resolve({spelling.replace("--no-", "--"): False, "--router-mode": "random"}, {})
+    assert found.sources["router_track_active_blocks"] == f"flag {spelling}"
+    assert any(one.startswith(f"{spelling} has no effect") for one in found.warnings)
+    assert (f"{_OLD} is deprecated: use {_NEW}" in found.warnings) is (spelling == _OLD)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "deprecated"), [("--no-router-kv-events", False), ("--no-kv-events", True)]
+)
+def test_every_spelling_switches_kv_events_off(spelling: str, deprecated: bool):
     found = resolve({spelling.replace("--no-", "--"): False}, {})
-    assert found.sources["use_kv_events"] == f"flag {spelling}"
-    assert any(one.startswith(f"{spelling}: ") for one in found.warnings)
-    deprecated = "--no-kv-events is deprecated: use --no-router-kv-events"
-    assert (deprecated in found.warnings) is (spelling == "--no-kv-events")
+    assert found.config.use_kv_events is False
+    assert [" is deprecated: " in one for one in found.warnings] == [True] * deprecated
 
 
 def test_settings_of_another_mode_are_reported():

@@ -251,12 +251,51 @@ async def test_block_sizes_that_differ_are_a_condition():
         assert condition(fleet, "BLOCK_SIZE_MISMATCH", "a1") is None
 
 
-async def test_a_worker_without_events_is_routed_by_load_and_says_so():
+async def test_the_cache_of_a_worker_without_events_is_estimated_and_called_so():
     async with site([{"name": "a0"}], specs={"a0": ",kv-events=off"}) as fleet:
         rows = (await fleet.get("/v1/workers"))[1]["workers"]
         assert rows[0]["kv_events"] is False
-        assert rows[0]["routed_by"] == "load only"
-        assert rows[0]["ranks"][0]["index"] == "absent"
+        assert rows[0]["routed_by"] == "estimated cache and load"
+        assert rows[0]["ranks"][0]["index"] == "estimated"
+
+
+@pytest.mark.parametrize(
+    ("specs", "settings"),
+    [({"a0": ",kv-events=off", "a1": ",kv-events=off"}, {}), ({}, {"use_kv_events": False})],
+)
+async def test_without_events_a_prompt_returns_to_the_engine_that_had_it(specs, settings):
+    router = RouterConfig().with_values(settings)
+    async with site([{"name": "a0"}, {"name": "a1"}], specs=specs, router=router) as fleet:
+        fleet.service.sample = lambda: 0.0
+        text = WORDS * 4
+        status, _, _ = await fleet.chat(text)
+        assert status == 200
+        first = fleet.service.router.learned
+        assert len(first) > 3
+        await fleet.idle()
+        fleet.service.sample = lambda: 0.9
+        _, answer, _ = await fleet.post("/v1/route", chat_body(text))
+        rows = {row["worker"]: row for row in answer["decode"]["candidates"]}
+        assert {row["index"] for row in rows.values()} == {"estimated"}
+        winner = answer["winner"]["decode"]["worker"]
+        assert rows.pop(winner)["overlap_blocks"] > 3
+        assert [row["overlap_blocks"] for row in rows.values()] == [0]
+        freshness = answer["decode"]["freshness"]["index"]
+        assert (freshness["estimated"], freshness["publishers"]) == (2, 0)
+        assert [one["code"] for one in answer["doubts"] if one["matters"]] == ["DYR0762"]
+        assert answer["certain"] is False
+        _, again = await fleet.get("/v1/workers")
+        cached = {w["name"]: w["ranks"][0]["cached_blocks"] for w in again["workers"]}
+        assert cached[winner] == len(first)
+
+
+async def test_an_engine_that_restarts_loses_its_estimate():
+    async with site([{"name": "a0"}], specs={"a0": ",kv-events=off"}) as fleet:
+        await fleet.chat(WORDS * 4)
+        learned = fleet.service.router.learned
+        assert len(learned)
+        await fleet.engines["a0"].close()
+        await until(lambda: not learned.block_count(0))
 
 
 async def test_lost_events_show_and_a_silent_restart_empties_the_index():
