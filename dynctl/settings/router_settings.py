@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
@@ -136,14 +137,17 @@ def resolve(
 
 
 def parse_assignments(
-    config: RouterConfig, assignments: Iterable[str]
+    config: RouterConfig,
+    assignments: Iterable[str],
+    unread: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[RouterConfig, dict[str, Any], list[NoEffect]]:
     """``key=value`` texts applied to ``config``: the new config, what was set, and what of it has
     no effect on a dry run.
 
     Keys are field names, with ``-`` or ``_``, with or without the ``router_`` prefix. The 0.9
     ``overlap_score_weight`` sets prefill_load_scale, and the credit too when it is 0. Raises
-    UsageProblem for an unknown key, ConfigError for a value out of bounds.
+    UsageProblem for an unknown key, ConfigError for a value out of bounds. ``unread``: setting ->
+    why the fleet at hand does not read it.
     """
     values: dict[str, Any] = {}
     typed: dict[str, str] = {}
@@ -168,6 +172,11 @@ def parse_assignments(
         one
         for name in values
         for one in no_effect(name, typed[name], config, _key, in_dry_run=True)
+    ]
+    ignored += [
+        NoEffect(name, f"{typed[name]} has no effect: {unread[name]}", False)
+        for name in values
+        if name in unread and name not in {one.setting for one in ignored}
     ]
     return config, values, list(dict.fromkeys(ignored))
 

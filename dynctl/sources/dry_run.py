@@ -457,7 +457,7 @@ def what_if(
     """
     texts = list(assignments)
     settings = [text for text in texts if not text.strip().startswith(_PREFIX)]
-    config, shown, ignored = parse_assignments(router.config, settings)
+    config, shown, ignored = parse_assignments(router.config, settings, _unread(router))
     shifts: dict[str, dict[int, int]] = {name: {} for name in LOADS}
     for text in texts:
         if text.strip().startswith(_PREFIX):
@@ -467,6 +467,17 @@ def what_if(
     changed = any(shifts.values())
     load = WhatIf(shifts["prefill_tokens"], shifts["decode_blocks"]) if changed else None
     return config if settings else None, load, shown, ignored
+
+
+def _unread(router: Router) -> dict[str, str]:
+    """Settings that this fleet does not read, with the reason."""
+    own = any(
+        worker.role is Role.PREFILL and worker.runtime_config.kv_transfer_domain is None
+        for worker in router.registry
+    )
+    why = "no prefill worker uses the router's own policy"
+    names = ("kv_transfer_enforcement", "kv_transfer_preferred_weight")
+    return {} if own else dict.fromkeys(names, why)
 
 
 def _shift(router: Router, text: str, shifts: dict[str, dict[int, int]]) -> None:

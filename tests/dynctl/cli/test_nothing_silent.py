@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+import dynctl as package
 from dynctl.base.options import OUTPUT, PLANE_VARIABLES, READ_BY, SOURCES, GlobalOptions
+from dynctl.cli.app import build_app
 from dynctl.cli.global_options import _without_effect
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import SETTINGS, Setting
@@ -103,9 +109,10 @@ def test_every_set_of_a_dry_run_has_an_effect_or_is_named(dynctl: Any, name: str
     ran = dynctl("route", "--demo", "hello", *line, "-o", "json")
     assert ran.code == 0
     named = f"warning: --set {typed}" in ran.err
-    assert named is not (
-        setting.is_built(setting.parse(typed.partition("=")[2])) and not (setting.dry_run)
-    )
+    # The workers of the demo fleet publish their policies.
+    published = name in ("kv_transfer_enforcement", "kv_transfer_preferred_weight")
+    built = setting.is_built(setting.parse(typed.partition("=")[2]))
+    assert named is not (built and not setting.dry_run and not published)
     doubts = [one["what"] for one in ran.json["doubts"] if one["code"] == "DYR0727"]
     assert any(one.startswith(f"--set {typed}") for one in doubts) is named
     # What is ignored is not listed as assumed.
@@ -224,3 +231,50 @@ def test_each_source_names_the_options_that_it_does_not_read(source: str, name: 
 def test_commands_name_options_without_effect(dynctl: Any, line: str, named: str) -> None:
     ran = dynctl(*line.split())
     assert (ran.code, ran.err) == (0, f"warning: {named}\n")
+
+
+#: Options of other programs in dynctl's texts: kubectl, engines, Dynamo and its operator.
+FOREIGN = frozenset(
+    (
+        *("--api-group", "--config", "--field-selector", "--overwrite", "--patch-file"),
+        *("--previous", "--server-side", "--type", "--restricted", "--restricted-namespace"),
+        *("--disaggregation-mode", "--is-decode-worker", "--is-prefill-worker"),
+        *("--enable-cache-report", "--enable-prompt-tokens-details", "--kv-events-config"),
+        *("--page-size", "--prefix-caching-hash-algo", "--publish-events-and-metrics"),
+        *("--served-model-name", "--durable-kv-events", "--router-conditional-disagg"),
+        "--router-session-affinity-ttl-secs",
+    )
+)
+#: Placeholders in docstrings, a prefix, and what every command has.
+NOT_NAMES = frozenset(("--x", "--no", "--help"))
+
+
+def _options(command: Any) -> Iterator[str]:
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for inner in getattr(command, "commands", {}).values():
+        yield from _options(inner)
+
+
+def _texts(path: Path) -> Iterator[str]:
+    if path.suffix == ".toml":
+        yield path.read_text()
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_texts_recommend_only_options_that_exist() -> None:
+    known = {*_options(typer.main.get_command(build_app())), *FOREIGN, *NOT_NAMES}
+    name = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+    folder = Path(package.__file__).parent
+    files = [path for path in folder.rglob("*") if path.suffix in (".py", ".toml")]
+    unknown = {
+        (found, str(path.relative_to(folder)))
+        for path in files
+        for text in _texts(path)
+        for found in name.findall(text)
+        if found not in known
+    }
+    assert not unknown
