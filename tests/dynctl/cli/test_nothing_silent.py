@@ -278,3 +278,10 @@ def test_texts_recommend_only_options_that_exist() -> None:
         if found not in known
     }
     assert not unknown
+
+
+def test_the_readme_lists_every_feature_that_settings_wait_for() -> None:
+    readme = (Path(package.__file__).parents[1] / "README.md").read_text()
+    section = readme.partition("## Not built yet")[2].lower()
+    missing = {one.needs for one in SETTINGS.values() if one.needs.lower() not in section}
+    assert not missing
