@@ -17,7 +17,7 @@ from typing import Any
 from router_core.sharded import ShardedDict
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, match_prefix
 
-#: Blocks of all ranks where the setting ``router_max_tree_size`` is not set; about 400 bytes each.
+#: Blocks of all ranks where the setting ``router_max_tree_size`` is not set; about 200 bytes each.
 MOST_LEARNED = 2**20
 
 
