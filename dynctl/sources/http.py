@@ -93,11 +93,11 @@ class HttpFrontend:
     def _network_hint(self, error: httpx.HTTPError, reason: str) -> str:
         if reason.startswith(UNTRUSTED):
             return "set the certificate that signed it: --ca-cert FILE, or DYNCTL_CA_CERT"
-        scheme, _, address = self.url.partition("://")
+        scheme = self.url.partition("://")[0]
         if scheme == "http" and isinstance(error, httpx.RemoteProtocolError):
-            return f"if it serves https: --frontend https://{address}"
+            return "if it serves https, give its URL with https://"
         if scheme == "https" and reason.startswith("TLS: "):
-            return f"if it serves http: --frontend http://{address}"
+            return "if it serves http, give its URL with http://"
         return self.unreachable_hint
 
     def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
