@@ -173,6 +173,7 @@ async def test_an_engine_that_comes_back_starts_with_an_empty_index():
 async def test_an_engine_that_was_only_unwell_keeps_its_index():
     async with site([{"name": "a0", "replay": ""}]) as fleet:
         router = fleet.service.router
+        await fleet.connected()
         await fleet.chat(WORDS * 8)
         slot = router.registry.slots(router.registry.by_name("a0").worker_id)[0]
         await until(lambda: router.index.block_count(slot) > 5)

@@ -1,5 +1,7 @@
 """The prefix cache against a naive model that only knows the events."""
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,10 +19,14 @@ BLOCK = 4
 
 
 class Mirror:
-    """What a router would believe: the set of cached blocks, parents known, from events alone."""
+    """What a router would believe from events alone: the cached blocks with their parents.
+
+    A block that two requests computed at the same time is stored twice; it goes with its last copy.
+    """
 
     def __init__(self) -> None:
         self.parent: dict[int, int | None] = {}
+        self._copies: Counter[int] = Counter()
 
     def apply(self, cache: PrefixCache) -> None:
         for event in cache.take_events():
@@ -28,15 +34,20 @@ class Mirror:
                 assert len(event.tokens) == len(event.hashes) * BLOCK
                 parent = event.parent
                 for digest in event.hashes:
-                    assert digest not in self.parent, "stored twice"
+                    assert self.parent.get(digest, parent) == parent, "stored below another block"
+                    self._copies[digest] += 1
                     assert parent is None or parent in self.parent, "stored below nothing"
                     self.parent[digest] = parent
                     parent = digest
             elif isinstance(event, Removed):
                 for digest in event.hashes:
-                    del self.parent[digest]
-                    assert digest not in self.parent.values(), "a parent left before its child"
+                    self._copies[digest] -= 1
+                    assert self._copies[digest] >= 0, "removed more often than stored"
+                    if not self._copies[digest]:
+                        del self.parent[digest]
+                        assert digest not in self.parent.values(), "a parent left before its child"
             else:
+                self._copies.clear()
                 self.parent.clear()
 
 
