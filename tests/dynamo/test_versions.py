@@ -17,7 +17,7 @@ from tests.dynamo.test_check import check
 from tests.dynamo.test_prediction import HeldLoad, agreed, prompts
 from tests.dynamo.test_route import PROMPT, route
 from tests.dynamo.versions import LAST_WITH_DURABLE_EVENTS, Row, minor, record, recorded
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 REQUESTS = 40
 Hold = Callable[[str, Row], None]
@@ -45,8 +45,9 @@ def test_one_component(hold: Hold, dynamo_version: str) -> None:
 
     async def predicted() -> tuple[int, int]:
         async with observing(fleet) as seen:
+            # A worker registers its event source after its card.
+            await until(lambda: not seen.observer.deployment.problems, 20)
             found = len(seen.observer.deployment.workers)
-            assert not seen.observer.deployment.problems
             hits, _ = await agreed(fleet, seen, prompts(REQUESTS, seed=7))
             assert not seen.observer.not_current()
         return found, hits
