@@ -24,12 +24,22 @@ from dynctl.documents.selection import parse_select
 from dynctl.documents.view import decode_view, encode_view
 from dynctl.documents.workers import RankRow
 from dynctl.manifests.files import parse_manifests
+from dynctl.serving.engines.facts import (
+    bootstrap_address,
+    build_worker,
+    contradictions,
+    event_sources,
+    facts_from_info,
+    facts_from_models,
+    facts_from_server_info,
+)
 from dynctl.serving.engines.worker_spec import WorkerSpecError, parse_worker_spec, worker_spec
 from dynctl.serving.http.busy_threshold import BadBody, read_body
 from dynctl.settings.contexts.file import parse as parse_contexts
 from dynctl.wire.dynamo.active_sequences import decode_sequences
 from dynctl.wire.dynamo.discovery import parse_entry
 from dynctl.wire.dynamo.events import (
+    decode_durable_event,
     decode_forward_pass,
     decode_kv_metrics,
     decode_router_events,
@@ -50,7 +60,7 @@ from dynctl.wire.engine_metrics import read_engine_metrics
 from dynctl.wire.index_events import to_index_events
 from dynctl.wire.json_body import decode_object
 from dynctl.wire.nvext import parse_nvext
-from dynctl.wire.openai import parse_chat_request, parse_completion_request
+from dynctl.wire.openai import parse_chat_request, parse_completion_request, reported_usage
 from dynctl.wire.vllm_events import decode_batch, decode_message
 from tests.fuzz.mutator import Message
 from tests.golden.fleets import NOW, two_zones
@@ -76,12 +86,15 @@ def targets() -> Iterator[Target]:
     """All decoders of bytes that others send."""
     yield Target("vllm-events", _vllm_events, lambda: _frames("vllm-zmq-kv-events"), weight=4)
     yield Target("dynamo-events", _dynamo_events, lambda: _frames("dynamo-events-zmq"), weight=4)
+    yield Target("durable-events", _durable_event, _durable_events)
     yield Target("request-plane", _answer, _answers, weight=2)
     yield Target("request-plane-reply", decode_reply, lambda: [(b"\x00\x00\x00\x00",)])
     yield Target("recovery", _recovery, _recoveries)
     yield Target("discovery", _entry, _entries)
     yield Target("router-config", _router_config, _router_configs, (RequestError,))
     yield Target("engine-metrics", read_engine_metrics, _engine_metrics, weight=0.5)
+    yield Target("engine-facts", _engine_facts, _engine_reports, (RequestError, WorkerSpecError))
+    yield Target("usage", reported_usage, _usages)
     yield Target("frontend-metrics", read_frontend_metrics, _frontend_metrics, weight=0.1)
     yield Target("frontend-log", _log_line, _log_lines)
     yield Target("chat", _chat, _chats, (RequestError,), weight=2)
@@ -139,6 +152,24 @@ def _frames(name: str) -> list[Message]:
     rows = _rows(f"{name}.jsonl")
     messages = [tuple(bytes.fromhex(frame) for frame in row["frames_hex"]) for row in rows]
     return sorted(messages, key=lambda frames: sum(map(len, frames)))[:100]
+
+
+def _durable_event(payload: bytes) -> None:
+    decode_durable_event(payload)
+
+
+def _durable_events() -> list[Message]:
+    block = {"block_hash": 7, "tokens_hash": 8}
+    stored = {"stored": {"parent_hash": None, "blocks": [block]}}
+    removed = {"removed": {"block_hashes": [7]}}
+    event = {"event_id": 3, "dp_rank": 0, "data": stored}
+    plain = {"worker_id": 2**63, "event": event}
+    return _encoded(
+        plain,
+        {**plain, "storage_tier": "device"},
+        {**plain, "event": {**event, "data": removed}},
+        {**plain, "event": {**event, "data": "cleared"}},
+    )
 
 
 # ---- Dynamo's request plane and discovery
@@ -216,6 +247,39 @@ def _engine_metrics() -> list[Message]:
         ),
         (b'sglang:num_queue_reqs{dp_rank="1"} 2\nsglang:token_usage{dp_rank="1"} NaN\n',),
     ]
+
+
+def _engine_facts(body: bytes) -> None:
+    answer, spec = decode_object(body, _LIMIT), parse_worker_spec("http://10.0.0.1:1,name=a")
+    for facts in (
+        facts_from_info(answer, "10.0.0.1"),
+        facts_from_models(answer),
+        facts_from_server_info(answer, "10.0.0.1"),
+    ):
+        contradictions(spec, facts)
+        worker = build_worker(spec, facts, model="demo", block_size=16)
+        event_sources(spec, facts, worker)
+        bootstrap_address(spec, facts)
+
+
+def _engine_reports() -> list[Message]:
+    events = {"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}
+    card = {"total_kv_blocks": 100, "topology_domains": {"zone": "a"}, "data_parallel_size": 2}
+    endpoints = [{"endpoint": "tcp://10.0.0.1:5", "replay": "tcp://10.0.0.1:6", "topic": "kv"}]
+    info = {"model": "demo", "role": "decode", "block_size": 16, "lora": ["x"], "engine_id": "e"}
+    adapter = {"id": "x", "parent": "demo"}
+    server = {"page_size": 64, "max_total_num_tokens": 6400, "dp_size": 2}
+    return _encoded(
+        {**info, "runtime_config": card, "kv_events": endpoints, "can_prefill": True},
+        {"data": [{"id": "demo", "max_model_len": 2048, "parent": None}, adapter]},
+        {**server, "kv_events_config": json.dumps(events), "disaggregation_mode": "prefill"},
+        {**server, "kv_events_config": events, "disaggregation_bootstrap_port": 8998},
+    )
+
+
+def _usages() -> list[Message]:
+    usage = {"prompt_tokens": 45, "prompt_tokens_details": {"cached_tokens": 32}}
+    return _encoded({"choices": [], "usage": usage})
 
 
 def _frontend_metrics() -> list[Message]:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from dynctl.adapters.zmq.kv_event_source import EndpointError, KvEventSource, dialable_endpoint
+from dynctl.base.json_fields import mapping, sequence
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
@@ -175,11 +176,11 @@ def build_worker(
     # A typed name that the engine does not have is the only one for routing.
     names = facts.models if served in facts.models else ()
     reported = dict(facts.runtime_config)
-    domains = {**(reported.get("topology_domains") or {}), **spec.domains}
+    domains = {**mapping(reported.get("topology_domains")), **spec.domains}
     values: dict[str, Any] = {
         **reported,
         "topology_domains": domains,
-        "taints": [*(reported.get("taints") or ()), *spec.taints],
+        "taints": [*sequence(reported.get("taints")), *spec.taints],
         "data_parallel_size": facts.dp or spec.dp or 1,
         "total_kv_blocks": facts.total_blocks or spec.total_blocks,
         "max_num_batched_tokens": facts.max_num_batched_tokens or spec.max_num_batched_tokens,
