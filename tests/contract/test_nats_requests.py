@@ -31,8 +31,8 @@ async def test_a_request_reaches_its_subject_and_the_reply_comes_back(tmp_path: 
             sent = ("dynamo_backend.generate-1", b"other", {"request-id": "r"}, 5.0)
             assert await messenger.request(*sent) == b"no such endpoint"
             assert heard[0] == (b"yes", {"request-id": "r"})
-            with pytest.raises(RequestPlaneError, match="does not listen at nobody"):
-                await messenger.request("nobody", b"", {}, 5.0)
+            with pytest.raises(RequestPlaneError, match="does not listen at absent"):
+                await messenger.request("absent", b"", {}, 5.0)
         finally:
             await messenger.close()
             await worker.close()

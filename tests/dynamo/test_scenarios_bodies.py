@@ -514,7 +514,7 @@ def test_a_worker_whose_card_the_frontend_rejected(
         blind = alone.route(RouteQuery(token_ids=prompts(1, 73)[0]))
     finding(str(row))
     row.right()
-    # Before its first request, a frontend may show nothing that tells two versions apart.
+    # Before its first request, the metrics of a frontend may be equal for two versions.
     assert row.decided >= row.asked - 1
     # Without a frontend nothing shows which of the cards it accepted.
     assert "DYR0723" in {one.code for one in blind.doubts}

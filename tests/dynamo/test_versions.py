@@ -63,7 +63,7 @@ def test_one_component(hold: Hold, dynamo_version: str) -> None:
         hold("workers", Row(workers, 3))
         hold("one component", Row(hits, REQUESTS))
         hold("caches read later", Row(asyncio.run(later()), 10))
-        # Cards before 1.4 name files that nobody serves.
+        # Cards before 1.4 name files that no component serves.
         older = minor(dynamo_version) < (1, 4)
         files = ("--model-path", str(fleet.model_dir)) if older else ()
         first = fleet.frontend.chat(PROMPT)

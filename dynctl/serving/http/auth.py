@@ -1,4 +1,4 @@
-"""Who may do what: operators, clients with a key, and everybody else.
+"""Who may do what: operators, clients with a key, and all others.
 
 An operator has the admin token, uses the Unix socket, or, if there is no token, is a program on
 this machine. A web page is not one: its requests have an Origin, a Host of its own (DNS rebinding),

@@ -80,7 +80,7 @@ async def test_tokens_that_another_frontend_has_finished_are_not_counted(rig: Ri
 async def test_each_of_several_frontends_decides_on_its_own_load(rig: Rig) -> None:
     observer, decode = rig.observer, rig.worker_id("backend")
     first, second = frontend((decode, 5, 0)), frontend((decode, 0, 0))
-    # Somebody publishes active requests: it is unknown whether these frontends do.
+    # A frontend publishes active requests: it is unknown whether it is one of these.
     assert codes(take_load(observer, [first, second])[1])[0] == "DYR0709"
     for key in [key for key in rig.values if "active_sequences_events" in key]:
         rig.discovery.delete(key)
