@@ -121,6 +121,15 @@ class IndexRuntime:
     def all_states(self) -> dict[tuple[int, int], StreamState]:
         return {key: held.stream.state() for key, held in self._streams.items()}
 
+    async def first_read(self, timeout_s: float) -> None:
+        """Wait until every followed stream tried to read what its engine caches, and what was read
+        is applied; at most ``timeout_s`` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for held in list(self._streams.values()):
+                    await held.stream.tried()
+                await self.drained()
+
     @property
     def waiting(self) -> int:
         """Values received and not applied yet."""

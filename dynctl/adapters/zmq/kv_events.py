@@ -48,7 +48,11 @@ _COUNTERS: Final = (
     *("batches", "gaps", "healed", "lost", "duplicates", "late", "restarts"),
     *("malformed", "unknown_events", "unknown_fields"),
 )
-_WATCHED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | int(zmq.Event.DISCONNECTED)
+_WATCHED: Final = (
+    int(zmq.Event.HANDSHAKE_SUCCEEDED)
+    | int(zmq.Event.DISCONNECTED)
+    | int(zmq.Event.CONNECT_RETRIED)
+)
 #: Seconds before a new socket replaces one that lost its connection: the first time, and at most.
 _PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
@@ -93,6 +97,14 @@ class ZmqKvEvents:
         self._unread = True  # what the engine cached before the connection may be missing
         self._check_due = False
         self._replay_blocked_until = float("-inf")
+        self._tried = asyncio.Event()
+
+    async def tried(self) -> None:
+        """Wait until the first reading of what the engine caches succeeded or failed.
+
+        Without a replay socket there is no reading: then until the connection is made or refused.
+        """
+        await self._tried.wait()
 
     def state(self) -> StreamState:
         """A snapshot of the counters."""
@@ -161,6 +173,7 @@ class ZmqKvEvents:
             if self._connected and (self._check_due or not ready):
                 self._check_due = False
                 await self._check_identity(context)
+                self._tried.set()
             for frames in received:
                 await self._take_message(context, frames)
             if received:
@@ -186,6 +199,8 @@ class ZmqKvEvents:
                     StreamCode.STREAM_DISCONNECTED,
                     f"lost {self.endpoint}; reconnecting, its index is kept until it responds",
                 )
+            elif event == zmq.Event.CONNECT_RETRIED:
+                self._tried.set()
 
     def _note_read(self, complete: bool) -> None:
         if complete is self._unread:

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import uvloop
@@ -51,6 +52,9 @@ from router_core import IndexBound, WorkerWithDpRank
 
 _log = logging.getLogger(__name__)
 
+#: Seconds for which the start waits for engines' caches to be read; an endpoint that does not
+#: answer must not keep a frontend from serving.
+FIRST_READ_S: Final = 5.0
 _EXPIRY_S = 15.0
 _CHECK_S = 10.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -148,7 +152,10 @@ class Frontend:
     # -- life ------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the fleet, then listen; returns when every engine was probed once."""
+        """Join the fleet, then listen; returns when every engine was probed once.
+
+        Clients wait for the first reading of the engines' caches too, at most FIRST_READ_S.
+        """
         config = self.config
         listener = _listen(config.host, config.port)
         self.port = listener.getsockname()[1]
@@ -156,6 +163,7 @@ class Frontend:
             self.upstream.start()
             self.fleet.index.start()
             await self._join()
+            await self.fleet.index.first_read(FIRST_READ_S)
             # Health first: a load balancer may ask as soon as clients are accepted.
             if config.system_port is not None:
                 system = _listen(config.system_host, config.system_port, "--system-port")

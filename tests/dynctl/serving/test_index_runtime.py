@@ -1,9 +1,12 @@
 """The index runtime: work in slices, long events cut, nothing applied after a worker is left."""
 
 import asyncio
+import socket
+from dataclasses import replace
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
 from dynctl.base.tasks import Supervisor
+from dynctl.serving.http.server import Frontend
 from dynctl.serving.index_runtime import MAX_WAITING, PIECE_BLOCKS, IndexRuntime
 from router_core import (
     OK,
@@ -19,6 +22,7 @@ from router_core import (
     WorkerUpserted,
     sequence_hashes,
 )
+from tests.dynctl.serving.fleets import WORDS, site
 from tests.waiting import patience
 
 
@@ -195,3 +199,29 @@ def test_stale_values_are_dropped_when_the_queue_overflows_too():
     for i in range(MAX_WAITING):
         work.take(stored(2, 1, first=1 + i))
     assert router.index.block_count(0) == 0
+
+
+async def test_a_frontend_that_starts_has_read_what_its_engines_cache():
+    async with site([{"name": "a0"}]) as first:
+        assert (await first.chat(WORDS * 8))[0] == 200
+        await first.idle()
+        engine = first.engines["a0"]
+        second = Frontend(replace(first.frontend.config, workers=(f"{engine.url},name=a0",)))
+        await second.start()
+        try:
+            (row,) = second.service.workers()
+            assert (row.ranks[0].index, row.ranks[0].cached_blocks > 4) == ("current", True)
+        finally:
+            await second.close()
+
+
+async def test_events_that_never_come_do_not_keep_a_frontend_from_starting(monkeypatch):
+    refused = {"a0": ",kv-events=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:1"}
+    monkeypatch.setattr("dynctl.serving.http.server.FIRST_READ_S", 1000.0)
+    async with asyncio.timeout(patience(20)), site([{"name": "a0"}], specs=refused) as fleet:
+        assert fleet.frontend.service.workers()[0].ranks[0].index == "disconnected"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        specs = {"a0": f",kv-events=tcp://127.0.0.1:{silent.getsockname()[1]}"}
+        monkeypatch.setattr("dynctl.serving.http.server.FIRST_READ_S", 0.1)
+        async with asyncio.timeout(patience(20)), site([{"name": "a0"}], specs=specs) as fleet:
+            assert fleet.frontend.service.workers()[0].ranks[0].index == "disconnected"
