@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     )
     from router_core.policies import FILTERS, PROFILES, WorkerFilter
     from router_core.decision import (
-        AllWorkersBusy, Candidate, Decision, FunnelStep, NoEligibleWorker, Outcome, Reason,
-        Rejection, RoutingPlan, RoutingRefused,
+        AllWorkersBusy, Candidate, Decision, FunnelStep, NoEligibleWorker, Outcome,
+        PredictedPrefill, Reason, Rejection, RoutingPlan, RoutingRefused,
     )
     from router_core.counterfactual import Flip, Preference, flip, flips, preference
     from router_core.sensitivity import (
@@ -79,7 +79,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "WhatIf",
     "FILTERS", "PROFILES", "WorkerFilter",
     "AllWorkersBusy", "Candidate", "Decision", "FunnelStep", "NoEligibleWorker", "Outcome",
-    "Reason", "Rejection", "RoutingPlan", "RoutingRefused",
+    "PredictedPrefill", "Reason", "Rejection", "RoutingPlan", "RoutingRefused",
     "Flip", "Preference", "flip", "flips", "preference",
     "Consequence", "LoadRange", "Question", "Unknown", "certain", "consequences", "waits",
     "CostInputs", "CostParameters", "TermColumn", "kv_terms",
@@ -113,8 +113,8 @@ _MODULES = {
     "selection": "Filter Pin Profile RoutingRequest RoutingView Scorer SelectionContext WhatIf",
     "policies": "FILTERS PROFILES WorkerFilter",
     "decision":
-        "AllWorkersBusy Candidate Decision FunnelStep NoEligibleWorker Outcome Reason Rejection "
-        "RoutingPlan RoutingRefused",
+        "AllWorkersBusy Candidate Decision FunnelStep NoEligibleWorker Outcome PredictedPrefill "
+        "Reason Rejection RoutingPlan RoutingRefused",
     "counterfactual": "Flip Preference flip flips preference",
     "sensitivity": "Consequence LoadRange Question Unknown certain consequences waits",
     "cost": "CostInputs CostParameters TermColumn kv_terms",

@@ -86,7 +86,8 @@ class Booked:
     tracked. ``sequence_hashes`` are its complete prompt blocks, shared with other requests;
     ``anonymous_blocks`` counts blocks that no other request shares (no KV reuse assumed).
     ``prompt_hashes`` are the complete prompt blocks that the rank will have cached, each after its
-    parent; an index that is learned from bookings takes them.
+    parent; an index that is learned from bookings takes them. ``predicted_s``: seconds that the
+    prefill is expected to take, by which its tokens fall with time; None: they do not fall.
     """
 
     request_id: str
@@ -97,6 +98,7 @@ class Booked:
     sequence_hashes: Sequence[int] = ()
     anonymous_blocks: int = 0
     prompt_hashes: Sequence[int] = ()
+    predicted_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

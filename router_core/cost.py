@@ -84,7 +84,8 @@ class CostInputs:
     blocks after those that are cached in host memory, ``disk_blocks`` those after them on disk;
     None where no candidate has any. ``trust``: of each candidate's index, its place in
     ``freshness.TRUST``, and ``indexed_blocks`` what that index has, of which ``overlap_blocks``
-    count (``router_on_degraded``); None where every index is exact.
+    count (``router_on_degraded``); None where every index is exact. ``booked_tokens``: the
+    ``prefill_tokens`` before they fell with time; None where none of them falls.
     """
 
     isl_tokens: int
@@ -100,6 +101,7 @@ class CostInputs:
     disk_blocks: Sequence[int] | None = None
     trust: Sequence[int] | None = None
     indexed_blocks: Sequence[int] | None = None
+    booked_tokens: Sequence[int] | None = None
 
     def cached_tokens(self, position: int, parameters: CostParameters) -> int:
         """Prompt tokens that a candidate does not compute; lower tiers count by their weights.

@@ -86,11 +86,27 @@ class FunnelStep:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictedPrefill:
+    """The duration that a model predicts for the prefill of a request on the chosen rank.
+
+    ``tokens`` are computed there in ``seconds``; ``cached`` tokens of the prompt are not.
+    ``model`` describes the model and its origin.
+    """
+
+    model: str
+    tokens: int
+    cached: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """One scored rank, built from the columns on demand.
 
     ``overlap_blocks``: cached blocks that count, of the ``indexed_blocks`` that its index has and
     trusts as ``index`` says; the engine is expected to reuse ``usable_blocks`` of them.
+    ``booked_prefill_tokens``: active prefill tokens before they fell with time; None where those of
+    no candidate fall.
     """
 
     worker: Worker
@@ -109,6 +125,7 @@ class Candidate:
     usable_blocks: int = 0
     indexed_blocks: int = 0
     index: Trust = "exact"
+    booked_prefill_tokens: int | None = None
 
     @property
     def ref(self) -> WorkerWithDpRank:
@@ -123,6 +140,8 @@ class Decision:
     one entry per scored candidate, in slot order. ``winner`` and ``tied`` are positions in them.
     ``sample`` is the number in 0..1 that broke ties or drew from the temperature. ``lora_name``
     and ``salted``: cached blocks count only with this adapter and the request's own cache salt.
+    ``predicted``: how long the winner's prefill is expected to take, where a prefill load model is
+    on; it does not change this decision, but the load of later ones.
     """
 
     id: str
@@ -149,6 +168,7 @@ class Decision:
     message: str | None = None
     lora_name: str | None = None
     salted: bool = False
+    predicted: PredictedPrefill | None = None
 
     # -- the result ------------------------------------------------------------------------
 
@@ -237,6 +257,7 @@ class Decision:
         """One Candidate for each scored rank, in slot order."""
         chances = self.probabilities()
         inputs = self.inputs
+        booked = None if inputs is None else inputs.booked_tokens
         for i, worker in enumerate(self.workers):
             terms = {term.name: float(term.values[i]) for term in self.terms}
             multipliers = inputs.multipliers if inputs is not None else None
@@ -257,6 +278,7 @@ class Decision:
                 usable_blocks=self.usable_blocks(i),
                 indexed_blocks=self.indexed_blocks(i),
                 index=self.trust(i),
+                booked_prefill_tokens=None if booked is None else booked[i],
             )
 
     def replay(
@@ -273,13 +295,15 @@ class Decision:
             return self
         terms = kv_terms(inputs, parameters) if self.mode == "kv" else self.terms
         costs = total_costs(terms, inputs.multipliers, len(self.costs))
+        winner = pick(costs, self.temperature, self.sample)
         return replace(
             self,
             inputs=inputs,
             parameters=parameters,
             terms=terms,
             costs=costs,
-            winner=pick(costs, self.temperature, self.sample),
+            winner=winner,
+            predicted=self.predicted if winner == self.winner else None,
         )
 
     def summary(self) -> str:

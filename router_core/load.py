@@ -3,12 +3,24 @@
 Prompt blocks that running requests share are counted once per rank. Since a prompt's blocks are
 a chain from its start, the set of ranks that hold a block only shrinks with depth, so bisection
 finds how much of a new prompt a rank already holds, as in the prefix index.
+
+A booking may have the predicted duration of its prefill. Then the prefill tokens of its rank fall
+with time, before the first output token arrives. The *anchor* is the oldest prefill of a rank, and
+it runs for as long as it is the anchor:
+
+- all prefills of the rank have a duration: ``max(0, sum - floor(anchor * elapsed / duration))``. A
+  prefill that takes longer than predicted thus eats into the tokens of those behind it;
+- some have none: only the anchor falls, to ``ceil(anchor * (1 - elapsed / duration))``, at least 0.
+
+A duration of 0 counts no tokens of its own. Source: Dynamo 1.6 (``ais`` prefill load model).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 from router_core.changes import Stage
@@ -18,7 +30,10 @@ from router_core.worker_sets import Overlaps, match_prefix
 
 @dataclass(slots=True)
 class ActiveRequest:
-    """One booking. ``prefill_tokens`` is 0 after the first output token."""
+    """One booking. ``prefill_tokens`` is 0 after the first output token.
+
+    ``predicted_s``: predicted duration of its prefill in seconds; None: not predicted.
+    """
 
     request_id: str
     stage: Stage
@@ -31,6 +46,32 @@ class ActiveRequest:
     output_blocks: int = 0
     #: Change of this request's blocks by decay (zero or negative).
     adjustment: float = 0.0
+    predicted_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Prefills:
+    """The prefills of a rank, oldest first, of which ``predicted`` have a duration: at least one.
+
+    ``tokens`` is their sum without decay; the first is the anchor ``since`` that time.
+    """
+
+    tokens: int
+    since: float
+    active: dict[tuple[str, Stage], ActiveRequest] = field(default_factory=dict)
+    predicted: int = 0
+
+    def left(self, now: float) -> int:
+        """Prompt tokens that are expected to wait still, 0 to ``tokens``."""
+        anchor = next(iter(self.active.values()))
+        own, duration = anchor.prefill_tokens, anchor.predicted_s
+        if duration is None:
+            return self.tokens
+        done = max(0.0, now - self.since) / duration if duration > 0 else 1.0
+        if self.predicted == len(self.active):
+            # A tiny duration makes this infinite.
+            return self.tokens - int(min(own * done, self.tokens))
+        return self.tokens - own + math.ceil(own * (1.0 - min(1.0, done)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +83,11 @@ class PotentialLoad:
 
 
 class ActiveSequences:
-    """Bookings, and the per-slot columns that the cost reads. Times are seconds of one clock."""
+    """Bookings, and the per-slot columns that the cost reads. Times are seconds of one clock.
+
+    Where a prefill has a predicted duration, ``prefill_tokens`` of its slot are those of the last
+    change there or of the last :meth:`advance`, whichever is later.
+    """
 
     def __init__(self) -> None:
         self.prefill_tokens: list[int] = []
@@ -52,10 +97,13 @@ class ActiveSequences:
         self._adjusted: list[float] = []
         self._bookings: dict[tuple[str, Stage], ActiveRequest] = {}
         self._stages: dict[str, tuple[Stage, ...]] = {}
-        self._of_slot: list[set[tuple[str, Stage]]] = []
+        #: The keys of the bookings of each slot, oldest first.
+        self._of_slot: list[dict[tuple[str, Stage], None]] = []
         self._holders: dict[int, int] = {}
         #: (hash, slot) -> additional requests that hold the block there; absent means 0.
         self._extra_holders: dict[tuple[int, int], int] = {}
+        #: The slots with a prefill whose duration is predicted.
+        self._prefills: dict[int, _Prefills] = {}
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -74,11 +122,34 @@ class ActiveSequences:
             for column in (self.prefill_tokens, self.decode_blocks, self.requests, self._blocks):
                 column.extend([0] * missing)
             self._adjusted.extend([0.0] * missing)
-            self._of_slot.extend(set() for _ in range(missing))
+            self._of_slot.extend({} for _ in range(missing))
 
     def shared_blocks(self, sequence_hashes: Sequence[int], candidates: int) -> Overlaps:
         """Leading blocks of the prompt that running requests hold, by slot."""
         return match_prefix(self._holders, sequence_hashes, candidates)
+
+    # -- prefill that falls with time ------------------------------------------------------
+
+    @property
+    def decays(self) -> bool:
+        """Whether the prefill tokens of a slot fall with time."""
+        return bool(self._prefills)
+
+    def advance(self, now: float) -> tuple[int, ...]:
+        """Set the prefill tokens of all slots to those of ``now``; returns the changed slots."""
+        return tuple(slot for slot in self._prefills if self._decay(slot, now))
+
+    def booked_prefill(self, slot: int) -> int:
+        """The prefill tokens of a slot without decay: those of all prefills that began there."""
+        prefills = self._prefills.get(slot)
+        return self.prefill_tokens[slot] if prefills is None else prefills.tokens
+
+    def without_decay(self) -> ActiveSequences:
+        """A view of the same bookings whose prefill tokens do not fall with time; to read only."""
+        other = copy(self)
+        other.prefill_tokens = list(map(self.booked_prefill, range(len(self.prefill_tokens))))
+        other._prefills = {}
+        return other
 
     # -- changes ---------------------------------------------------------------------------
 
@@ -92,18 +163,26 @@ class ActiveSequences:
         sequence_hashes: Sequence[int],
         anonymous_blocks: int,
         now: float,
+        predicted_s: float | None = None,
     ) -> bool:
-        """Count a request on a slot; False, and nothing changes, if that hop is booked already."""
+        """Count a request on a slot; False, and nothing changes, if that hop is booked already.
+
+        ``predicted_s``: predicted duration of its prefill.
+        """
         key = (request_id, stage)
         if key in self._bookings:
             return False
         hashes = tuple(sequence_hashes)
-        self._bookings[key] = ActiveRequest(
+        booking = self._bookings[key] = ActiveRequest(
             request_id, stage, slot, prefill_tokens, hashes, anonymous_blocks, now, now
         )
         self._stages[request_id] = (*self._stages.get(request_id, ()), stage)
-        self._of_slot[slot].add(key)
-        self.prefill_tokens[slot] += prefill_tokens
+        self._of_slot[slot][key] = None
+        if prefill_tokens and (predicted_s is not None or slot in self._prefills):
+            booking.predicted_s = predicted_s
+            self._begin_prefill(key, booking, now)
+        else:
+            self.prefill_tokens[slot] += prefill_tokens
         self.requests[slot] += 1
         self._blocks[slot] += anonymous_blocks + self._hold(slot, hashes)
         self._round(slot)
@@ -116,7 +195,7 @@ class ActiveSequences:
             booking = self._bookings[request_id, stage]
             booking.seen_at = now
             if booking.prefill_tokens:
-                self.prefill_tokens[booking.slot] -= booking.prefill_tokens
+                self._end_prefill((request_id, stage), booking, now)
                 booking.prefill_tokens = 0
                 changed.append(booking.slot)
         return tuple(changed)
@@ -151,7 +230,7 @@ class ActiveSequences:
         self._round(slot)
         return slot
 
-    def free(self, request_id: str, stage: Stage | None = None) -> tuple[int, ...]:
+    def free(self, request_id: str, stage: Stage | None, now: float) -> tuple[int, ...]:
         """End the request on one hop or on all; returns the slots whose load changed."""
         stages = self._stages.get(request_id, ())
         ending = stages if stage is None else tuple(s for s in stages if s == stage)
@@ -159,8 +238,8 @@ class ActiveSequences:
         for one in ending:
             booking = self._bookings.pop((request_id, one))
             slot = booking.slot
-            self._of_slot[slot].discard((request_id, one))
-            self.prefill_tokens[slot] -= booking.prefill_tokens
+            self._of_slot[slot].pop((request_id, one), None)
+            self._end_prefill((request_id, one), booking, now)
             self.requests[slot] -= 1
             gone = self._drop(slot, booking.sequence_hashes)
             self._blocks[slot] -= booking.anonymous_blocks + booking.output_blocks + gone
@@ -182,18 +261,24 @@ class ActiveSequences:
             if now - booking.seen_at > max_idle
         ]
         for request_id, stage in stale:
-            self.free(request_id, stage)
+            self.free(request_id, stage, now)
         return tuple(stale)
 
     def drop_slot(self, slot: int) -> None:
         """Free all bookings of a rank that is removed."""
+        prefills = self._prefills.pop(slot, None)
+        if prefills is not None:
+            self.prefill_tokens[slot] = prefills.tokens
         for request_id, stage in tuple(self._of_slot[slot]):
-            self.free(request_id, stage)
+            self.free(request_id, stage, 0.0)
 
     # -- snapshot --------------------------------------------------------------------------
 
     def dump(self) -> list[dict[str, Any]]:
-        """The bookings as plain data, in booking order."""
+        """The bookings as plain data, in booking order.
+
+        Only predicted ones have ``predicted_s``, and only a predicted anchor ``anchor_since``.
+        """
         return [
             {
                 "request_id": b.request_id,
@@ -206,9 +291,19 @@ class ActiveSequences:
                 "seen_at": b.seen_at,
                 "output_blocks": b.output_blocks,
                 "adjustment": b.adjustment,
+                **self._dump_prediction(b),
             }
             for b in self._bookings.values()
         ]
+
+    def _dump_prediction(self, booking: ActiveRequest) -> dict[str, float]:
+        prefills = self._prefills.get(booking.slot)
+        if prefills is None or booking.predicted_s is None or not booking.prefill_tokens:
+            return {}
+        plain = {"predicted_s": booking.predicted_s}
+        if next(iter(prefills.active.values())) is booking:
+            plain["anchor_since"] = prefills.since
+        return plain
 
     @classmethod
     def restore(cls, plain: Sequence[dict[str, Any]], capacity: int) -> ActiveSequences:
@@ -228,7 +323,10 @@ class ActiveSequences:
                 sequence_hashes=row["sequence_hashes"],
                 anonymous_blocks=row["anonymous_blocks"],
                 now=row["booked_at"],
+                predicted_s=row.get("predicted_s"),
             )
+            if "anchor_since" in row and row["slot"] in load._prefills:
+                load._prefills[row["slot"]].since = row["anchor_since"]
             booking = load._bookings[row["request_id"], row["stage"]]
             booking.seen_at = row["seen_at"]
             booking.output_blocks = row["output_blocks"]
@@ -239,6 +337,46 @@ class ActiveSequences:
         return load
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _begin_prefill(self, key: tuple[str, Stage], booking: ActiveRequest, now: float) -> None:
+        slot = booking.slot
+        prefills = self._prefills.get(slot)
+        if prefills is None:
+            # Those before it have no duration, so the time since when one is the anchor is unused.
+            prefills = self._prefills[slot] = _Prefills(self.prefill_tokens[slot], now)
+            earlier = ((one, self._bookings[one]) for one in self._of_slot[slot] if one != key)
+            prefills.active.update((one, row) for one, row in earlier if row.prefill_tokens)
+        prefills.active[key] = booking
+        prefills.tokens += booking.prefill_tokens
+        prefills.predicted += booking.predicted_s is not None
+        self._decay(slot, now)
+
+    def _end_prefill(self, key: tuple[str, Stage], booking: ActiveRequest, now: float) -> None:
+        slot = booking.slot
+        prefills = self._prefills.get(slot)
+        if prefills is None:
+            self.prefill_tokens[slot] -= booking.prefill_tokens
+            return
+        if not booking.prefill_tokens:
+            return
+        if next(iter(prefills.active)) == key:
+            prefills.since = now
+        del prefills.active[key]
+        prefills.tokens -= booking.prefill_tokens
+        prefills.predicted -= booking.predicted_s is not None
+        if prefills.predicted:
+            self._decay(slot, now)
+        else:
+            del self._prefills[slot]
+            self.prefill_tokens[slot] = prefills.tokens
+
+    def _decay(self, slot: int, now: float) -> bool:
+        """Set the prefill tokens of a slot to those of ``now``; whether they changed."""
+        left = self._prefills[slot].left(now)
+        if left == self.prefill_tokens[slot]:
+            return False
+        self.prefill_tokens[slot] = left
+        return True
 
     def _hold(self, slot: int, hashes: tuple[int, ...]) -> int:
         """Add the blocks to a slot; returns how many no request held there before."""

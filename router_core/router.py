@@ -1,13 +1,15 @@
 """The router: its state, and the only place where changes take effect.
 
-``plan`` reads; ``apply`` writes. The router has no clock and no randomness: callers pass ``now`` in
-seconds of any one monotonic clock, and ``samples`` for ties and temperatures.
+``plan`` reads; ``apply`` writes; ``advance`` lets loads fall that fall with time. The router has no
+clock and no randomness: callers pass ``now`` in seconds of any one monotonic clock, and ``samples``
+for ties and temperatures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import router_core.changes as c
@@ -140,12 +142,15 @@ class Router:
         if config is self.config and what_if is None:
             live = self._live
             if live is None or live.config is not config or live.registry is not self.registry:
-                live = self._live = self._view(config, self.busy, None)
+                live = self._live = self._view(config, self.load, self.busy, None)
             return live
-        busy = self.busy
-        if Thresholds.of(config) != self.busy.default:
-            busy = self._busy_under(Thresholds.of(config))
-        return self._view(config, busy, what_if)
+        load, busy = self.load, self.busy
+        model = config.router_prefill_load_model
+        if load.decays and model == "none" != self.config.router_prefill_load_model:
+            load = load.without_decay()
+        if load is not self.load or Thresholds.of(config) != self.busy.default:
+            busy = self._busy_under(Thresholds.of(config), load)
+        return self._view(config, load, busy, what_if)
 
     def stages(self, model: str, worker_set: str | None = None) -> tuple[Stage, ...]:
         """The hops of a request of ``model`` (:func:`planning.stages`)."""
@@ -238,6 +243,7 @@ class Router:
             sequence_hashes=hashes if blocks and reuse else (),
             anonymous_blocks=0 if reuse else blocks,
             prompt_hashes=hashes if self.learns and decision.stage != "decode" else (),
+            predicted_s=None if decision.predicted is None else decision.predicted.seconds,
         )
 
     # -- changes ---------------------------------------------------------------------------
@@ -254,7 +260,7 @@ class Router:
                     self.busy.update(slot)
                 return OK
             case c.Freed():
-                for slot in self.load.free(change.request_id, change.stage):
+                for slot in self.load.free(change.request_id, change.stage, now):
                     self.busy.update(slot)
                 return OK
             case c.OutputBlock():
@@ -287,6 +293,16 @@ class Router:
                 for slot in slots:
                     self.busy.update(slot)
                 return OK
+
+    def advance(self, now: float) -> None:
+        """Let prefill tokens fall whose duration is predicted, to what is left at ``now``.
+
+        Call it before a decision or a reading of the load. It costs nothing where no booking has
+        ``predicted_s``, and changes only what follows from the bookings and the time.
+        """
+        if self.load.decays:
+            for slot in self.load.advance(now):
+                self.busy.update(slot)
 
     def sweep(self, max_blocks: int = 2_000, now: float | None = None) -> bool:
         """Remove some cached blocks of lost workers; True while there is more to do.
@@ -375,11 +391,17 @@ class Router:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _view(self, config: RouterConfig, busy: BusyTracker, what_if: WhatIf | None) -> RoutingView:
+    def _view(
+        self,
+        config: RouterConfig,
+        load: ActiveSequences,
+        busy: BusyTracker,
+        what_if: WhatIf | None,
+    ) -> RoutingView:
         return RoutingView(
             self.registry,
             self.index,
-            self.load,
+            load,
             busy,
             config,
             self.rotation,
@@ -393,9 +415,9 @@ class Router:
             self.learned,
         )
 
-    def _busy_under(self, default: Thresholds) -> BusyTracker:
-        """The busy masks with other default thresholds."""
-        tracker = BusyTracker(self.registry, self.load)
+    def _busy_under(self, default: Thresholds, load: ActiveSequences) -> BusyTracker:
+        """The busy masks with other default thresholds, or another load."""
+        tracker = BusyTracker(self.registry, load)
         tracker.default = default
         tracker.grow(self.registry.capacity)
         tracker.load_dump({**self.busy.dump(), "thresholds": {}})
@@ -567,6 +589,9 @@ class Router:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
+        predicted = change.predicted_s
+        if predicted is not None and not 0.0 <= predicted < inf:
+            return Applied(False, "invalid", f"predicted_s: expected 0 or more, got {predicted}")
         booked = self.load.book(
             change.request_id,
             change.stage,
@@ -575,6 +600,7 @@ class Router:
             sequence_hashes=change.sequence_hashes,
             anonymous_blocks=change.anonymous_blocks,
             now=now,
+            predicted_s=change.predicted_s,
         )
         if not booked:
             message = f"request {change.request_id} is already booked on the {change.stage} hop"

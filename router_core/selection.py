@@ -346,8 +346,11 @@ def cost_inputs(
         disk_blocks = disk_blocks and counted_blocks(disk_blocks, trust, rule)
     prefill_tokens = candidates.gather(load.prefill_tokens)
     active_blocks = candidates.gather(load.decode_blocks)
+    booked_tokens = list(map(load.booked_prefill, slots)) if load.decays else None
     if view.what_if is not None:
         prefill_tokens = _shifted(prefill_tokens, slots, view.what_if.prefill_tokens)
+        if booked_tokens is not None:
+            booked_tokens = _shifted(booked_tokens, slots, view.what_if.prefill_tokens)
         active_blocks = _shifted(active_blocks, slots, view.what_if.decode_blocks)
     return CostInputs(
         isl_tokens=request.isl_tokens,
@@ -363,6 +366,7 @@ def cost_inputs(
         disk_blocks=disk_blocks,
         trust=trust,
         indexed_blocks=indexed_blocks,
+        booked_tokens=booked_tokens,
     )
 
 

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from dynctl.documents.doubts import Doubt, Varies, doubt, judge, percent, some_names
 from router_core import (
@@ -86,7 +87,8 @@ class CandidateRow(msgspec.Struct, frozen=True):
     (``overlap_blocks``), ``disk_blocks``: those after them on disk. ``usable_blocks``: the cached
     ones that the engine reuses; it always computes the prompt's last token. ``index``: whether the
     rank's index is ``exact``, ``degraded``, ``estimated`` or ``none``; of its ``indexed_blocks``
-    those in ``overlap_blocks`` count.
+    those in ``overlap_blocks`` count. ``booked_prefill_tokens``: the active prefill tokens before
+    the prefill load model let them fall; absent where none fall.
     """
 
     worker: str
@@ -107,6 +109,19 @@ class CandidateRow(msgspec.Struct, frozen=True):
     usable_blocks: int = 0
     indexed_blocks: int = 0
     index: str = "exact"
+    booked_prefill_tokens: int | UnsetType = UNSET
+
+
+class PrefillPrediction(msgspec.Struct, frozen=True):
+    """How long the winner's prefill is expected to take, and the model that predicts it.
+
+    It computes ``tokens`` of the prompt, after ``cached`` ones, in ``seconds``.
+    """
+
+    model: str
+    tokens: int
+    cached: int
+    seconds: float
 
 
 class FlipRow(msgspec.Struct, frozen=True):
@@ -176,6 +191,8 @@ class DecisionResult(msgspec.Struct, frozen=True):
     preference: PreferenceRow | None = None
     #: None for a past decision: the age of its data is not recorded.
     freshness: FreshnessRow | None = None
+    #: Absent without a prefill load model.
+    prefill_load: PrefillPrediction | UnsetType = UNSET
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -392,7 +409,15 @@ def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -
         flip=None if turned is None else FlipRow(turned.worker, turned.change, turned.by),
         preference=preference_row(decision),
         freshness=freshness,
+        prefill_load=_prediction(decision),
     )
+
+
+def _prediction(decision: Decision) -> PrefillPrediction | UnsetType:
+    one = decision.predicted
+    if one is None:
+        return UNSET
+    return PrefillPrediction(one.model, one.tokens, one.cached, float(one.seconds))
 
 
 def _float(value: float | None) -> float | None:
@@ -457,6 +482,9 @@ def _candidate_row(row: Candidate) -> CandidateRow:
         usable_blocks=row.usable_blocks,
         indexed_blocks=row.indexed_blocks,
         index=row.index,
+        booked_prefill_tokens=UNSET
+        if row.booked_prefill_tokens is None
+        else row.booked_prefill_tokens,
     )
 
 

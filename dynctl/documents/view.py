@@ -83,6 +83,8 @@ class _BookingForm(msgspec.Struct):
     seen_at: float
     output_blocks: _Count
     adjustment: float
+    predicted_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    anchor_since: float | None = None
 
 
 class _ReportForm(msgspec.Struct):
@@ -215,6 +217,7 @@ def decode_view(data: bytes) -> SavedView:
         if read.snapshot.get("schema") == _SNAPSHOT_SCHEMA:
             msgspec.convert(read.snapshot, _SnapshotForm)
         router = Router.restore(read.snapshot)
+        router.advance(read.now)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         # ValidationError and SnapshotError are ValueErrors.
         raise WireError("view file", single_line(str(error))) from None

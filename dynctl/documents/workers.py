@@ -31,6 +31,8 @@ class RankRow(msgspec.Struct, frozen=True):
     """One rank. Loads are counted by the router; ages are in seconds, None: never.
 
     ``stream_for_s``: seconds since its event stream was connected or lost; absent without one.
+    ``booked_prefill_tokens``: the active prefill tokens before the prefill load model let them
+    fall; absent where they do not fall.
     """
 
     dp_rank: int = 0
@@ -46,6 +48,7 @@ class RankRow(msgspec.Struct, frozen=True):
     load_age_s: float | None = None
     gaps: int = 0
     stream_for_s: float | UnsetType = UNSET
+    booked_prefill_tokens: int | UnsetType = UNSET
 
 
 class StreamState(msgspec.Struct, frozen=True):
@@ -191,6 +194,9 @@ def rank_rows(
     engine reports them; the router does not count them."""
     slots = router.registry.slots(worker.worker_id)
     ranks = []
+    decays = router.load.decays
+    if decays:
+        router.advance(now)
     for rank, slot in zip(worker.ranks, slots, strict=True):
         fresh, reported = router.freshness[slot], router.busy.reported[slot]
         ranks.append(
@@ -212,6 +218,7 @@ def rank_rows(
                 index_age_s=_age(now, fresh.index_at),
                 load_age_s=_age(now, fresh.load_at),
                 gaps=fresh.gaps,
+                booked_prefill_tokens=router.load.booked_prefill(slot) if decays else UNSET,
             )
         )
     return ranks

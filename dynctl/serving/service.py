@@ -271,6 +271,7 @@ class RoutingService:
         """
         drawn = samples or (self.sample(), self.sample())
         detail = detail or self._small_fleet
+        self.advance()
         return self.router.plan(request, samples=drawn, view=view, detail=detail)
 
     def continue_plan(
@@ -278,7 +279,13 @@ class RoutingService:
     ) -> RoutingPlan:
         """Decide the decode hop again, now that prefill is done."""
         detail = detail or self._small_fleet
+        self.advance()
         return self.router.continue_plan(request, prefill, sample=self.sample(), detail=detail)
+
+    def advance(self) -> None:
+        """Let the prefill tokens whose duration is predicted fall to those of this moment."""
+        if self.router.load.decays:
+            self.router.advance(self.clock())
 
     @property
     def _small_fleet(self) -> bool:

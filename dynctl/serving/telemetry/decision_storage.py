@@ -19,6 +19,7 @@ from router_core import (
     CostParameters,
     Decision,
     FunnelStep,
+    PredictedPrefill,
     RoutingConstraints,
     Stage,
     TermColumn,
@@ -77,7 +78,7 @@ class BriefHop(NamedTuple):
 
     A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, overlap,
     prefill tokens, active blocks, shared blocks, requests, multiplier, host blocks, disk blocks,
-    trust, indexed blocks,
+    trust, indexed blocks, booked tokens,
     *term values)``. ``counts``
     are the funnel's (entered, left), flat; ``terms`` are (name, unit, weight).
     """
@@ -102,6 +103,7 @@ class BriefHop(NamedTuple):
     filters: tuple[str, ...]
     counts: tuple[int, ...]
     terms: tuple[tuple[str, str, float], ...]
+    predicted: PredictedPrefill | None
 
     def expand(self) -> Decision:
         """A Decision over the kept rows; a note gives the number of all candidates."""
@@ -126,6 +128,7 @@ class BriefHop(NamedTuple):
                 disk_blocks=columns[10] if columns[10][0] is not None else None,
                 trust=columns[11] if columns[11][0] is not None else None,
                 indexed_blocks=columns[12] if columns[12][0] is not None else None,
+                booked_tokens=columns[13] if columns[13][0] is not None else None,
             )
         return Decision(
             id=self.id,
@@ -150,12 +153,13 @@ class BriefHop(NamedTuple):
             inputs=inputs,
             terms=tuple(
                 TermColumn(name, unit, weight, column)
-                for (name, unit, weight), column in zip(self.terms, columns[13:], strict=True)
+                for (name, unit, weight), column in zip(self.terms, columns[14:], strict=True)
             ),
             winner=0,
             overlap_modelled=self.overlap_modelled,
             lora_name=self.lora_name,
             salted=self.salted,
+            predicted=self.predicted,
             notes=(*self.notes, note) if len(rows) < self.candidates else self.notes,
         )
 
@@ -213,12 +217,13 @@ def brief(decision: Decision) -> BriefHop:
         tuple([step.filter for step in decision.funnel]),
         tuple(counts),
         tuple([(term.name, term.unit, term.weight) for term in decision.terms]),
+        decision.predicted,
     )
 
 
 def _row(decision: Decision, i: int) -> tuple[Any, ...]:
     inputs = decision.inputs
-    read: tuple[Any, ...] = (None,) * 10
+    read: tuple[Any, ...] = (None,) * 11
     if inputs is not None:
         shared, multipliers = inputs.shared_blocks, inputs.multipliers
         host, disk = inputs.host_blocks, inputs.disk_blocks
@@ -233,6 +238,7 @@ def _row(decision: Decision, i: int) -> tuple[Any, ...]:
             None if disk is None else disk[i],
             None if inputs.trust is None else inputs.trust[i],
             None if inputs.indexed_blocks is None else inputs.indexed_blocks[i],
+            None if inputs.booked_tokens is None else inputs.booked_tokens[i],
         )
     values = [term.values[i] for term in decision.terms]
     return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)
@@ -253,7 +259,7 @@ def packed_size(decision: Decision, packed: PackedHop) -> int:
 
 def brief_size(decision: Decision) -> int:
     """Bytes of a hop kept in brief, without the cards of its two workers."""
-    numbers = 12 + len(decision.terms)
+    numbers = 13 + len(decision.terms)
     size = _BRIEF_HOP + 2 * (40 + 3 * _NUMBER * numbers) + 48 * len(decision.terms)
     size += 3 * _NUMBER * len(decision.funnel)
     return size + CONSTRAINT_BYTES * len(decision.constraints.items)

@@ -229,6 +229,7 @@ class Metrics(ServiceObserver):
 
     def parts(self) -> Iterator[str]:
         """One text for each family, in any order."""
+        self._service.advance()
         # A list: a family may get its first sample between two slices.
         written: list[Counter | Histogram] = [*self._counters.values()]
         written += self._histograms.values()
