@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from router_core.router import Captured, Router
     from router_core.freshness import TRUST, Freshness, Trust
     from router_core.changes import (
-        OK, STAGES, Applied, Booked, Change, ConfigSet, Expired, Freed, IndexConnected, IndexMarked,
-        KvEvent, LoadReported, OutputBlock, PrefillDone, Progressed, Stage, ThresholdsSet,
-        WorkerAvailability, WorkerLost, WorkerUpserted,
+        OK, STAGES, Applied, Booked, Change, ConfigSet, Dequeued, Enqueued, Expired, Freed,
+        IndexConnected, IndexMarked, KvEvent, LoadReported, OutputBlock, PrefillDone, Progressed,
+        Stage, ThresholdsSet, WorkerAvailability, WorkerLost, WorkerUpserted,
     )
     from router_core.events import (
         DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared, WindowStored,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from router_core.policies import FILTERS, PROFILES, WorkerFilter
     from router_core.decision import (
         AllWorkersBusy, Candidate, Decision, FunnelStep, NoEligibleWorker, Outcome,
-        PredictedPrefill, Reason, Rejection, RoutingPlan, RoutingRefused,
+        PredictedPrefill, Queueing, Reason, Rejection, RoutingPlan, RoutingRefused,
     )
     from router_core.counterfactual import Flip, Preference, flip, flips, preference
     from router_core.sensitivity import (
@@ -64,13 +64,18 @@ if TYPE_CHECKING:
         SnapshotError, WorkerError,
     )
     from router_core.load import ActiveRequest, PotentialLoad
+    from router_core.policy_classes import (
+        NO_CLASSES, PolicyClass, PolicyClasses, PolicyTable, read_policy_classes,
+    )
+    from router_core.router_queue import ClassStats, QueueEntry, QueueFull, RouterQueue, Turn
 
 __all__ = [  # noqa: RUF022 - grouped by module
     "Captured", "Router",
     "TRUST", "Freshness", "Trust",
-    "OK", "STAGES", "Applied", "Booked", "Change", "ConfigSet", "Expired", "Freed",
-    "IndexConnected", "IndexMarked", "KvEvent", "LoadReported", "OutputBlock", "PrefillDone",
-    "Progressed", "Stage", "ThresholdsSet", "WorkerAvailability", "WorkerLost", "WorkerUpserted",
+    "OK", "STAGES", "Applied", "Booked", "Change", "ConfigSet", "Dequeued", "Enqueued", "Expired",
+    "Freed", "IndexConnected", "IndexMarked", "KvEvent", "LoadReported", "OutputBlock",
+    "PrefillDone", "Progressed", "Stage", "ThresholdsSet", "WorkerAvailability", "WorkerLost",
+    "WorkerUpserted",
     "DEVICE", "BlocksRemoved", "BlocksStored", "CacheEvent", "Cleared", "WindowStored",
     "MAX_RANKS", "UNKNOWN_BATCHED_TOKENS", "ModelRuntimeConfig", "Role", "Worker",
     "WorkerWithDpRank",
@@ -79,7 +84,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "WhatIf",
     "FILTERS", "PROFILES", "WorkerFilter",
     "AllWorkersBusy", "Candidate", "Decision", "FunnelStep", "NoEligibleWorker", "Outcome",
-    "PredictedPrefill", "Reason", "Rejection", "RoutingPlan", "RoutingRefused",
+    "PredictedPrefill", "Queueing", "Reason", "Rejection", "RoutingPlan", "RoutingRefused",
     "Flip", "Preference", "flip", "flips", "preference",
     "Consequence", "LoadRange", "Question", "Unknown", "certain", "consequences", "waits",
     "CostInputs", "CostParameters", "TermColumn", "kv_terms",
@@ -98,13 +103,16 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "ConfigError", "ConstraintError", "HashingError", "PolicyUnderivable", "RouterCoreError",
     "SnapshotError", "WorkerError",
     "ActiveRequest", "PotentialLoad",
+    "NO_CLASSES", "PolicyClass", "PolicyClasses", "PolicyTable", "read_policy_classes",
+    "ClassStats", "QueueEntry", "QueueFull", "RouterQueue", "Turn",
 ]
 
 _MODULES = {
     "router": "Captured Router",
     "freshness": "TRUST Freshness Trust",
     "changes":
-        "OK STAGES Applied Booked Change ConfigSet Expired Freed IndexConnected IndexMarked "
+        "OK STAGES Applied Booked Change ConfigSet Dequeued Enqueued Expired Freed "
+        "IndexConnected IndexMarked "
         "KvEvent LoadReported OutputBlock PrefillDone Progressed Stage ThresholdsSet "
         "WorkerAvailability WorkerLost WorkerUpserted",
     "events": "DEVICE BlocksRemoved BlocksStored CacheEvent Cleared WindowStored",
@@ -114,7 +122,7 @@ _MODULES = {
     "policies": "FILTERS PROFILES WorkerFilter",
     "decision":
         "AllWorkersBusy Candidate Decision FunnelStep NoEligibleWorker Outcome PredictedPrefill "
-        "Reason Rejection RoutingPlan RoutingRefused",
+        "Queueing Reason Rejection RoutingPlan RoutingRefused",
     "counterfactual": "Flip Preference flip flips preference",
     "sensitivity": "Consequence LoadRange Question Unknown certain consequences waits",
     "cost": "CostInputs CostParameters TermColumn kv_terms",
@@ -135,6 +143,8 @@ _MODULES = {
         "ConfigError ConstraintError HashingError PolicyUnderivable RouterCoreError SnapshotError "
         "WorkerError",
     "load": "ActiveRequest PotentialLoad",
+    "policy_classes": "NO_CLASSES PolicyClass PolicyClasses PolicyTable read_policy_classes",
+    "router_queue": "ClassStats QueueEntry QueueFull RouterQueue Turn",
 }
 # fmt: on
 # isort: on

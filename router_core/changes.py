@@ -116,6 +116,38 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A request waits in the router queue, in a class of its model.
+
+    ``isl_tokens`` of the prompt, of them ``cached_tokens`` on the worker that has most.
+    ``arrived_at``: its arrival, in seconds of the clock of all changes. ``lane``: the worker and
+    rank that it is pinned to.
+    """
+
+    request_id: str
+    model: str
+    policy_class: str
+    isl_tokens: int
+    cached_tokens: int
+    arrived_at: float
+    priority: int = 0
+    strict_priority: int = 0
+    lane: tuple[int, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dequeued:
+    """A request waits no more: it left, or it was admitted by its turn (`RouterQueue.next`).
+
+    A turn leaves the ``credits`` of classes, and ``cursor``: the class whose turn is next.
+    """
+
+    request_id: str
+    credits: tuple[tuple[str, int], ...] = ()
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OutputBlock:
     """Generation filled one more block.
 
@@ -177,6 +209,8 @@ Change = (
     | PrefillDone
     | Progressed
     | OutputBlock
+    | Enqueued
+    | Dequeued
     | Freed
     | LoadReported
     | ThresholdsSet

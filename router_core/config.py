@@ -22,15 +22,19 @@ PLANNED_MODES = ("power-of-two", "device-aware-weighted", "direct")
 class Only:
     """A setting has an effect only while ``setting`` has one of ``values``.
 
-    Without ``values``: only while it is set.
+    Without ``values``: only while it is set, or the setting ``instead`` is.
     """
 
     setting: str
     values: tuple[Any, ...] = ()
+    instead: str = ""
 
-    def holds(self, value: Any) -> bool:
-        """Whether ``value`` of the other setting lets this one have its effect."""
-        return value in self.values if self.values else value is not None
+    def holds(self, config: RouterConfig) -> bool:
+        """Whether the other setting lets this one have its effect."""
+        value = getattr(config, self.setting)
+        if self.values:
+            return value in self.values
+        return value is not None or bool(self.instead and getattr(config, self.instead) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +135,15 @@ MOST_INTEGER = 2**64 - 1
 
 ROUTER_MODES = ("kv", "round-robin", "random", "least-loaded")
 ENFORCEMENTS = ("required", "preferred", "fallback")
+QUEUE_POLICIES = ("fcfs", "wspt", "lcfs")
 
 
 _IN_KV = (Only("router_mode", ("kv",)),)
 _WITH_DOMAIN = Only("kv_transfer_domain")
 _MODELLED = (Only("router_prefill_load_model", ("ais", "aic")),)
+_QUEUED = (*_IN_KV, Only("router_queue_threshold", instead="router_policy_config"))
 _FILLED = "the index of a dry run is filled already"
+_WAITING = "it bounds requests that wait, and a dry run does not wait"
 _RUNNING = "it acts on running requests, and a dry run sends none"
 
 
@@ -217,15 +224,28 @@ class RouterConfig:
         0.8, low=0.0, high=1.0, only=_IN_KV, dry_run=_FILLED
     )
     """Approximate mode: fraction of the blocks kept by pruning."""
-    router_queue_threshold: float | None = _setting(None, low=0.0, needs="the router queue")
-    """Queue when every worker holds more than this multiple of max_num_batched_tokens."""
+    router_queue_threshold: float | None = _setting(
+        None, low=0.0, needs="the router queue", only=_IN_KV
+    )
+    """Requests wait while every worker that could take them holds more active prefill tokens than
+    this multiple of its max_num_batched_tokens."""
     router_queue_policy: str = _setting(
         "fcfs",
-        choices=("fcfs", "wspt", "lcfs"),
+        choices=QUEUE_POLICIES,
         needs="the router queue",
-        only=(Only("router_queue_threshold"),),
+        only=(*_IN_KV, Only("router_queue_threshold")),
     )
     """Order of the router queue."""
+    router_policy_config: str | None = _setting(None, needs="the router queue", only=_IN_KV)
+    """File with the policy classes of the router queue, in place of threshold and policy."""
+    router_queue_max_requests: int = _setting(
+        4096, low=0, high=1_000_000, needs="the router queue", only=_QUEUED, dry_run=_WAITING
+    )
+    """Requests that may wait in the router queue."""
+    router_queue_max_wait_secs: float = _setting(
+        300.0, low=0.0, high=86_400.0, needs="the router queue", only=_QUEUED, dry_run=_WAITING
+    )
+    """Seconds that a request may wait in the router queue."""
     host_cache_hit_weight: float = _setting(0.75, low=0.0, high=1.0, only=_IN_KV)
     """Credit of a block cached in host memory."""
     disk_cache_hit_weight: float = _setting(0.25, low=0.0, high=1.0, only=_IN_KV)

@@ -133,6 +133,38 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Queueing:
+    """What the router queue did with a request, or would do: part of the decision of its first hop.
+
+    ``all_busy``: each of the ``ranks`` that could take it holds more active prefill tokens than the
+    class allows; ``needs``: tokens that have to finish on ``nearest`` until one does not.
+    ``backlog``: requests of its class that wait already, ``ahead`` of them go first. A request
+    waits if either holds. ``waited_s``: seconds that it waited; None while it does, and in a dry
+    run.
+    """
+
+    policy_class: str
+    queue_policy: str
+    uncached_tokens: int
+    ranks: int
+    all_busy: bool = False
+    needs: int = 0
+    nearest: str | None = None
+    backlog: int = 0
+    ahead: int = 0
+    priority: int = 0
+    strict_priority: int = 0
+    prefill_busy_threshold: int | None = None
+    prefill_busy_threshold_frac: float | None = None
+    waited_s: float | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the request has to wait now."""
+        return self.waited_s is None and (self.all_busy or self.backlog > 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The decision of one hop, and its inputs.
 
@@ -142,6 +174,7 @@ class Decision:
     and ``salted``: cached blocks count only with this adapter and the request's own cache salt.
     ``predicted``: how long the winner's prefill is expected to take, where a prefill load model is
     on; it does not change this decision, but the load of later ones.
+    ``queue``: on the first hop, where the router queue is on.
     """
 
     id: str
@@ -169,6 +202,7 @@ class Decision:
     lora_name: str | None = None
     salted: bool = False
     predicted: PredictedPrefill | None = None
+    queue: Queueing | None = None
 
     # -- the result ------------------------------------------------------------------------
 
@@ -375,6 +409,11 @@ class RoutingPlan:
             if decision is not None and decision.winner is None:
                 return decision
         return None
+
+    @property
+    def first(self) -> Decision:
+        """The decision of the hop that computes the prompt."""
+        return self.prefill if self.prefill is not None else self.final
 
     @property
     def final(self) -> Decision:

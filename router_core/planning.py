@@ -5,12 +5,14 @@ All functions read a RoutingView and change nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from router_core.changes import Stage
-from router_core.decision import Decision, RoutingPlan
+from router_core.decision import Decision, Queueing, RoutingPlan
 from router_core.errors import PolicyUnderivable
+from router_core.router_queue import score
 from router_core.selection import (
     Pin,
     RoutingRequest,
@@ -22,7 +24,8 @@ from router_core.selection import (
 )
 from router_core.taints import RoutingConstraints
 from router_core.topology import ImpliedConstraints, TransferGroups, implied_constraints
-from router_core.workers import Role, Worker
+from router_core.worker_sets import slots_of
+from router_core.workers import UNKNOWN_BATCHED_TOKENS, Role, Worker
 
 
 def stages(view: RoutingView, model: str, worker_set: str | None = None) -> tuple[Stage, ...]:
@@ -52,8 +55,12 @@ def plan(
     """
     if stages(view, request.model, request.worker_set) == ("aggregated",):
         decision = _select(view, request, "aggregated", sample=samples[0], detail=detail)
+        if view.queue is not None:
+            decision = _queued(view, request, decision)
         return RoutingPlan(request.id, request.model, None, _with_message(view, request, decision))
     prefill = _select_prefill(view, request, samples[0], detail)
+    if view.queue is not None:
+        prefill = _queued(view, request, prefill)
     return continue_plan(view, request, prefill, sample=samples[1], detail=detail)
 
 
@@ -104,7 +111,65 @@ def decode_by_prefill(
         yield continue_plan(view, request, replace(prefill, winner=position))
 
 
+def pin_of(request: RoutingRequest, stage: Stage) -> Pin | None:
+    """The worker that the client chose for a hop."""
+    if stage == "prefill":
+        return request.pin_prefill
+    if stage == "decode":
+        return request.pin_decode
+    return request.pin_decode or request.pin_prefill
+
+
+def workers_of(view: RoutingView, model: str, stage: Stage) -> int:
+    """The number of registered workers of a model that can serve a hop."""
+    slots = slots_of(view.registry.model(model) & _roles(view, stage))
+    return len({view.registry.ref(slot).worker_id for slot in slots})
+
+
 # -- inside --------------------------------------------------------------------------------
+
+
+def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
+    """The decision of a first hop, with what the router queue does with the request.
+
+    A refused request does not wait, nor does one whose class has no threshold.
+    """
+    queue, inputs = view.queue, decision.inputs
+    if queue is None or inputs is None or decision.winner is None:
+        return decision
+    table = view.policy_classes.table(request.model, view.config)
+    cached = max(inputs.overlap_blocks, default=0) * request.block_size
+    uncached = max(0, request.isl_tokens - cached)
+    policy = table.class_of(request.policy_class, uncached)
+    if not policy.queues:
+        return decision
+    found = Queueing(
+        policy.name,
+        policy.queue_policy,
+        uncached,
+        len(decision.workers),
+        priority=request.priority,
+        strict_priority=request.strict_priority,
+        prefill_busy_threshold=policy.prefill_busy_threshold,
+        prefill_busy_threshold_frac=policy.prefill_busy_threshold_frac,
+    )
+    over = [
+        tokens - policy.limit(config.max_num_batched_tokens or UNKNOWN_BATCHED_TOKENS)
+        for tokens, config in zip(
+            inputs.prefill_tokens, (w.runtime_config for w in decision.workers), strict=True
+        )
+    ]
+    least = min(over)
+    if least > 0:
+        nearest = decision.workers[over.index(least)].name
+        found = replace(found, all_busy=True, needs=math.ceil(least), nearest=nearest)
+    backlog = queue.stats(request.model, policy.name).requests
+    if not backlog:
+        return replace(decision, queue=found)
+    value = score(policy.queue_policy, request.arrived_at, request.priority, uncached)
+    key = (-request.strict_priority, -value, math.inf)
+    ahead = queue.ahead(request.model, policy.name, key)
+    return replace(decision, queue=replace(found, backlog=backlog, ahead=ahead))
 
 
 def _select(
@@ -128,27 +193,27 @@ def _context(
     constraints: RoutingConstraints | None = None,
     capacity_mask: int | None = None,
 ) -> SelectionContext:
-    registry = view.registry
-    pin: Pin | None
-    if stage == "prefill":
-        roles, pin = registry.role(Role.PREFILL), request.pin_prefill
-    elif stage == "decode":
-        roles, pin = registry.role(Role.DECODE), request.pin_decode
-    else:
-        alone = registry.role(Role.DECODE) & registry.can_prefill
-        roles = registry.role(Role.AGGREGATED) | alone
-        pin = request.pin_decode or request.pin_prefill
     policy = view.policy
     required = stage == "prefill" and policy is not None and policy.enforcement == "required"
     return SelectionContext(
         request=request,
         stage=stage,
-        role_mask=roles,
+        role_mask=_roles(view, stage),
         constraints=request.constraints if constraints is None else constraints,
-        pin=pin,
+        pin=pin_of(request, stage),
         capacity_mask=capacity_mask,
         domain=policy.domain if required and policy is not None else None,
     )
+
+
+def _roles(view: RoutingView, stage: Stage) -> int:
+    """The slots whose role can serve a hop."""
+    registry = view.registry
+    if stage == "prefill":
+        return registry.role(Role.PREFILL)
+    if stage == "decode":
+        return registry.role(Role.DECODE)
+    return registry.role(Role.AGGREGATED) | registry.role(Role.DECODE) & registry.can_prefill
 
 
 def _select_prefill(

@@ -7,7 +7,7 @@ for ties and temperatures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -35,7 +35,9 @@ from router_core.learned import MOST_LEARNED, LearnedIndex
 from router_core.load import ActiveSequences, PotentialLoad
 from router_core.lower_tiers import TIERS, LowerTiers
 from router_core.policies import PROFILES
+from router_core.policy_classes import NO_CLASSES, PolicyClasses, read_policy_classes
 from router_core.registry import WorkerRegistry
+from router_core.router_queue import QueueEntry, QueueFull, RouterQueue, Turn
 from router_core.selection import (
     Profile,
     RoutingRequest,
@@ -79,6 +81,7 @@ class Router:
     with the first removal.
     ``learns``: a rank without KV events has an index that is learned from the bookings of this
     router (`LearnedIndex`), and the trust ``estimated``. Without it such a rank is chosen by load.
+    ``policy_classes``: those of the router queue, in place of the settings of the queue.
 
     Callers may read ``registry``, ``index``, ``load`` and ``busy``; these change only through
     :meth:`apply` (and :meth:`sweep`, which frees memory and forgets what was learned long ago).
@@ -91,6 +94,7 @@ class Router:
         *,
         exact_reuse: bool = False,
         learns: bool = False,
+        policy_classes: PolicyClasses = NO_CLASSES,
     ) -> None:
         self.config = config or RouterConfig()
         self._live: RoutingView | None = None
@@ -105,6 +109,8 @@ class Router:
         self.busy = BusyTracker(self.registry, self.load)
         self.busy.default = Thresholds.of(self.config)
         self.rotation: dict[tuple[str, Stage], int] = {}
+        self.policy_classes = policy_classes
+        self.queue = RouterQueue()
         self.freshness = FreshnessTable()
         #: The bound of what the index may hold; None: none.
         self.bound: IndexBound | None = None
@@ -224,6 +230,39 @@ class Router:
             )
         return loads
 
+    # -- the queue -------------------------------------------------------------------------
+
+    def entering(self, plan: RoutingPlan, request: RoutingRequest) -> c.Enqueued | QueueFull:
+        """The change by which a request begins to wait in the queue; QueueFull: it may not."""
+        first = plan.first
+        queueing = first.queue
+        if queueing is None:
+            raise ValueError(f"plan {plan.id}: its request does not wait")
+        model, name = request.model, queueing.policy_class
+        policy = self.policy_classes.table(model, self.config).named(name)
+        if policy is not None:
+            workers = planning.workers_of(self.view(), model, first.stage)
+            full = self.queue.full(model, policy, workers, self.config.router_queue_max_requests)
+            if full is not None:
+                return full
+        pin = planning.pin_of(request, first.stage)
+        return c.Enqueued(
+            request.id,
+            model,
+            name,
+            request.isl_tokens,
+            request.isl_tokens - queueing.uncached_tokens,
+            request.arrived_at,
+            request.priority,
+            request.strict_priority,
+            None if pin is None else (pin.worker_id, pin.dp_rank),
+        )
+
+    def next_turn(self, model: str, admissible: Callable[[QueueEntry], bool]) -> Turn | None:
+        """The waiting request of ``model`` that is next (:meth:`RouterQueue.next`)."""
+        table = self.policy_classes.table(model, self.config)
+        return self.queue.next(model, table, admissible)
+
     # -- bookings --------------------------------------------------------------------------
 
     def booking(self, decision: Decision, request: RoutingRequest) -> Booked:
@@ -265,6 +304,11 @@ class Router:
                 return OK
             case c.OutputBlock():
                 return self._output_block(change, now)
+            case c.Enqueued():
+                return self._enqueued(change, now)
+            case c.Dequeued():
+                left = self.queue.take(change.request_id, change.credits, change.cursor)
+                return OK if left else _not_waiting(change.request_id)
             case c.Progressed():
                 alive = self.load.touch(change.request_id, now)
                 return OK if alive else _unknown_request(change.request_id)
@@ -346,6 +390,8 @@ class Router:
                 },
                 "recovering": [slot for slot, f in self.freshness.items() if f.recovering],
                 "learns": self.learns,
+                **({"queue": self.queue.dump()} if len(self.queue) else {}),
+                **({"policy_classes": self.policy_classes.dump()} if self.policy_classes else {}),
             },
             self.index.copy(),
             self.tiers.copy(),
@@ -368,7 +414,13 @@ class Router:
             )
         try:
             learns = plain.get("learns", False)
-            router = cls(RouterConfig().with_values(plain["config"]), profile, learns=learns)
+            classes = plain.get("policy_classes")
+            router = cls(
+                RouterConfig().with_values(plain["config"]),
+                profile,
+                learns=learns,
+                policy_classes=NO_CLASSES if classes is None else read_policy_classes(classes),
+            )
             router.registry = WorkerRegistry.restore(plain["registry"])
             router.index = PrefixIndex.restore(plain["index"])
             # Snapshots of earlier versions have no lower tiers.
@@ -380,6 +432,8 @@ class Router:
             router.busy.grow(router.registry.capacity)
             router.busy.load_dump(plain["busy"])
             router.rotation = {(model, stage): n for model, stage, n in plain["rotation"]}
+            if "queue" in plain:
+                router.queue = RouterQueue.restore(plain["queue"])
             for slot, row in plain["freshness"].items():
                 restored = router.freshness[int(slot)] = Freshness(*row)
                 restored.recovering = int(slot) in plain.get("recovering", ())
@@ -413,7 +467,14 @@ class Router:
             self.tiers,
             self.freshness,
             self.learned,
+            self.queue if self._queues(config) else None,
+            self.policy_classes,
         )
+
+    def _queues(self, config: RouterConfig) -> bool:
+        """Whether requests can wait in the queue, as in Dynamo only in mode kv."""
+        on = config.router_queue_threshold is not None or bool(self.policy_classes)
+        return on and config.router_mode == "kv"
 
     def _busy_under(self, default: Thresholds, load: ActiveSequences) -> BusyTracker:
         """The busy masks with other default thresholds, or another load."""
@@ -625,6 +686,28 @@ class Router:
         learned.ttl_s, learned.keep = config.router_ttl_secs, config.router_prune_target_ratio
         learned.most = config.router_max_tree_size or MOST_LEARNED
 
+    def _enqueued(self, change: c.Enqueued, now: float) -> Applied:
+        table = self.policy_classes.table(change.model, self.config)
+        policy = table.named(change.policy_class)
+        if policy is None:
+            return Applied(False, "invalid", f"policy class {change.policy_class} is not known")
+        added = self.queue.add(
+            change.request_id,
+            change.model,
+            policy,
+            now,
+            isl_tokens=change.isl_tokens,
+            cached_tokens=change.cached_tokens,
+            arrived_at=change.arrived_at,
+            priority=change.priority,
+            strict_priority=change.strict_priority,
+            lane=change.lane,
+        )
+        if not added:
+            message = f"request {change.request_id} waits already"
+            return Applied(False, "duplicate_request", message)
+        return OK
+
     def _output_block(self, change: c.OutputBlock, now: float) -> Applied:
         fraction = change.decay_fraction
         if fraction is not None and not 0.0 <= fraction <= 1.0:
@@ -673,6 +756,10 @@ def _unknown_worker(worker_id: int) -> Applied:
 
 def _unknown_request(request_id: str) -> Applied:
     return Applied(False, "unknown_request", f"request {request_id} has no active booking")
+
+
+def _not_waiting(request_id: str) -> Applied:
+    return Applied(False, "unknown_request", f"request {request_id} does not wait")
 
 
 def _unknown_rank(worker_id: int, dp_rank: int) -> Applied:

@@ -23,7 +23,9 @@ from router_core.index import PrefixIndex
 from router_core.learned import LearnedIndex
 from router_core.load import ActiveSequences
 from router_core.lower_tiers import LowerTiers
+from router_core.policy_classes import NO_CLASSES, PolicyClasses
 from router_core.registry import CandidateSet, WorkerRegistry
+from router_core.router_queue import RouterQueue
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, preference_multiplier
 from router_core.topology import RouterPolicy, TransferGroupsCache
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
@@ -54,7 +56,9 @@ class RoutingRequest:
     this set, chosen before. ``is_eagle``: the workers decode speculatively, so that a block is
     complete only with the token behind it. ``lora_name`` is the adapter, ``salted`` whether there
     is a cache salt; both are part of the hashes already, and the salt itself is not kept.
-    ``notes`` are copied into every decision on the request.
+    ``notes`` are copied into every decision on the request. ``policy_class``, ``priority``,
+    ``strict_priority`` and ``arrived_at`` (seconds of the clock of all changes) decide its place in
+    the router queue.
     """
 
     id: str
@@ -75,6 +79,10 @@ class RoutingRequest:
     local_hashes: Sequence[int] = ()
     more_hashes: tuple[Sequence[int], ...] = ()
     lengths: tuple[int, ...] = ()
+    policy_class: str | None = None
+    priority: int = 0
+    strict_priority: int = 0
+    arrived_at: float = 0.0
 
     @classmethod
     def from_tokens(
@@ -150,7 +158,8 @@ class RoutingView:
     """The state that a decision may read.
 
     ``rotation``: requests booked so far, by (model, stage). ``parameters`` and ``policy`` follow
-    from ``config``; ``profile`` too, unless the router has its own.
+    from ``config``; ``profile`` too, unless the router has its own. ``queue``: None while requests
+    never wait.
     """
 
     registry: WorkerRegistry
@@ -167,6 +176,8 @@ class RoutingView:
     tiers: LowerTiers = field(default_factory=LowerTiers)
     freshness: FreshnessTable = field(default_factory=FreshnessTable)
     learned: LearnedIndex = field(default_factory=LearnedIndex)
+    queue: RouterQueue | None = None
+    policy_classes: PolicyClasses = NO_CLASSES
 
 
 @dataclass(frozen=True, slots=True)

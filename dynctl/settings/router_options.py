@@ -155,12 +155,28 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_ROUTER_PRUNE_TARGET_RATIO",
     ),
     "router_queue_threshold": _option(
-        "queue when every worker holds more than this multiple of max_num_batched_tokens",
+        "requests wait while every worker holds more active prefill tokens than this multiple of "
+        "its max_num_batched_tokens",
         "--router-queue-threshold",
         "DYN_ROUTER_QUEUE_THRESHOLD",
     ),
     "router_queue_policy": _option(
         "order of the router queue", "--router-queue-policy", "DYN_ROUTER_QUEUE_POLICY"
+    ),
+    "router_policy_config": _option(
+        "YAML file with the policy classes of the router queue",
+        "--router-policy-config",
+        "DYN_ROUTER_POLICY_CONFIG",
+    ),
+    "router_queue_max_requests": _option(
+        "requests that may wait in the router queue; others are refused",
+        "--router-queue-max-requests",
+        "DYN_ROUTER_QUEUE_MAX_REQUESTS",
+    ),
+    "router_queue_max_wait_secs": _option(
+        "seconds that a request may wait in the router queue before it is refused",
+        "--router-queue-max-wait-secs",
+        "DYN_ROUTER_QUEUE_MAX_WAIT_SECS",
     ),
     "host_cache_hit_weight": _option(
         "credit of a block cached in host memory",

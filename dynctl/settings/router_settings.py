@@ -206,10 +206,11 @@ def no_effect(
         return
     for only in setting.only:
         other = getattr(config, only.setting)
-        if only.holds(other):
+        if only.holds(config):
             continue
         if other is None:
-            why = f"without {naming(only.setting)}"
+            names = [naming(one) for one in (only.setting, only.instead) if one]
+            why = f"without {' or '.join(names)}"
         else:
             needed = " or ".join(map(_shown, only.values))
             why = f"with {naming(only.setting)} {_shown(other)}: expected {needed}"

@@ -1,0 +1,375 @@
+"""The router queue: requests that wait while every worker has much to prefill.
+
+Within a class the entry with the highest (strict priority, score) is next; between classes a
+deficit round robin by uncached tokens decides. The queue has no clock: callers pass ``now``.
+
+Formulas of the score, with j = max(0, priority): ``fcfs`` j - arrival, ``lcfs`` j + arrival,
+``wspt`` (1 + j) / max(1, uncached prompt tokens), as in Dynamo 1.6. Arrival is in seconds, so that
+one step of priority is worth a second. Of equal entries the earlier one is next.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from router_core.errors import SnapshotError
+from router_core.policy_classes import PolicyClass, PolicyTable
+
+LimitKind = Literal["requests", "raw_isl_tokens", "cached_tokens", "total_requests"]
+#: Worker and rank of a pinned request; None: any worker.
+Lane = tuple[int, int | None] | None
+#: Order within a class, the lowest first: negated strict priority and score, number of arrival.
+Key = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """A request that waits. ``number`` counts arrivals; ``score`` orders within its class."""
+
+    request_id: str
+    model: str
+    policy_class: str
+    isl_tokens: int
+    cached_tokens: int
+    queued_at: float
+    number: int
+    score: float
+    strict_priority: int = 0
+    lane: Lane = None
+
+    @property
+    def cost(self) -> int:
+        """Uncached prompt tokens, at least 1: what its class pays for it."""
+        return max(1, self.isl_tokens - self.cached_tokens)
+
+    @property
+    def key(self) -> Key:
+        """Its place in the order of its class."""
+        return (-self.strict_priority, -self.score, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFull:
+    """Why a request may not wait: ``current`` of the class is at its ``limit``."""
+
+    policy_class: str
+    limit_kind: LimitKind
+    current: int
+    limit: int
+
+    @property
+    def message(self) -> str:
+        """One sentence."""
+        what = {
+            "requests": f"{self.current:,} requests",
+            "raw_isl_tokens": f"{self.current:,} prompt tokens",
+            "cached_tokens": f"{self.current:,} cached prompt tokens",
+            "total_requests": f"{self.current:,} requests of all classes",
+        }[self.limit_kind]
+        if self.limit_kind == "total_requests":
+            return f"{what} wait in the router queue, the limit is {self.limit:,}"
+        return (
+            f"{what} wait in the class {self.policy_class} of the router queue, its limit is "
+            f"{self.limit:,}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClassStats:
+    """What waits in one class: requests, their prompt tokens, and the cached ones of these."""
+
+    requests: int = 0
+    isl_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The next request of a model, and what its admission leaves: credits by class, and the class
+    whose turn is next."""
+
+    entry: QueueEntry
+    credits: tuple[tuple[str, int], ...]
+    cursor: str
+
+
+@dataclass(slots=True)
+class _ClassQueue:
+    """One class of one model. ``lanes``: heaps of entries, with entries that left among them."""
+
+    lanes: dict[Lane, list[tuple[Key, QueueEntry]]] = field(default_factory=dict)
+    requests: int = 0
+    isl_tokens: int = 0
+    cached_tokens: int = 0
+    credit: int = 0
+
+
+class RouterQueue:
+    """The waiting requests of all models. Changes only through `Router.apply`."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, QueueEntry] = {}
+        self._classes: dict[tuple[str, str], _ClassQueue] = {}
+        #: Model -> the class whose turn is next.
+        self._cursors: dict[str, str] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[QueueEntry]:
+        return iter(self._entries.values())
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
+    def models(self) -> list[str]:
+        """Models with waiting requests."""
+        return list(dict.fromkeys(model for (model, _), one in self._classes.items() if one.lanes))
+
+    def stats(self, model: str, policy_class: str) -> ClassStats:
+        """What waits in a class of a model."""
+        found = self._classes.get((model, policy_class))
+        if found is None:
+            return ClassStats()
+        return ClassStats(found.requests, found.isl_tokens, found.cached_tokens)
+
+    def ahead(self, model: str, policy_class: str, key: Key) -> int:
+        """Requests of the class that go before one with ``key``."""
+        found = self._classes.get((model, policy_class))
+        lanes = () if found is None else found.lanes.values()
+        return sum(one.request_id in self._entries and k < key for heap in lanes for k, one in heap)
+
+    def full(self, model: str, one: PolicyClass, workers: int, most: int) -> QueueFull | None:
+        """The limit that keeps another request from waiting, as in Dynamo compared before it is
+        added: the request that crosses a limit may wait, the next one may not.
+
+        ``workers`` of the model scale the limits of the class; ``most`` requests of all classes
+        and models may wait.
+        """
+        stats = self.stats(model, one.name)
+        limits: tuple[tuple[LimitKind, int, int | None], ...] = (
+            ("requests", stats.requests, one.request_queue_limit_per_worker),
+            ("raw_isl_tokens", stats.isl_tokens, one.raw_isl_token_queue_limit_per_worker),
+            ("cached_tokens", stats.cached_tokens, one.cached_token_queue_limit_per_worker),
+        )
+        for kind, current, limit in limits:
+            if limit is not None and current >= limit * workers:
+                return QueueFull(one.name, kind, current, limit * workers)
+        if len(self._entries) >= most:
+            return QueueFull(one.name, "total_requests", len(self._entries), most)
+        return None
+
+    def next(
+        self, model: str, table: PolicyTable, admissible: Callable[[QueueEntry], bool]
+    ) -> Turn | None:
+        """The request of a model that is next, among those that ``admissible`` passes; None: all
+        have to wait. Changes nothing.
+
+        Only the head of a lane is tried: requests for any worker form one lane, those pinned to
+        one rank another, so that a busy worker does not hold back the others. A class whose heads
+        are all blocked keeps its credit and earns none.
+        """
+        ring = self._ring(model, table)
+        heads: dict[str, QueueEntry] = {}
+        credits: dict[str, int] = {}
+        quanta = {one.name: one.quantum for one in table.classes}
+        for name in ring:
+            one = self._classes.get((model, name))
+            head = None if one is None else self._head(one, admissible)
+            if head is None or one is None:
+                continue
+            heads[name], credits[name] = head, one.credit
+            if head.cost > credits[name]:
+                credits[name] += quanta.get(name, 1)
+            if head.cost <= credits[name]:
+                return self._turn(name, ring, heads, credits)
+        if not heads:
+            return None
+        # No class can pay after one round: as many whole rounds as the first one needs.
+        rounds = min(
+            -(-(head.cost - credits[name]) // quanta.get(name, 1)) for name, head in heads.items()
+        )
+        for name in heads:
+            credits[name] += rounds * quanta.get(name, 1)
+        payer = next(name for name, head in heads.items() if head.cost <= credits[name])
+        return self._turn(payer, ring, heads, credits)
+
+    # -- changes ---------------------------------------------------------------------------
+
+    def add(
+        self,
+        request_id: str,
+        model: str,
+        policy: PolicyClass,
+        now: float,
+        *,
+        isl_tokens: int,
+        cached_tokens: int,
+        arrived_at: float,
+        priority: int = 0,
+        strict_priority: int = 0,
+        lane: Lane = None,
+    ) -> QueueEntry | None:
+        """Add a request; None, and nothing changes, if it waits already."""
+        if request_id in self._entries:
+            return None
+        cached = min(cached_tokens, isl_tokens)
+        entry = QueueEntry(
+            request_id,
+            model,
+            policy.name,
+            isl_tokens,
+            cached,
+            now,
+            self._number,
+            score(policy.queue_policy, arrived_at, priority, isl_tokens - cached),
+            strict_priority,
+            lane,
+        )
+        self._number += 1
+        self._put(entry)
+        return entry
+
+    def take(
+        self, request_id: str, credits: tuple[tuple[str, int], ...], cursor: str | None
+    ) -> bool:
+        """Remove a request. With a ``cursor`` its turn is charged: see :class:`Turn`."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return False
+        if cursor is not None:
+            for name, credit in credits:
+                one = self._classes.get((entry.model, name))
+                if one is not None:
+                    one.credit = credit
+            self._cursors[entry.model] = cursor
+        self._remove(entry)
+        return True
+
+    # -- snapshot --------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """All state as plain data."""
+        return {
+            "number": self._number,
+            "entries": [
+                [
+                    e.request_id, e.model, e.policy_class, e.isl_tokens, e.cached_tokens,
+                    e.queued_at, e.number, e.score, e.strict_priority,
+                    None if e.lane is None else list(e.lane),
+                ]
+                for e in self._entries.values()
+            ],
+            "credits": [[*key, one.credit] for key, one in self._classes.items()],
+            "cursors": dict(self._cursors),
+        }  # fmt: skip
+
+    @classmethod
+    def restore(cls, plain: dict[str, Any]) -> RouterQueue:
+        """The inverse of :meth:`dump`; raises SnapshotError for a request that occurs twice."""
+        queue = cls()
+        queue._number = plain["number"]
+        for row in plain["entries"]:
+            lane = row[-1]
+            entry = QueueEntry(*row[:-1], *([] if lane is None else [tuple(lane)]))
+            if entry.request_id in queue._entries:
+                raise SnapshotError(f"queue: request {entry.request_id} occurs twice")
+            queue._put(entry)
+        for model, name, credit in plain["credits"]:
+            queue._classes[model, name].credit = credit
+        queue._cursors = dict(plain["cursors"])
+        return queue
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _put(self, entry: QueueEntry) -> None:
+        self._entries[entry.request_id] = entry
+        one = self._classes.setdefault((entry.model, entry.policy_class), _ClassQueue())
+        heapq.heappush(one.lanes.setdefault(entry.lane, []), (entry.key, entry))
+        one.requests += 1
+        one.isl_tokens += entry.isl_tokens
+        one.cached_tokens += entry.cached_tokens
+
+    def _remove(self, entry: QueueEntry) -> None:
+        del self._entries[entry.request_id]
+        key = (entry.model, entry.policy_class)
+        one = self._classes[key]
+        one.requests -= 1
+        one.isl_tokens -= entry.isl_tokens
+        one.cached_tokens -= entry.cached_tokens
+        if not one.requests:
+            # An empty class keeps no credit.
+            del self._classes[key]
+            return
+        heap = one.lanes[entry.lane]
+        self._trim(heap)
+        if not heap:
+            del one.lanes[entry.lane]
+        elif sum(len(lane) for lane in one.lanes.values()) > 2 * one.requests + 16:
+            self._compact(one)
+
+    def _ring(self, model: str, table: PolicyTable) -> list[str]:
+        """The classes from the one whose turn is next."""
+        names = [one.name for one in table.classes]
+        # Classes that the table no longer has drain too.
+        names += [n for (m, n), _ in self._classes.items() if m == model and n not in names]
+        cursor = self._cursors.get(model)
+        at = names.index(cursor) if cursor in names else 0
+        return names[at:] + names[:at]
+
+    def _head(
+        self, one: _ClassQueue, admissible: Callable[[QueueEntry], bool]
+    ) -> QueueEntry | None:
+        """The first entry of the class whose lane is not blocked."""
+        heads = sorted(heap[0] for heap in one.lanes.values())
+        return next((entry for _, entry in heads if admissible(entry)), None)
+
+    def _turn(
+        self, name: str, ring: list[str], heads: dict[str, QueueEntry], credits: dict[str, int]
+    ) -> Turn:
+        entry = heads[name]
+        credits[name] -= entry.cost
+        one = self._classes[entry.model, name]
+        # A class that can pay for its next request too keeps its turn.
+        rest = [heap[0][1] for lane, heap in one.lanes.items() if lane != entry.lane]
+        rest += self._second(one.lanes[entry.lane])
+        following = min(rest, key=lambda other: other.key, default=None)
+        stays = following is not None and following.cost <= credits[name]
+        cursor = name if stays else ring[(ring.index(name) + 1) % len(ring)]
+        return Turn(entry, tuple(credits.items()), cursor)
+
+    def _second(self, heap: list[tuple[Key, QueueEntry]]) -> list[QueueEntry]:
+        """The entry after the first one; empty if there is none."""
+        places = [(heap[i][0], i) for i in (1, 2) if i < len(heap)]
+        heapq.heapify(places)
+        while places:
+            _, place = heapq.heappop(places)
+            entry = heap[place][1]
+            if self._entries.get(entry.request_id) is entry:
+                return [entry]
+            for child in (2 * place + 1, 2 * place + 2):
+                if child < len(heap):
+                    heapq.heappush(places, (heap[child][0], child))
+        return []
+
+    def _trim(self, heap: list[tuple[Key, QueueEntry]]) -> None:
+        """Remove what left from the top of a heap, so that its first entry waits."""
+        while heap and self._entries.get(heap[0][1].request_id) is not heap[0][1]:
+            heapq.heappop(heap)
+
+    def _compact(self, one: _ClassQueue) -> None:
+        for heap in one.lanes.values():
+            heap[:] = [row for row in heap if self._entries.get(row[1].request_id) is row[1]]
+            heapq.heapify(heap)
+
+
+def score(queue_policy: str, arrival: float, priority: int, uncached_tokens: int) -> float:
+    """The score of a request: the highest of its class is next. A negative priority counts 0."""
+    jump = float(max(0, priority))
+    if queue_policy == "wspt":
+        return (1.0 + jump) / max(1, uncached_tokens)
+    return jump + arrival if queue_policy == "lcfs" else jump - arrival
