@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Consequence, LoadRange, Question, Unknown, certain, consequences, waits,
     )
     from router_core.cost import CostInputs, CostParameters, TermColumn, kv_terms
+    from router_core.devices import DeviceBudget
     from router_core.taints import (
         NO_CONSTRAINTS, TOPOLOGY_PREFIX, RoutingConstraints, TaintConstraint, canonical_taint,
         constraints, topology_of,
@@ -88,6 +89,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "Flip", "Preference", "flip", "flips", "preference",
     "Consequence", "LoadRange", "Question", "Unknown", "certain", "consequences", "waits",
     "CostInputs", "CostParameters", "TermColumn", "kv_terms",
+    "DeviceBudget",
     "NO_CONSTRAINTS", "TOPOLOGY_PREFIX", "RoutingConstraints", "TaintConstraint", "canonical_taint",
     "constraints", "topology_of",
     "UNCONSTRAINED", "ImpliedConstraints", "RouterPolicy", "implied_constraints", "policy_conflict",
@@ -126,6 +128,7 @@ _MODULES = {
     "counterfactual": "Flip Preference flip flips preference",
     "sensitivity": "Consequence LoadRange Question Unknown certain consequences waits",
     "cost": "CostInputs CostParameters TermColumn kv_terms",
+    "devices": "DeviceBudget",
     "taints":
         "NO_CONSTRAINTS TOPOLOGY_PREFIX RoutingConstraints TaintConstraint canonical_taint "
         "constraints topology_of",

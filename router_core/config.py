@@ -14,9 +14,6 @@ from typing import Any
 
 from router_core.errors import ConfigError
 
-#: Modes of other routers that this one does not have yet; errors name them as "not built yet".
-PLANNED_MODES = ("power-of-two", "device-aware-weighted", "direct")
-
 
 @dataclass(frozen=True, slots=True)
 class Only:
@@ -112,9 +109,8 @@ class Setting:
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
             raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {value!r}")
         if self.choices and value not in self.choices:
-            planned = " (not built yet)" if value in PLANNED_MODES else ""
             raise ConfigError(
-                f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}{planned}"
+                f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}"
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if not math.isfinite(value):
@@ -133,7 +129,15 @@ class Setting:
 MOST_NUMBER = 1e9
 MOST_INTEGER = 2**64 - 1
 
-ROUTER_MODES = ("kv", "round-robin", "random", "least-loaded")
+ROUTER_MODES = (
+    "kv",
+    "round-robin",
+    "random",
+    "power-of-two",
+    "least-loaded",
+    "direct",
+    "device-aware-weighted",
+)
 ENFORCEMENTS = ("required", "preferred", "fallback")
 QUEUE_POLICIES = ("fcfs", "wspt", "lcfs")
 
@@ -273,10 +277,7 @@ class RouterConfig:
     ais_tp_size: int | None = _setting(None, low=1, needs="the prefill load model", only=_MODELLED)
     """Prefill load model: tensor-parallel size."""
     encoder_cuda_to_cpu_ratio: float = _setting(
-        8.0,
-        low=1.0,
-        needs="the mode device-aware-weighted",
-        only=(Only("router_mode", ("device-aware-weighted",)),),
+        8.0, low=1.0, only=(Only("router_mode", ("device-aware-weighted",)),)
     )
     """Throughput of a non-CPU worker relative to a CPU worker."""
     serve_indexer: bool = _setting(False, needs="the served indexer")

@@ -21,6 +21,7 @@ the 0.9 formula is the same with prefill_load_scale = overlap_score_weight.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, repeat
@@ -232,3 +233,33 @@ def pick(costs: Sequence[float], temperature: float, sample: float) -> int:
         if sample < cumulative:
             return index
     return max(i for i, chance in enumerate(chances) if chance > 0)
+
+
+def draw_two(count: int, sample: float) -> tuple[int, int]:
+    """Two different positions out of ``count`` (at least 2), in the order of the draw.
+
+    ``sample`` (0 <= sample < 1) is spread evenly over all ordered pairs.
+    """
+    first, second = divmod(int(sample * count * (count - 1)), count - 1)
+    return first, second + (second >= first)
+
+
+def better_of_two(costs: Sequence[float], pair: tuple[int, int]) -> int:
+    """The cheaper position of a drawn pair; the first one of equals, as in Dynamo 1.6."""
+    first, second = pair
+    return first if costs[first] <= costs[second] else second
+
+
+def pair_probabilities(costs: Sequence[float]) -> list[float]:
+    """The probability of each candidate to be the better of two that are drawn evenly."""
+    count = len(costs)
+    if count < 2:
+        return [1.0] * count
+    ordered = sorted(costs)
+    pairs = count * (count - 1)
+    chances = []
+    for cost in costs:
+        equal, dearer = bisect_left(ordered, cost), bisect_right(ordered, cost)
+        # It wins both orders against a dearer one, and one of both against an equal one.
+        chances.append((2 * (count - dearer) + dearer - equal - 1) / pairs)
+    return chances

@@ -66,29 +66,35 @@ def flip(decision: Decision) -> Flip | None:
 def flips(decision: Decision) -> Iterator[Flip]:
     """Every single change that makes the winner lose, loads before weights.
 
-    Yields nothing without a runner-up, above temperature 0 (where cost alone does not decide) and
-    in modes whose terms are not loads.
+    Yields nothing without another candidate, above temperature 0 (where cost alone does not
+    decide) and in modes whose terms are not loads. The flip of a drawn pair is one of that pair.
     """
     second = decision.runner_up
     winner = decision.winner
-    if winner is None or second is None or decision.temperature > 0 or decision.inputs is None:
+    if winner is None or decision.temperature > 0 or decision.inputs is None:
         return
-    if decision.mode == "least-loaded":
-        by = int(decision.costs[second] - decision.costs[winner]) + 1
-        yield _load_flip(decision, winner, "active_requests", by)
+    if second is None and (decision.budget is None or not decision.budget.mixed):
         return
-    if decision.mode != "kv":
+    if decision.mode == "kv" and second is not None:
+        yield from _load_flips(decision, winner, second)
+        yield from _weight_flips(decision)
         return
-    yield from _load_flips(decision, winner, second)
-    yield from _weight_flips(decision)
+    if any(term.name == "active_requests" for term in decision.terms):
+        by = _smallest_flip(partial(_loses_under, decision, winner, "active_requests", 1))
+        if by is not None:
+            yield _load_flip(decision, winner, "active_requests", by)
 
 
 def loses(decision: Decision, changed: Decision) -> bool:
-    """Whether the winner of ``decision`` costs more than another candidate in ``changed``."""
+    """Whether the winner of ``decision`` costs more than another candidate in ``changed``, or
+    loses its drawn pair, or is not of the device class that is next."""
     winner = decision.winner
     if winner is None or not changed.costs:
         return False
-    return min(changed.costs) < changed.costs[winner]
+    if changed.pair is not None:
+        return changed.winner != winner
+    group = changed.group
+    return winner not in group or min(changed.costs[i] for i in group) < changed.costs[winner]
 
 
 def with_load(decision: Decision, position: int, change: str, by: int) -> Decision:

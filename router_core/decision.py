@@ -15,11 +15,14 @@ from router_core.cost import (
     CostInputs,
     CostParameters,
     TermColumn,
+    better_of_two,
     kv_terms,
+    pair_probabilities,
     pick,
     probabilities,
     total_costs,
 )
+from router_core.devices import DeviceBudget
 from router_core.errors import RouterCoreError
 from router_core.freshness import TRUST, Trust
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
@@ -33,6 +36,7 @@ Outcome = Literal[
     "queued",
     "policy_underivable",
     "pinned_ineligible",
+    "not_pinned",
 ]
 
 #: Codes of rejections by the built-in filters; stable, other tools match on them.
@@ -40,6 +44,7 @@ REJECTION_CODES = (
     "model",
     "worker_set",
     "role",
+    "not_pinned",
     "not_allowed",
     "unavailable",
     "missing_taint",
@@ -175,6 +180,8 @@ class Decision:
     ``predicted``: how long the winner's prefill is expected to take, where a prefill load model is
     on; it does not change this decision, but the load of later ones.
     ``queue``: on the first hop, where the router queue is on.
+    ``pair``: the two positions that power-of-two drew, in this order. ``budget``: what chose
+    between CPU workers and accelerators in mode device-aware-weighted.
     """
 
     id: str
@@ -203,6 +210,8 @@ class Decision:
     salted: bool = False
     predicted: PredictedPrefill | None = None
     queue: Queueing | None = None
+    pair: tuple[int, int] | None = None
+    budget: DeviceBudget | None = None
 
     # -- the result ------------------------------------------------------------------------
 
@@ -219,20 +228,29 @@ class Decision:
 
     @property
     def tied(self) -> tuple[int, ...]:
-        """Positions with exactly the lowest cost; empty unless there are at least two."""
-        if self.winner is None or self.temperature > 0:
+        """Positions with exactly the lowest cost, each as likely; empty unless there are at least
+        two. In mode power-of-two the draw decides, so none are tied."""
+        if self.winner is None or self.temperature > 0 or self.pair is not None:
             return ()
-        low = min(self.costs)
-        found = tuple(i for i, cost in enumerate(self.costs) if cost == low)
+        group = self.group
+        low = min(self.costs[i] for i in group)
+        found = tuple(i for i in group if self.costs[i] == low)
         return found if len(found) > 1 else ()
 
     @property
+    def group(self) -> Sequence[int]:
+        """Positions among which the lowest cost wins: all, or those of one device class."""
+        chosen = None if self.budget is None else self.budget.group(self.workers)
+        return range(len(self.costs)) if chosen is None else chosen
+
+    @property
     def runner_up(self) -> int | None:
-        """The position of the cheapest candidate except the winner."""
+        """The position of the cheapest candidate except the winner: of its device class, of the
+        drawn pair."""
         if self.winner is None or len(self.costs) < 2:
             return None
-        rest = (i for i in range(len(self.costs)) if i != self.winner)
-        return min(rest, key=lambda i: self.costs[i])
+        rest = (i for i in self.pair or self.group if i != self.winner)
+        return min(rest, key=lambda i: self.costs[i], default=None)
 
     @property
     def margin(self) -> float | None:
@@ -284,8 +302,19 @@ class Decision:
     # -- details ---------------------------------------------------------------------------
 
     def probabilities(self) -> list[float]:
-        """The probability of each candidate."""
-        return probabilities(list(self.costs), self.temperature) if self.costs else []
+        """The probability of each candidate, over all samples."""
+        if not self.costs:
+            return []
+        if self.pair is not None:
+            return pair_probabilities(self.costs)
+        group = self.group
+        chances = probabilities([self.costs[i] for i in group], self.temperature)
+        if len(group) == len(self.costs):
+            return chances
+        spread = [0.0] * len(self.costs)
+        for position, chance in zip(group, chances, strict=True):
+            spread[position] = chance
+        return spread
 
     def rows(self) -> Iterator[Candidate]:
         """One Candidate for each scored rank, in slot order."""
@@ -321,15 +350,26 @@ class Decision:
         """The decision computed again, with other inputs or parameters where given.
 
         With neither it has the same winner, so a saved decision is a complete bug report. Modes
-        other than ``kv`` keep their terms.
+        other than ``kv`` keep their terms, except active requests.
         """
         inputs = inputs if inputs is not None else self.inputs
         parameters = parameters or self.parameters
         if inputs is None or not self.costs:
             return self
-        terms = kv_terms(inputs, parameters) if self.mode == "kv" else self.terms
+        if self.mode == "kv":
+            terms = kv_terms(inputs, parameters)
+        else:
+            terms = tuple(
+                replace(term, values=inputs.active_requests)
+                if term.name == "active_requests"
+                else term
+                for term in self.terms
+            )
         costs = total_costs(terms, inputs.multipliers, len(self.costs))
-        winner = pick(costs, self.temperature, self.sample)
+        budget = self.budget
+        if budget is not None and inputs is not self.inputs:
+            budget = DeviceBudget.of(self.workers, inputs.active_requests, budget.ratio)
+        winner = choose(costs, self.temperature, self.sample, self.pair, budget, self.workers)
         return replace(
             self,
             inputs=inputs,
@@ -338,6 +378,7 @@ class Decision:
             costs=costs,
             winner=winner,
             predicted=self.predicted if winner == self.winner else None,
+            budget=budget,
         )
 
     def summary(self) -> str:
@@ -376,6 +417,23 @@ class Decision:
         if self.winner is not None:
             return None
         return next((step for step in self.funnel if step.entered and not step.left), None)
+
+
+def choose(
+    costs: Sequence[float],
+    temperature: float,
+    sample: float,
+    pair: tuple[int, int] | None = None,
+    budget: DeviceBudget | None = None,
+    workers: Sequence[Worker] = (),
+) -> int:
+    """The position that wins: of a drawn pair, of the device class that is next, or of all."""
+    if pair is not None:
+        return better_of_two(costs, pair)
+    group = None if budget is None else budget.group(workers)
+    if group is None:
+        return pick(costs, temperature, sample)
+    return group[pick([costs[i] for i in group], temperature, sample)]
 
 
 def _at(column: Sequence[int] | None, position: int) -> int:

@@ -100,12 +100,13 @@ def continue_plan(
 def decode_by_prefill(
     view: RoutingView, request: RoutingRequest, made: RoutingPlan
 ) -> Iterator[RoutingPlan]:
-    """The plan for each prefill rank that could have been chosen: tied, or any above T = 0."""
+    """The plan for each prefill rank that could have been chosen: tied, drawn as one of two, or any
+    above T = 0."""
     prefill = made.prefill
     if prefill is None or prefill.winner is None:
         return
     positions = prefill.tied
-    if prefill.temperature > 0:
+    if prefill.temperature > 0 or prefill.pair is not None:
         positions = tuple(i for i, p in enumerate(prefill.probabilities()) if p > 0)
     for position in positions:
         yield continue_plan(view, request, replace(prefill, winner=position))
@@ -245,10 +246,10 @@ def _select_prefill(
 def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, int]:
     """Prefill slots that the decode-capacity guard admits, and those that may cross.
 
-    None where the guard is off or no required policy applies: then topology does not change
-    routing.
+    None where the guard is off, the request names the workers (mode direct), or no required policy
+    applies: then topology does not change routing.
     """
-    if not view.config.decode_capacity_guard:
+    if not view.config.decode_capacity_guard or view.profile.mode == "direct":
         return None, 0
     groups = _groups(view)
     if not groups.groups and not groups.underivable:
@@ -285,9 +286,12 @@ def _implied(view: RoutingView, model: str, worker: Worker | None) -> ImpliedCon
 
 
 def _with_message(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
-    """The decision, with a message if all workers of a role are missing."""
+    """The decision, with a message if all workers of a role are missing, or no worker is named."""
     if decision.winner is not None or decision.message:
         return decision
+    if decision.outcome == "not_pinned":
+        hop = "" if decision.stage == "aggregated" else f"{decision.stage} "
+        return replace(decision, message=f"mode direct: the request names no {hop}worker")
     message = _missing_role(view, request, decision)
     return decision if message is None else replace(decision, message=message)
 

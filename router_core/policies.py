@@ -67,6 +67,18 @@ class RoleFilter:
         return Reason("role", worker.role.value, context.stage, message)
 
 
+class DirectFilter:
+    """In mode direct, pass no worker for a request that does not name one."""
+
+    name = "direct"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int | None:
+        return 0 if context.pin is None else None
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        return Reason("not_pinned", None, None, "is not named by the request")
+
+
 class AllowedFilter:
     """Pass the worker ids that the request allows, and only the pinned worker if there is one."""
 
@@ -256,7 +268,7 @@ def random_scorer(
 def active_requests_scorer(
     inputs: CostInputs, parameters: CostParameters, candidates: CandidateSet, turn: int
 ) -> tuple[TermColumn, ...]:
-    """Least-loaded: active requests booked by this router."""
+    """Active requests booked by this router: all modes that count running requests."""
     return (TermColumn("active_requests", "requests", 1.0, inputs.active_requests),)
 
 
@@ -265,7 +277,15 @@ PROFILES: dict[str, Profile] = {
     "kv": Profile("kv", FILTERS, kv_scorer, sampled=True),
     "round-robin": Profile("round-robin", FILTERS, rotation_scorer),
     "random": Profile("random", FILTERS, random_scorer),
+    "power-of-two": Profile("power-of-two", FILTERS, active_requests_scorer, among="two"),
     "least-loaded": Profile("least-loaded", FILTERS, active_requests_scorer),
+    "device-aware-weighted": Profile(
+        "device-aware-weighted", FILTERS, active_requests_scorer, among="device"
+    ),
+    # Of the ranks of the named worker the one with the fewest requests.
+    "direct": Profile(
+        "direct", (*FILTERS[:3], DirectFilter(), *FILTERS[3:]), active_requests_scorer
+    ),
 }
 
 

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from operator import add
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from router_core.busy import BusyTracker
 from router_core.changes import Stage
 from router_core.config import RouterConfig
-from router_core.cost import CostInputs, CostParameters, TermColumn, pick, total_costs
-from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection
+from router_core.cost import CostInputs, CostParameters, TermColumn, draw_two, pick, total_costs
+from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection, choose
+from router_core.devices import DeviceBudget
 from router_core.freshness import FreshnessTable, counted_blocks
 from router_core.hashing import hash_prompt
 from router_core.index import PrefixIndex
@@ -226,6 +227,8 @@ class Scorer(Protocol):
 class Profile:
     """A router mode: its filters, its scorer, and whether the temperature applies.
 
+    ``among``: the candidates of which the cheapest wins: ``all``, ``two`` that are drawn, or those
+    of one ``device`` class (:mod:`router_core.devices`).
     A profile with a scorer of its own needs a ``mode`` name of its own, because decisions are
     replayed by their mode.
     """
@@ -234,6 +237,7 @@ class Profile:
     filters: tuple[Filter, ...]
     scorer: Scorer
     sampled: bool = False
+    among: Literal["all", "two", "device"] = "all"
 
     def with_filters(self, *filters: Filter) -> Profile:
         """A copy with ``filters`` added before the filters that read load (capacity and busy)."""
@@ -301,6 +305,12 @@ def select(
     turn = view.rotation.get((request.model, stage), 0)
     terms = profile.scorer(inputs, parameters, candidates, turn)
     costs = total_costs(terms, inputs.multipliers, len(candidates.slots))
+    if profile.among == "all":
+        winner = pick(costs, common["temperature"], sample)
+    else:
+        chosen = _among(view, candidates, inputs, sample)
+        winner = choose(costs, common["temperature"], sample, workers=candidates.workers, **chosen)
+        common |= chosen
     return Decision(
         outcome="selected",
         workers=candidates.workers,
@@ -308,9 +318,22 @@ def select(
         inputs=inputs,
         terms=terms,
         costs=costs,
-        winner=pick(costs, common["temperature"], sample),
+        winner=winner,
         **common,
     )
+
+
+def _among(
+    view: RoutingView, candidates: CandidateSet, inputs: CostInputs, sample: float
+) -> dict[str, Any]:
+    """What narrows the choice where not all candidates compete: a drawn pair, or the budget of the
+    device classes."""
+    if view.profile.among == "device":
+        ratio = view.config.encoder_cuda_to_cpu_ratio
+        budget = DeviceBudget.of(candidates.workers, inputs.active_requests, ratio)
+        return {"budget": budget}
+    count = len(candidates.slots)
+    return {"pair": draw_two(count, sample)} if count > 1 else {}
 
 
 def cost_inputs(
@@ -468,6 +491,8 @@ def _refused(funnel: Sequence[FunnelStep], context: SelectionContext) -> Outcome
         return "no_workers"
     if last.filter == "busy":
         return "all_busy"
+    if last.filter == "direct":
+        return "not_pinned"
     return "pinned_ineligible" if context.pin is not None else "no_eligible_worker"
 
 

@@ -27,6 +27,9 @@ _ANY_LOAD = 1 << 40
 #: Settings in combination are tried up to this many candidate costs.
 _MOST_COSTS = 400_000
 
+#: Modes in which the running requests of the candidates decide.
+_IN_FLIGHT = ("power-of-two", "least-loaded", "device-aware-weighted", "direct")
+
 LoadRange = Literal["known", "more", "fewer", "shared"]
 
 
@@ -275,13 +278,20 @@ def _challenger(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
     winner, inputs = decision.winner, decision.inputs
     if winner is None or inputs is None or len(decision.costs) < 2:
         return None
-    others = [position for position in range(len(decision.costs)) if position != winner]
+    others = [position for position in decision.group if position != winner]
     if decision.mode == "round-robin":
         return others[0] if any(one.turn for one in unknowns) else None
     worst = _against(decision, inputs, winner, unknowns)
     costs: Sequence[float]
     best: Sequence[float]
-    if decision.mode == "least-loaded":
+    budget = decision.budget
+    if budget is not None and budget.mixed and any(one.load != "known" for one in unknowns):
+        # Any load of a candidate can make the other device class the next one.
+        inside = set(decision.group)
+        return next(i for i in range(len(decision.costs)) if i not in inside)
+    if not others:
+        return None
+    if decision.mode in _IN_FLIGHT:
         costs = best = worst.active_requests
     elif decision.mode == "kv":
         costs = decision.replay(worst).costs
@@ -350,4 +360,6 @@ def _hops(plan: RoutingPlan, *, refused: bool = False) -> Iterator[Decision]:
 
 def _drawn(decision: Decision) -> bool:
     """Whether the winner is one of several that could have been drawn."""
+    if decision.pair is not None:
+        return sum(chance > 0 for chance in decision.probabilities()) > 1
     return len(decision.costs) > 1 and (decision.temperature > 0 or bool(decision.tied))

@@ -113,7 +113,8 @@ class Worker:
     worker can also compute a prompt by itself. ``kv_events`` is False for a worker that does not
     report what it caches: it is routed by load. ``aliases`` are other names of the model and
     ``adapters`` its LoRA adapters, each requested as a model of its own; all share the worker's
-    load. ``worker_sets``: the sets of workers that it belongs to, where a frontend first chooses a
+    load. ``device``: ``cpu``, or the kind of its accelerator; None where it is unknown.
+    ``worker_sets``: the sets of workers that it belongs to, where a frontend first chooses a
     set and then a worker in it.
     """
 
@@ -126,6 +127,7 @@ class Worker:
     can_prefill: bool = True
     kv_events: bool = True
     endpoint: str | None = None
+    device: str | None = None
     aliases: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     worker_sets: tuple[str, ...] = ()
@@ -168,6 +170,8 @@ class Worker:
             "endpoint": self.endpoint,
             "runtime_config": self.runtime_config.to_dict(),
         }
+        if self.device is not None:
+            plain["device"] = self.device
         return plain | {name: list(getattr(self, name)) for name in _LISTS if getattr(self, name)}
 
     @classmethod
@@ -184,6 +188,7 @@ class Worker:
                 can_prefill=plain.get("can_prefill", True),
                 kv_events=plain.get("kv_events", True),
                 endpoint=plain.get("endpoint"),
+                device=plain.get("device"),
                 **{name: tuple(plain.get(name, ())) for name in _LISTS},
             )
         except (KeyError, TypeError, ValueError) as error:

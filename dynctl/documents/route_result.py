@@ -88,7 +88,8 @@ class CandidateRow(msgspec.Struct, frozen=True):
     ones that the engine reuses; it always computes the prompt's last token. ``index``: whether the
     rank's index is ``exact``, ``degraded``, ``estimated`` or ``none``; of its ``indexed_blocks``
     those in ``overlap_blocks`` count. ``booked_prefill_tokens``: the active prefill tokens before
-    the prefill load model let them fall; absent where none fall.
+    the prefill load model let them fall; absent where none fall. ``device``: ``cpu`` or an
+    accelerator; absent where unknown.
     """
 
     worker: str
@@ -110,6 +111,7 @@ class CandidateRow(msgspec.Struct, frozen=True):
     indexed_blocks: int = 0
     index: str = "exact"
     booked_prefill_tokens: int | UnsetType = UNSET
+    device: str | UnsetType = UNSET
 
 
 class PrefillPrediction(msgspec.Struct, frozen=True):
@@ -165,6 +167,22 @@ class FreshnessRow(msgspec.Struct, frozen=True):
     load: LoadFreshness = LoadFreshness()
 
 
+class DeviceBudgetRow(msgspec.Struct, frozen=True):
+    """What mode device-aware-weighted compares: workers and running requests of both classes.
+
+    The ``next`` class is ``cpu`` while ``cpu_requests`` is below ``allowed_cpu``, which is
+    accelerator_requests * cpu_workers / (ratio * accelerators), rounded down.
+    """
+
+    next: str
+    ratio: float
+    cpu_workers: int
+    cpu_requests: int
+    accelerators: int
+    accelerator_requests: int
+    allowed_cpu: int
+
+
 class DecisionResult(msgspec.Struct, frozen=True):
     """One hop. ``outcome`` is ``selected`` or the reason of a refusal."""
 
@@ -193,6 +211,12 @@ class DecisionResult(msgspec.Struct, frozen=True):
     freshness: FreshnessRow | None = None
     #: Absent without a prefill load model.
     prefill_load: PrefillPrediction | UnsetType = UNSET
+    #: Mode power-of-two: the two ranks that were drawn, in this order, and the number from 0 to 1
+    #: that drew them. The one with fewer active requests wins, and the first of equals.
+    drawn: list[Ref] | UnsetType = UNSET
+    sample: float | UnsetType = UNSET
+    #: Mode device-aware-weighted: why this class of devices gets the request.
+    devices: DeviceBudgetRow | UnsetType = UNSET
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -318,7 +342,19 @@ def _drawn(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
     for hop in hops:
         if hop is None or hop.winner is None or len(hop.candidates) < 2:
             continue
-        if hop.tied:
+        if hop.drawn is not UNSET:
+            best = max(hop.candidates, key=lambda row: row.probability)
+            if best.probability < 1:
+                yield doubt(
+                    "DYR0728",
+                    stage=hop.stage,
+                    candidates=len(hop.candidates),
+                    first=hop.drawn[0].worker,
+                    second=hop.drawn[1].worker,
+                    worker=best.worker,
+                    share=percent(best.probability),
+                )
+        elif hop.tied:
             # The shown winner first.
             tied = sorted(hop.tied, key=lambda ref: ref != hop.winner)
             names = some_names(ref.worker for ref in tied)
@@ -410,6 +446,24 @@ def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -
         preference=preference_row(decision),
         freshness=freshness,
         prefill_load=_prediction(decision),
+        drawn=UNSET if decision.pair is None else [_ref_at(decision, i) for i in decision.pair],
+        sample=UNSET if decision.pair is None else float(decision.sample),
+        devices=_devices(decision),
+    )
+
+
+def _devices(decision: Decision) -> DeviceBudgetRow | UnsetType:
+    budget = decision.budget
+    if budget is None:
+        return UNSET
+    return DeviceBudgetRow(
+        next="cpu" if budget.cpu_is_next else "accelerator",
+        ratio=float(budget.ratio),
+        cpu_workers=budget.cpu_workers,
+        cpu_requests=budget.cpu_requests,
+        accelerators=budget.accelerators,
+        accelerator_requests=budget.accelerator_requests,
+        allowed_cpu=budget.allowed_cpu,
     )
 
 
@@ -485,6 +539,7 @@ def _candidate_row(row: Candidate) -> CandidateRow:
         booked_prefill_tokens=UNSET
         if row.booked_prefill_tokens is None
         else row.booked_prefill_tokens,
+        device=UNSET if row.worker.device is None else row.worker.device,
     )
 
 

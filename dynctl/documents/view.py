@@ -64,6 +64,7 @@ class _WorkerForm(msgspec.Struct):
     can_prefill: bool = True
     kv_events: bool = True
     endpoint: str | None = None
+    device: str | None = None
 
 
 class _RegistryForm(msgspec.Struct):

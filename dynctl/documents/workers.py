@@ -80,7 +80,10 @@ class StreamState(msgspec.Struct, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """One worker with its ranks. ``status``: ready or unavailable, and ``reason`` why."""
+    """One worker with its ranks. ``status``: ready or unavailable, and ``reason`` why.
+
+    ``device``: ``cpu`` or the kind of its accelerator; absent where it is unknown.
+    """
 
     name: str
     worker_id: int
@@ -97,6 +100,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     domains: dict[str, str] = {}
     routed_by: str = "cache and load"
     ranks: Sequence[RankRow] = []
+    device: str | UnsetType = UNSET
 
     @property
     def taints(self) -> list[str]:
@@ -242,6 +246,7 @@ def worker_row(worker: Worker, ranks: list[RankRow], reason: str | None = None) 
         domains=dict(worker.domains),
         routed_by=_routed_by(worker, ranks),
         ranks=ranks,
+        device=UNSET if worker.device is None else worker.device,
     )
 
 

@@ -440,6 +440,7 @@ def _worker(
             can_prefill=not any("prefill" in group for group in card.needs),
             kv_events=bool(sources),
             endpoint=instance.address.partition("/")[0],
+            device=None if instance.device_type is None else instance.device_type.lower(),
             aliases=card.aliases,
         )
     except (WorkerError, TypeError, ValueError) as error:

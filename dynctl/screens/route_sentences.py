@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from msgspec import UNSET
 
 from dynctl.documents.doubts import percent
 from dynctl.documents.route_result import (
@@ -10,17 +12,20 @@ from dynctl.documents.route_result import (
     CandidateRow,
     Constraint,
     DecisionResult,
+    DeviceBudgetRow,
     FunnelRow,
     Ref,
     RejectedRow,
     RouteResult,
 )
 from dynctl.screens.numbers import age, amount, blocks, plural
+from dynctl.wire.nvext import PREFILL_HEADER, WORKER_HEADER
 from router_core import TOPOLOGY_PREFIX, topology_of
 
 #: Filter -> the name of what remains, in the funnel line.
 _STEPS = {
     "worker_set": "of the worker set",
+    "direct": "named by the request",
     "allowed": "allowed",
     "available": "answering",
     "domain": "with the domain",
@@ -300,8 +305,22 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     if len(hop.candidates) == 1:
         yield f"{name} is the only eligible {'rank' if ranked else 'worker'}."
         return
+    if hop.devices is not UNSET:
+        yield from _device_group(hop.devices)
     unit = "blocks" if hop.mode == "kv" else hop.terms[0].unit if hop.terms else ""
     others = [row for row in hop.candidates if not _is(row, winner.worker_id, winner.dp_rank)]
+    if hop.drawn is not UNSET:
+        yield _drawn_pair(hop, hop.drawn, ranked)
+        if hop is result.prefill:
+            yield from _after_tie(result)
+        return
+    if hop.devices is not UNSET:
+        # Only workers of the class that is next compete.
+        cpu = hop.devices.next == "cpu"
+        others = [row for row in others if (row.device == "cpu") is cpu]
+        if not others:
+            yield f"{name} is the only one{_flip(hop)}."
+            return
     second = min(others, key=lambda row: row.cost)
     second_name = rank_name(second, ranked)
     if hop.temperature > 0:
@@ -327,6 +346,42 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     elif hop.margin is not None:
         margin = blocks(hop.margin) if hop.mode == "kv" else amount(hop.margin)
         yield f"wins by {margin} {unit} over {second_name}{_flip(hop)}."
+
+
+def _device_group(budget: DeviceBudgetRow) -> Iterator[str]:
+    """Which class of devices gets the request, with the numbers compared."""
+    if not (budget.cpu_workers and budget.accelerators):
+        only = "CPU workers" if budget.cpu_workers else "accelerators"
+        yield f"all candidates are {only}: the least loaded wins."
+        return
+    cpus = plural(budget.cpu_requests, "request")
+    others = plural(budget.accelerator_requests, "request")
+    allowed = f"{others} on {plural(budget.accelerators, 'accelerator')} allow {budget.allowed_cpu}"
+    yield (
+        f"{'CPU workers' if budget.next == 'cpu' else 'accelerators'} are next: {allowed} on "
+        f"{plural(budget.cpu_workers, 'CPU worker')} (ratio {amount(budget.ratio)}), which "
+        f"{'have' if budget.cpu_workers > 1 else 'has'} {cpus}."
+    )
+
+
+def _drawn_pair(hop: DecisionResult, drawn: Sequence[Ref], ranked: bool) -> str:
+    """The two that were drawn with their running requests, and how likely the winner was."""
+    rows = [
+        next(row for row in hop.candidates if _is(row, ref.worker_id, ref.dp_rank)) for ref in drawn
+    ]
+    first, second = (f"{rank_name(row, ranked)} ({row.active_requests:,} active)" for row in rows)
+    winner = next(
+        row for row in rows if hop.winner and _is(row, hop.winner.worker_id, hop.winner.dp_rank)
+    )
+    why = "the first of equals" if not hop.margin else "fewer active requests"
+    count = hop.funnel[-1].left if hop.funnel else len(hop.candidates)
+    text = (
+        f"two of {count:,} drawn at random: {first} and {second}; "
+        f"{rank_name(winner, ranked)} wins, {why}{_flip(hop)}."
+    )
+    if count > len(hop.candidates):  # a past decision that was kept in brief
+        return text
+    return f"{text} Over all draws it wins {percent(winner.probability)}."
 
 
 def _flip(hop: DecisionResult) -> str:
@@ -447,6 +502,15 @@ def _admits(
         return f"a worker that serves {result.model}"
     if step.filter == "role":
         return f"a worker that can serve the {role} hop: start one with --role {role}"
+    if step.filter == "direct":
+        prefill = role == "prefill"
+        header, name = (
+            (PREFILL_HEADER, "prefill_worker_id")
+            if prefill
+            else (WORKER_HEADER, "decode_worker_id")
+        )
+        flag = "--pin-prefill" if prefill else "--pin-decode"
+        return f"a worker id in the header {header} or in nvext.{name}; for route: {flag} WORKER"
     if step.filter == "allowed":
         return "a pin to an eligible worker, or no pin"
     if step.filter == "available":

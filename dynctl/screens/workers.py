@@ -160,6 +160,8 @@ def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
         ("batch budget", count(config.get("max_num_batched_tokens")) + " tokens"),
         ("routed by", _routed_by(worker)),
     ]
+    if worker.device is not UNSET:
+        pairs.insert(4, ("device", worker.device))
     lines = [f"{label:<13} {text}" for label, text in pairs]
     return "\n".join(lines) + "\n\n" + rank_loads(worker, canvas)
 

@@ -16,6 +16,7 @@ from dynctl.documents.errors import (
     RefusedRank,
 )
 from dynctl.documents.route_result import Constraint
+from dynctl.wire.nvext import PREFILL_HEADER, WORKER_HEADER
 from router_core import (
     Decision,
     FunnelStep,
@@ -102,6 +103,12 @@ def refusal(
     )
     headers = {} if wait is None else {"retry-after": str(wait)}
     where = f"{decision.stage}: " if plan.prefill is not None else ""
+    if decision.outcome == "not_pinned":
+        header, name = _pin_names(decision)
+        text = f"{decision.summary()}; set the header {header} or {name}"
+        return HttpError(
+            status, text, kind, "worker_required", param=name, details=details, public=text
+        )
     return HttpError(
         status,
         where + decision.summary(),
@@ -111,6 +118,13 @@ def refusal(
         headers=headers,
         public=_public(decision, step),
     )
+
+
+def _pin_names(decision: Decision) -> tuple[str, str]:
+    """The header and the field that name the worker of the decision's hop."""
+    if decision.stage == "prefill":
+        return PREFILL_HEADER, "nvext.prefill_worker_id"
+    return WORKER_HEADER, "nvext.decode_worker_id"
 
 
 def _public(decision: Decision, step: FunnelStep | None) -> str:
@@ -157,6 +171,8 @@ def _registered(pin: Pin, registry: WorkerRegistry) -> bool:
 def _status(decision: Decision, config: RouterConfig) -> tuple[int, str]:
     if decision.outcome == "all_busy":
         return config.overload_status_code, "overloaded"
+    if decision.outcome == "not_pinned":
+        return 400, "invalid_request_error"
     return 503, "service_unavailable"
 
 
@@ -224,6 +240,8 @@ def _what_would_admit(decision: Decision, step: FunnelStep | None) -> str | None
             )
         case "policy_underivable":
             return f"a KV-transfer policy of {name} that can be applied: {reason.message}"
+        case "not_pinned":
+            return f"a request that names its {decision.stage} worker"
         case "unavailable":
             return f"{name} responding again ({reason.message})"
         case "not_allowed":

@@ -23,6 +23,16 @@ runs the request for real, and so must we."""
 WORKER_HEADER: Final = "x-worker-instance-id"
 PREFILL_HEADER: Final = "x-prefill-instance-id"
 REQUEST_ID_HEADER: Final = "x-request-id"
+#: Fields of nvext -> the headers that set them. Of two that are given, the first counts.
+_PINS: Final[tuple[tuple[tuple[str, ...], tuple[str, str]], ...]] = (
+    (
+        ("backend_instance_id", "decode_worker_id"),
+        ("x-dynamo-worker-instance-id", WORKER_HEADER),
+    ),
+    (("prefill_worker_id",), ("x-dynamo-prefill-instance-id", PREFILL_HEADER)),
+)
+PIN_HEADERS: Final = tuple(name for _, names in _PINS for name in names)
+"""The headers that name workers: those of Dynamo 1.6, and the prefixed ones of later versions."""
 
 MAX_TOKENS_IN_REQUEST: Final = 4 * 1024 * 1024
 _MAX_REQUEST_ID: Final = 256
@@ -144,16 +154,16 @@ def apply_headers(nvext: NvExt, headers: Mapping[str, str]) -> NvExt:
     """``nvext`` with the pins that headers ask for; a header wins over the body, as in Dynamo.
 
     ``x-worker-instance-id`` pins the worker that answers (decode, or aggregated),
-    ``x-prefill-instance-id`` the prefill worker.
+    ``x-prefill-instance-id`` the prefill worker; both also with the prefix ``x-dynamo-``.
     """
     lowered = {name.lower(): value for name, value in headers.items()}
     pinned: dict[str, Any] = {}
-    worker = _instance_header(lowered, WORKER_HEADER)
-    if worker is not None:
-        pinned["backend_instance_id"] = pinned["decode_worker_id"] = worker
-    prefill = _instance_header(lowered, PREFILL_HEADER)
-    if prefill is not None:
-        pinned["prefill_worker_id"] = prefill
+    for fields, names in _PINS:
+        for name in names:
+            worker = _instance_header(lowered, name)
+            if worker is not None:
+                pinned |= dict.fromkeys(fields, worker)
+                break
     return msgspec.structs.replace(nvext, **pinned) if pinned else nvext
 
 

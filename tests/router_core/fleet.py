@@ -26,6 +26,7 @@ def worker(
     weight: float | None = None,
     can_prefill: bool = True,
     kv_events: bool = True,
+    device: str | None = None,
     **runtime: Any,
 ) -> Worker:
     """A worker with block size 16; ``zone`` also makes it its transfer domain under ``policy``."""
@@ -44,6 +45,7 @@ def worker(
         runtime_config=config,
         can_prefill=can_prefill,
         kv_events=kv_events,
+        device=device,
     )
 
 

@@ -17,6 +17,7 @@ from router_core.changes import (
     WorkerLost,
     WorkerUpserted,
 )
+from router_core.config import ROUTER_MODES
 from router_core.router import Router
 from router_core.selection import Pin
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, worker
@@ -233,7 +234,7 @@ def test_a_new_card_is_checked_again() -> None:
     assert not is_busy(made, 2)
 
 
-@pytest.mark.parametrize("mode", ["kv", "round-robin", "random", "least-loaded"])
+@pytest.mark.parametrize("mode", sorted(set(ROUTER_MODES) - {"direct"}))
 def test_busy_workers_are_excluded_in_every_mode(mode: str) -> None:
     made = router(
         worker(1, total_kv_blocks=100),

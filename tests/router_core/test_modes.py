@@ -6,20 +6,29 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from router_core import (
     PROFILES,
     CandidateSet,
     CostInputs,
     CostParameters,
+    Flip,
+    Pin,
     Profile,
     Router,
     RoutingRequest,
     TermColumn,
     Worker,
     WorkerFilter,
+    flip,
+    flips,
 )
-from router_core.changes import Freed
+from router_core.changes import ConfigSet, Freed, WorkerLost
+from router_core.cost import draw_two, pair_probabilities
+from router_core.counterfactual import loses, with_load
+from router_core.devices import DeviceBudget
 from router_core.errors import ConfigError
 from tests.router_core.fleet import active, apply_all, request, router, worker
 
@@ -32,6 +41,8 @@ def winner(made: Any, n: int, sample: float = 0.0) -> str:
     return str(made.plan(request(32, f"r{n}"), samples=(sample, 0.0)).final.worker.name)
 
 
+@pytest.mark.seed("router-guide: configurations: Frontend + Round-Robin")
+@pytest.mark.seed("router-guide: modes: Round-Robin")
 def test_round_robin_cycles_in_ascending_id_order_and_ignores_load() -> None:
     made = three("round-robin")
     apply_all(made, active(10, "x", blocks=100))
@@ -50,12 +61,16 @@ def test_a_dry_run_does_not_move_the_round_robin_position() -> None:
     assert [t.name for t in made.plan(request(32)).final.terms] == ["turns_until_due"]
 
 
+@pytest.mark.seed("router-guide: configurations: Frontend + Random")
+@pytest.mark.seed("router-guide: modes: Random")
 def test_random_is_uniform_over_the_sample() -> None:
     made = three("random")
     assert Counter(winner(made, n, n / 300) for n in range(300)) == {"a": 100, "b": 100, "c": 100}
     assert len(made.plan(request(32)).final.tied) == 3
 
 
+@pytest.mark.seed("router-guide: configurations: Frontend + Least-Loaded")
+@pytest.mark.seed("router-guide: modes: Least-Loaded")
 def test_least_loaded_counts_requests_in_flight() -> None:
     made = three("least-loaded")
     apply_all(made, active(10, "x"), active(10, "y"), active(20, "z"))
@@ -66,7 +81,7 @@ def test_least_loaded_counts_requests_in_flight() -> None:
     assert {winner(made, n, n / 50) for n in range(50)} == {"a"}
 
 
-@pytest.mark.parametrize("mode", ["round-robin", "random", "least-loaded"])
+@pytest.mark.parametrize("mode", sorted(set(PROFILES) - {"kv", "direct"}))
 def test_required_topology_holds_in_every_mode(mode: str) -> None:
     made: Any = router(
         worker(1, "pA", "prefill", zone="a", policy="required"),
@@ -92,10 +107,210 @@ def test_equal_costs_are_a_tie_only_without_a_temperature() -> None:
     assert (warm.temperature, warm.tied) == (1.0, ())
 
 
-@pytest.mark.parametrize("mode", ["power-of-two", "direct", "device-aware-weighted"])
-def test_modes_that_are_not_built_are_refused_by_name(mode: str) -> None:
-    with pytest.raises(ConfigError, match="not built yet"):
-        three(mode)
+@pytest.mark.seed("dynamo-1.6: modes: power-of-two")
+def test_power_of_two_takes_the_better_of_two_drawn_workers() -> None:
+    """3, 1 and 0 requests in flight: as observed on Dynamo 1.6.1, 0, one third, two thirds."""
+    made = three("power-of-two")
+    apply_all(made, *(active(10, f"a{n}") for n in range(3)), active(20, "b0"))
+    won = Counter(winner(made, n, n / 300) for n in range(300))
+    assert won == {"b": 100, "c": 200}
+    decision = made.plan(request(32)).final
+    assert decision.probabilities() == [pytest.approx(p) for p in (2 / 3, 0, 1 / 3)]
+    assert decision.tied == ()
+
+
+def test_of_an_equal_pair_the_first_drawn_wins() -> None:
+    made = three("power-of-two")
+    for n in range(60):
+        decision = made.plan(request(32), samples=(n / 60, 0.0)).final
+        assert decision.pair is not None
+        assert decision.winner == decision.pair[0]
+        assert decision.runner_up == decision.pair[1]
+        assert flip(decision) == Flip("active_requests", 1, decision.worker.name)
+
+
+def test_power_of_two_needs_no_second_worker() -> None:
+    decision = router(worker(1), router_mode="power-of-two").plan(request(32)).final
+    assert (decision.winner, decision.pair, decision.probabilities()) == (0, None, [1.0])
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=7), st.floats(0, 1, exclude_max=True))
+def test_the_pair_of_a_sample_is_distinct_and_decides(loads: list[int], sample: float) -> None:
+    count = len(loads)
+    first, second = draw_two(count, sample)
+    assert first != second
+    assert 0 <= min(first, second) <= max(first, second) < count
+    wins = Counter[int]()
+    pairs = count * (count - 1)
+    for number in range(pairs):
+        pair = draw_two(count, (number + 0.5) / pairs)
+        wins[pair[0] if loads[pair[0]] <= loads[pair[1]] else pair[1]] += 1
+    assert pair_probabilities(loads) == pytest.approx([wins[i] / pairs for i in range(count)])
+
+
+def mixed(cpus: int, accelerators: int, **settings: Any) -> Any:
+    """CPU workers with ids from 1, accelerators with ids from 11."""
+    return router(
+        *(worker(n, f"cpu{n}", device="cpu") for n in range(1, cpus + 1)),
+        *(worker(n, f"gpu{n}", device="cuda") for n in range(11, 11 + accelerators)),
+        router_mode="device-aware-weighted",
+        **settings,
+    )
+
+
+@pytest.mark.seed("router-guide: configurations: Frontend + Device-Aware Weighted")
+@pytest.mark.seed("router-guide: modes: Device-Aware Weighted")
+@pytest.mark.parametrize(
+    ("on_gpus", "on_cpu", "next_class"),
+    [(0, 0, "gpu"), (3, 0, "gpu"), (4, 0, "cpu"), (7, 0, "cpu"), (8, 1, "cpu"), (8, 2, "gpu")],
+)
+def test_device_aware_weighted_compares_the_classes_as_observed(
+    on_gpus: int, on_cpu: int, next_class: str
+) -> None:
+    """One CPU worker, two accelerators, ratio 2: allowed = floor(sum / 4), as on Dynamo 1.6.1."""
+    made = mixed(1, 2, encoder_cuda_to_cpu_ratio=2.0)
+    apply_all(made, *(active(11 + n % 2, f"g{n}") for n in range(on_gpus)))
+    apply_all(made, *(active(1, f"c{n}") for n in range(on_cpu)))
+    decision = made.plan(request(32), samples=(0.9, 0.0)).final
+    assert decision.worker.name.startswith(next_class)
+    assert decision.budget == DeviceBudget(2.0, 1, on_cpu, 2, on_gpus)
+    assert decision.budget.allowed_cpu == on_gpus // 4
+
+
+def test_an_idle_fleet_sends_to_an_accelerator() -> None:
+    made = mixed(2, 2)
+    assert {winner(made, n, n / 50) for n in range(50)} == {"gpu11", "gpu12"}
+
+
+def test_cpu_workers_get_nothing_until_the_accelerators_have_the_ratio() -> None:
+    """The budget is rounded down: with one worker of each, 7 requests of 8 allow none."""
+    made = mixed(1, 1)
+    apply_all(made, *(active(11, f"g{n}") for n in range(7)))
+    assert winner(made, 1) == "gpu11"
+    apply_all(made, active(11, "g7"))
+    assert winner(made, 2) == "cpu1"
+
+
+@pytest.mark.seed("router-guide: modes: device-aware-weighted with one device class")
+@pytest.mark.parametrize(("cpus", "accelerators"), [(3, 0), (0, 3)])
+def test_with_one_device_class_the_least_loaded_wins(cpus: int, accelerators: int) -> None:
+    made = mixed(cpus, accelerators)
+    first = 1 if cpus else 11
+    apply_all(made, active(first, "x"), active(first + 1, "y"))
+    decision = made.plan(request(32)).final
+    assert decision.worker.worker_id == first + 2
+    assert decision.budget is not None
+    assert not decision.budget.mixed
+
+
+def test_a_worker_of_an_unknown_device_is_an_accelerator() -> None:
+    made = router(
+        worker(1, "cpu", device="cpu"),
+        worker(2, "unknown"),
+        router_mode="device-aware-weighted",
+    )
+    assert winner(made, 1) == "unknown"
+
+
+def test_a_worker_with_two_ranks_is_one_worker_of_its_class() -> None:
+    made = router(
+        worker(1, "cpu", device="cpu"),
+        worker(2, "gpu", data_parallel_size=2),
+        router_mode="device-aware-weighted",
+        encoder_cuda_to_cpu_ratio=2.0,
+    )
+    apply_all(made, active(2, "g0"), active(2, "g1", dp_rank=1))
+    decision: Any = made.plan(request(32)).final
+    assert (decision.budget.accelerators, decision.budget.allowed_cpu) == (1, 1)
+    assert decision.worker.name == "cpu"
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=4),
+    st.lists(st.integers(0, 9), max_size=4),
+    st.floats(1, 9),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_the_winner_is_the_least_loaded_of_the_class_with_the_lower_normalized_load(
+    on_cpus: list[int], on_gpus: list[int], ratio: float, sample: float
+) -> None:
+    assume(on_cpus or on_gpus)
+    made = mixed(len(on_cpus), len(on_gpus), encoder_cuda_to_cpu_ratio=ratio)
+    loads = dict(enumerate(on_cpus, start=1)) | dict(enumerate(on_gpus, start=11))
+    for number, count in loads.items():
+        apply_all(made, *(active(number, f"{number}-{n}") for n in range(count)))
+    decision = made.plan(request(32), samples=(sample, 0.0)).final
+    chosen = decision.worker.worker_id
+    group = {n: count for n, count in loads.items() if (n < 11) is (chosen < 11)}
+    assert loads[chosen] == min(group.values())
+    if on_cpus and on_gpus and chosen < 11:
+        assert sum(on_cpus) / len(on_cpus) < sum(on_gpus) / (len(on_gpus) * ratio)
+    assert decision.replay() == decision
+    assert sum(decision.probabilities()) == pytest.approx(1)
+    for one in flips(decision):
+        position = decision.winner
+        assert loses(decision, with_load(decision, position, one.change, int(one.by)))
+        assert not loses(decision, with_load(decision, position, one.change, int(one.by) - 1))
+
+
+@pytest.mark.seed("router-guide: configurations: Frontend + Direct")
+@pytest.mark.seed("router-guide: modes: Direct")
+def test_direct_sends_to_the_worker_that_the_request_names() -> None:
+    made = three("direct")
+    apply_all(made, *(active(20, f"x{n}", prefill_tokens=900, blocks=90) for n in range(9)))
+    decision = made.plan(request(32, pin_decode=Pin(20))).final
+    assert (decision.worker.name, decision.tied) == ("b", ())
+
+
+def test_direct_refuses_a_request_that_names_no_worker() -> None:
+    decision = three("direct").plan(request(32), detail=True).final
+    assert decision.outcome == "not_pinned"
+    assert decision.summary() == "mode direct: the request names no worker"
+    assert decision.emptied_by().filter == "direct"
+    assert {one.reason.code for one in decision.emptied_by().rejected} == {"not_pinned"}
+
+
+def test_direct_has_no_fallback() -> None:
+    made = three("direct")
+    apply_all(made, WorkerLost(20))
+    assert made.plan(request(32, pin_decode=Pin(20))).final.outcome == "pinned_ineligible"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "message"),
+    [
+        (None, 2, "mode direct: the request names no prefill worker"),
+        (1, None, "mode direct: the request names no decode worker"),
+    ],
+)
+def test_direct_needs_a_worker_for_each_hop(
+    prefill: int | None, decode: int | None, message: str
+) -> None:
+    made = router(
+        worker(1, "p", "prefill", zone="a", policy="required"),
+        worker(2, "d", "decode", zone="a"),
+        router_mode="direct",
+    )
+    pins: dict[str, Any] = {
+        "pin_prefill": None if prefill is None else Pin(prefill),
+        "pin_decode": None if decode is None else Pin(decode),
+    }
+    plan = made.plan(request(32, **pins))
+    assert (plan.ok, plan.final.summary()) == (False, message)
+    both: Any = made.plan(request(32, pin_prefill=Pin(1), pin_decode=Pin(2)))
+    assert [hop.worker.name for hop in (both.prefill, both.decode)] == ["p", "d"]
+
+
+@pytest.mark.parametrize("mode", ["power-of-two", "device-aware-weighted", "direct"])
+def test_a_restored_router_decides_the_same(mode: str) -> None:
+    made = mixed(2, 2, encoder_cuda_to_cpu_ratio=1.0)
+    apply_all(made, ConfigSet({"router_mode": mode}))
+    apply_all(made, active(11, "x"), active(12, "y"), active(1, "z"))
+    copy = Router.restore(made.snapshot())
+    asking = request(32, pin_decode=Pin(1))
+    for n in range(20):
+        samples = (n / 20, n / 20)
+        assert copy.plan(asking, samples=samples) == made.plan(asking, samples=samples)
 
 
 def spot(name: str) -> WorkerFilter:

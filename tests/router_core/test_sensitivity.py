@@ -22,10 +22,18 @@ RANGES: dict[str, list[Any]] = {
     "router_track_prefill_tokens": [False],
     "router_assume_kv_reuse": [False],
     "router_temperature": [0.5],
-    "router_mode": ["least-loaded", "round-robin", "random"],
+    "router_mode": [
+        "least-loaded",
+        "round-robin",
+        "random",
+        "power-of-two",
+        "device-aware-weighted",
+    ],
     "active_prefill_tokens_threshold": [20],
     "active_decode_blocks_threshold": [0.1],
 }
+#: Modes that count running requests and do more than compare them.
+COUNTING = ("power-of-two", "device-aware-weighted")
 SETTINGS = st.lists(st.sampled_from(sorted(RANGES)), max_size=3, unique=True)
 #: What one worker has: cached blocks, prefill tokens, blocks of other prompts, this prompt running.
 ROWS = st.lists(
@@ -40,7 +48,12 @@ DISTANT = [(6, 0, 0, False), (0, 3000, 900, False)]
 def fleet(count: int, split: bool, values: dict[str, Any]) -> Router:
     roles = ("prefill", "decode") if split and count > 1 else ("aggregated",)
     workers = (
-        worker(i, role=roles[(i - 1) % len(roles)], total_kv_blocks=1000)
+        worker(
+            i,
+            role=roles[(i - 1) % len(roles)],
+            total_kv_blocks=1000,
+            device="cpu" if i % 3 == 0 else None,
+        )
         for i in range(1, count + 1)
     )
     return router(*workers, decode_capacity_guard=False, **values)
@@ -68,6 +81,9 @@ def worlds(draw: st.DrawFn) -> tuple[Router, Question, list[Unknown]]:
     base: dict[str, Any] = {}
     if draw(st.booleans()):
         base["active_prefill_tokens_threshold"] = draw(st.sampled_from([50, 200, 5000]))
+    if draw(st.booleans()):
+        base["router_mode"] = draw(st.sampled_from(["least-loaded", *COUNTING]))
+        base["encoder_cuda_to_cpu_ratio"] = draw(st.sampled_from([1.0, 2.0]))
     split = draw(st.booleans())
     known = fleet(len(rows), split, base)
     values = {name: draw(st.sampled_from(RANGES[name])) for name in names if draw(st.booleans())}

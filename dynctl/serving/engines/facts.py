@@ -201,6 +201,7 @@ def build_worker(
             can_prefill=True if can_prefill is None else can_prefill,
             kv_events=bool(_chosen(spec.kv_events, facts.kv_events)),
             endpoint=spec.url,
+            device=spec.device,
             aliases=tuple(name for name in names if name != served),
         )
     except (WorkerError, ValueError, TypeError) as error:

@@ -22,6 +22,7 @@ from router_core import MAX_RANKS, Role
 _ROLES: Final = tuple(role.value for role in Role)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 _DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
+_DEVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_SPEC: Final = 4096
 _MAX_ERROR: Final = 1000
 
@@ -38,6 +39,7 @@ RESERVED: Final[Mapping[str, str]] = {
     "max-num-batched-tokens": "tokens, 1 or more",
     "model": "a model name",
     "bootstrap": "HOST:PORT where decode engines fetch the KV cache (SGLang)",
+    "device": "cpu, or the kind of accelerator (cuda), at most 64 letters, digits and . _ -",
     "can-prefill": "true or false",
     "forward-authorization": "true to send the clients' Authorization header to the engine",
     "api-key-env": "the environment variable of dynctl serve with the engine's API key",
@@ -72,6 +74,7 @@ class WorkerSpec:
     model: str | None = None
     bootstrap: str | None = None
     can_prefill: bool | None = None
+    device: str | None = None
     taints: tuple[str, ...] = ()
     forward_authorization: bool = False
     api_key_env: str | None = None
@@ -147,6 +150,7 @@ def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:
         model=_text(given, "model", where),
         bootstrap=_bootstrap(given.get("bootstrap"), where),
         can_prefill=_truth(given, "can-prefill", where),
+        device=_device(given.get("device"), where),
         taints=_taints(given, where),
         forward_authorization=bool(_truth(given, "forward-authorization", where)),
         api_key_env=_text(given, "api-key-env", where),
@@ -261,6 +265,14 @@ def _bootstrap(value: object, where: str) -> str | None:
     if not isinstance(value, str) or not good:
         raise _wrong(where, "bootstrap", value)
     return value
+
+
+def _device(value: object, where: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+        raise _wrong(where, "device", value)
+    return value.lower()
 
 
 def _truth(given: Mapping[str, Any], key: str, where: str) -> bool | None:

@@ -34,12 +34,7 @@ from dynctl.serving.refusal import HttpError, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.tokenization import PromptError, TemplateError
-from dynctl.wire.nvext import (
-    PREFILL_HEADER,
-    REQUEST_ID_HEADER,
-    WORKER_HEADER,
-    strip_for_engine,
-)
+from dynctl.wire.nvext import REQUEST_ID_HEADER, strip_for_engine
 from dynctl.wire.openai import (
     ChatRequest,
     CompletionRequest,
@@ -51,7 +46,6 @@ from router_core import HashingError, RoutingPlan
 DECISION_HEADER: Final = "x-dynctl-decision"
 #: Client headers that are passed to engines.
 _FORWARDED: Final = ("traceparent", "tracestate")
-_OWN_HEADERS: Final = (WORKER_HEADER, PREFILL_HEADER, REQUEST_ID_HEADER)
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from dynctl.wire.nvext import PREFILL_HEADER, REQUEST_ID_HEADER, WORKER_HEADER
+from dynctl.wire.nvext import PIN_HEADERS, REQUEST_ID_HEADER
 from dynctl.wire.openai import (
     ChatRequest,
     CompletionRequest,
@@ -11,7 +11,7 @@ from dynctl.wire.openai import (
     parse_completion_request,
 )
 
-_OWN_HEADERS = (WORKER_HEADER, PREFILL_HEADER, REQUEST_ID_HEADER)
+_OWN_HEADERS = (*PIN_HEADERS, REQUEST_ID_HEADER)
 
 
 def parse_request(

@@ -18,6 +18,7 @@ from router_core import (
     CostInputs,
     CostParameters,
     Decision,
+    DeviceBudget,
     FunnelStep,
     PredictedPrefill,
     RoutingConstraints,
@@ -33,6 +34,7 @@ _BRIEF_HOP = 560
 _STEP = 96
 _REJECTION = 320
 _NUMBER = 8
+_CHOSEN_AMONG = 160  # a pair, or a device budget
 CONSTRAINT_BYTES = 240
 
 _COLUMNS = ("inputs", "terms", "costs")
@@ -104,6 +106,8 @@ class BriefHop(NamedTuple):
     counts: tuple[int, ...]
     terms: tuple[tuple[str, str, float], ...]
     predicted: PredictedPrefill | None
+    pair: tuple[int, int] | None
+    budget: DeviceBudget | None
 
     def expand(self) -> Decision:
         """A Decision over the kept rows; a note gives the number of all candidates."""
@@ -160,6 +164,8 @@ class BriefHop(NamedTuple):
             lora_name=self.lora_name,
             salted=self.salted,
             predicted=self.predicted,
+            pair=self.pair,
+            budget=self.budget,
             notes=(*self.notes, note) if len(rows) < self.candidates else self.notes,
         )
 
@@ -188,8 +194,14 @@ def brief(decision: Decision) -> BriefHop:
     winner = decision.winner
     if winner is None:
         raise ValueError(f"decision {decision.id} has no winner; keep refusals whole")
-    second = None
-    if len(decision.costs) > 1:
+    second = pair = None
+    if decision.pair is not None or decision.budget is not None:
+        # Not the cheapest of all others: that of the drawn pair, or of the winner's device class.
+        other = decision.runner_up
+        second = None if other is None else _row(decision, other)
+        if decision.pair is not None:
+            pair = (0, 1) if decision.pair[0] == winner else (1, 0)
+    elif len(decision.costs) > 1:
         costs = list(decision.costs)
         costs[winner] = inf
         second = _row(decision, costs.index(min(costs)))
@@ -218,6 +230,8 @@ def brief(decision: Decision) -> BriefHop:
         tuple(counts),
         tuple([(term.name, term.unit, term.weight) for term in decision.terms]),
         decision.predicted,
+        pair,
+        decision.budget,
     )
 
 
@@ -252,6 +266,8 @@ def packed_size(decision: Decision, packed: PackedHop) -> int:
     size += CONSTRAINT_BYTES * len(decision.constraints.items)
     for step in decision.funnel:
         size += _STEP + _REJECTION * len(step.rejected)
+    if decision.pair is not None or decision.budget is not None:
+        size += _CHOSEN_AMONG
     for note in decision.notes:
         size += 2 * len(note)
     return size + 2 * len(decision.message or "")
@@ -262,4 +278,6 @@ def brief_size(decision: Decision) -> int:
     numbers = 13 + len(decision.terms)
     size = _BRIEF_HOP + 2 * (40 + 3 * _NUMBER * numbers) + 48 * len(decision.terms)
     size += 3 * _NUMBER * len(decision.funnel)
+    if decision.pair is not None or decision.budget is not None:
+        size += _CHOSEN_AMONG
     return size + CONSTRAINT_BYTES * len(decision.constraints.items)

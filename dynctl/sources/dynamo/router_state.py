@@ -22,7 +22,14 @@ from router_core import THRESHOLD_SETTINGS, ConfigSet, Role, ThresholdsSet
 ADVERTISED: Final = "router settings are those that the workers' cards advertise"
 #: Settings that decide, and values that a frontend may have; tried where its own are unknown.
 _POSSIBLE: Final[Mapping[str, list[Any]]] = {
-    "router_mode": ["round-robin", "random", "least-loaded"],
+    "router_mode": [
+        "round-robin",
+        "random",
+        "power-of-two",
+        "least-loaded",
+        "direct",
+        "device-aware-weighted",
+    ],
     "use_kv_events": [False],
     "overlap_score_credit": [0.0, 0.5, 2.0],
     "overlap_score_credit_decay": [1.0],
@@ -202,12 +209,18 @@ def _advertised_settings(settings: CardSettings) -> list[Doubt]:
         why = f"the workers' cards set router_queue_threshold {threshold:g}"
         varies = Varies(settings={"router_queue_threshold": [threshold]})
         doubts.append(doubt("DYR0713", varies=varies, why=why))
-    if values.get("router_mode") == "round-robin":
-        why = "the workers' cards set router mode round-robin"
-        doubts.append(doubt("DYR0716", varies=Varies(turn=True), why=why))
-    if values.get("router_mode") == "least-loaded":
-        doubts.append(doubt("DYR0744", mode="least-loaded"))
+    mode = values.get("router_mode", "")
+    doubts += mode_doubts(mode, f"the workers' cards set router mode {mode}")
     return doubts
+
+
+def mode_doubts(mode: str, why: str) -> list[Doubt]:
+    """The doubt about a mode that decides by what a frontend counts and does not export."""
+    if mode == "round-robin":
+        return [doubt("DYR0716", varies=Varies(turn=True), why=why)]
+    if mode in ("power-of-two", "least-loaded", "device-aware-weighted"):
+        return [doubt("DYR0744", varies=Varies(load="more"), mode=mode)]
+    return []
 
 
 def unknown_thresholds(why: str) -> Doubt:

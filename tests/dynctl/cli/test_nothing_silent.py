@@ -31,6 +31,7 @@ BESIDE = {
         "ais_system": "h200_sxm",
         "ais_model_path": "m",
     },
+    "encoder_cuda_to_cpu_ratio": {"router_mode": "device-aware-weighted"},
 }
 
 

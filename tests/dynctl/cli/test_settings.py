@@ -136,7 +136,7 @@ def test_the_mismatch_policy_must_not_contradict_the_enforcement():
         ),
         ({"--router-temperature": "-1"}, {}, "--router-temperature: expected at least 0, got -1.0"),
         ({"--router-mode": "best"}, {}, "--router-mode: expected one of kv, round-robin"),
-        ({"--router-mode": "direct"}, {}, "'direct' (not built yet)"),
+        ({"--router-mode": "fastest"}, {}, "expected one of kv, round-robin, "),
         ({}, {"DYN_ROUTER_TEMPERATURE": "x"}, "DYN_ROUTER_TEMPERATURE: expected a number"),
         ({}, {"DYN_ROUTER_ASSUME_KV_REUSE": "maybe"}, "expected true or false"),
         ({"--router-kv-transfer-mismatch-policy": "maybe"}, {}, "expected one of fail, fallback"),
@@ -167,7 +167,9 @@ def test_underscored_modes_and_empty_variables():
 
 def test_bounds_in_words():
     assert bounds(SETTINGS["active_decode_blocks_threshold"]) == "number 0..1, or none"
-    assert bounds(SETTINGS["router_mode"]) == "kv|round-robin|random|least-loaded"
+    assert bounds(SETTINGS["router_mode"]) == (
+        "kv|round-robin|random|power-of-two|least-loaded|direct|device-aware-weighted"
+    )
     assert bounds(SETTINGS["overload_status_code"]) == "whole number 400..599"
     assert bounds(SETTINGS["decode_capacity_guard"]) == "true|false"
 

@@ -26,6 +26,7 @@ from dynctl.documents.route_result import DecisionResult, RouteResult
 from dynctl.findings import report
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
+from router_core.config import ROUTER_MODES
 from tests.golden.fleets import TOKENS, stranded_zones, two_zones
 
 UPDATE = bool(os.environ.get("DYNCTL_UPDATE_GOLDEN"))
@@ -164,7 +165,7 @@ def test_documents_with_a_kind_live_in_documents():
     assert found - known == {"findings/report.py"}
 
 
-@pytest.mark.parametrize("mode", ["kv", "round-robin", "random", "least-loaded"])
+@pytest.mark.parametrize("mode", sorted(set(ROUTER_MODES) - {"direct"}))
 @pytest.mark.parametrize("fleet", [two_zones, stranded_zones])
 def test_a_route_result_has_the_bytes_that_reading_it_back_gives(
     fleet: Callable[..., ViewSource], mode: str

@@ -95,6 +95,46 @@ async def test_a_pin_on_nobody_is_a_400(field):
         assert body["error"]["code"] == "unknown_worker"
 
 
+@pytest.mark.seed("router-guide: configurations: Frontend + Direct")
+@pytest.mark.seed("router-guide: modes: Direct")
+@pytest.mark.parametrize("way", ["header", "nvext", "backend_instance_id"])
+async def test_direct_sends_where_the_request_says(way):
+    async with site(TWO, router=RouterConfig(router_mode="direct")) as fleet:
+        for name in ("a1", "a0", "a1"):
+            chosen = id_of(fleet, name)
+            if way == "header":
+                body = chat_body("hi", nvext=IDS)
+                headers = {"x-dynamo-worker-instance-id": str(chosen)}
+                _, answer, _ = await fleet.post("/v1/chat/completions", body, headers=headers)
+            else:
+                field = "decode_worker_id" if way == "nvext" else way
+                _, answer, _ = await fleet.chat("hi", nvext={field: chosen, **IDS})
+            assert answer["nvext"]["worker_id"]["decode_worker_id"] == chosen
+
+
+@pytest.mark.seed("dynamo-1.6: modes: direct without a worker id")
+async def test_direct_without_a_worker_is_a_400_that_names_header_and_field():
+    async with site(ZONES, router=RouterConfig(router_mode="direct")) as fleet:
+        status, body, _ = await fleet.chat("hi")
+        error = body["error"]
+        assert (status, error["code"], error["param"]) == (
+            400,
+            "worker_required",
+            "nvext.prefill_worker_id",
+        )
+        assert error["message"] == (
+            "mode direct: the request names no prefill worker; set the header "
+            "x-prefill-instance-id or nvext.prefill_worker_id"
+        )
+        pin = {"prefill_worker_id": id_of(fleet, "prefill-a0")}
+        status, body, _ = await fleet.chat("hi", nvext=pin)
+        assert (status, body["error"]["param"]) == (400, "nvext.decode_worker_id")
+        # An unknown worker is a 400 too, as in Dynamo, and nothing else is tried.
+        status, body, _ = await fleet.chat("hi", nvext={"decode_worker_id": 1, **pin})
+        assert (status, body["error"]["code"]) == (400, "unknown_worker")
+        assert all(row == (0, 0, 0) for row in fleet.load().values())
+
+
 async def test_required_taints_choose_the_zone():
     async with site(ZONES) as fleet:
         taint = "dynamo.topology/zone=zone-b"

@@ -12,6 +12,7 @@ from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.decision_storage import BriefHop, brief, pack
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import WorkerUpserted, constraints, flip
+from router_core.config import ROUTER_MODES
 from tests.dynctl.serving.routed import request, router, store, worker
 
 ZONES = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "required"}
@@ -72,7 +73,7 @@ def test_the_only_candidate_has_no_runner_up():
     assert hop.notes == ()
 
 
-@pytest.mark.parametrize("mode", ["kv", "round-robin", "random", "least-loaded"])
+@pytest.mark.parametrize("mode", sorted(set(ROUTER_MODES) - {"direct"}))
 def test_every_mode_can_be_kept_either_way(mode):
     decision = router(worker(1), worker(2), worker(3), router_mode=mode).plan(request()).final
     assert brief(decision).expand().ref == decision.ref

@@ -6,7 +6,7 @@ import pytest
 
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.telemetry.observers import ServiceObserver
-from router_core import Booked
+from router_core import Booked, RouterConfig
 from tests.dynctl.serving.fleets import (
     SLOW_HEALTH,
     WORDS,
@@ -96,6 +96,40 @@ class Hops(ServiceObserver):
 
     def on_hop(self, decision, request, record) -> None:
         self.booked.append((decision.stage, decision.worker.name))
+
+
+@pytest.mark.seed("router-guide: modes: Least-Loaded")
+@pytest.mark.seed("router-guide: topologies: Disaggregated")
+@pytest.mark.parametrize(
+    ("mode", "waits"),
+    [
+        ("least-loaded", True),
+        ("power-of-two", True),
+        ("device-aware-weighted", True),
+        ("kv", False),
+    ],
+)
+async def test_modes_that_count_requests_wait_for_prefill(mode, waits):
+    """Least-loaded in the guide: it skips bootstrap and falls back to synchronous prefill."""
+    engines: list[dict[str, Any]] = [
+        {"name": "p0", "role": "prefill"},
+        {"name": "d0", "role": "decode"},
+    ]
+    config = RouterConfig(router_mode=mode)
+    async with site(engines, specs={"p0": ",bootstrap={address}"}, router=config) as fleet:
+        at_decode = []
+
+        class Loads(ServiceObserver):
+            def on_hop(self, decision, request, record) -> None:
+                if decision.stage == "decode":
+                    at_decode.append(fleet.load()["p0"][0])
+
+        fleet.service.observers.append(Loads())
+        status, events, _ = await fleet.stream(WORDS * 4, max_tokens=5)
+        assert (status, events[-1]) == (200, "[DONE]")
+        assert text_of(events)
+        assert at_decode == [0 if waits else 1]
+        await fleet.idle()
 
 
 @pytest.mark.parametrize(("kind", "reached"), [("connect", False), ("reset", True)])

@@ -11,7 +11,7 @@ def test_everything_that_a_spec_can_say():
     spec = parse_worker_spec(
         "http://10.0.0.1:8001/v1/,name=p0,role=prefill,zone=zone-a,rack=r1,"
         "kv-events=tcp://10.0.0.1:5557,replay=tcp://*:5558,block_size=32,dp=4,total-blocks=1000,"
-        "model=m,bootstrap=10.0.0.1:8998,can-prefill=false,taint=spot,taint=h100"
+        "model=m,bootstrap=10.0.0.1:8998,can-prefill=false,device=CPU,taint=spot,taint=h100"
     )
     assert spec.url == "http://10.0.0.1:8001"
     assert (spec.name, spec.role, spec.model) == ("p0", Role.PREFILL, "m")
@@ -20,6 +20,7 @@ def test_everything_that_a_spec_can_say():
     assert (spec.block_size, spec.dp, spec.total_blocks) == (32, 4, 1000)
     assert spec.bootstrap == "10.0.0.1:8998"
     assert spec.can_prefill is False
+    assert spec.device == "cpu"
     assert spec.taints == ("spot", "h100")
 
 
@@ -64,6 +65,7 @@ def test_a_worker_keeps_its_id_over_restarts():
         ("http://x:1,name=a b", "name is 'a b'"),
         ("http://x:1,bootstrap=8998", "expected HOST:PORT"),
         ("http://x:1,can-prefill=perhaps", "expected true or false"),
+        ("http://x:1,device=", "device is ''; expected cpu, or the kind of accelerator"),
     ],
 )
 def test_errors_name_key_value_and_expectation(text, says):

@@ -238,7 +238,16 @@ def test_headers_pin_workers_and_win():
     assert apply_headers(nvext, {"accept": "*/*"}) is nvext
 
 
-@pytest.mark.parametrize("name", ["x-worker-instance-id", "X-Prefill-Instance-Id"])
+def test_the_prefixed_headers_pin_too_and_count_first():
+    pinned = apply_headers(
+        NO_NVEXT,
+        {"x-dynamo-worker-instance-id": "1", "x-worker-instance-id": "2",
+         "X-Dynamo-Prefill-Instance-Id": "3"},
+    )  # fmt: skip
+    assert (pinned.decode_worker_id, pinned.prefill_worker_id) == (1, 3)
+
+
+@pytest.mark.parametrize("name", ["x-worker-instance-id", "X-Dynamo-Prefill-Instance-Id"])
 @pytest.mark.parametrize("value", ["", "w1", "-1", "1.5", "0x10", str(2**64), "٣", "9" * 5000])
 def test_header_without_a_worker_id(name, value):
     with pytest.raises(RequestError) as caught:

@@ -65,12 +65,17 @@ def test_session_affinity():
     ]
 
 
-def test_an_unsupported_mode():
+def test_a_mode_of_a_real_card():
     read = captured("power-of-two")
+    assert (read.values["router_mode"], read.not_followed) == ("power-of-two", ())
+
+
+def test_an_unknown_mode():
+    read = read_router_config({"router_mode": "sticky"})
     assert "router_mode" not in read.values
     [found] = read.not_followed
-    assert (found.setting, found.value) == ("router_mode", "'power_of_two_choices'")
-    assert "not built yet" in found.reason
+    assert (found.setting, found.value) == ("router_mode", "'sticky'")
+    assert "expected one of kv, " in found.reason
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,9 @@ def test_an_unsupported_mode():
         ("round_robin", "round-robin"),
         ("random", "random"),
         ("least_loaded", "least-loaded"),
+        ("power_of_two_choices", "power-of-two"),
+        ("direct", "direct"),
+        ("device_aware_weighted", "device-aware-weighted"),
     ],
 )
 def test_modes(theirs, ours):
