@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from router_core.changes import (
         OK, STAGES, Applied, Booked, Change, ConfigSet, Dequeued, Enqueued, Expired, Freed,
         IndexConnected, IndexMarked, KvEvent, LoadReported, OutputBlock, PrefillDone, Progressed,
-        Stage, ThresholdsSet, WorkerAvailability, WorkerLost, WorkerUpserted,
+        Stage, ThresholdsSet, TransferTableSet, WorkerAvailability, WorkerLost, WorkerUpserted,
     )
     from router_core.events import (
         DEVICE, BlocksRemoved, BlocksStored, CacheEvent, Cleared, WindowStored,
@@ -43,11 +43,12 @@ if TYPE_CHECKING:
     from router_core.devices import DeviceBudget
     from router_core.taints import (
         NO_CONSTRAINTS, TOPOLOGY_PREFIX, RoutingConstraints, TaintConstraint, canonical_taint,
-        constraints, topology_of,
+        constraints, parse_domains, topology_of,
     )
     from router_core.topology import (
         UNCONSTRAINED, ImpliedConstraints, RouterPolicy, implied_constraints, policy_conflict,
     )
+    from router_core.transfer import BEYOND, Link, TransferTable
     from router_core.busy import REPORTED_TOKENS, THRESHOLD_SETTINGS, ThresholdSignal, Thresholds
     from router_core.config import (
         DEFAULT_PRESET, PRESETS, SETTINGS, RouterConfig, Setting, find_setting,
@@ -75,7 +76,8 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "TRUST", "Freshness", "Trust",
     "OK", "STAGES", "Applied", "Booked", "Change", "ConfigSet", "Dequeued", "Enqueued", "Expired",
     "Freed", "IndexConnected", "IndexMarked", "KvEvent", "LoadReported", "OutputBlock",
-    "PrefillDone", "Progressed", "Stage", "ThresholdsSet", "WorkerAvailability", "WorkerLost",
+    "PrefillDone", "Progressed", "Stage", "ThresholdsSet", "TransferTableSet",
+    "WorkerAvailability", "WorkerLost",
     "WorkerUpserted",
     "DEVICE", "BlocksRemoved", "BlocksStored", "CacheEvent", "Cleared", "WindowStored",
     "MAX_RANKS", "UNKNOWN_BATCHED_TOKENS", "ModelRuntimeConfig", "Role", "Worker",
@@ -91,8 +93,9 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "CostInputs", "CostParameters", "TermColumn", "kv_terms",
     "DeviceBudget",
     "NO_CONSTRAINTS", "TOPOLOGY_PREFIX", "RoutingConstraints", "TaintConstraint", "canonical_taint",
-    "constraints", "topology_of",
+    "constraints", "parse_domains", "topology_of",
     "UNCONSTRAINED", "ImpliedConstraints", "RouterPolicy", "implied_constraints", "policy_conflict",
+    "BEYOND", "Link", "TransferTable",
     "REPORTED_TOKENS", "THRESHOLD_SETTINGS", "ThresholdSignal", "Thresholds",
     "DEFAULT_PRESET", "PRESETS", "SETTINGS", "RouterConfig", "Setting", "find_setting",
     "legacy_overlap_weight", "preset",
@@ -116,7 +119,7 @@ _MODULES = {
         "OK STAGES Applied Booked Change ConfigSet Dequeued Enqueued Expired Freed "
         "IndexConnected IndexMarked "
         "KvEvent LoadReported OutputBlock PrefillDone Progressed Stage ThresholdsSet "
-        "WorkerAvailability WorkerLost WorkerUpserted",
+        "TransferTableSet WorkerAvailability WorkerLost WorkerUpserted",
     "events": "DEVICE BlocksRemoved BlocksStored CacheEvent Cleared WindowStored",
     "workers": "MAX_RANKS UNKNOWN_BATCHED_TOKENS ModelRuntimeConfig Role Worker WorkerWithDpRank",
     "registry": "CandidateSet WorkerRegistry",
@@ -131,8 +134,9 @@ _MODULES = {
     "devices": "DeviceBudget",
     "taints":
         "NO_CONSTRAINTS TOPOLOGY_PREFIX RoutingConstraints TaintConstraint canonical_taint "
-        "constraints topology_of",
+        "constraints parse_domains topology_of",
     "topology": "UNCONSTRAINED ImpliedConstraints RouterPolicy implied_constraints policy_conflict",
+    "transfer": "BEYOND Link TransferTable",
     "busy": "REPORTED_TOKENS THRESHOLD_SETTINGS ThresholdSignal Thresholds",
     "config":
         "DEFAULT_PRESET PRESETS SETTINGS RouterConfig Setting find_setting legacy_overlap_weight "

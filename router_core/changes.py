@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from router_core.events import CacheEvent
+from router_core.transfer import TransferTable
 from router_core.workers import Worker
 
 Stage = Literal["prefill", "decode", "aggregated"]
@@ -194,6 +195,13 @@ class ConfigSet:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferTableSet:
+    """The links between topology domains and the size of the KV cache; None: unknown."""
+
+    table: TransferTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Expired:
     """End bookings without progress for ``active_request_expiry_secs``."""
 
@@ -215,6 +223,7 @@ Change = (
     | LoadReported
     | ThresholdsSet
     | ConfigSet
+    | TransferTableSet
     | Expired
 )
 

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from router_core.errors import ConfigError
+from router_core.taints import parse_domains
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +202,24 @@ class RouterConfig:
         only=(_WITH_DOMAIN, Only("kv_transfer_enforcement", ("preferred",))),
     )
     """Weight of the preference, 0 to 1."""
-    decode_capacity_guard: bool = True
+    decode_capacity_guard: bool = _setting(True, only=(Only("router_pair_selection", ("greedy",)),))
     """Choose only prefill workers whose domain has an eligible decode worker."""
+    router_pair_selection: str = _setting("greedy", choices=("greedy", "best"), only=_IN_KV)
+    """``greedy`` chooses the best prefill worker, then decode; ``best`` the pair with the lowest
+    sum of both costs."""
+    router_kv_transfer_weight: float | None = _setting(
+        None, low=0.0, only=(*_IN_KV, Only("router_kv_transfer_qos"))
+    )
+    """Cost in blocks of a second of KV transfer between prefill and decode worker."""
+    router_kv_transfer_qos: str | None = _setting(
+        None, only=(*_IN_KV, Only("router_kv_transfer_weight"))
+    )
+    """YAML file with latency and bandwidth of each topology level."""
+    router_own_domains: str | None = _setting(
+        None, only=(*_IN_KV, Only("router_kv_transfer_weight"), Only("router_kv_transfer_qos"))
+    )
+    """The frontend's own topology domains, ``zone=a,rack=r1``: the latency from there counts on the
+    first hop."""
     router_on_degraded: str = _setting(
         "discount", choices=("discount", "approximate", "load-only", "full"), only=_IN_KV
     )
@@ -292,6 +309,11 @@ class RouterConfig:
     def __post_init__(self) -> None:
         for setting in SETTINGS.values() if _SETTINGS_READY else ():
             setting.check(getattr(self, setting.name))
+        if self.router_own_domains is not None:
+            try:
+                parse_domains(self.router_own_domains)
+            except ConfigError as error:
+                raise ConfigError(f"router_own_domains: {error}") from None
         preferred = self.kv_transfer_domain is not None and (
             self.kv_transfer_enforcement == "preferred"
         )

@@ -8,13 +8,17 @@
     decay          = 1 / (1 + credit_decay * ((P - min P) / block_size) / ceil(isl / block_size))
     decode_blocks  = active blocks + complete prompt blocks that are not active there yet
     cost           = multiplier * (prefill_load_scale * prefill_blocks + decode_blocks
-                                   + decode_active_request_weight * active_requests)
+                                   + decode_active_request_weight * active_requests
+                                   + kv_transfer_weight * transfer seconds) + following
 
 Prefill blocks are fractional (34 tokens of 16 are 2.125 blocks), decode blocks count complete
 blocks (34 tokens: 2). Cached blocks in host memory and on disk count by their weights, unless the
 overlap_score_credit is 0. On the prefill hop decode blocks are not tracked; on the decode hop
 neither prefill nor overlap counts. Where prefill is not tracked on an aggregated worker, the credit
-is taken from the decode blocks instead. Source: Dynamo 1.6.1, verified on its log to three digits;
+is taken from the decode blocks instead. The transfer and ``following`` are terms of this router,
+off by default: a table of links (:mod:`router_core.transfer`) gives the seconds, and where pairs
+are chosen (:mod:`router_core.pairs`), ``following`` is the lowest cost of a decode worker after
+this prefill worker. Source of the others: Dynamo 1.6.1, verified on its log to three digits;
 the 0.9 formula is the same with prefill_load_scale = overlap_score_weight.
 """
 
@@ -48,6 +52,7 @@ class CostParameters:
     assume_kv_reuse: bool
     host_cache_hit_weight: float = 0.75
     disk_cache_hit_weight: float = 0.25
+    kv_transfer_weight: float = 0.0
 
     @classmethod
     def for_stage(cls, config: RouterConfig, stage: Stage) -> CostParameters:
@@ -62,6 +67,7 @@ class CostParameters:
             assume_kv_reuse=config.router_assume_kv_reuse,
             host_cache_hit_weight=config.host_cache_hit_weight,
             disk_cache_hit_weight=config.disk_cache_hit_weight,
+            kv_transfer_weight=config.router_kv_transfer_weight or 0.0,
         )
         if stage == "prefill":
             return replace(base, track_active_blocks=False)
@@ -72,7 +78,11 @@ class CostParameters:
         return base
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """Plain data; the transfer weight only where it is set."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if not self.kv_transfer_weight:
+            del plain["kv_transfer_weight"]
+        return plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,10 @@ class CostInputs:
     ``freshness.TRUST``, and ``indexed_blocks`` what that index has, of which ``overlap_blocks``
     count (``router_on_degraded``); None where every index is exact. ``booked_tokens``: the
     ``prefill_tokens`` before they fell with time; None where none of them falls.
+    ``transfer_s``: seconds of the KV transfer to there (on the first hop the latency from the
+    frontend), and ``transfer_levels`` the class of that distance; None without a table of links.
+    ``following``: the lowest cost of a decode worker after this prefill worker, where prefill and
+    decode are chosen as a pair.
     """
 
     isl_tokens: int
@@ -103,6 +117,9 @@ class CostInputs:
     trust: Sequence[int] | None = None
     indexed_blocks: Sequence[int] | None = None
     booked_tokens: Sequence[int] | None = None
+    transfer_s: Sequence[float] | None = None
+    transfer_levels: Sequence[str] | None = None
+    following: Sequence[float] | None = None
 
     def cached_tokens(self, position: int, parameters: CostParameters) -> int:
         """Prompt tokens that a candidate does not compute; lower tiers count by their weights.
@@ -146,13 +163,20 @@ def kv_terms(inputs: CostInputs, parameters: CostParameters) -> tuple[TermColumn
     if parameters.decode_active_request_weight:
         weight = parameters.decode_active_request_weight
         terms.append(TermColumn("active_requests", "requests", weight, inputs.active_requests))
+    if inputs.transfer_s is not None:
+        # The last term: router_core.pairs adds it to the sum of the others.
+        weight = parameters.kv_transfer_weight
+        terms.append(TermColumn("transfer", "seconds", weight, inputs.transfer_s))
     return tuple(terms)
 
 
 def total_costs(
-    terms: Sequence[TermColumn], multipliers: Sequence[float] | None, count: int
+    terms: Sequence[TermColumn],
+    multipliers: Sequence[float] | None,
+    count: int,
+    following: Sequence[float] | None = None,
 ) -> list[float]:
-    """``multiplier * sum(weight * value)`` for each of ``count`` candidates."""
+    """``multiplier * sum(weight * value) + following`` for each of ``count`` candidates."""
     costs: list[float] | None = None
     for term in terms:
         values: Iterable[float] = term.values
@@ -160,10 +184,10 @@ def total_costs(
             values = map(mul, values, repeat(term.weight))
         costs = list(map(float, values)) if costs is None else list(map(add, costs, values))
     if costs is None:
-        return [0.0] * count
-    if multipliers is not None:
+        costs = [0.0] * count
+    elif multipliers is not None:
         costs = list(map(mul, costs, multipliers))
-    return costs
+    return costs if following is None else list(map(add, costs, following))
 
 
 def _subtract(blocks: list[float], credits: dict[int, float]) -> None:

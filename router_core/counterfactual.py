@@ -148,6 +148,12 @@ def _weight_flips(decision: Decision) -> Iterator[Flip]:
         weights.append("overlap_score_credit")
     if "active_requests" in names:
         weights.append("decode_active_request_weight")
+    if "transfer" in names:
+        weights.append("kv_transfer_weight")
+    if decision.inputs is not None and decision.inputs.following is not None:
+        # These change the decode hop too, whose costs are an input here.
+        decode = ("decode_active_request_weight", "kv_transfer_weight")
+        weights = [name for name in weights if name not in decode]
     for name in weights:
         now = float(getattr(decision.parameters, name))
         ends = (0.0, max(1.0, now) * _WEIGHT_REACH)
@@ -225,7 +231,8 @@ def preference(decision: Decision) -> Preference | None:
     constraints = decision.constraints.preferred
     if not constraints or not decision.costs or decision.inputs is None:
         return None
-    if decision.inputs.multipliers is None:
+    if decision.inputs.multipliers is None or decision.inputs.following is not None:
+        # Of a pair the preference multiplies a part of the cost only.
         return None
     derived = [item for item in constraints if item.origin != "request"]
     item = max(derived or constraints, key=lambda one: abs(one.weight or 0.0))

@@ -112,6 +112,8 @@ class Candidate:
     trusts as ``index`` says; the engine is expected to reuse ``usable_blocks`` of them.
     ``booked_prefill_tokens``: active prefill tokens before they fell with time; None where those of
     no candidate fall.
+    ``transfer_level``: the class of the distance; ``following``: the part of the cost that is the
+    lowest cost of a decode worker after this one (see `CostInputs`).
     """
 
     worker: Worker
@@ -131,6 +133,8 @@ class Candidate:
     indexed_blocks: int = 0
     index: Trust = "exact"
     booked_prefill_tokens: int | None = None
+    transfer_level: str | None = None
+    following: float | None = None
 
     @property
     def ref(self) -> WorkerWithDpRank:
@@ -299,6 +303,14 @@ class Decision:
             raise (AllWorkersBusy if self.outcome == "all_busy" else NoEligibleWorker)(self)
         return ref
 
+    @property
+    def own_costs(self) -> Sequence[float]:
+        """The costs of this hop alone, without those of the decode hop that follows."""
+        inputs = self.inputs
+        if inputs is None or inputs.following is None:
+            return self.costs
+        return total_costs(self.terms, inputs.multipliers, len(self.costs))
+
     # -- details ---------------------------------------------------------------------------
 
     def probabilities(self) -> list[float]:
@@ -342,6 +354,8 @@ class Decision:
                 indexed_blocks=self.indexed_blocks(i),
                 index=self.trust(i),
                 booked_prefill_tokens=None if booked is None else booked[i],
+                transfer_level=_of(inputs.transfer_levels, i) if inputs is not None else None,
+                following=_of(inputs.following, i) if inputs is not None else None,
             )
 
     def replay(
@@ -365,7 +379,7 @@ class Decision:
                 else term
                 for term in self.terms
             )
-        costs = total_costs(terms, inputs.multipliers, len(self.costs))
+        costs = total_costs(terms, inputs.multipliers, len(self.costs), inputs.following)
         budget = self.budget
         if budget is not None and inputs is not self.inputs:
             budget = DeviceBudget.of(self.workers, inputs.active_requests, budget.ratio)
@@ -438,6 +452,10 @@ def choose(
 
 def _at(column: Sequence[int] | None, position: int) -> int:
     return 0 if column is None else column[position]
+
+
+def _of(column: Sequence[Any] | None, position: int) -> Any:
+    return None if column is None else column[position]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ All functions read a RoutingView and change nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from router_core.changes import Stage
 from router_core.decision import Decision, Queueing, RoutingPlan
 from router_core.errors import PolicyUnderivable
+from router_core.pairs import chooses_pairs, following_costs
 from router_core.router_queue import score
 from router_core.selection import (
     Pin,
@@ -85,10 +87,13 @@ def continue_plan(
         refused = replace(prefill, outcome="policy_underivable", winner=None, message=str(error))
         return replace(prefill_only, prefill=refused)
     merged = request.constraints.merged(derived.constraints)
-    decode = _select(view, request, "decode", constraints=merged, sample=sample, detail=detail)
+    source = None if view.transfer is None or prefill.worker is None else prefill.worker.domains
+    decode = _select(
+        view, request, "decode", constraints=merged, sample=sample, detail=detail, source=source
+    )
     relaxed = False
     if decode.outcome == "no_eligible_worker" and derived.relaxable:
-        free = _select(view, request, "decode", sample=sample, detail=detail)
+        free = _select(view, request, "decode", sample=sample, detail=detail, source=source)
         if free.winner is not None:
             wanted = ", ".join(item.taint for item in derived.constraints)
             note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
@@ -182,8 +187,18 @@ def _select(
     sample: float,
     detail: bool,
     capacity_mask: int | None = None,
+    source: Mapping[str, str] | None = None,
 ) -> Decision:
     context = _context(view, request, stage, constraints, capacity_mask)
+    if source is not None:
+        context = replace(context, source=source)
+    elif stage == "prefill" and chooses_pairs(view):
+
+        def decode(under: RoutingConstraints) -> SelectionContext:
+            return _context(view, request, "decode", under)
+
+        following = partial(following_costs, view, request, context=decode)
+        context = replace(context, following=following)
     return select(view, context, sample=sample, detail=detail)
 
 
@@ -247,9 +262,11 @@ def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, i
     """Prefill slots that the decode-capacity guard admits, and those that may cross.
 
     None where the guard is off, the request names the workers (mode direct), or no required policy
-    applies: then topology does not change routing.
+    applies: then topology does not change routing. Pairs always have a decode worker, so the guard
+    is on where they are chosen.
     """
-    if not view.config.decode_capacity_guard or view.profile.mode == "direct":
+    guarded = view.config.decode_capacity_guard or chooses_pairs(view)
+    if not guarded or view.profile.mode == "direct":
         return None, 0
     groups = _groups(view)
     if not groups.groups and not groups.underivable:

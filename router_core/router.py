@@ -45,7 +45,9 @@ from router_core.selection import (
     WhatIf,
     learned_blocks,
 )
-from router_core.topology import RouterPolicy, TransferGroupsCache
+from router_core.taints import parse_domains
+from router_core.topology import PairGroups, RouterPolicy, TransferGroupsCache
+from router_core.transfer import TransferClasses, TransferTable
 from router_core.worker_sets import slots_of
 from router_core.workers import Worker, WorkerWithDpRank
 
@@ -118,6 +120,10 @@ class Router:
         self._emptied: list[int] = []  # slots whose index is dropped and starts again
         self._draining: list[int] = []
         self._groups = TransferGroupsCache()
+        #: The links between topology domains; they count while the config has a transfer weight.
+        self.transfer: TransferTable | None = None
+        self._classes = TransferClasses()
+        self._pairs = PairGroups()
 
     @property
     def profile(self) -> Profile | None:
@@ -141,14 +147,18 @@ class Router:
     # -- reading ---------------------------------------------------------------------------
 
     def view(
-        self, config: RouterConfig | None = None, what_if: WhatIf | None = None
+        self,
+        config: RouterConfig | None = None,
+        what_if: WhatIf | None = None,
+        transfer: TransferTable | None = None,
     ) -> RoutingView:
-        """What decisions read: the live state, or other settings or pretended load (a dry run)."""
+        """What decisions read: the live state, or (a dry run) other settings, pretended load or
+        another table of links."""
         config = config or self.config
-        if config is self.config and what_if is None:
+        if config is self.config and what_if is None and transfer is None:
             live = self._live
             if live is None or live.config is not config or live.registry is not self.registry:
-                live = self._live = self._view(config, self.load, self.busy, None)
+                live = self._live = self._view(config, self.load, self.busy)
             return live
         load, busy = self.load, self.busy
         model = config.router_prefill_load_model
@@ -156,7 +166,7 @@ class Router:
             load = load.without_decay()
         if load is not self.load or Thresholds.of(config) != self.busy.default:
             busy = self._busy_under(Thresholds.of(config), load)
-        return self._view(config, load, busy, what_if)
+        return self._view(config, load, busy, what_if, transfer)
 
     def stages(self, model: str, worker_set: str | None = None) -> tuple[Stage, ...]:
         """The hops of a request of ``model`` (:func:`planning.stages`)."""
@@ -331,6 +341,10 @@ class Router:
                 return self._thresholds_set(change)
             case c.ConfigSet():
                 return self._config_set(change)
+            case c.TransferTableSet():
+                self.transfer = change.table
+                self._live = None
+                return OK
             case c.Expired():
                 slots = {b.slot for b in self.load}
                 self.load.expire(now, self.config.active_request_expiry_secs)
@@ -392,6 +406,7 @@ class Router:
                 "learns": self.learns,
                 **({"queue": self.queue.dump()} if len(self.queue) else {}),
                 **({"policy_classes": self.policy_classes.dump()} if self.policy_classes else {}),
+                **({} if self.transfer is None else {"transfer": self.transfer.to_dict()}),
             },
             self.index.copy(),
             self.tiers.copy(),
@@ -426,6 +441,8 @@ class Router:
             # Snapshots of earlier versions have no lower tiers.
             router.tiers = LowerTiers.restore(plain.get("tiers", ()))
             router.learned.load(plain.get("learned", ()))
+            if plain.get("transfer") is not None:
+                router.transfer = TransferTable.from_dict(plain["transfer"])
             router.load = ActiveSequences.restore(plain["load"], router.registry.capacity)
             router.busy = BusyTracker(router.registry, router.load)
             router.busy.default = Thresholds.of(router.config)
@@ -450,8 +467,11 @@ class Router:
         config: RouterConfig,
         load: ActiveSequences,
         busy: BusyTracker,
-        what_if: WhatIf | None,
+        what_if: WhatIf | None = None,
+        transfer: TransferTable | None = None,
     ) -> RoutingView:
+        table = (transfer or self.transfer) if config.router_kv_transfer_weight else None
+        own = config.router_own_domains
         return RoutingView(
             self.registry,
             self.index,
@@ -469,6 +489,10 @@ class Router:
             self.learned,
             self.queue if self._queues(config) else None,
             self.policy_classes,
+            table,
+            None if table is None or own is None else table.place(parse_domains(own)),
+            self._classes,
+            self._pairs,
         )
 
     def _queues(self, config: RouterConfig) -> bool:

@@ -6,7 +6,7 @@ Nothing in this module changes state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from operator import add
@@ -28,12 +28,24 @@ from router_core.policy_classes import NO_CLASSES, PolicyClasses
 from router_core.registry import CandidateSet, WorkerRegistry
 from router_core.router_queue import RouterQueue
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, preference_multiplier
-from router_core.topology import RouterPolicy, TransferGroupsCache
+from router_core.topology import PairGroups, RouterPolicy, TransferGroupsCache
+from router_core.transfer import (
+    BEYOND,
+    Place,
+    TransferClasses,
+    TransferTable,
+    transfer_columns,
+)
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
 from router_core.workers import Role
 
 #: Rejections per filter that a refusal on the request path explains; a dry run has all.
 MAX_REFUSAL_REASONS = 64
+#: The note of a decode hop whose KV transfer has no cost.
+SIZE_UNKNOWN = (
+    "KV transfer cost not counted: the size of the KV cache is unknown; set bytes_per_token in the "
+    "file of router_kv_transfer_qos"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +172,8 @@ class RoutingView:
 
     ``rotation``: requests booked so far, by (model, stage). ``parameters`` and ``policy`` follow
     from ``config``; ``profile`` too, unless the router has its own. ``queue``: None while requests
-    never wait.
+    never wait. ``transfer``: the table of links, where distances cost; ``own_place``: that of the
+    frontend, where it is known.
     """
 
     registry: WorkerRegistry
@@ -179,6 +192,10 @@ class RoutingView:
     learned: LearnedIndex = field(default_factory=LearnedIndex)
     queue: RouterQueue | None = None
     policy_classes: PolicyClasses = NO_CLASSES
+    transfer: TransferTable | None = None
+    own_place: Place | None = None
+    classes: TransferClasses = field(default_factory=TransferClasses)
+    pairs: PairGroups = field(default_factory=PairGroups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +204,8 @@ class SelectionContext:
 
     ``capacity_mask``: on a prefill hop with the decode-capacity guard, the slots whose transfer
     domain has an eligible decode rank. ``domain``: the domain that a required router policy needs.
+    ``source``: the topology domains of the worker that sends the KV cache. ``following``: computes
+    the lowest cost of the decode hop after each candidate.
     """
 
     request: RoutingRequest
@@ -196,6 +215,8 @@ class SelectionContext:
     pin: Pin | None = None
     capacity_mask: int | None = None
     domain: str | None = None
+    source: Mapping[str, str] | None = None
+    following: Callable[[Sequence[int]], list[float] | None] | None = None
 
 
 class Filter(Protocol):
@@ -304,13 +325,15 @@ def select(
     inputs = cost_inputs(view, context, candidates, mask, parameters)
     turn = view.rotation.get((request.model, stage), 0)
     terms = profile.scorer(inputs, parameters, candidates, turn)
-    costs = total_costs(terms, inputs.multipliers, len(candidates.slots))
+    costs = total_costs(terms, inputs.multipliers, len(candidates.slots), inputs.following)
     if profile.among == "all":
         winner = pick(costs, common["temperature"], sample)
     else:
         chosen = _among(view, candidates, inputs, sample)
         winner = choose(costs, common["temperature"], sample, workers=candidates.workers, **chosen)
         common |= chosen
+    if view.transfer is not None and context.source is not None and inputs.transfer_s is None:
+        common["notes"] = (*request.notes, SIZE_UNKNOWN)
     return Decision(
         outcome="selected",
         workers=candidates.workers,
@@ -386,6 +409,9 @@ def cost_inputs(
         if booked_tokens is not None:
             booked_tokens = _shifted(booked_tokens, slots, view.what_if.prefill_tokens)
         active_blocks = _shifted(active_blocks, slots, view.what_if.decode_blocks)
+    transfer_s = transfer_levels = None
+    if view.transfer is not None:
+        transfer_s, transfer_levels = _transfer(view, context, slots, mask, view.transfer)
     return CostInputs(
         isl_tokens=request.isl_tokens,
         block_size=request.block_size,
@@ -401,6 +427,9 @@ def cost_inputs(
         trust=trust,
         indexed_blocks=indexed_blocks,
         booked_tokens=booked_tokens,
+        transfer_s=transfer_s,
+        transfer_levels=transfer_levels,
+        following=None if context.following is None else context.following(slots),
     )
 
 
@@ -434,6 +463,40 @@ def _lower_columns(
                 parent = view.index.name_of(slot, request.sequence_hashes[depth - 1])
             host[i], disk[i] = view.tiers.extend(slot, parent, hashes, depth)
     return host if any(host) else None, disk if any(disk) else None
+
+
+def _transfer(
+    view: RoutingView,
+    context: SelectionContext,
+    slots: Sequence[int],
+    mask: int,
+    table: TransferTable,
+) -> tuple[list[float] | None, list[str] | None]:
+    """The seconds from where the request or its KV cache is, and the classes of the distances.
+
+    None where the place, or the size of the KV cache, is unknown.
+    """
+    if context.stage == "decode":
+        if context.source is None:
+            return None, None
+        place = table.place(context.source)
+        seconds = decode_seconds(table, context.request)
+    else:
+        if view.own_place is None:
+            return None, None
+        place, seconds = view.own_place, table.seconds(0)
+    if seconds is None:
+        return None, None
+    masks = view.classes.of(view.registry, table, place)
+    column, classes = transfer_columns(masks, slots, mask, seconds)
+    names = (*table.names, BEYOND)
+    return column, list(map(names.__getitem__, classes))
+
+
+def decode_seconds(table: TransferTable, request: RoutingRequest) -> tuple[float, ...] | None:
+    """The time of the request's KV transfer in each class; None where its size is unknown."""
+    size = table.size_of(request.model)
+    return None if size is None else table.seconds(request.isl_tokens * size)
 
 
 def _multipliers(

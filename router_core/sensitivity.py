@@ -79,7 +79,7 @@ class Question:
 
     def under(self, config: RouterConfig) -> RoutingPlan:
         """The plan under other settings, with the same samples."""
-        view = self.router.view(config, self.view.what_if)
+        view = self.router.view(config, self.view.what_if, self.view.transfer)
         first, second = (
             0.0 if hop is None else hop.sample
             for hop in (self.plan.prefill or self.plan.decode, self.plan.decode)
@@ -131,6 +131,8 @@ def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
         inputs.append(Unknown(turn=True))
     hops = [hop for plan in plans for hop in _hops(plan)]
     weights = {name: values for name, values in settings.items() if name in _WEIGHTS}
+    if weights and any(hop.inputs is not None and hop.inputs.following for hop in hops):
+        return False  # they change the decode hop of every pair
     tried = math.prod(len(values) for values in weights.values())
     if tried * sum(len(hop.costs) for hop in hops) > _MOST_COSTS:
         return False
@@ -167,6 +169,7 @@ _WEIGHTS = (
     "router_assume_kv_reuse",
     "host_cache_hit_weight",
     "disk_cache_hit_weight",
+    "router_kv_transfer_weight",
 )
 
 
@@ -311,10 +314,15 @@ def _against(
     prefill, blocks = list(inputs.prefill_tokens), list(inputs.active_blocks)
     requests, overlap = list(inputs.active_requests), list(inputs.overlap_blocks)
     shared = list(inputs.shared_blocks or [0] * len(blocks))
+    following = None if inputs.following is None else list(inputs.following)
     host = None if inputs.host_blocks is None else list(inputs.host_blocks)
     disk = None if inputs.disk_blocks is None else list(inputs.disk_blocks)
     parameters = decision.parameters
     dear = parameters.host_cache_hit_weight > parameters.overlap_score_credit
+    if following is not None and any(one.load != "known" for one in unknowns):
+        # The load of decode workers is as unknown: any cost, or none.
+        following = [0.0] * len(following)
+        following[winner] = float(_ANY_LOAD)
     for one in unknowns:
         for position, ref in enumerate(decision.refs):
             if one.workers is not None and ref.worker_id not in one.workers:
@@ -348,6 +356,7 @@ def _against(
         shared_blocks=shared if any(shared) else None,
         host_blocks=host,
         disk_blocks=disk,
+        following=following,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from router_core.errors import ConstraintError
+from router_core.errors import ConfigError, ConstraintError
 
 TOPOLOGY_PREFIX = "dynamo.topology/"
 
@@ -29,6 +29,21 @@ def topology_of(taint: str) -> tuple[str, str] | None:
         return None
     domain, separator, value = taint[len(TOPOLOGY_PREFIX) :].partition("=")
     return (domain, value) if separator and domain and value else None
+
+
+def parse_domains(text: str) -> dict[str, str]:
+    """``zone=a,rack=r1`` as a mapping; raises ConfigError."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, separator, value = (one.strip() for one in part.partition("="))
+        if not (name and separator and value) or "=" in value:
+            raise ConfigError(
+                f"expected DOMAIN=VALUE, more of them separated by commas, got {text!r}"
+            )
+        if name in found:
+            raise ConfigError(f"the domain {name} occurs twice in {text!r}")
+        found[name] = value
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from router_core.config import RouterConfig
 from router_core.errors import PolicyUnderivable
 from router_core.registry import WorkerRegistry
 from router_core.taints import TaintConstraint, canonical_taint
+from router_core.transfer import Place, TransferTable
 from router_core.workers import Role, Worker
 
 
@@ -208,3 +209,52 @@ class TransferGroupsCache:
             groups = TransferGroups.of(registry, policy)
             known = self._known = (registry.version, policy, groups)
         return known[2]
+
+
+class PairGroups:
+    """Prefill ranks by all that the decode hop reads of them: the constraints that they imply, and
+    their place on the levels of a table of links.
+
+    Computed once per fleet, policy and levels, rank by rank.
+    """
+
+    def __init__(self) -> None:
+        self._version: tuple[int, RouterPolicy | None, tuple[str, ...]] | None = None
+        self._of_slot: dict[int, int] = {}
+        self._groups: dict[tuple[ImpliedConstraints, Place], int] = {}
+        #: The groups by their number.
+        self.known: list[tuple[ImpliedConstraints, Place]] = []
+
+    def of(
+        self,
+        registry: WorkerRegistry,
+        policy: RouterPolicy | None,
+        table: TransferTable | None,
+        slots: Iterable[int],
+    ) -> list[int]:
+        """The number of the group of each slot; raises PolicyUnderivable."""
+        version = (registry.version, policy, () if table is None else table.names)
+        if self._version != version:
+            self._version = version
+            self._of_slot, self._groups, self.known = {}, {}, []
+        found = self._of_slot
+        try:
+            return [found[slot] for slot in slots]
+        except KeyError:
+            for slot in slots:
+                if slot not in found:
+                    found[slot] = self._group(registry.worker(slot), policy, table)
+        return [found[slot] for slot in slots]
+
+    def _group(
+        self, worker: Worker, policy: RouterPolicy | None, table: TransferTable | None
+    ) -> int:
+        implied = implied_constraints(worker, (), policy)
+        # Origins name the worker, and do not change what the constraints do.
+        plain = tuple(TaintConstraint(o.taint, o.kind, o.weight, "") for o in implied.constraints)
+        place = () if table is None else table.place(worker.domains)
+        key = (ImpliedConstraints(plain, implied.relaxable), place)
+        number = self._groups.setdefault(key, len(self.known))
+        if number == len(self.known):
+            self.known.append(key)
+        return number

@@ -97,6 +97,28 @@ def read_yaml_documents(
     return documents
 
 
+def yaml_lines(data: bytes) -> dict[tuple[str | int, ...], int]:
+    """Path -> line, counted from 1, of each key and list item of a text that `read_yaml` accepts.
+
+    A path has the keys and positions from the top: ``("levels", 0, "latency")``.
+    """
+    import yaml
+
+    lines: dict[tuple[str | int, ...], int] = {}
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), yaml.compose(data, _loader(True)))]
+    while waiting and len(lines) < MOST_NODES:
+        path, node = waiting.pop()
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                lines[*path, key.value] = key.start_mark.line + 1
+                waiting.append(((*path, key.value), value))
+        elif isinstance(node, yaml.SequenceNode):
+            for number, value in enumerate(node.value):
+                lines[*path, number] = value.start_mark.line + 1
+                waiting.append(((*path, number), value))
+    return lines
+
+
 @cache
 def _loader(strict: bool) -> Any:
     """PyYAML's safe loader, the C one where it is installed, with three changes.

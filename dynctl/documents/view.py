@@ -140,6 +140,13 @@ class _LearnedForm(msgspec.Struct):
     blocks: list[tuple[int, float]]
 
 
+class _TransferForm(msgspec.Struct):
+    levels: list[tuple[str, float, float]]
+    beyond: tuple[float, float]
+    bytes_per_token: float | None
+    by_model: dict[str, float]
+
+
 class _SnapshotForm(msgspec.Struct):
     """The types of a snapshot's values. The router itself judges what they mean."""
 
@@ -155,6 +162,7 @@ class _SnapshotForm(msgspec.Struct):
     recovering: list[int] = []
     learned: list[_LearnedForm] = []
     learns: bool = False
+    transfer: _TransferForm | None = None
 
 
 class _ViewDocument(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,6 +114,27 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "--router-decode-capacity-guard",
         "DYN_ROUTER_DECODE_CAPACITY_GUARD",
     ),
+    "router_pair_selection": _option(
+        "greedy chooses the best prefill worker and then decode, best the pair with the lowest sum",
+        "--router-pair-selection",
+        "DYN_ROUTER_PAIR_SELECTION",
+    ),
+    "router_kv_transfer_weight": _option(
+        "cost in blocks of a second of KV transfer between prefill and decode worker",
+        "--router-kv-transfer-weight",
+        "DYN_ROUTER_KV_TRANSFER_WEIGHT",
+    ),
+    "router_kv_transfer_qos": _option(
+        "YAML file with latency and bandwidth of each topology level",
+        "--router-kv-transfer-qos",
+        "DYN_ROUTER_KV_TRANSFER_QOS",
+    ),
+    "router_own_domains": _option(
+        "the frontend's own topology domains (zone=a,rack=r1): the latency from there counts on "
+        "the first hop",
+        "--router-own-domains",
+        "DYN_ROUTER_OWN_DOMAINS",
+    ),
     "router_on_degraded": _option(
         "what cached blocks count for while a worker's index is incomplete: discount (half), "
         "approximate (what this router sent there), load-only (nothing) or full",

@@ -34,6 +34,7 @@ from router_core import (
     RoutingPlan,
     RoutingRequest,
     RoutingView,
+    TransferTable,
     WhatIf,
     Worker,
     constraints,
@@ -92,7 +93,7 @@ class DryRun:
         for one in ignored:
             self._note(doubt("DYR0727", matters=one.elsewhere, why=one.text))
             shown.pop(one.setting)
-        state = self._router.view(config, load)
+        state = self._router.view(config, load, self._table(config))
         assumptions = list(view.assumptions)
         if self.lora is not None and self.model != self.lora:
             assumptions.append(
@@ -151,6 +152,16 @@ class DryRun:
             cache_salt=None if self._of_dynamo else salt,
             is_eagle=_is_eagle(members),
         )
+
+    def _table(self, config: RouterConfig | None) -> TransferTable | None:
+        """The table of links that ``--set`` names; None: the router's own."""
+        from dynctl.serving.transfer_file import configured_table
+
+        own = self._router.config.router_kv_transfer_qos
+        if config is None or config.router_kv_transfer_qos == own:
+            return None
+        path = self._query.model_path or self._view.model_paths.get(self.model)
+        return configured_table(config, path)[0]
 
     # -- sets ------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from dynctl.tokenization.errors import (
     UnsupportedContentError,
 )
 from dynctl.tokenization.model import DEMO_MODEL_DIR, ModelTokenizer, load_tokenizer
+from dynctl.tokenization.model_directory import read_model_config
 from dynctl.tokenization.template import ChatTemplate
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "as_dynamo_reads",
     "encode_as_dynamo",
     "load_tokenizer",
+    "read_model_config",
 ]

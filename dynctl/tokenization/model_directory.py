@@ -66,6 +66,14 @@ def read_model_files(directory: Path) -> ModelFiles:
     )
 
 
+def read_model_config(directory: Path) -> dict[str, Any]:
+    """The ``config.json`` of a model directory; raises TokenizerError where there is none."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise TokenizerError(f"{path} does not exist")
+    return _json_object(path)
+
+
 def _read(path: Path, limit: int) -> str | None:
     """The text of a file, None if it does not exist."""
     try:

@@ -47,8 +47,10 @@ from dynctl.serving.telemetry.decision_log import DecisionLog
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
+from dynctl.serving.transfer_file import configured_table
 from dynctl.tokenization import load_tokenizer
-from router_core import IndexBound, WorkerWithDpRank
+from router_core import IndexBound, TransferTableSet, WorkerWithDpRank
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +96,9 @@ class Frontend:
         service = self.service = RoutingService(
             config.router, PromptTokenizers(tokenizer), default_block_size=config.block_size
         )
+        table, self._size_unknown = configured_table(config.router, config.model_path)
+        if table is not None:
+            service.apply(TransferTableSet(table))
         service.router.bound = IndexBound(config.index_memory_bytes // INDEX_BYTES_PER_BLOCK)
         self.upstream = Upstream(config.limits)
         self.fleet = Fleet(service, self.upstream, config)
@@ -332,6 +337,14 @@ class Frontend:
         policy = router.config.kv_transfer_domain
         if policy is not None:
             _log.info("KV transfer: %s within %s", router.config.kv_transfer_enforcement, policy)
+        if router.transfer is not None:
+            levels = ", ".join(router.transfer.names)
+            _log.info("KV transfer costs by distance: levels %s", levels)
+        if self._size_unknown is not None:
+            _log.warning(
+                "KV transfer costs nothing: %s; set bytes_per_token in the file of %s",
+                self._size_unknown, TRANSFER_FLAG,
+            )  # fmt: skip
         silent = [w.name for w in router.registry if not w.kv_events]
         if silent:
             _log.info("without KV events, cache estimated from requests: %s", ", ".join(silent))

@@ -80,7 +80,7 @@ class BriefHop(NamedTuple):
 
     A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, overlap,
     prefill tokens, active blocks, shared blocks, requests, multiplier, host blocks, disk blocks,
-    trust, indexed blocks, booked tokens,
+    trust, indexed blocks, booked tokens, transfer seconds, transfer level, following,
     *term values)``. ``counts``
     are the funnel's (entered, left), flat; ``terms`` are (name, unit, weight).
     """
@@ -133,6 +133,9 @@ class BriefHop(NamedTuple):
                 trust=columns[11] if columns[11][0] is not None else None,
                 indexed_blocks=columns[12] if columns[12][0] is not None else None,
                 booked_tokens=columns[13] if columns[13][0] is not None else None,
+                transfer_s=columns[14] if columns[14][0] is not None else None,
+                transfer_levels=columns[15] if columns[15][0] is not None else None,
+                following=columns[16] if columns[16][0] is not None else None,
             )
         return Decision(
             id=self.id,
@@ -157,7 +160,7 @@ class BriefHop(NamedTuple):
             inputs=inputs,
             terms=tuple(
                 TermColumn(name, unit, weight, column)
-                for (name, unit, weight), column in zip(self.terms, columns[14:], strict=True)
+                for (name, unit, weight), column in zip(self.terms, columns[17:], strict=True)
             ),
             winner=0,
             overlap_modelled=self.overlap_modelled,
@@ -237,7 +240,7 @@ def brief(decision: Decision) -> BriefHop:
 
 def _row(decision: Decision, i: int) -> tuple[Any, ...]:
     inputs = decision.inputs
-    read: tuple[Any, ...] = (None,) * 11
+    read: tuple[Any, ...] = (None,) * 14
     if inputs is not None:
         shared, multipliers = inputs.shared_blocks, inputs.multipliers
         host, disk = inputs.host_blocks, inputs.disk_blocks
@@ -253,6 +256,9 @@ def _row(decision: Decision, i: int) -> tuple[Any, ...]:
             None if inputs.trust is None else inputs.trust[i],
             None if inputs.indexed_blocks is None else inputs.indexed_blocks[i],
             None if inputs.booked_tokens is None else inputs.booked_tokens[i],
+            None if inputs.transfer_s is None else inputs.transfer_s[i],
+            None if inputs.transfer_levels is None else inputs.transfer_levels[i],
+            None if inputs.following is None else inputs.following[i],
         )
     values = [term.values[i] for term in decision.terms]
     return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)
@@ -275,7 +281,7 @@ def packed_size(decision: Decision, packed: PackedHop) -> int:
 
 def brief_size(decision: Decision) -> int:
     """Bytes of a hop kept in brief, without the cards of its two workers."""
-    numbers = 13 + len(decision.terms)
+    numbers = 16 + len(decision.terms)
     size = _BRIEF_HOP + 2 * (40 + 3 * _NUMBER * numbers) + 48 * len(decision.terms)
     size += 3 * _NUMBER * len(decision.funnel)
     if decision.pair is not None or decision.budget is not None:

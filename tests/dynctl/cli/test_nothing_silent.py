@@ -19,12 +19,21 @@ from dynctl.cli.global_options import _without_effect
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import SETTINGS, Setting
 
+LINKS = Path(__file__).with_name("links.yaml")
+#: Settings whose values are not any text.
+TEXTS = {"router_kv_transfer_qos": str(LINKS), "router_own_domains": "zone=zone-a"}
 #: Settings that another one must accompany.
 BESIDE = {
     "kv_transfer_enforcement": {"kv_transfer_domain": "zone"},
     "kv_transfer_preferred_weight": {
         "kv_transfer_domain": "zone",
         "kv_transfer_enforcement": "preferred",
+    },
+    "router_kv_transfer_weight": {"router_kv_transfer_qos": str(LINKS)},
+    "router_kv_transfer_qos": {"router_kv_transfer_weight": "50"},
+    "router_own_domains": {
+        "router_kv_transfer_weight": "50",
+        "router_kv_transfer_qos": str(LINKS),
     },
     "router_prefill_load_model": {
         "ais_backend": "vllm",
@@ -57,7 +66,7 @@ def another_value(setting: Setting) -> str:
     if setting.choices:
         return next(one for one in reversed(setting.choices) if one != setting.default)
     if setting.type is str:
-        return "zone"
+        return TEXTS.get(setting.name, "zone")
     return "503" if setting.name == "overload_status_code" else "1"
 
 
