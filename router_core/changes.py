@@ -89,6 +89,7 @@ class Booked:
     ``prompt_hashes`` are the complete prompt blocks that the rank will have cached, each after its
     parent; an index that is learned from bookings takes them. ``predicted_s``: seconds that the
     prefill is expected to take, by which its tokens fall with time; None: they do not fall.
+    ``replica``: another router chose the rank, so the turn of this one does not move on.
     """
 
     request_id: str
@@ -100,6 +101,7 @@ class Booked:
     anonymous_blocks: int = 0
     prompt_hashes: Sequence[int] = ()
     predicted_s: float | None = None
+    replica: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,9 @@ class RouterConfig:
     """Credit of a block cached in host memory."""
     disk_cache_hit_weight: float = _setting(0.25, low=0.0, high=1.0, only=_IN_KV)
     """Credit of a block cached on disk."""
-    router_replica_sync: bool = _setting(False, needs="replica sync")
+    router_replica_sync: bool = _setting(
+        False, dry_run="it is between running routers, and a dry run sends nothing"
+    )
     """Share active-request state between router replicas."""
     router_predicted_ttl_secs: float | None = _setting(None, low=0.0, needs="predict-on-route")
     """Seconds for which a routed prefix counts as cached before its events arrive."""

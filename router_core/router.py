@@ -690,8 +690,9 @@ class Router:
         if not booked:
             message = f"request {change.request_id} is already booked on the {change.stage} hop"
             return Applied(False, "duplicate_request", message)
-        key = (self.registry.worker(slot).model, change.stage)
-        self.rotation[key] = self.rotation.get(key, 0) + 1
+        if not change.replica:
+            key = (self.registry.worker(slot).model, change.stage)
+            self.rotation[key] = self.rotation.get(key, 0) + 1
         self.busy.update(slot)
         if change.prompt_hashes and self._learns(slot):
             most = self.registry.worker(slot).runtime_config.total_kv_blocks

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from dynctl.documents.workers import StreamState
 from dynctl.wire.dynamo.discovery import EventChannel, Instance
+from dynctl.wire.dynamo.events import Envelope
 from dynctl.wire.dynamo.request_plane import RawItem
 from router_core import (
     CacheEvent,
@@ -276,6 +277,42 @@ class EventPlane(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class ReplicaPlane(Protocol):
+    """Carries messages between the routers of one fleet: what one publishes, the others receive.
+
+    A message may be lost and may not be delivered twice; those of one publisher arrive in order.
+    Nothing is stored: what is sent while a router is not connected never reaches it.
+    """
+
+    @property
+    def title(self) -> str:
+        """How it reaches the others, for display, without credentials."""
+        ...
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The other routers' addresses, where each has its own; empty where they share one."""
+        ...
+
+    @property
+    def batched(self) -> bool:
+        """Whether a message carries several events, as Dynamo's does over ZMQ."""
+        ...
+
+    def publish(self, envelope: Envelope) -> bool:
+        """Send to all others; never blocks. False: the message was dropped."""
+        ...
+
+    async def run(self, emit: Callable[[str, ChannelValue], None]) -> None:
+        """Receive until cancelled. ``emit`` gets the address and the value, in order; it is called
+        from the event loop and must not block. The router's own messages may come back."""
+        ...
+
+    async def close(self) -> None:
+        """Leaves no socket; what was published is on its way."""
+        ...
 
 
 # -- the request plane -----------------------------------------------------------------------------

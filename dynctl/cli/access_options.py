@@ -1,10 +1,11 @@
-"""The options of ``serve`` about access: keys, TLS, and the limits of clients and engines.
+"""The options of ``serve`` about access: keys, TLS, limits of clients and engines, and replicas.
 
 They are the same for every serving process, so a command takes all of them as one mapping.
 """
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,11 +15,13 @@ import typer
 from dynctl.base.errors import UsageProblem
 
 if TYPE_CHECKING:
-    from dynctl.serving.config import HealthConfig
+    from dynctl.serving.config import HealthConfig, ReplicaConfig
 
 _ACCESS = "Keys, TLS and sockets"
 _CLIENTS = "Limits of clients"
 _ENGINES = "Limits of engines"
+_REPLICAS = "Other routers of the fleet"
+_GROUP = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_SECRET = 16 * 1024
 _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 0.1, "max": 86400}
 
@@ -256,7 +259,62 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         "50%",
     ),
+    "router_replica_bind": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--router-replica-bind",
+                metavar="PORT|ADDRESS",
+                envvar="DYNCTL_ROUTER_REPLICA_BIND",
+                help="With --router-replica-sync: where other routers read this one's load over "
+                "ZMQ. PORT: only from this host; tcp://HOST:PORT: from others too.",
+                rich_help_panel=_REPLICAS,
+            ),
+        ],
+        None,
+    ),
+    "router_replica_peer": (
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--router-replica-peer",
+                metavar="ADDRESS",
+                envvar="DYNCTL_ROUTER_REPLICA_PEERS",
+                help="The --router-replica-bind of another router, tcp://HOST:PORT (repeatable).",
+                rich_help_panel=_REPLICAS,
+            ),
+        ],
+        None,
+    ),
+    "router_replica_nats": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--router-replica-nats",
+                metavar="URL",
+                envvar="DYNCTL_ROUTER_REPLICA_NATS",
+                help="Share load over NATS in place of ZMQ: nats://HOST:PORT, several with commas.",
+                rich_help_panel=_REPLICAS,
+            ),
+        ],
+        None,
+    ),
+    "router_replica_group": (
+        Annotated[
+            str,
+            typer.Option(
+                "--router-replica-group",
+                metavar="NAME",
+                envvar="DYNCTL_ROUTER_REPLICA_GROUP",
+                help="Over NATS only routers of one group share load.",
+                rich_help_panel=_REPLICAS,
+            ),
+        ],
+        "default",
+    ),
 }
+
+_OF_REPLICAS = ("router_replica_bind", "router_replica_peer", "router_replica_nats")
 
 
 _FIELDS = (
@@ -349,6 +407,60 @@ def health_of(access: Mapping[str, Any]) -> "HealthConfig":
         ejection=EjectionLimits(access["eject_after"], pause, longest),
         panic_threshold=_share("--panic-threshold", access["panic_threshold"]),
     )
+
+
+def replicas_of(access: Mapping[str, Any], sync: bool) -> "ReplicaConfig | None":
+    """With which routers load is shared, None where ``sync`` is off; raises UsageProblem."""
+    from dynctl.serving.config import ReplicaConfig
+
+    bind, peers, nats = (access[name] for name in _OF_REPLICAS)
+    group = access["router_replica_group"]
+    given = [name for name in _OF_REPLICAS if access[name]]
+    if group != "default" and not nats:
+        raise UsageProblem(
+            f"--router-replica-group {group[:64]} has no effect without --router-replica-nats",
+            "over ZMQ the listed peers are the group",
+        )
+    if not sync:
+        if given:
+            flag = f"--{given[0].replace('_', '-')}"
+            raise UsageProblem(f"{flag} needs --router-replica-sync", "set both, or none")
+        return None
+    if nats and (bind or peers):
+        raise UsageProblem(
+            "--router-replica-nats and --router-replica-bind or --router-replica-peer: "
+            "load is shared over NATS or over ZMQ",
+            "set only one of them on all routers",
+        )
+    if peers and not bind:
+        raise UsageProblem(
+            "--router-replica-peer needs --router-replica-bind: the other routers read there",
+            "for example --router-replica-bind 5560",
+        )
+    if not _GROUP.fullmatch(group):
+        raise UsageProblem(
+            f"--router-replica-group {group[:64]!r}: expected at most 64 letters, digits, _ and -"
+        )
+    if not given:
+        return None
+    return ReplicaConfig(None if bind is None else _bound(bind), tuple(peers or ()), nats, group)
+
+
+def _bound(text: str) -> str:
+    """The ZMQ address of ``PORT``, ``tcp://HOST:PORT`` or ``ipc:///PATH``."""
+    given = text.strip()
+    address = f"tcp://127.0.0.1:{given}" if given.isascii() and given.isdigit() else given
+    if address.startswith("ipc://") and len(address) > len("ipc://"):
+        return address
+    port = address.rpartition(":")[2]
+    if not address.startswith("tcp://") or not port.isascii() or not port.isdigit():
+        port = ""
+    if not port or int(port[:6]) > 65535:
+        raise UsageProblem(
+            f"--router-replica-bind {text[:200]}: expected a port from 0 to 65535, tcp://HOST:PORT "
+            "or ipc:///PATH"
+        )
+    return address
 
 
 def _share(flag: str, text: str) -> float:

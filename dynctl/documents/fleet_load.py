@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from dynctl.base.decode_errors import WireError
 from dynctl.documents.audit import AuditRow
+from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.workers import RankRow, WorkerRow
 
 SCHEMA = 1
@@ -62,6 +64,7 @@ class FleetLoad(msgspec.Struct, frozen=True):
     ``in_flight``: requests of the frontend that have not ended. ``recorded``: decisions since it
     started, which is also the value of ``GET /v1/decisions?since=`` for the next reading.
     ``audit``: predicted and reported reuse of the workers whose engines report it.
+    ``replicas``: the other routers whose load counts here too; absent without replica sync.
     """
 
     at: float
@@ -76,6 +79,7 @@ class FleetLoad(msgspec.Struct, frozen=True):
     in_flight: int = 0
     recorded: int = 0
     audit: list[AuditRow] = []
+    replicas: list[ReplicaRow] | UnsetType = UNSET
     kind: str = "FleetLoad"
     schema: int = SCHEMA
 

@@ -66,6 +66,20 @@ class HealthConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """How routers of one fleet reach each other (:mod:`dynctl.serving.replicas`).
+
+    ``bind``: the ZMQ address of this router (None: no ZMQ); ``peers``: those of the others.
+    ``nats``: servers that all of them use instead; only routers with the same ``group`` share load.
+    """
+
+    bind: str | None = None
+    peers: tuple[str, ...] = ()
+    nats: str | None = None
+    group: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
 class FrontendConfig:
     """Settings of a frontend process.
 
@@ -79,6 +93,7 @@ class FrontendConfig:
     engines of ``workers`` and ``workers_file``. ``tls_cert`` and ``tls_key`` are PEM files;
     ``unix_socket`` is a second listener, for operators.
     ``compressed_requests`` accepts bodies with a Content-Encoding.
+    ``replicas``: with which other routers load is shared; None: with none.
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
     """
 
@@ -114,3 +129,4 @@ class FrontendConfig:
     system_host: str = "127.0.0.1"
     system_port: int | None = None
     announce: bool = False
+    replicas: ReplicaConfig | None = None

@@ -11,10 +11,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.doubts import Doubt, Varies, doubt
+from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
@@ -98,6 +99,19 @@ class Prepared:
     longest: int = 0
 
 
+class LoadSharing(Protocol):
+    """What shares the load of this router with others (:mod:`dynctl.serving.replicas`)."""
+
+    events: Counter[tuple[str, str]]
+    missed: Counter[str]
+
+    def before(self, change: Change) -> None: ...
+    def after(self, change: Change) -> None: ...
+    def keep_alive(self) -> None: ...
+    def out_of_date(self) -> str: ...
+    def rows(self) -> list[ReplicaRow]: ...
+
+
 class RoutingService:
     """One router with its clock, tokenizers, conditions and observers.
 
@@ -127,6 +141,8 @@ class RoutingService:
         self.rows: Callable[[], list[WorkerRow]] = self.workers
         self.probe_s: Callable[[], float] = lambda: 1.0
         self.draining = False
+        #: Shares the load of this router with others; None without replica sync.
+        self.sharing: LoadSharing | None = None
         self._health: tuple[float, FleetHealth] | None = None
         #: The fleet changed since the last evaluation.
         self._health_outdated = False
@@ -328,7 +344,12 @@ class RoutingService:
 
     def apply(self, change: Change) -> Applied:
         """Apply one change at the current time; all changes of the process go through here."""
+        sharing = self.sharing
+        if sharing is not None:
+            sharing.before(change)
         applied = self.router.apply(change, self.clock())
+        if sharing is not None and applied.ok:
+            sharing.after(change)
         if isinstance(change, (Booked, Freed, PrefillDone)):
             return applied
         if isinstance(change, _CHANGES_OF_HEALTH):
@@ -344,6 +365,8 @@ class RoutingService:
         """Remove bookings without progress, except those with an open stream in this process."""
         for request_id in self.held:
             self.apply(Progressed(request_id))
+        if self.sharing is not None:
+            self.sharing.keep_alive()
         self.apply(Expired())
 
     def sweep(self, max_blocks: int) -> bool:
@@ -427,6 +450,9 @@ class RoutingService:
             for one in self.conditions
             if one.code in codes.INDEX_OR_LOAD and one.subject in subjects
         ]
+        late = self.sharing.out_of_date() if self.sharing is not None else ""
+        if late:
+            found.insert(0, doubt("DYR0734", routers=late))
         more = len(found) - _MOST_DOUBTS
         if more > 0:
             why = f"{more:,} more conditions"

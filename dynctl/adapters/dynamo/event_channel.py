@@ -7,7 +7,8 @@ reported, duplicates and late messages are counted and skipped, a restart is rep
 No IO: envelopes and errors in, values out through ``emit``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -41,6 +42,10 @@ class ChannelIntake:
         self._sequence = EventSequence(late_join=True, restart_run=_RESTART_RUN)
         self._reconnected = False
         self._reported: set[ChannelCode] = set()
+
+    def claims(self, envelope: Envelope) -> bool:
+        """Whether a message on an address that publishers share is for this channel."""
+        return envelope.publisher_id == self.channel.publisher_id
 
     # -- the connection ---------------------------------------------------------------------
 
@@ -137,3 +142,67 @@ class ChannelIntake:
     def _report(self, code: ChannelCode, message: str, count: int = 0) -> None:
         channel = self.channel
         self._emit(ChannelCondition(channel.topic, channel.publisher_id, code, message, count))
+
+
+class AnyPublisher:
+    """The intake of an address whose publishers are not known before they send.
+
+    Each publisher of one of ``topics`` gets its own :class:`ChannelIntake` with its first message;
+    ``channel`` gives the address. The connection itself is reported as that of publisher 0. Of more
+    than ``most`` channels the one that was silent longest is forgotten.
+    """
+
+    def __init__(
+        self,
+        channel: EventChannel,
+        topics: Collection[str],
+        emit: Callable[[ChannelValue], None],
+        most: int = 256,
+    ) -> None:
+        self.channel = replace(channel, publisher_id=0)
+        self.counts = ChannelCounts()
+        self.connected = False
+        self._topics = frozenset(topics)
+        self._emit = emit
+        self._most = most
+        self._intakes: dict[tuple[int, str], ChannelIntake] = {}
+
+    def claims(self, envelope: Envelope) -> bool:
+        """Every message is for this intake."""
+        return True
+
+    def connect(self, address: str) -> None:
+        """Messages can arrive from now on."""
+        if not self.connected:
+            self.connected = True
+            self._report(ChannelCode.CHANNEL_CONNECTED, f"connected to {address}")
+
+    def disconnect(self, why: str) -> None:
+        """No message can arrive until :meth:`connect`."""
+        if self.connected:
+            self._report(ChannelCode.CHANNEL_DISCONNECTED, why)
+        self.connected = False
+
+    def take(self, envelope: Envelope) -> None:
+        """Take one message; one of another topic is counted as foreign and skipped."""
+        if envelope.topic not in self._topics:
+            self.counts.foreign += 1
+            return
+        key = (envelope.publisher_id, envelope.topic)
+        intake = self._intakes.pop(key, None)
+        if intake is None:
+            channel = replace(self.channel, publisher_id=key[0], topic=key[1])
+            intake = ChannelIntake(channel, self._emit)
+            while len(self._intakes) >= self._most:
+                del self._intakes[next(iter(self._intakes))]
+        self._intakes[key] = intake
+        intake.take(envelope)
+        self.counts.received += 1
+
+    def malformed(self, error: WireError) -> None:
+        """Count an unreadable message; its publisher is unknown."""
+        self.counts.malformed += 1
+        self._report(ChannelCode.MALFORMED_MESSAGE, f"skipped a message: {error}", 1)
+
+    def _report(self, code: ChannelCode, message: str, count: int = 0) -> None:
+        self._emit(ChannelCondition(self.channel.topic, 0, code, message, count))

@@ -21,7 +21,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError, SlowConsumerError
 
-from dynctl.adapters.dynamo.event_channel import ChannelIntake
+from dynctl.adapters.dynamo.event_channel import AnyPublisher, ChannelIntake
 from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.ports import ChannelValue
 from dynctl.base.decode_errors import WireError
@@ -101,7 +101,11 @@ class NatsEventPlane:
 
     def follow(self, channel: EventChannel, emit: Callable[[ChannelValue], None]) -> "NatsFollower":
         """Never fails: a channel of another transport reports it once it runs."""
-        return NatsFollower(self, channel, emit)
+        return self.follow_with(ChannelIntake(channel, emit))
+
+    def follow_with(self, intake: ChannelIntake | AnyPublisher) -> "NatsFollower":
+        """A follower that gives what arrives to ``intake``."""
+        return NatsFollower(self, intake)
 
     async def connect(self) -> None:
         """Connect, or raise Unreachable within five seconds and close everything."""
@@ -297,7 +301,7 @@ class NatsEventPlane:
             return
         claimed = False
         for follower in list(followers):
-            if follower.intake.channel.publisher_id == envelope.publisher_id:
+            if follower.intake.claims(envelope):
                 claimed = True
                 follower.take(envelope)
         self.unclaimed += not claimed
@@ -306,10 +310,8 @@ class NatsEventPlane:
 class NatsFollower:
     """Follows one publisher on the subject that it shares with others."""
 
-    def __init__(
-        self, plane: NatsEventPlane, channel: EventChannel, emit: Callable[[ChannelValue], None]
-    ) -> None:
-        self.intake = ChannelIntake(channel, emit)
+    def __init__(self, plane: NatsEventPlane, intake: ChannelIntake | AnyPublisher) -> None:
+        self.intake = intake
         self.counts = self.intake.counts
         self._plane = plane
         self._end: asyncio.Future[None] | None = None

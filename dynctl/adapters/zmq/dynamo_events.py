@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from dynctl.adapters.dynamo.event_channel import ChannelIntake
+from dynctl.adapters.dynamo.event_channel import AnyPublisher, ChannelIntake
 from dynctl.adapters.ports import ChannelValue
 from dynctl.adapters.zmq.context import close_context, drain, new_context
 from dynctl.adapters.zmq.kv_event_source import EndpointError, dialable_endpoint
@@ -69,7 +69,11 @@ class ZmqEventPlane:
 
     def follow(self, channel: EventChannel, emit: Callable[[ChannelValue], None]) -> "ZmqFollower":
         """Never fails: a channel with an invalid address reports it once it runs."""
-        return ZmqFollower(self, channel, emit, self._bounds)
+        return self.follow_with(ChannelIntake(channel, emit))
+
+    def follow_with(self, intake: ChannelIntake | AnyPublisher) -> "ZmqFollower":
+        """A follower that gives what arrives to ``intake``."""
+        return ZmqFollower(self, intake, self._bounds)
 
     async def close(self) -> None:
         """End all running followers, as by a cancellation."""
@@ -102,11 +106,10 @@ class ZmqFollower:
     def __init__(
         self,
         plane: ZmqEventPlane,
-        channel: EventChannel,
-        emit: Callable[[ChannelValue], None],
+        intake: ChannelIntake | AnyPublisher,
         bounds: ZmqBounds,
     ) -> None:
-        self.intake = ChannelIntake(channel, emit)
+        self.intake = intake
         self.counts = self.intake.counts
         self._plane = plane
         self._bounds = bounds

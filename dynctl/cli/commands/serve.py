@@ -13,6 +13,7 @@ from dynctl.cli.access_options import (
     access_settings,
     health_of,
     limits_of,
+    replicas_of,
     with_access_options,
 )
 from dynctl.cli.router_flags import split_preset, with_router_flags
@@ -316,6 +317,12 @@ def _config(
         raise UsageProblem(f"--index-memory: expected at least 1MiB, got {index_memory:,} bytes")
     port = given.pop("system_port")
     given |= access_settings(access, given.pop("api_token"))
+    replicas = replicas_of(access, resolved.config.router_replica_sync)
+    if resolved.config.router_replica_sync and replicas is None:
+        talk(
+            "warning: no replica to share load with: set --router-replica-bind and "
+            "--router-replica-peer, or --router-replica-nats"
+        )
     return FrontendConfig(
         **given,
         router=resolved.config,
@@ -326,6 +333,7 @@ def _config(
         index_memory_bytes=index_memory,
         limits=Limits(drain_s=drain, **limits_of(access)),
         health=health_of(access),
+        replicas=replicas,
         system_port=None if port == -1 else port,
     )
 

@@ -11,13 +11,18 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 from aiohttp import web
 
+from dynctl.adapters.nats.replicas import NatsReplicas
+from dynctl.adapters.ports import ReplicaPlane
+from dynctl.adapters.zmq.replicas import ZmqReplicas
 from dynctl.base.errors import UsageProblem
-from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, FrontendConfig
+from dynctl.documents.replicas import ReplicaRow
+from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, FrontendConfig, ReplicaConfig
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
@@ -41,6 +46,7 @@ from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
 from dynctl.serving.refusal import HttpError
+from dynctl.serving.replicas import ALIVE_S, TOPICS, ReplicaSync
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.audit import ReuseAudit
 from dynctl.serving.telemetry.decision_log import DecisionLog
@@ -108,9 +114,11 @@ class Frontend:
         self.control = ControlApi(service, self.fleet, self.inference, config)
         self.memory = DecisionMemory(config.decision_memory_bytes)
         self.audit = ReuseAudit(service.router)
+        self.router_id = random.getrandbits(64)
+        self.replicas: ReplicaSync | None = None
         self.metrics = Metrics(
             service,
-            router_id=random.getrandbits(64),
+            router_id=self.router_id,
             memory=self.memory,
             audit=self.audit.rows,
         )
@@ -131,6 +139,7 @@ class Frontend:
             in_flight=lambda: self.inference.in_flight,
             probe_s=lambda: self.fleet.load_interval,
             audit=self.audit.rows,
+            replicas=None if config.replicas is None else self._replica_rows,
         )
         service.observers += [
             self.metrics,
@@ -165,6 +174,7 @@ class Frontend:
         listener = _listen(config.host, config.port)
         self.port = listener.getsockname()[1]
         try:
+            self._share_load()
             self.upstream.start()
             self.fleet.index.start()
             await self._join()
@@ -211,6 +221,9 @@ class Frontend:
         if self._own_socket is not None:
             self._own_socket.unlink(missing_ok=True)
             self._own_socket = None
+        if self.replicas is not None:
+            self.replicas.leave()
+            await self.replicas.plane.close()
         await self.fleet.close()
         await self.upstream.close()
 
@@ -238,6 +251,30 @@ class Frontend:
         return app
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _share_load(self) -> None:
+        """Begin to share load with other routers, before the first booking."""
+        if self.config.replicas is None:
+            return
+        plane = _replica_plane(self.config.replicas)
+        sync = self.replicas = ReplicaSync(
+            self.service,
+            plane,
+            router_id=self.router_id,
+            name=self.url,
+            later=asyncio.get_running_loop().call_later,
+        )
+
+        async def beat() -> None:
+            while True:
+                sync.beat()
+                await asyncio.sleep(ALIVE_S)
+
+        self.service.tasks.start("replica sync", lambda: plane.run(sync.take))
+        self.service.tasks.start("replica heartbeat", beat)
+
+    def _replica_rows(self) -> list[ReplicaRow]:
+        return [] if self.replicas is None else self.replicas.rows()
 
     async def _join(self) -> None:
         config = self.config
@@ -334,6 +371,13 @@ class Frontend:
             _log.info("inference needs an API key: %d are valid", len(self.keys))
         if config.unix_socket is not None:
             _log.info("operators: %s", config.unix_socket)
+        if self.replicas is not None:
+            others = ", ".join(self.replicas.plane.addresses)
+            _log.info(
+                "replica sync: %s%s",
+                self.replicas.plane.title,
+                f", with {others}" if others else "",
+            )
         policy = router.config.kv_transfer_domain
         if policy is not None:
             _log.info("KV transfer: %s within %s", router.config.kv_transfer_enforcement, policy)
@@ -458,6 +502,21 @@ def _keys(config: FrontendConfig, service: RoutingService) -> ApiKeys:
     except KeysError as error:
         raise StartError(f"API keys: {error}") from None
     return keys
+
+
+def _replica_plane(config: ReplicaConfig) -> ReplicaPlane:
+    if config.nats is not None:
+        return NatsReplicas(config.nats, f"dynctl.replicas.{config.group}", TOPICS)
+    bind = config.bind or "tcp://127.0.0.1:0"
+    plane = ZmqReplicas(bind, config.peers, TOPICS)
+    host = urlsplit(plane.endpoint).hostname
+    if plane.endpoint.startswith("tcp:") and host not in _LOOPBACK:
+        _log.warning(
+            "--router-replica-bind %s is reachable from other hosts: each host that connects "
+            "reads request ids and block hashes, no prompts; allow only routers of this fleet",
+            bind,
+        )
+    return plane
 
 
 def _certificate(config: FrontendConfig) -> Certificate | None:

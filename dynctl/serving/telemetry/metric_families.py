@@ -129,6 +129,15 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
      "timeout, status, protocol (not the answer of an engine), ejected", ("worker", "kind")),
     ("probes_excused_total", "counter", "Failed probes that did not count, because the frontend's "
      "own event loop was late", ()),
+    ("replica_up", "gauge", "1 = another router of replica sync is heard, and its load is complete",
+     ("replica",)),
+    ("replica_requests", "gauge", "Requests of another router that count as load here",
+     ("replica",)),
+    ("replica_events_total", "counter", "Load events sent to other routers or received from them: "
+     "add, prefill_done, free", ("direction", "event")),
+    ("replica_missed_total", "counter", "Load events without effect: lost (messages that never "
+     "arrived), dropped (own queue full), malformed, unknown_worker, early_free (before its add), "
+     "too_many (over a bound), unknown_kind", ("reason",)),
     ("decision_memory_bytes", "gauge", "Estimated bytes of the decisions kept", ()),
     ("decision_memory_plans", "gauge", "Plans kept in the decision memory", ()),
     ("domain_workers", "gauge", "Workers that publish the domain value", _DOMAIN),

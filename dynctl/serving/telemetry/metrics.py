@@ -46,6 +46,8 @@ COUNTED_ELSEWHERE = frozenset(
         "dynctl_background_task_failures_total",
         "dynctl_engine_failures_total",
         "dynctl_probes_excused_total",
+        "dynctl_replica_events_total",
+        "dynctl_replica_missed_total",
         "dynctl_worker_predictions_total",
         "dynctl_worker_predicted_cached_tokens_total",
         "dynctl_worker_reported_cached_tokens_total",
@@ -241,6 +243,19 @@ class Metrics(ServiceObserver):
         for name, rows in domain_gauges(self._service.router).items():
             yield self._text(name, rows.items())
 
+    def _replica_samples(self) -> Iterator[str]:
+        sharing = self._service.sharing
+        if sharing is None:
+            return
+        rows = sharing.rows()
+        up = [((row.name,), float(row.state == "in step")) for row in rows]
+        yield self._text("dynctl_replica_up", up)
+        held = [((row.name,), float(row.requests)) for row in rows]
+        yield self._text("dynctl_replica_requests", held)
+        yield self._text("dynctl_replica_events_total", sharing.events.items())
+        missed = [((reason,), count) for reason, count in sharing.missed.items()]
+        yield self._text("dynctl_replica_missed_total", missed)
+
     def _text(self, name: str, rows: Iterable[tuple[LabelValues, float]]) -> str:
         return samples(self.families[name], rows)
 
@@ -266,6 +281,7 @@ class Metrics(ServiceObserver):
         yield self._text("dynctl_background_task_failures_total", failures.items())
         excused: list[tuple[LabelValues, float]] = [((), self._service.probes_excused)]
         yield self._text("dynctl_probes_excused_total", excused)
+        yield from self._replica_samples()
         yield self._text("dynctl_engine_failures_total", self._service.engine_failures.items())
         self._service.health(1.0)
         each = {(one.code, one.subject): 1.0 for one in self._service.conditions}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dynctl.serving.config import ReplicaConfig
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.simulation.engine.config import OPTIONS
 from router_core import SETTINGS
@@ -217,3 +218,68 @@ def test_problems_of_access_are_named_and_no_secret(dynctl, started, tmp_path, g
     assert (ran.code, started) == (2, [])
     assert problem in ran.err
     assert "s3cret" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--router-replica-bind 5560", ReplicaConfig("tcp://127.0.0.1:5560")),
+        (
+            "--router-replica-bind tcp://0.0.0.0:0 --router-replica-peer tcp://a:1 "
+            "--router-replica-peer tcp://b:1",
+            ReplicaConfig("tcp://0.0.0.0:0", ("tcp://a:1", "tcp://b:1")),
+        ),
+        ("--router-replica-bind ipc:///tmp/a", ReplicaConfig("ipc:///tmp/a")),
+        (
+            "--router-replica-nats nats://n:4222 --router-replica-group blue",
+            ReplicaConfig(nats="nats://n:4222", group="blue"),
+        ),
+    ],
+)
+def test_replicas(dynctl, started, line, expected):
+    ran = dynctl("serve", "frontend", "--router-replica-sync", *line.split())
+    assert (ran.code, ran.err) == (0, "")
+    assert started[0].replicas == expected
+
+
+def test_replica_sync_without_replicas_is_named(dynctl, started):
+    ran = dynctl("serve", "router", "--router-replica-sync")
+    assert ran.code == 0
+    assert started[0].replicas is None
+    assert ran.err.startswith("warning: no replica to share load with: set --router-replica-bind")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("--router-replica-bind 5560", "--router-replica-bind needs --router-replica-sync"),
+        (
+            "--router-replica-sync --router-replica-peer tcp://a:1",
+            "--router-replica-peer needs --router-replica-bind",
+        ),
+        (
+            "--router-replica-sync --router-replica-bind 1 --router-replica-nats nats://n",
+            "load is shared over NATS or over ZMQ",
+        ),
+        (
+            "--router-replica-sync --router-replica-bind 65536",
+            "--router-replica-bind 65536: expected a port from 0 to 65535",
+        ),
+        (
+            "--router-replica-sync --router-replica-bind here",
+            "--router-replica-bind here: expected a port",
+        ),
+        (
+            "--router-replica-sync --router-replica-bind 1 --router-replica-group x",
+            "--router-replica-group x has no effect without --router-replica-nats",
+        ),
+        (
+            "--router-replica-sync --router-replica-nats nats://n --router-replica-group a.b",
+            "--router-replica-group 'a.b': expected at most 64 letters",
+        ),
+    ],
+)
+def test_replicas_that_cannot_be(dynctl, started, line, problem):
+    ran = dynctl("serve", "frontend", *line.split())
+    assert (ran.code, started) == (2, [])
+    assert problem in ran.err

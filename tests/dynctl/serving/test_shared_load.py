@@ -1,0 +1,137 @@
+"""Two frontends before the same engines, with replica sync over ZMQ and NATS, and without."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.serving.config import FrontendConfig, Limits, ReplicaConfig
+from dynctl.serving.http.server import Frontend
+from dynctl.simulation.engine.config import EngineConfig
+from dynctl.simulation.engine.process import start_engine
+from dynctl.tokenization import DEMO_MODEL_DIR
+from router_core import RouterConfig
+from tests.contract.nats_server import NatsServer
+from tests.dynctl.serving.fleets import QUICK_HEALTH, TOKENIZER, Site, chat_body
+from tests.waiting import until
+
+#: Long answers: a request runs until the test ends it.
+SLOW = {"speedup_ratio": 0.05, "default_output_tokens": 64}
+
+
+@asynccontextmanager
+async def pair(plane: str, tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Site, Site]]:
+    """Two frontends of the same two engines. ``plane``: zmq, nats or none."""
+    async with AsyncExitStack() as stack:
+        engines = {}
+        for name in ("w0", "w1"):
+            engines[name] = await start_engine(EngineConfig(name=name, **SLOW), TOKENIZER)
+            stack.push_async_callback(engines[name].close)
+        workers = tuple(f"{engine.url},name={name}" for name, engine in engines.items())
+        nats = None
+        if plane == "nats":
+            nats = NatsServer(tmp_path)
+            stack.push_async_callback(nats.kill)
+            await nats.start()
+        sites: list[Site] = []
+        addresses = [f"ipc://{tmp_path}/{name}" for name in "ab"]
+        for at in range(2):
+            replicas = {
+                "zmq": ReplicaConfig(addresses[at], (addresses[1 - at],)),
+                "nats": ReplicaConfig(nats=nats and f"nats://{nats.address}", group="t"),
+                "none": None,
+            }[plane]
+            values: dict[str, Any] = {
+                "port": 0,
+                "workers": workers,
+                "model_path": DEMO_MODEL_DIR,
+                "health": QUICK_HEALTH,
+                "limits": Limits(drain_s=0.1),
+                "router": RouterConfig(router_replica_sync=replicas is not None),
+                "replicas": replicas,
+                **settings,
+            }
+            frontend = Frontend(FrontendConfig(**values))
+            await frontend.start()
+            stack.push_async_callback(frontend.close)
+            client = await stack.enter_async_context(
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+            )
+            sites.append(Site(frontend, client))
+        if plane != "none":
+            await until(lambda: all(in_step(site) for site in sites))
+        yield sites[0], sites[1]
+
+
+def in_step(site: Site) -> bool:
+    assert site.frontend.replicas is not None
+    return [row.state for row in site.frontend.replicas.rows()] == ["in step"]
+
+
+@asynccontextmanager
+async def running(site: Site, text: str) -> AsyncIterator[None]:
+    """A request that runs meanwhile."""
+    body = chat_body(text, stream=True)
+    async with site.client.post(site.url("/v1/chat/completions"), json=body) as answer:
+        assert answer.status == 200
+        yield
+
+
+async def chosen(site: Site, text: str) -> str:
+    status, found, _ = await site.post("/v1/route", chat_body(text))
+    assert status == 200, found
+    return str(found["decode"]["winner"]["worker"])
+
+
+def busy(site: Site) -> set[str]:
+    return {name for name, (requests, _, _) in site.load().items() if requests}
+
+
+@pytest.mark.parametrize("plane", ["zmq", "nats"])
+@pytest.mark.seed("dynamo-1.6: replica sync: the second router avoids the loaded worker")
+async def test_the_second_frontend_avoids_what_the_first_loaded(plane: str, tmp_path: Path) -> None:
+    async with pair(plane, tmp_path) as (a, b):
+        async with running(a, "a long prompt of the first frontend " * 40):
+            await until(lambda: b.load() == a.load() and busy(b))
+            (loaded,) = busy(b)
+            assert loaded not in {await chosen(b, f"prompt {n} of the second") for n in range(8)}
+        await until(lambda: not busy(b) and not busy(a))
+
+
+async def test_without_sync_it_does_not_know(tmp_path: Path) -> None:
+    async with pair("none", tmp_path) as (a, b), running(a, "a long prompt " * 40):
+        await until(lambda: busy(a))
+        assert not busy(b)
+        assert {await chosen(b, f"prompt {n} of the second") for n in range(24)} == {"w0", "w1"}
+        assert (await b.get("/v1/fleet"))[1].get("replicas") is None
+
+
+async def test_a_frontend_that_ends_takes_its_load_with_it(tmp_path: Path) -> None:
+    async with pair("zmq", tmp_path) as (a, b), running(a, "a long prompt " * 40):
+        await until(lambda: busy(b))
+        await a.frontend.close()
+        await until(lambda: not busy(b))
+
+
+async def test_peers_are_in_the_fleet_and_the_metrics(tmp_path: Path) -> None:
+    async with pair("zmq", tmp_path) as (a, b), running(a, "a long prompt " * 40):
+        await until(lambda: busy(b))
+        (row,) = (await b.get("/v1/fleet"))[1]["replicas"]
+        assert (row["name"], row["state"], row["requests"]) == (a.frontend.url, "in step", 1)
+        assert row["router_id"] == f"{a.frontend.router_id:016x}"
+        text = b.frontend.metrics.render()
+        assert f'dynctl_replica_up{{replica="{a.frontend.url}"}} 1' in text
+        assert f'dynctl_replica_requests{{replica="{a.frontend.url}"}} 1' in text
+        assert 'dynctl_replica_events_total{direction="received",event="add"} 1' in text
+
+
+async def test_an_address_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
+    config = FrontendConfig(port=0, replicas=ReplicaConfig(f"ipc://{tmp_path}/no/such/folder"))
+    with pytest.raises(UsageProblem, match=r"--router-replica-bind ipc:.*: No such file"):
+        await Frontend(config).start()
