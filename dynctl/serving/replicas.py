@@ -238,6 +238,7 @@ class ReplicaSync:
             self._id,
             None,
             tracked or change.prefill_tokens > 0,
+            expected_prefill_s=change.predicted_s,
         )
 
     def _booked_now(self, booked: ActiveRequest) -> SequenceAdded:
@@ -250,6 +251,7 @@ class ReplicaSync:
                 prefill_tokens=booked.prefill_tokens,
                 sequence_hashes=booked.sequence_hashes,
                 anonymous_blocks=booked.anonymous_blocks,
+                predicted_s=booked.predicted_s,
             )
         )
 
@@ -473,6 +475,7 @@ class ReplicaSync:
                     event.dp_rank,
                     prefill_tokens=event.prefill_tokens,
                     sequence_hashes=event.token_sequence or (),
+                    predicted_s=event.expected_prefill_s,
                     replica=True,
                 )
             ).ok

@@ -116,6 +116,7 @@ class LoadMirror:
                         event.dp_rank,
                         prefill_tokens=event.prefill_tokens,
                         sequence_hashes=event.token_sequence or (),
+                        predicted_s=event.expected_prefill_s,
                     )
                 )
             case SequencePrefillDone():

@@ -26,6 +26,7 @@ _U64 = Annotated[int, Meta(ge=0)]
 _U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 _Tokens = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
 _Name = Annotated[str, Meta(max_length=256)]
+_LONGEST_S: Final = 86_400.0
 
 
 class SequenceAdded(Struct, frozen=True):
@@ -34,7 +35,8 @@ class SequenceAdded(Struct, frozen=True):
     ``token_sequence``: the chained hashes (u64) of its complete prompt blocks, parent first; None
     if the pool does not count blocks (prefill). In a decode pool they are random, so only their
     number is useful. ``prefill_tokens``: prompt tokens that the rank still has to compute (prompt
-    minus cached), 0 if prefill is not tracked.
+    minus cached), 0 if prefill is not tracked. ``expected_prefill_s``: seconds that they are
+    predicted to take, None without a load model; as in Dynamo's source, not observed.
     """
 
     request_id: str
@@ -46,6 +48,7 @@ class SequenceAdded(Struct, frozen=True):
     lora: str | None = None
     track_prefill_tokens: bool = True
     expected_output_tokens: int | None = None
+    expected_prefill_s: float | None = None
 
 
 class SequencePrefillDone(Struct, frozen=True):
@@ -81,8 +84,14 @@ class SequenceUnknown(Struct, frozen=True):
 SequenceEvent = SequenceAdded | SequencePrefillDone | SequenceFreed | SequenceUnknown
 
 
+class _Duration(Struct, gc=False):
+    secs: _U64
+    nanos: Annotated[int, Meta(ge=0, lt=1_000_000_000)] = 0
+
+
 class _Hint(Struct, gc=False):
     initial_effective_prefill_tokens: _Tokens = 0
+    expected_prefill_duration: _Duration | float | None = None
 
 
 class _Add(Struct, gc=False):
@@ -155,6 +164,21 @@ def encode_sequences(events: Sequence[SequenceEvent], *, batched: bool = True) -
     return _encoder.encode(_event_map(event))
 
 
+def _seconds(hint: _Hint) -> float | None:
+    duration = hint.expected_prefill_duration
+    if not isinstance(duration, _Duration):
+        return duration
+    return min(duration.secs + duration.nanos / 1e9, _LONGEST_S)
+
+
+def _duration(seconds: float | None) -> dict[str, int] | None:
+    """A span of time as Rust's serde writes it."""
+    if seconds is None:
+        return None
+    nanos = round(min(max(seconds, 0.0), _LONGEST_S) * 1e9)
+    return {"secs": nanos // 1_000_000_000, "nanos": nanos % 1_000_000_000}
+
+
 def _added(event: _Event) -> _Add | None:
     return None if isinstance(event.data, str) else event.data.added
 
@@ -177,6 +201,7 @@ def _to_event(
             event.lora_name,
             added.track_prefill_tokens,
             added.expected_output_tokens,
+            _seconds(hint) if hint is not None and tracked else None,
         )
     name = event.request_id, worker.worker_id, worker.dp_rank, event.router_id
     if event.data == "MarkPrefillCompleted":
@@ -205,16 +230,18 @@ def _event_map(event: SequenceEvent) -> dict[str, Any]:
 def _data(event: SequenceEvent) -> dict[str, Any] | str:
     match event:
         case SequenceAdded():
+            # A request with nothing to prefill has no hint.
+            tracked = event.track_prefill_tokens and event.prefill_tokens > 0
             hint = {
                 "initial_effective_prefill_tokens": event.prefill_tokens,
-                "expected_prefill_duration": None,
+                "expected_prefill_duration": _duration(event.expected_prefill_s),
             }
             return {
                 "AddRequest": {
                     "token_sequence": event.token_sequence,
                     "track_prefill_tokens": event.track_prefill_tokens,
                     "expected_output_tokens": event.expected_output_tokens,
-                    "prefill_load_hint": hint if event.track_prefill_tokens else None,
+                    "prefill_load_hint": hint if tracked else None,
                 }
             }
         case SequencePrefillDone():

@@ -23,6 +23,7 @@ from dynctl.serving.replicas import TOPICS, ReplicaSync
 from dynctl.serving.service import RoutingService
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
+    SequenceEvent,
     SequenceFreed,
     SequencePrefillDone,
     decode_sequences,
@@ -547,7 +548,10 @@ def test_a_free_before_its_add_leaves_no_load():
     world = World("a", "b")
     b = world.nodes["b"]
     world.run(2.5)
-    events = [SequenceFreed("r", 1, 0, 100), SequenceAdded("r", 1, 0, (1, 2), 32, 100)]
+    events: list[SequenceEvent] = [
+        SequenceFreed("r", 1, 0, 100),
+        SequenceAdded("r", 1, 0, (1, 2), 32, 100),
+    ]
     b.sync.take("a", _message(100, ACTIVE_SEQUENCES, encode_sequences(events)))
     assert b.load == NONE
     assert b.sync.missed["early_free"] == 1
@@ -614,7 +618,7 @@ def test_adds_and_frees_in_any_order_leave_no_load(order):
     world = World("a", "b")
     b = world.nodes["b"]
     world.run(2.5)
-    events = [
+    events: list[SequenceEvent] = [
         event
         for name in ("x", "y", "z")
         for event in (

@@ -22,7 +22,7 @@ from tests.dynctl.serving.fleets import QUICK_HEALTH, TOKENIZER, Site, chat_body
 from tests.waiting import until
 
 #: Long answers: a request runs until the test ends it.
-SLOW = {"speedup_ratio": 0.05, "default_output_tokens": 64}
+SLOW: dict[str, Any] = {"speedup_ratio": 0.05, "default_output_tokens": 64}
 
 
 @asynccontextmanager
@@ -44,7 +44,7 @@ async def pair(plane: str, tmp_path: Path, **settings: Any) -> AsyncIterator[tup
         for at in range(2):
             replicas = {
                 "zmq": ReplicaConfig(addresses[at], (addresses[1 - at],)),
-                "nats": ReplicaConfig(nats=nats and f"nats://{nats.address}", group="t"),
+                "nats": ReplicaConfig(nats=f"nats://{nats.address}" if nats else None, group="t"),
                 "none": None,
             }[plane]
             values: dict[str, Any] = {

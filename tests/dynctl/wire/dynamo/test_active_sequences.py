@@ -64,7 +64,7 @@ def test_captured_events_of_both_transports():
                 case SequenceFreed():
                     assert each["data"] == "Free"
         again = encode_sequences(events, batched=run.startswith("zmq"))
-        assert msgspec.msgpack.decode(again) == msgspec.msgpack.decode(payload)
+        assert again == payload
     assert runs == {"zmq-agg-replica", "zmq-disagg", "nats-removed"}
     assert kinds == {SequenceAdded, SequencePrefillDone, SequenceFreed}
 
@@ -106,6 +106,16 @@ def test_untracked_prefill_is_no_load():
     )
     assert isinstance(event, SequenceAdded)
     assert (event.token_sequence, event.prefill_tokens) == ((1, 2**64 - 1), 0)
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, 0.25, 3.5])
+def test_an_expected_prefill_is_a_duration(seconds):
+    event = SequenceAdded("r1", 9, 1, None, 50, 3, expected_prefill_s=seconds)
+    payload = encode_sequences([event])
+    assert decode_sequences(payload) == (event,)
+    hint = msgspec.msgpack.decode(payload)["events"][0]["data"]["AddRequest"]["prefill_load_hint"]
+    whole = None if seconds is None else {"secs": int(seconds), "nanos": int(seconds % 1 * 1e9)}
+    assert hint["expected_prefill_duration"] == whole
 
 
 def test_unknown_fields_are_ignored():
