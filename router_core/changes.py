@@ -87,7 +87,7 @@ class Booked:
     tracked. ``sequence_hashes`` are its complete prompt blocks, shared with other requests;
     ``anonymous_blocks`` counts blocks that no other request shares (no KV reuse assumed).
     ``prompt_hashes`` are the complete prompt blocks that the rank will have cached, each after its
-    parent; an index that is learned from bookings takes them. ``predicted_s``: seconds that the
+    parent; indexes that are learned from bookings take them. ``predicted_s``: seconds that the
     prefill is expected to take, by which its tokens fall with time; None: they do not fall.
     ``replica``: another router chose the rank, so the turn of this one does not move on.
     """
@@ -164,10 +164,14 @@ class OutputBlock:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """The request ended on the given hop, or on all of its hops where ``stage`` is None."""
+    """The request ended on the given hop, or on all of its hops where ``stage`` is None.
+
+    ``computed`` False: it never reached the engine, which therefore does not have its prompt.
+    """
 
     request_id: str
     stage: Stage | None = None
+    computed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

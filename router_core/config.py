@@ -145,6 +145,8 @@ QUEUE_POLICIES = ("fcfs", "wspt", "lcfs")
 
 _IN_KV = (Only("router_mode", ("kv",)),)
 _WITH_DOMAIN = Only("kv_transfer_domain")
+_WITH_EVENTS = Only("use_kv_events", (True,))
+_WITHOUT_EVENTS = Only("use_kv_events", (False,))
 _MODELLED = (Only("router_prefill_load_model", ("ais", "aic")),)
 _QUEUED = (*_IN_KV, Only("router_queue_threshold", instead="router_policy_config"))
 _FILLED = "the index of a dry run is filled already"
@@ -237,6 +239,11 @@ class RouterConfig:
     """HTTP status when every eligible worker is busy."""
     use_kv_events: bool = _setting(True, dry_run=_FILLED)
     """Index what workers cache from their KV events (off: approximate mode, an estimate)."""
+    router_approximate_cache_policy: str = _setting(
+        "ttl", choices=("ttl", "lru"), only=(*_IN_KV, _WITHOUT_EVENTS), dry_run=_FILLED
+    )
+    """Approximate mode: what is forgotten: ``ttl`` blocks not routed for ``router_ttl_secs``,
+    ``lru`` those least recently in use, once a worker has more than it declares."""
     router_ttl_secs: float = _setting(120.0, low=0.0, only=_IN_KV, dry_run=_FILLED)
     """Approximate mode: seconds for which a routed prefix counts as cached."""
     router_max_tree_size: int | None = _setting(None, low=1, only=_IN_KV, dry_run=_FILLED)
@@ -275,7 +282,9 @@ class RouterConfig:
         False, dry_run="it is between running routers, and a dry run sends nothing"
     )
     """Share active-request state between router replicas."""
-    router_predicted_ttl_secs: float | None = _setting(None, low=0.0, needs="predict-on-route")
+    router_predicted_ttl_secs: float | None = _setting(
+        None, low=0.0, only=(*_IN_KV, _WITH_EVENTS), dry_run=_FILLED
+    )
     """Seconds for which a routed prefix counts as cached before its events arrive."""
     router_prefill_load_model: str = _setting(
         "none",

@@ -101,6 +101,8 @@ class CostInputs:
     frontend), and ``transfer_levels`` the class of that distance; None without a table of links.
     ``following``: the lowest cost of a decode worker after this prefill worker, where prefill and
     decode are chosen as a pair.
+    ``predicted_blocks``: how many of ``overlap_blocks`` no event has shown yet, because they were
+    booked there just now; None where there are none.
     """
 
     isl_tokens: int
@@ -120,6 +122,7 @@ class CostInputs:
     transfer_s: Sequence[float] | None = None
     transfer_levels: Sequence[str] | None = None
     following: Sequence[float] | None = None
+    predicted_blocks: Sequence[int] | None = None
 
     def cached_tokens(self, position: int, parameters: CostParameters) -> int:
         """Prompt tokens that a candidate does not compute; lower tiers count by their weights.

@@ -111,7 +111,8 @@ class Candidate:
     ``overlap_blocks``: cached blocks that count, of the ``indexed_blocks`` that its index has and
     trusts as ``index`` says; the engine is expected to reuse ``usable_blocks`` of them.
     ``booked_prefill_tokens``: active prefill tokens before they fell with time; None where those of
-    no candidate fall.
+    no candidate fall. Of the blocks that count, ``predicted_blocks`` were booked there and no event
+    has shown them yet.
     ``transfer_level``: the class of the distance; ``following``: the part of the cost that is the
     lowest cost of a decode worker after this one (see `CostInputs`).
     """
@@ -135,6 +136,7 @@ class Candidate:
     booked_prefill_tokens: int | None = None
     transfer_level: str | None = None
     following: float | None = None
+    predicted_blocks: int = 0
 
     @property
     def ref(self) -> WorkerWithDpRank:
@@ -283,6 +285,10 @@ class Decision:
             return self.overlap_blocks(position)
         return self.inputs.indexed_blocks[position]
 
+    def predicted_blocks(self, position: int) -> int:
+        """Leading prompt blocks that count because they were booked there, before their events."""
+        return _at(self.inputs.predicted_blocks, position) if self.inputs is not None else 0
+
     def trust(self, position: int) -> Trust:
         """How far a candidate's index can be trusted."""
         if self.inputs is None or self.inputs.trust is None:
@@ -356,6 +362,7 @@ class Decision:
                 booked_prefill_tokens=None if booked is None else booked[i],
                 transfer_level=_of(inputs.transfer_levels, i) if inputs is not None else None,
                 following=_of(inputs.following, i) if inputs is not None else None,
+                predicted_blocks=self.predicted_blocks(i),
             )
 
     def replay(

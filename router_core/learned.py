@@ -1,10 +1,12 @@
-"""The index that is learned from bookings, for ranks that do not report what they cache.
+"""Indexes that are learned from bookings: for ranks that do not report what they cache, and for the
+time until a rank's report arrives.
 
 A prompt's complete blocks count as cached on the rank that got it, from the booking on. They are
-forgotten a time after the last booking that had them, or earlier where a rank or all ranks have
-more blocks than they may: the oldest first, and of one prompt the last block first. So a rank that
-has a block always has all blocks before it. Source: approximate mode of Dynamo 1.6 (time) and 0.9
-(size). It is an estimate: engines evict when they need memory, and other routers book too.
+forgotten a time after the last booking that had them (`LearnedIndex`), or when the rank needs the
+memory (`RecencyIndex`), and earlier where all ranks have more blocks than they may: the oldest
+first, and of one prompt the last block first. So a rank that has a block always has all blocks
+before it. Source: approximate mode of Dynamo 1.6 (time or recency) and 0.9 (size). It is an
+estimate: engines evict when they need memory, and other routers book too.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Any
+from math import inf, nextafter
+from typing import Any, NamedTuple, Self
 
+from router_core.changes import Stage
 from router_core.sharded import ShardedDict
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, match_prefix
 
@@ -21,8 +25,23 @@ from router_core.worker_sets import NO_OVERLAPS, Overlaps, match_prefix
 MOST_LEARNED = 2**20
 
 
+class Lease(NamedTuple):
+    """A booking that runs: the slot, its blocks, those that were new, and its time in the index.
+
+    ``blocks`` is empty where blocks in use are not kept from being forgotten.
+    """
+
+    slot: int
+    blocks: tuple[int, ...]
+    fresh: tuple[int, ...]
+    at: float
+
+
+Key = tuple[str, Stage]
+
+
 class LearnedIndex:
-    """Blocks that each slot is expected to have cached.
+    """Blocks that each slot is expected to have cached, each for a time after its last booking.
 
     ``ttl_s``: seconds after its last booking until a block is forgotten. ``most``: blocks of all
     slots; above that the oldest go, until ``floor(most * keep)`` are left. All may be changed.
@@ -30,7 +49,8 @@ class LearnedIndex:
     """
 
     __slots__ = (
-        "_due", "_gone", "_held", "_owners", "_pruning", "_size", "keep", "live", "most", "ttl_s",
+        "_due", "_gone", "_held", "_last", "_leases", "_owners", "_pruning", "_size",
+        "keep", "live", "most", "ttl_s",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +71,10 @@ class LearnedIndex:
         """mask of the slots that have blocks"""
         self._size = 0
         self._pruning = False
+        self._leases: dict[Key, Lease] = {}
+        """request and hop -> its booking, while it runs and can still be unlearned or held"""
+        self._last = -inf
+        """time of the last booking; each booking has another, so that it marks its blocks"""
 
     def __len__(self) -> int:
         """(slot, block) pairs in memory."""
@@ -70,44 +94,52 @@ class LearnedIndex:
         return match_prefix(self._owners, sequence_hashes, live) if live else NO_OVERLAPS
 
     def learn(
-        self, slot: int, sequence_hashes: Sequence[int], now: float, capacity: int | None = None
+        self,
+        slot: int,
+        sequence_hashes: Sequence[int],
+        now: float,
+        capacity: int | None = None,
+        key: Key | None = None,
     ) -> None:
         """Count a prompt's blocks as cached on ``slot`` from ``now`` on.
 
         ``sequence_hashes``: each block after its parent. ``capacity``: blocks that the rank can
-        have; beyond it its oldest are forgotten. None and 0: unknown.
+        have; beyond it its oldest are forgotten. None and 0: unknown. ``key``: the request that
+        :meth:`end` is called for.
         """
         if not sequence_hashes:
             return
         if slot in self._gone:  # its bits in the masks are those of the blocks before
             self._sweep_gone(slot, len(self._gone[slot]))
-        held = self._held.get(slot)
-        if held is None:
-            held = self._held[slot] = OrderedDict()
-            heappush(self._due, (now, slot))
-        bit, shards = 1 << slot, self._owners.shards
-        count = len(shards)
-        for block in reversed(sequence_hashes):
-            if block in held:
-                held.move_to_end(block)
-            else:
-                shard = shards[block % count]
-                shard[block] = shard.get(block, 0) | bit
-                self._size += 1
-            held[block] = now
-        self.live |= bit
-        if capacity:
-            while len(held) > capacity:
-                self._disown(slot, held.popitem(last=False)[0])
+        now = self._last = now if now > self._last else nextafter(self._last, inf)
+        fresh = self._take(slot, sequence_hashes, now)
+        if key is not None:
+            self._lease(key, slot, sequence_hashes, fresh, now)
+        self.live |= 1 << slot
+        self._trim(slot, capacity)
         # Twice as many go as came, so that the size stays bounded without calls of `sweep`.
         self.sweep(2 * len(sequence_hashes), now)
 
+    def end(self, key: Key, now: float, *, computed: bool = True) -> None:
+        """The booking of ``key`` ended. Not ``computed``: its prompt never reached the engine, so
+        the blocks that only this booking brought are forgotten."""
+        lease = self._leases.pop(key, None)
+        if lease is None or computed:
+            return
+        held: dict[int, float] = self._held.get(lease.slot, OrderedDict())
+        for block in lease.fresh:
+            # Where a later booking had the block, the engine may have computed it.
+            if held.get(block) == lease.at:
+                del held[block]
+                self._disown(lease.slot, block)
+
     def clear(self, slot: int) -> int:
         """Forget the blocks of ``slot`` and return their number; `sweep` frees their memory."""
-        held = self._held.pop(slot, None)
+        held = self._pop(slot)
         if held is None:
             return 0
         self.live &= ~(1 << slot)
+        self._leases = {key: one for key, one in self._leases.items() if one.slot != slot}
         self._due = [entry for entry in self._due if entry[1] != slot]
         self._due.sort()
         if held:
@@ -146,42 +178,110 @@ class LearnedIndex:
                 heappush(due, (next(iter(held.values())), slot))
             else:
                 del self._held[slot]
-                self.live &= ~(1 << slot)
+                if not self._unforgettable(slot):
+                    self.live &= ~(1 << slot)
         if not due:
             self._pruning = False
         return bool(self._gone)
 
     # -- dump and restore --------------------------------------------------------------------
 
-    def copy(self) -> LearnedIndex:
+    def copy(self) -> Self:
         """An independent copy."""
-        made = LearnedIndex(self.ttl_s, self.most, self.keep)
+        made = type(self)(self.ttl_s, self.most, self.keep)
         made._owners = self._owners.copy()
         made._held = {slot: held.copy() for slot, held in self._held.items()}
         made._gone = {slot: gone.copy() for slot, gone in self._gone.items()}
         made._due = self._due.copy()
+        made._leases = self._leases.copy()
         made.live, made._size, made._pruning = self.live, self._size, self._pruning
+        made._last = self._last
         return made
 
     def dump(self) -> list[dict[str, Any]]:
-        """``[{"slot", "blocks": [[hash, time of its last booking], ...]}, ...]``, oldest first."""
-        return [
+        """``[{"slot", "blocks": [[hash, time of its last booking], ...]}, ...]``, oldest first, and
+        the running bookings: ``{"request", "slot", "leased", "fresh", "at"}``."""
+        held: list[dict[str, Any]] = [
             {"slot": slot, "blocks": [[block, at] for block, at in held.items()]}
             for slot, held in sorted(self._held.items())
+        ]
+        return held + [
+            {
+                "request": list(key),
+                "slot": one.slot,
+                "leased": list(one.blocks),
+                "fresh": list(one.fresh),
+                "at": one.at,
+            }
+            for key, one in self._leases.items()
         ]
 
     def load(self, plain: Iterable[Mapping[str, Any]]) -> None:
         """Take over the blocks of a :meth:`dump`, into an empty index."""
         for row in plain:
-            for block, at in row["blocks"]:
+            for block, at in row.get("blocks", ()):
                 self._owners[block] = self._owners.get(block, 0) | 1 << row["slot"]
                 self._held.setdefault(row["slot"], OrderedDict())[block] = at
                 self._size += 1
+                self._last = max(self._last, at)
+            if "request" in row:
+                request_id, stage = row["request"]
+                lease = Lease(row["slot"], tuple(row["leased"]), tuple(row["fresh"]), row["at"])
+                self._restore((request_id, stage), lease)
         for slot, held in self._held.items():
             self.live |= 1 << slot
             heappush(self._due, (next(iter(held.values())), slot))
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _take(self, slot: int, blocks: Sequence[int], now: float) -> list[int]:
+        """Count blocks as cached on ``slot``; returns the new ones, the deepest first."""
+        held = self._held_of(slot, now)
+        bit, shards = 1 << slot, self._owners.shards
+        count = len(shards)
+        fresh = []
+        for block in reversed(blocks):
+            if block in held:
+                held.move_to_end(block)
+            else:
+                shard = shards[block % count]
+                shard[block] = shard.get(block, 0) | bit
+                fresh.append(block)
+            held[block] = now
+        self._size += len(fresh)
+        return fresh
+
+    def _trim(self, slot: int, capacity: int | None) -> None:
+        """Forget the oldest blocks of a slot that has more than ``capacity``."""
+        if capacity:
+            held, most = self._held[slot], capacity - self._unforgettable(slot)
+            while held and len(held) > most:
+                self._disown(slot, held.popitem(last=False)[0])
+
+    def _held_of(self, slot: int, now: float) -> OrderedDict[int, float]:
+        held = self._held.get(slot)
+        if held is None:
+            held = self._held[slot] = OrderedDict()
+            heappush(self._due, (now, slot))
+        return held
+
+    def _lease(
+        self, key: Key, slot: int, blocks: Sequence[int], fresh: list[int], now: float
+    ) -> None:
+        if fresh:
+            self._leases[key] = Lease(slot, (), tuple(fresh), now)
+
+    def _restore(self, key: Key, lease: Lease) -> None:
+        self._leases[key] = lease
+        self._last = max(self._last, lease.at)
+
+    def _unforgettable(self, slot: int) -> int:
+        """Blocks of a slot that cannot be forgotten now, and are not in ``_held``."""
+        return 0
+
+    def _pop(self, slot: int) -> OrderedDict[int, float] | None:
+        """Take the blocks of a slot out; None without any."""
+        return self._held.pop(slot, None)
 
     def _sweep_gone(self, slot: int, max_blocks: int) -> int:
         gone = self._gone[slot]
@@ -199,3 +299,101 @@ class LearnedIndex:
             self._owners[block] = left
         else:
             del self._owners[block]
+
+
+class RecencyIndex(LearnedIndex):
+    """Blocks that each slot is expected to have cached, by its size and not by time.
+
+    A rank that has more blocks than its capacity forgets those whose last request ended first, of
+    one request the last block first. Blocks of running requests stay. Source: the policy ``lru`` of
+    Dynamo 1.6.
+    """
+
+    __slots__ = ("_capacity", "_in_use")
+
+    def __init__(
+        self, ttl_s: float = inf, most: int | None = MOST_LEARNED, keep: float = 0.8
+    ) -> None:
+        super().__init__(inf, most, keep)
+        self._in_use: dict[int, dict[int, tuple[int, float]]] = {}
+        """slot -> block -> (running requests that have it, time of its last booking)"""
+        self._capacity: dict[int, int | None] = {}
+
+    def block_count(self, slot: int) -> int:
+        return super().block_count(slot) + self._unforgettable(slot)
+
+    def is_free(self, slot: int) -> bool:
+        return super().is_free(slot) and slot not in self._in_use
+
+    def end(self, key: Key, now: float, *, computed: bool = True) -> None:
+        lease = self._leases.pop(key, None)
+        if lease is None:
+            return
+        now = self._last = now if now > self._last else nextafter(self._last, inf)
+        slot = lease.slot
+        held, used = self._held_of(slot, now), self._in_use[slot]
+        unlearned = frozenset(() if computed else lease.fresh)
+        for block in reversed(lease.blocks):
+            count, at = used[block]
+            if count > 1:
+                used[block] = (count - 1, at)
+                continue
+            del used[block]
+            if block in unlearned and at == lease.at:
+                self._disown(slot, block)
+            else:
+                held[block] = now
+        if not used:
+            del self._in_use[slot]
+        self._trim(slot, self._capacity.get(slot))
+
+    def copy(self) -> Self:
+        made = super().copy()
+        made._capacity = self._capacity.copy()
+        made._in_use = {slot: used.copy() for slot, used in self._in_use.items()}
+        return made
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _take(self, slot: int, blocks: Sequence[int], now: float) -> list[int]:
+        held, used = self._held_of(slot, now), self._in_use.setdefault(slot, {})
+        fresh = []
+        for block in reversed(blocks):
+            count = used[block][0] if block in used else 0
+            if not count and held.pop(block, None) is None:
+                self._owners[block] = self._owners.get(block, 0) | 1 << slot
+                fresh.append(block)
+            used[block] = (count + 1, now)
+        self._size += len(fresh)
+        return fresh
+
+    def _lease(
+        self, key: Key, slot: int, blocks: Sequence[int], fresh: list[int], now: float
+    ) -> None:
+        self._leases[key] = Lease(slot, tuple(blocks), tuple(fresh), now)
+
+    def _restore(self, key: Key, lease: Lease) -> None:
+        super()._restore(key, lease)
+        used = self._in_use.setdefault(lease.slot, {})
+        for block in lease.blocks:
+            if block not in used:
+                self._owners[block] = self._owners.get(block, 0) | 1 << lease.slot
+                self._size += 1
+            count, at = used.get(block, (0, lease.at))
+            used[block] = (count + 1, max(at, lease.at))
+        self.live |= 1 << lease.slot
+
+    def _trim(self, slot: int, capacity: int | None) -> None:
+        self._capacity[slot] = capacity
+        super()._trim(slot, capacity)
+
+    def _unforgettable(self, slot: int) -> int:
+        return len(self._in_use.get(slot, ()))
+
+    def _pop(self, slot: int) -> OrderedDict[int, float] | None:
+        held, used = self._held.pop(slot, None), self._in_use.pop(slot, None)
+        self._capacity.pop(slot, None)
+        if used:
+            held = held or OrderedDict()
+            held.update(dict.fromkeys(used, 0.0))
+        return held

@@ -31,7 +31,7 @@ from router_core.events import (
 )
 from router_core.freshness import Freshness, FreshnessTable
 from router_core.index import IndexBound, PrefixIndex
-from router_core.learned import MOST_LEARNED, LearnedIndex
+from router_core.learned import MOST_LEARNED, LearnedIndex, RecencyIndex
 from router_core.load import ActiveSequences, PotentialLoad
 from router_core.lower_tiers import TIERS, LowerTiers
 from router_core.policies import PROFILES
@@ -64,6 +64,8 @@ class Captured:
     index: PrefixIndex
     tiers: LowerTiers
     learned: LearnedIndex
+    recent: RecencyIndex
+    predicted: LearnedIndex
 
     def document(self) -> dict[str, Any]:
         """The snapshot. Takes seconds for a million cached blocks."""
@@ -72,6 +74,8 @@ class Captured:
             "index": self.index.dump(),
             "tiers": self.tiers.dump(),
             "learned": self.learned.dump(),
+            "recent": self.recent.dump(),
+            "predicted": self.predicted.dump(),
         }
 
 
@@ -83,6 +87,9 @@ class Router:
     with the first removal.
     ``learns``: a rank without KV events has an index that is learned from the bookings of this
     router (`LearnedIndex`), and the trust ``estimated``. Without it such a rank is chosen by load.
+    Under the policy ``lru`` that index is ``recent`` where the rank declares its blocks.
+    ``predicted`` has the bookings of ranks with KV events until these should have arrived, where
+    ``router_predicted_ttl_secs`` is set.
     ``policy_classes``: those of the router queue, in place of the settings of the queue.
 
     Callers may read ``registry``, ``index``, ``load`` and ``busy``; these change only through
@@ -106,6 +113,8 @@ class Router:
         self.tiers = LowerTiers()
         self.learns = learns
         self.learned = LearnedIndex()
+        self.recent = RecencyIndex()
+        self.predicted = LearnedIndex()
         self._bound_learned()
         self.load = ActiveSequences()
         self.busy = BusyTracker(self.registry, self.load)
@@ -218,8 +227,9 @@ class Router:
 
     def cached_blocks(self, slot: int) -> int:
         """Blocks in a rank's index, or those that it is expected to have where it is learned."""
-        learned = self.freshness.estimated >> slot & 1
-        return self.learned.block_count(slot) if learned else self.index.block_count(slot)
+        if self.freshness.estimated >> slot & 1:
+            return self.learned.block_count(slot) + self.recent.block_count(slot)
+        return self.index.block_count(slot)
 
     def potential_loads(self, request: RoutingRequest) -> dict[WorkerWithDpRank, PotentialLoad]:
         """The load that each rank of the request's model would have with the request.
@@ -291,8 +301,8 @@ class Router:
             prefill_tokens=max(0, tokens) if parameters.track_prefill_tokens else 0,
             sequence_hashes=hashes if blocks and reuse else (),
             anonymous_blocks=0 if reuse else blocks,
-            prompt_hashes=hashes if self.learns and decision.stage != "decode" else (),
             predicted_s=None if decision.predicted is None else decision.predicted.seconds,
+            prompt_hashes=hashes if self.learns or self._predicts else (),
         )
 
     # -- changes ---------------------------------------------------------------------------
@@ -311,6 +321,8 @@ class Router:
             case c.Freed():
                 for slot in self.load.free(change.request_id, change.stage, now):
                     self.busy.update(slot)
+                for stage in c.STAGES if change.stage is None else (change.stage,):
+                    self._end_learning((change.request_id, stage), now, computed=change.computed)
                 return OK
             case c.OutputBlock():
                 return self._output_block(change, now)
@@ -347,7 +359,8 @@ class Router:
                 return OK
             case c.Expired():
                 slots = {b.slot for b in self.load}
-                self.load.expire(now, self.config.active_request_expiry_secs)
+                for key in self.load.expire(now, self.config.active_request_expiry_secs):
+                    self._end_learning(key, now)
                 for slot in slots:
                     self.busy.update(slot)
                 return OK
@@ -370,14 +383,16 @@ class Router:
         blocks that are too old; so does each booking, in part.
         """
         more = self.tiers.sweep(max_blocks)
-        more = self.learned.sweep(max_blocks, now) or more
+        for index in self._learning:
+            more = index.sweep(max_blocks, now) or more
         if not self._draining and not self._emptied:
             return more
         self.index.sweep(max_blocks)
         self._emptied = [slot for slot in self._emptied if not self.index.is_free(slot)]
         left = []
         for slot in self._draining:
-            if self.index.is_free(slot) and self.learned.is_free(slot):
+            learned_free = all(index.is_free(slot) for index in self._learning)
+            if self.index.is_free(slot) and learned_free:
                 self.registry.release(slot)
             else:
                 left.append(slot)
@@ -411,6 +426,8 @@ class Router:
             self.index.copy(),
             self.tiers.copy(),
             self.learned.copy(),
+            self.recent.copy(),
+            self.predicted.copy(),
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -443,6 +460,8 @@ class Router:
             router.learned.load(plain.get("learned", ()))
             if plain.get("transfer") is not None:
                 router.transfer = TransferTable.from_dict(plain["transfer"])
+            router.recent.load(plain.get("recent", ()))
+            router.predicted.load(plain.get("predicted", ()))
             router.load = ActiveSequences.restore(plain["load"], router.registry.capacity)
             router.busy = BusyTracker(router.registry, router.load)
             router.busy.default = Thresholds.of(router.config)
@@ -486,13 +505,14 @@ class Router:
             what_if,
             self.tiers,
             self.freshness,
-            self.learned,
+            (self.learned, self.recent),
             self.queue if self._queues(config) else None,
             self.policy_classes,
             table,
             None if table is None or own is None else table.place(parse_domains(own)),
             self._classes,
             self._pairs,
+            self.predicted,
         )
 
     def _queues(self, config: RouterConfig) -> bool:
@@ -542,7 +562,7 @@ class Router:
             self.freshness.note(slot)
             self.index.begin_drop(slot)
             self.tiers.clear(slot)
-            self.learned.clear(slot)
+            self._clear_learned(slot)
             self._draining.append(slot)
 
     def _kv_event(self, change: c.KvEvent, now: float) -> Applied:
@@ -554,7 +574,7 @@ class Router:
         if isinstance(event, Cleared):
             self.index.clear(slot)
             self.tiers.clear(slot)
-            self.learned.clear(slot)
+            self._clear_learned(slot)
             return OK
         applied = self._blocks_changed(slot, event)
         if self.bound is not None and applied.ok and not isinstance(event, BlocksRemoved):
@@ -694,22 +714,65 @@ class Router:
             key = (self.registry.worker(slot).model, change.stage)
             self.rotation[key] = self.rotation.get(key, 0) + 1
         self.busy.update(slot)
-        if change.prompt_hashes and self._learns(slot):
-            most = self.registry.worker(slot).runtime_config.total_kv_blocks
-            self.learned.learn(slot, change.prompt_hashes, now, most)
-            if self.freshness[slot].index_state == "estimated":
-                self.freshness[slot].index_at = now
+        if change.prompt_hashes:
+            self._learn(slot, change, now)
         return OK
 
-    def _learns(self, slot: int) -> bool:
-        """Whether the bookings of a rank are learned: they count, or will if events are lost."""
-        estimated = bool(self.freshness.estimated >> slot & 1)
-        return self.learns and (estimated or self.config.router_on_degraded == "approximate")
+    # -- what is learned from bookings -------------------------------------------------------
+
+    @property
+    def _learning(self) -> tuple[LearnedIndex, ...]:
+        return (self.learned, self.recent, self.predicted)
+
+    @property
+    def _predicts(self) -> bool:
+        config = self.config
+        return config.router_predicted_ttl_secs is not None and config.use_kv_events
+
+    def _learn(self, slot: int, change: Booked, now: float) -> None:
+        """Learn a booking where it counts: in place of a rank's events, or until they arrive.
+
+        A decode worker has the prompt after the hand-off. It counts there once the worker computes
+        prompts itself.
+        """
+        blocks, key = change.prompt_hashes, (change.request_id, change.stage)
+        estimated = self.freshness.estimated >> slot & 1
+        config = self.config
+        if self.learns and (estimated or config.router_on_degraded == "approximate"):
+            most = self.registry.worker(slot).runtime_config.total_kv_blocks
+            index: LearnedIndex = self.learned
+            other: LearnedIndex = self.recent
+            if config.router_approximate_cache_policy == "lru" and most:
+                index, other = self.recent, self.learned
+            if other.live >> slot & 1:  # the worker declares its blocks only now
+                other.clear(slot)
+            index.learn(slot, blocks, now, most, key)
+            if estimated:
+                self.freshness[slot].index_at = now
+        if self._predicts and not estimated:
+            self.predicted.learn(slot, blocks, now, key=key)
+
+    def _end_learning(self, key: tuple[str, Stage], now: float, *, computed: bool = True) -> None:
+        for index in self._learning:
+            index.end(key, now, computed=computed)
+
+    def _clear_learned(self, slot: int) -> None:
+        for index in self._learning:
+            index.clear(slot)
 
     def _bound_learned(self) -> None:
-        config, learned = self.config, self.learned
-        learned.ttl_s, learned.keep = config.router_ttl_secs, config.router_prune_target_ratio
-        learned.most = config.router_max_tree_size or MOST_LEARNED
+        config = self.config
+        self.learned.ttl_s = config.router_ttl_secs
+        self.predicted.ttl_s = config.router_predicted_ttl_secs or 0.0
+        for index in (self.learned, self.recent):
+            index.keep = config.router_prune_target_ratio
+            index.most = config.router_max_tree_size or MOST_LEARNED
+        stops = [] if self._predicts else [self.predicted]
+        if config.router_approximate_cache_policy != "lru":
+            stops.append(self.recent)
+        for index in stops:
+            for slot in slots_of(index.live):
+                index.clear(slot)
 
     def _enqueued(self, change: c.Enqueued, now: float) -> Applied:
         table = self.policy_classes.table(change.model, self.config)

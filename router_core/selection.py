@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from operator import add
 from typing import Any, Literal, Protocol
 
@@ -171,9 +171,10 @@ class RoutingView:
     """The state that a decision may read.
 
     ``rotation``: requests booked so far, by (model, stage). ``parameters`` and ``policy`` follow
-    from ``config``; ``profile`` too, unless the router has its own. ``queue``: None while requests
-    never wait. ``transfer``: the table of links, where distances cost; ``own_place``: that of the
-    frontend, where it is known.
+    from ``config``; ``profile`` too, unless the router has its own. ``learned``: what ranks without
+    KV events are expected to have; ``predicted``: what those with events are, until these arrive.
+    ``queue``: None while requests never wait. ``transfer``: the table of links, where distances
+    cost; ``own_place``: that of the frontend, where it is known.
     """
 
     registry: WorkerRegistry
@@ -189,13 +190,14 @@ class RoutingView:
     what_if: WhatIf | None = None
     tiers: LowerTiers = field(default_factory=LowerTiers)
     freshness: FreshnessTable = field(default_factory=FreshnessTable)
-    learned: LearnedIndex = field(default_factory=LearnedIndex)
+    learned: tuple[LearnedIndex, ...] = ()
     queue: RouterQueue | None = None
     policy_classes: PolicyClasses = NO_CLASSES
     transfer: TransferTable | None = None
     own_place: Place | None = None
     classes: TransferClasses = field(default_factory=TransferClasses)
     pairs: PairGroups = field(default_factory=PairGroups)
+    predicted: LearnedIndex = field(default_factory=LearnedIndex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,11 +380,14 @@ def cost_inputs(
     if parameters.track_active_blocks and parameters.assume_kv_reuse:
         shared = load.shared_blocks(request.sequence_hashes, mask)
     shared_blocks = _column(shared, slots) if shared.levels else None
+    expected = view.predicted.live & mask if context.stage != "decode" else 0
+    by_prompt = [overlap_blocks]
     for number, hashes in enumerate(request.more_hashes, start=1):
         if context.stage != "decode":
             limit = request.most_reusable_of(number)
             more = _column(view.index.find_matches(hashes, mask, limit), slots)
             overlap_blocks = list(map(add, overlap_blocks, more))
+            by_prompt.append(more)
         if parameters.track_active_blocks and parameters.assume_kv_reuse:
             more = _column(load.shared_blocks(hashes, mask), slots)
             shared_blocks = list(map(add, shared_blocks or repeat(0), more))
@@ -401,6 +406,13 @@ def cost_inputs(
         overlap_blocks = counted_blocks(overlap_blocks, trust, rule, learned)
         host_blocks = host_blocks and counted_blocks(host_blocks, trust, rule)
         disk_blocks = disk_blocks and counted_blocks(disk_blocks, trust, rule)
+    predicted_blocks = None
+    if expected:
+        found = _Cached(list(overlap_blocks), indexed_blocks, host_blocks, disk_blocks)
+        predicted_blocks = _predict(view, request, slots, expected, by_prompt, trust, found)
+        if predicted_blocks is not None:
+            overlap_blocks, indexed_blocks = found.overlap, found.indexed
+            host_blocks, disk_blocks = found.host, found.disk
     prefill_tokens = candidates.gather(load.prefill_tokens)
     active_blocks = candidates.gather(load.decode_blocks)
     booked_tokens = list(map(load.booked_prefill, slots)) if load.decays else None
@@ -430,21 +442,81 @@ def cost_inputs(
         transfer_s=transfer_s,
         transfer_levels=transfer_levels,
         following=None if context.following is None else context.following(slots),
+        predicted_blocks=predicted_blocks,
     )
+
+
+@dataclass(slots=True)
+class _Cached:
+    """The columns of cached blocks, as far as they depend on predictions."""
+
+    overlap: list[int]
+    indexed: list[int] | None
+    host: list[int] | None
+    disk: list[int] | None
+
+
+def _predict(
+    view: RoutingView,
+    request: RoutingRequest,
+    slots: Sequence[int],
+    mask: int,
+    by_prompt: Sequence[Sequence[int]],
+    trust: Sequence[int] | None,
+    found: _Cached,
+) -> list[int] | None:
+    """Add to ``found`` the blocks that slots of ``mask`` will have by their bookings, and return
+    the column of those; None without any.
+
+    Of what events show and what was booked the larger counts, for each prompt of a batch
+    (``by_prompt``: what the events show). Lower tiers count behind it only.
+    """
+    side, best = [0] * len(slots), [0] * len(slots)
+    for number, hashes in enumerate((request.sequence_hashes, *request.more_hashes)):
+        if view.index.exact:
+            hashes = hashes[: request.most_reusable_of(number)]
+        column = _column(view.predicted.find_matches(hashes, mask), slots)
+        side = list(map(add, side, column))
+        best = list(map(add, best, map(max, column, by_prompt[number])))
+    predicted = [0] * len(slots)
+    indexed = None if found.indexed is None else list(found.indexed)
+    host = None if found.host is None else list(found.host)
+    disk = None if found.disk is None else list(found.disk)
+    for i in compress(range(len(slots)), side):
+        doubtful = trust is not None and trust[i]
+        if doubtful and view.config.router_on_degraded == "load-only":
+            continue
+        more = (side[i] if doubtful else best[i]) - found.overlap[i]
+        if more <= 0:
+            continue
+        predicted[i] = more
+        found.overlap[i] += more
+        if indexed is not None:
+            indexed[i] = max(indexed[i], found.overlap[i])
+        for tier in filter(None, (host, disk)):
+            covered = min(tier[i], more)
+            tier[i] -= covered
+            more -= covered
+    if not any(predicted):
+        return None
+    found.indexed, found.host, found.disk = indexed, host, disk
+    return predicted
 
 
 def learned_blocks(
     view: RoutingView, request: RoutingRequest, slots: Sequence[int], mask: int
 ) -> Iterable[int]:
     """Leading prompt blocks of the slots in ``mask`` by what was booked there; 0 for others."""
-    if not view.learned.live & mask:
+    indexes = [index for index in view.learned if index.live & mask]
+    if not indexes:
         return repeat(0, len(slots))
     found = [0] * len(slots)
     for number, hashes in enumerate((request.sequence_hashes, *request.more_hashes)):
         if view.index.exact:
             hashes = hashes[: request.most_reusable_of(number)]
-        more = _column(view.learned.find_matches(hashes, mask), slots)
-        found = list(map(add, found, more))
+        for index in indexes:  # a slot has its blocks in one of them
+            more = _column(index.find_matches(hashes, mask), slots)
+            found = list(map(add, found, more))
     return found
 
 

@@ -89,7 +89,8 @@ class CandidateRow(msgspec.Struct, frozen=True):
     rank's index is ``exact``, ``degraded``, ``estimated`` or ``none``; of its ``indexed_blocks``
     those in ``overlap_blocks`` count. ``booked_prefill_tokens``: the active prefill tokens before
     the prefill load model let them fall; absent where none fall. ``device``: ``cpu`` or an
-    accelerator; absent where unknown.
+    accelerator; absent where unknown. ``predicted_blocks``: those of ``overlap_blocks`` that were
+    sent there just now, and that no event has shown yet; absent without any.
     """
 
     worker: str
@@ -112,6 +113,7 @@ class CandidateRow(msgspec.Struct, frozen=True):
     index: str = "exact"
     booked_prefill_tokens: int | UnsetType = UNSET
     device: str | UnsetType = UNSET
+    predicted_blocks: int | UnsetType = UNSET
 
 
 class PrefillPrediction(msgspec.Struct, frozen=True):
@@ -379,13 +381,18 @@ def _refused_draws(by_prefill: Sequence[ByPrefill]) -> Iterator[Doubt]:
 
 
 def _estimated(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
-    """A doubt where the cache of candidates is an estimate; it counts on the first hop only."""
+    """Doubts where the cache of candidates is an estimate or in part predicted; it counts on the
+    first hop only."""
     for hop in hops:
         if hop is not None and hop.overlap_modelled:
             names = [row.worker for row in hop.candidates if row.index == "estimated"]
             if names:
                 varies = Varies(overlap=True, workers=list(dict.fromkeys(names)))
                 yield doubt("DYR0762", varies=varies, workers=some_names(names))
+            names = [row.worker for row in hop.candidates if row.predicted_blocks]
+            if names:
+                varies = Varies(overlap=True, workers=list(dict.fromkeys(names)))
+                yield doubt("DYR0763", varies=varies, workers=some_names(names))
 
 
 #: State of an index -> why it may be wrong.
@@ -540,6 +547,7 @@ def _candidate_row(row: Candidate) -> CandidateRow:
         if row.booked_prefill_tokens is None
         else row.booked_prefill_tokens,
         device=UNSET if row.worker.device is None else row.worker.device,
+        predicted_blocks=row.predicted_blocks or UNSET,
     )
 
 

@@ -204,13 +204,14 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
         *(
             _tier_column(name, heading)
             for name, heading, plain in (
+                ("predicted_blocks", "predicted", None),
                 ("indexed_blocks", "indexed", "overlap_blocks"),
                 ("usable_blocks", "reused", "indexed_blocks"),
                 ("host_blocks", "host", None),
                 ("disk_blocks", "disk", None),
             )
             if any(
-                getattr(row, name) != (getattr(row, plain) if plain else 0)
+                (getattr(row, name) or 0) != (getattr(row, plain) if plain else 0)
                 for hop in hops
                 for row in hop.candidates
             )
@@ -237,8 +238,8 @@ def _tier_column(name: str, heading: str) -> Column[_Line]:
     return Column(
         name,
         heading,
-        lambda line: f"{getattr(line.row, name):,}" if line.scored_prefill else "-",
-        lambda line: getattr(line.row, name),
+        lambda line: f"{getattr(line.row, name) or 0:,}" if line.scored_prefill else "-",
+        lambda line: getattr(line.row, name) or 0,
         right=True,
     )
 

@@ -189,6 +189,7 @@ class RequestFlow:
                     return await self._bootstrapped(call, request, plan, address)
                 return await self._prefill_then_decode(call, request, plan, tries)
             except _HopFailed as error:
+                service.free(call.request.id, error.stage, computed=error.failure.sent)
                 service.free(call.request.id)
                 self._note(call, tries, error)
                 if len(tries.died) >= _MOST_DEAD:
@@ -249,7 +250,7 @@ class RequestFlow:
             try:
                 response, head = await self._dispatch(call, decode, body)
             except _HopFailed as error:
-                service.free(request.id, "decode")
+                service.free(request.id, "decode", computed=error.failure.sent)
                 if error.failure.sent or tries.count + 1 >= self._limits.attempts:
                     raise
                 # Nothing reached the engine, so the blocks still wait to be pulled.

@@ -336,9 +336,11 @@ class RoutingService:
     def output_block(self, request_id: str, decay_fraction: float | None = None) -> Applied:
         return self.apply(OutputBlock(request_id, decay_fraction))
 
-    def free(self, request_id: str, stage: Stage | None = None) -> Applied:
-        """The request ended on one hop, or on all."""
-        return self.apply(Freed(request_id, stage))
+    def free(
+        self, request_id: str, stage: Stage | None = None, *, computed: bool = True
+    ) -> Applied:
+        """The request ended on one hop or all. Not ``computed``: it never reached the engine."""
+        return self.apply(Freed(request_id, stage, computed))
 
     # -- changes ---------------------------------------------------------------------------
 
@@ -543,6 +545,7 @@ class RoutingService:
                     f"{worker.model} have {size}; its cache cannot be matched: use one block size"
                 )
             self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
+            self._hold(codes.CAPACITY_UNKNOWN, worker.name, self._by_time(worker))
         self._context_lengths = {
             model: None if None in found else max(n for n in found if n is not None)
             for model, found in lengths.items()
@@ -554,6 +557,16 @@ class RoutingService:
             self.set_condition(codes.BLOCK_SIZE_MISMATCH, name, message)
         self.mismatched = set(mismatched)
         self._gather_names()
+
+    def _by_time(self, worker: Worker) -> str | None:
+        """Why the policy lru does not apply to the worker; None where it does, or is not set."""
+        lru = self.router.config.router_approximate_cache_policy == "lru"
+        if not lru or worker.kv_events or worker.runtime_config.total_kv_blocks:
+            return None
+        return (
+            f"worker {worker.name} declares no KV blocks, so its cache is estimated by time (ttl), "
+            "not by the policy lru"
+        )
 
     def _gather_names(self) -> None:
         """One base for each adapter and alias: where several models have one of that name, the

@@ -158,6 +158,12 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_ROUTER_USE_KV_EVENTS",
         "DYN_KV_EVENTS",
     ),
+    "router_approximate_cache_policy": _option(
+        "approximate mode: forget what was not routed for the TTL (ttl), or what was in use least "
+        "recently once a worker has more blocks than it declares (lru)",
+        "--router-approximate-cache-policy",
+        "DYN_ROUTER_APPROXIMATE_CACHE_POLICY",
+    ),
     "router_ttl_secs": _option(
         "approximate mode: seconds for which a routed prefix counts as cached",
         "--router-ttl-secs",

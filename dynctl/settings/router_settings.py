@@ -333,6 +333,14 @@ def _mismatch(kind: str, texts: Mapping[str, str | bool]) -> str | None:
 
 def _refuse_contradictions(config: RouterConfig, sources: Mapping[str, str]) -> None:
     """Raise UsageProblem, with both names, where settings exclude each other."""
+    policy = "router_approximate_cache_policy"
+    if config.router_approximate_cache_policy == "lru" and config.use_kv_events:
+        events = _typed_name("use_kv_events", sources) or _flag("use_kv_events")
+        given = f"{_typed_name(policy, sources) or _flag(policy)} lru"
+        raise UsageProblem(
+            f"{given} and {events}: the policy is for workers whose KV events are not read",
+            f"add --no-router-kv-events, or remove {given}",
+        )
     model = config.router_prefill_load_model
     if model == "none":
         return

@@ -81,6 +81,7 @@ class BriefHop(NamedTuple):
     A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, overlap,
     prefill tokens, active blocks, shared blocks, requests, multiplier, host blocks, disk blocks,
     trust, indexed blocks, booked tokens, transfer seconds, transfer level, following,
+    predicted blocks,
     *term values)``. ``counts``
     are the funnel's (entered, left), flat; ``terms`` are (name, unit, weight).
     """
@@ -136,6 +137,7 @@ class BriefHop(NamedTuple):
                 transfer_s=columns[14] if columns[14][0] is not None else None,
                 transfer_levels=columns[15] if columns[15][0] is not None else None,
                 following=columns[16] if columns[16][0] is not None else None,
+                predicted_blocks=columns[17] if columns[17][0] is not None else None,
             )
         return Decision(
             id=self.id,
@@ -160,7 +162,7 @@ class BriefHop(NamedTuple):
             inputs=inputs,
             terms=tuple(
                 TermColumn(name, unit, weight, column)
-                for (name, unit, weight), column in zip(self.terms, columns[17:], strict=True)
+                for (name, unit, weight), column in zip(self.terms, columns[18:], strict=True)
             ),
             winner=0,
             overlap_modelled=self.overlap_modelled,
@@ -240,7 +242,7 @@ def brief(decision: Decision) -> BriefHop:
 
 def _row(decision: Decision, i: int) -> tuple[Any, ...]:
     inputs = decision.inputs
-    read: tuple[Any, ...] = (None,) * 14
+    read: tuple[Any, ...] = (None,) * 15
     if inputs is not None:
         shared, multipliers = inputs.shared_blocks, inputs.multipliers
         host, disk = inputs.host_blocks, inputs.disk_blocks
@@ -259,6 +261,7 @@ def _row(decision: Decision, i: int) -> tuple[Any, ...]:
             None if inputs.transfer_s is None else inputs.transfer_s[i],
             None if inputs.transfer_levels is None else inputs.transfer_levels[i],
             None if inputs.following is None else inputs.following[i],
+            None if inputs.predicted_blocks is None else inputs.predicted_blocks[i],
         )
     values = [term.values[i] for term in decision.terms]
     return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)

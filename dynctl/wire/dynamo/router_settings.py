@@ -87,6 +87,7 @@ _KV: Final = (
     "router_track_prefill_tokens",
     "router_prefill_load_model",
     "router_ttl_secs",
+    "router_approximate_cache_policy",
     "router_queue_threshold",
     "router_queue_policy",
     "router_predicted_ttl_secs",
@@ -101,10 +102,6 @@ _UNSUPPORTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "enforce_disagg": ((None, False), "requests are refused without a prefill worker"),
     "session_affinity_ttl_secs": ((None,), "requests of a session stay with their worker"),
     "router_tracking_hash": ((None, "public-xxh3-v1"), "active blocks have other hashes"),
-    "router_approximate_cache_policy": (
-        (None, "ttl"),
-        "approximate mode uses another eviction policy",
-    ),
 }
 #: Keys that never change a decision by themselves: internals of a router, and settings of a feature
 #: that another key turns on.
@@ -173,6 +170,8 @@ class _Reading:
         self.values[name] = checked
         if name == "use_kv_events" and not checked:
             self.name(where, value, "not built yet; what a frontend estimates is not visible")
+        elif name == "router_predicted_ttl_secs" and checked is not None:
+            self.name(where, value, "what a frontend predicts is not visible")
         elif checked != setting.default and not setting.is_built(checked):
             self.name(where, value, f"needs {setting.needs}, not built yet; {setting.without}")
 

@@ -41,6 +41,7 @@ BESIDE = {
         "ais_model_path": "m",
     },
     "encoder_cuda_to_cpu_ratio": {"router_mode": "device-aware-weighted"},
+    "router_approximate_cache_policy": {"use_kv_events": "false"},
 }
 
 

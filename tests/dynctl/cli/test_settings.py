@@ -59,6 +59,8 @@ def test_every_spelling_of_every_setting_is_read(name: str):
     extra = {"--kv-transfer-preferred-weight": "1"} if text == "preferred" else {}
     if name == "router_prefill_load_model":
         extra = {f"--ais-{one}": "x" for one in ("backend", "system", "model-path")}
+    elif name == "router_approximate_cache_policy":
+        extra = {"--router-kv-events": "false"}
     for index, spelling in enumerate((*option.flags, *option.env)):
         flags = {spelling: text} if spelling.startswith("--") else {}
         env = {} if flags else {spelling: text}
@@ -108,6 +110,17 @@ def test_the_mismatch_policy_is_an_enforcement(policy: str, means: str, kind: st
     assert found.config.kv_transfer_enforcement == means
     assert found.sources["kv_transfer_enforcement"].startswith(kind)
     assert found.warnings == ()
+
+
+def test_the_policy_lru_needs_events_off():
+    lru = {"--router-approximate-cache-policy": "lru"}
+    with pytest.raises(
+        UsageProblem, match=r"lru and --router-kv-events: .* are not read"
+    ) as raised:
+        resolve(lru, {})
+    assert "--no-router-kv-events" in str(raised.value.hint)
+    config = resolve({**lru, "--router-kv-events": False}, {}).config
+    assert config.router_approximate_cache_policy == "lru"
 
 
 def test_the_mismatch_policy_must_not_contradict_the_enforcement():

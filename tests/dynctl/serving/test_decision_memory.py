@@ -82,6 +82,21 @@ def test_every_mode_can_be_kept_either_way(mode):
     assert flip(packed) == flip(decision)
 
 
+def test_predicted_blocks_survive_in_both_forms():
+    made = router(worker(1), worker(2), router_predicted_ttl_secs=5.0)
+    made.apply(made.booking(made.plan(request()).final, request()), 0.0)
+    decision = made.plan(request(request_id="again")).final
+    assert any(row.predicted_blocks for row in decision.rows())
+    assert list(pack(decision).expand().rows()) == list(decision.rows())
+    for row in brief(decision).expand().rows():
+        [whole] = [one for one in decision.rows() if one.ref == row.ref]
+        assert row.predicted_blocks == whole.predicted_blocks
+    shown = decision_result(decision).candidates
+    assert [type(row.predicted_blocks) is int for row in shown] == [
+        bool(row.predicted_blocks) for row in decision.rows()
+    ]
+
+
 def test_packed_preferences_survive():
     made = router(worker(1, zone="a"), worker(2, zone="b"))
     wanted = constraints((), {"dynamo.topology/zone=b": 0.85})

@@ -1,11 +1,14 @@
 """The fleet: workers that join, change and leave; files; tokenizers; what is said about it all."""
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines import workers_file
+from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.worker_spec import WorkerSpecError
 from dynctl.serving.http.server import Frontend, StartError
 from dynctl.simulation.engine.config import EngineConfig
@@ -288,6 +291,29 @@ async def test_without_events_a_prompt_returns_to_the_engine_that_had_it(specs, 
         _, again = await fleet.get("/v1/workers")
         cached = {w["name"]: w["ranks"][0]["cached_blocks"] for w in again["workers"]}
         assert cached[winner] == len(first)
+
+
+async def test_the_policy_lru_names_workers_that_declare_no_blocks():
+    router = RouterConfig(use_kv_events=False, router_approximate_cache_policy="lru")
+    async with site([{"name": "a0"}], router=router) as fleet:
+        assert condition(fleet, "CAPACITY_UNKNOWN", "a0") is None
+        [worker] = fleet.service.router.registry
+        unknown = replace(worker.runtime_config, total_kv_blocks=None)
+        fleet.service.upsert_worker(replace(worker, runtime_config=unknown))
+        assert "declares no KV blocks" in condition(fleet, "CAPACITY_UNKNOWN", "a0").message
+
+
+async def test_a_request_that_never_reached_its_engine_is_not_learned(monkeypatch):
+    async with site([{"name": "a0"}], specs={"a0": ",kv-events=off"}) as fleet:
+        learned = fleet.service.router.learned
+
+        async def refuses(*_arguments: object, **_more: object) -> Any:
+            raise UpstreamFailure("connect", "a0 did not accept the connection")
+
+        monkeypatch.setattr(fleet.frontend.upstream, "open", refuses)
+        status, _, _ = await fleet.chat(WORDS * 4)
+        assert status >= 500
+        assert len(learned) == 0
 
 
 async def test_an_engine_that_restarts_loses_its_estimate():

@@ -53,6 +53,7 @@ def test_queue_prediction_and_disaggregation():
     # A shared cache is not switched on, so its multiplier changes nothing.
     named = {found.setting for found in read.not_followed}
     assert "kv_router_config.conditional_disagg_enabled" in named
+    assert "kv_router_config.router_predicted_ttl_secs" in named
     assert "kv_router_config.shared_cache_multiplier" not in named
 
 
@@ -137,7 +138,6 @@ def test_a_value_out_of_bounds_is_named_and_the_default_stays():
         ("router_policy_config", None, "policy.yaml"),
         ("shared_cache_type", "none", "hicache"),
         ("router_tracking_hash", "public-xxh3-v1", "keyed-xxh3-v1"),
-        ("router_approximate_cache_policy", "ttl", "lru"),
         ("use_remote_indexer", False, True),
         ("use_kv_events", True, False),
     ],
