@@ -32,6 +32,7 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Worker
 
 RANK_HEADER: Final = "x-data-parallel-rank"
+EMBEDDINGS_PATH: Final = "/v1/embeddings"
 #: The beginning of an engine's event when it failed before its first token.
 _ERROR_EVENT: Final = (b'data: {"error"', b'data:{"error"')
 _FIRST_EVENT_BYTES: Final = 64 * 1024
@@ -55,7 +56,8 @@ _log = logging.getLogger(__name__)
 class Call:
     """One client request. ``body`` is what engines receive; ``raw`` the same as bytes.
 
-    ``path`` is that of the engine's endpoint. ``batch``: it has several prompts.
+    ``path`` is that of the engine's endpoint. ``one_engine``: it cannot be handed off, as several
+    prompts or embeddings.
     """
 
     request: RoutingRequest
@@ -65,7 +67,7 @@ class Call:
     stream: bool
     headers: dict[str, str]
     record: RequestRecord
-    batch: bool = False
+    one_engine: bool = False
 
 
 @dataclass(slots=True)
@@ -95,8 +97,8 @@ class Refused(Exception):
         self.plan = plan
 
 
-class HandoffOfBatch(Exception):
-    """A batch of prompts was planned with a prefill hop, which takes one prompt."""
+class HandoffRefused(Exception):
+    """A request that one engine has to answer was planned with a prefill hop."""
 
     def __init__(self, plan: RoutingPlan) -> None:
         super().__init__(plan.id)
@@ -158,7 +160,7 @@ class RequestFlow:
         self._first_outputs = FirstOutputs(limits.first_byte_s, limits.first_output_s)
 
     async def start(self, call: Call) -> Answer:
-        """Run the request up to the first output of an engine. Raises Refused, HandoffOfBatch or
+        """Run the request up to the first output of an engine. Raises Refused, HandoffRefused or
         GaveUp.
 
         The caller frees the request's bookings in every case.
@@ -174,8 +176,8 @@ class RequestFlow:
                 if self._may_try_again(tries):
                     continue
                 raise self._refused(plan, request, call, tries)
-            if call.batch and plan.prefill is not None:
-                raise HandoffOfBatch(plan)
+            if call.one_engine and plan.prefill is not None:
+                raise HandoffRefused(plan)
             if tries.died:
                 _log.warning(
                     "request %s: %s may have died of it (%s); sent once more, to %s",
@@ -381,7 +383,7 @@ class RequestFlow:
             _check_type(response, "text/event-stream" if call.stream else "application/json")
             if not call.stream:
                 head = await response.read(self._limits.unary_answer_bytes)
-                _check_completion(response, head)
+                _check_answer(response, head, call.path)
             else:
                 timeout_s = self._first_outputs.timeout_s(worker.model, _tokens_before(decision))
                 head = await self._first_output(response, timeout_s)
@@ -523,13 +525,21 @@ class _Completion(msgspec.Struct):
     choices: list[msgspec.Raw]
 
 
-def _check_completion(response: EngineStream, body: bytes) -> None:
-    """Raise UpstreamFailure for a body that is not a completion."""
+class _Embeddings(msgspec.Struct):
+    """What every answer of embeddings has."""
+
+    data: list[msgspec.Raw]
+
+
+def _check_answer(response: EngineStream, body: bytes, path: str) -> None:
+    """Raise UpstreamFailure for a body that is not an answer of the endpoint."""
+    embeddings = path == EMBEDDINGS_PATH
     try:
-        msgspec.json.decode(body, type=_Completion)
+        msgspec.json.decode(body, type=_Embeddings if embeddings else _Completion)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        expected = "data" if embeddings else "choices"
         raise UpstreamFailure(
-            "protocol", f"{response.origin} answered without a JSON object with choices"
+            "protocol", f"{response.origin} answered without a JSON object with {expected}"
         ) from None
 
 

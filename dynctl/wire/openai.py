@@ -8,7 +8,7 @@ could not tokenize routes blindly.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -81,6 +81,12 @@ class _CompletionFields(_CommonFields, kw_only=True):
     prompt: Annotated[str | list[Any], Meta(title="a string, token ids, or an array of either")]
 
 
+class _EmbeddingFields(_CommonFields, kw_only=True):
+    input: Annotated[str | list[Any], Meta(title="a string, token ids, or an array of either")]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Meta(ge=1, le=65_536)] | None = None
+
+
 class KvTransferParams(Struct):
     """vLLM's hand-off: what the prefill engine holds, and where a decode engine pulls it."""
 
@@ -149,6 +155,7 @@ class ChatRequest(_Common):
     engine knows. ``chat_template`` is a template that the request brings along.
     """
 
+    prompt_field: ClassVar = "messages"
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] | None = None
     documents: tuple[Mapping[str, Any], ...] | None = None
@@ -167,7 +174,20 @@ class CompletionRequest(_Common):
     and the cached blocks of all prompts count together.
     """
 
+    prompt_field: ClassVar = "prompt"
     prompts: tuple[str | tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest(CompletionRequest):
+    """``POST /v1/embeddings``. Its inputs are the ``prompts``; it has no output tokens.
+
+    ``dimensions`` None: as many as the model has.
+    """
+
+    prompt_field: ClassVar = "input"
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
 
 
 def parse_chat_request(
@@ -209,6 +229,20 @@ def parse_completion_request(
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
     fields = convert(given(found), _CompletionFields)
     return CompletionRequest(**_common(found, fields), prompts=_prompts(fields.prompt))
+
+
+def parse_embedding_request(
+    body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
+) -> EmbeddingRequest:
+    """A request for embeddings; as `parse_chat_request`. It is never streamed."""
+    found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
+    fields = convert(given(found), _EmbeddingFields)
+    return EmbeddingRequest(
+        **{**_common(found, fields), "stream": False, "max_tokens": None},
+        prompts=_prompts(fields.input, "input"),
+        encoding_format=fields.encoding_format,
+        dimensions=fields.dimensions,
+    )
 
 
 def apply_headers(request: R, headers: Mapping[str, str]) -> R:
@@ -300,17 +334,17 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _prompts(value: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
+def _prompts(value: str | list[Any], name: str = "prompt") -> tuple[str | tuple[int, ...], ...]:
     """The four forms that OpenAI allows: text, token ids, and a batch of either."""
     if isinstance(value, str):
         return (value,)
     if not value or not isinstance(value[0], str | list):
-        return (convert(value, TokenIds, "prompt"),)
+        return (convert(value, TokenIds, name),)
     if len(value) > _MAX_PROMPTS:
         problem = f"expected at most {_MAX_PROMPTS} entries, got {len(value)}"
-        raise RequestError(400, "out_of_range", "prompt", problem)
+        raise RequestError(400, "out_of_range", name, problem)
     return tuple(
-        item if isinstance(item, str) else convert(item, TokenIds, f"prompt[{i}]")
+        item if isinstance(item, str) else convert(item, TokenIds, f"{name}[{i}]")
         for i, item in enumerate(value)
     )
 

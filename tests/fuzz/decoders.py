@@ -60,7 +60,12 @@ from dynctl.wire.engine_metrics import read_engine_metrics
 from dynctl.wire.index_events import to_index_events
 from dynctl.wire.json_body import decode_object
 from dynctl.wire.nvext import parse_nvext
-from dynctl.wire.openai import parse_chat_request, parse_completion_request, reported_usage
+from dynctl.wire.openai import (
+    parse_chat_request,
+    parse_completion_request,
+    parse_embedding_request,
+    reported_usage,
+)
 from dynctl.wire.vllm_events import decode_batch, decode_message
 from tests.fuzz.mutator import Message
 from tests.golden.fleets import NOW, two_zones
@@ -99,6 +104,7 @@ def targets() -> Iterator[Target]:
     yield Target("frontend-log", _log_line, _log_lines)
     yield Target("chat", _chat, _chats, (RequestError,), weight=2)
     yield Target("completion", _completion, _completions, (RequestError,), weight=2)
+    yield Target("embedding", _embedding, _embeddings, (RequestError,))
     yield Target("nvext", _nvext, _nvexts, (RequestError,))
     yield Target("selection", _selection, _selections, (RequestError,))
     yield Target("busy-threshold", _threshold, _thresholds, (BadBody,))
@@ -382,6 +388,16 @@ def _chats() -> list[Message]:
 def _completions() -> list[Message]:
     body = {"model": "demo", "prompt": "hello", "max_tokens": 3}
     return _encoded(body, {**body, "prompt": [[1, 2], [3]]}, {**body, "prompt": ["a", "b"]})
+
+
+def _embedding(body: bytes) -> None:
+    parse_embedding_request(body, max_bytes=_LIMIT)
+
+
+def _embeddings() -> list[Message]:
+    body = {"model": "demo", "input": "hello", "dimensions": 3}
+    more = {"encoding_format": "base64", "nvext": _NVEXT}
+    return _encoded(body, {**body, "input": [[1, 2], [3]]}, {**body, "input": ["a", "b"], **more})
 
 
 def _nvext(body: bytes) -> None:

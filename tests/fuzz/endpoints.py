@@ -22,6 +22,7 @@ _MOST_DEFECTS: Final = 10
 _ROUTES: Final = (
     ("POST", "/v1/chat/completions", "chat"),
     ("POST", "/v1/completions", "completion"),
+    ("POST", "/v1/embeddings", "embedding"),
     ("POST", "/v1/route", "chat"),
     ("POST", "/v1/select", "selection"),
     ("POST", "/v1/select_and_book", "selection"),

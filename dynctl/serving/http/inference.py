@@ -1,4 +1,5 @@
-"""``/v1/chat/completions`` and ``/v1/completions``: from the client's bytes to its response."""
+"""``/v1/chat/completions``, ``/v1/completions`` and ``/v1/embeddings``: from the client's bytes to
+its response."""
 
 import asyncio
 import logging
@@ -14,10 +15,10 @@ from dynctl.base.decode_errors import RequestError
 from dynctl.documents.doubts import Varies, doubt
 from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.serving.config import FrontendConfig
-from dynctl.serving.flow import Answer, Call, GaveUp, HandoffOfBatch, Refused, RequestFlow
+from dynctl.serving.flow import Answer, Call, GaveUp, HandoffRefused, Refused, RequestFlow
 from dynctl.serving.http.auth import is_operator
 from dynctl.serving.http.bodies import Body, bodies_of
-from dynctl.serving.http.inference_requests import parse_request
+from dynctl.serving.http.inference_requests import PATHS, Endpoint, parse_request
 from dynctl.serving.http.inference_responses import (
     OutputBlocks,
     client_error,
@@ -38,8 +39,10 @@ from dynctl.wire.nvext import REQUEST_ID_HEADER, strip_for_engine
 from dynctl.wire.openai import (
     ChatRequest,
     CompletionRequest,
+    EmbeddingRequest,
     parse_chat_request,
     parse_completion_request,
+    parse_embedding_request,
 )
 from router_core import HashingError, RoutingPlan
 
@@ -51,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class Inference:
-    """The two OpenAI endpoints over one service."""
+    """The OpenAI endpoints over one service."""
 
     def __init__(
         self, service: RoutingService, flow: RequestFlow, config: FrontendConfig, keys: ApiKeys
@@ -66,27 +69,30 @@ class Inference:
         self.draining = False
 
     async def chat_completions(self, http: web.Request) -> web.StreamResponse:
-        return await self._serve(http, chat=True)
+        return await self._serve(http, "chat_completions")
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
-        return await self._serve(http, chat=False)
+        return await self._serve(http, "completions")
+
+    async def embeddings(self, http: web.Request) -> web.StreamResponse:
+        return await self._serve(http, "embeddings")
 
     # -- the common way --------------------------------------------------------------------
 
-    async def _serve(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
+    async def _serve(self, http: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         service = self._service
         decision_id = service.new_id()
         record = RequestRecord(
             decision_id=decision_id,
             request_id=decision_id,
-            endpoint="chat_completions" if chat else "completions",
+            endpoint=endpoint,
             received_at=service.clock(),
             received_wall=service.wall(),
         )
         self.in_flight += 1
         try:
             with bodies_of(http).of(http) as body:
-                return await self._answer(http, body, record, chat=chat)
+                return await self._answer(http, body, record, endpoint)
         except HttpError as error:
             record.outcome = record.outcome or outcome_of(error)
             record.error_type = error.type
@@ -116,32 +122,32 @@ class Inference:
                 observer.on_finished(record)
 
     async def _answer(
-        self, http: web.Request, body: Body, record: RequestRecord, *, chat: bool
+        self, http: web.Request, body: Body, record: RequestRecord, endpoint: Endpoint
     ) -> web.StreamResponse:
         self._refuse_while_draining()
         raw = await body.read(http, self._config.limits.body_bytes)
         with self._place():
-            return await self._work(http, raw, record, chat=chat)
+            return await self._work(http, raw, record, endpoint)
 
     async def _work(
-        self, http: web.Request, raw: bytes, record: RequestRecord, *, chat: bool
+        self, http: web.Request, raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> web.StreamResponse:
-        parsed = self._named(self._parse(http, raw, record, chat=chat))
+        parsed = self._named(self._parse(http, raw, record, endpoint))
         record.model = parsed.model
         for observer in self._service.observers:
             observer.on_received(record)
         nvext = parsed.nvext
         prepared = await self._prepare(parsed, record)
         if nvext.dry_run:
-            return await self._dry_run(http, parsed, prepared, record, chat=chat)
-        call = self._call(http, parsed, raw, prepared, record)
+            return await self._dry_run(http, parsed, prepared, record)
+        call = self._call(http, parsed, raw, prepared, record, endpoint)
         self._service.held.add(record.decision_id)
         try:
             answer = await self._flow.start(call)
         except Refused as error:
             raise self._refusal(error, prepared, record) from None
-        except HandoffOfBatch as error:
-            _check_batch(error.plan, prepared)
+        except HandoffRefused as error:
+            _check_one_engine(error.plan, prepared, parsed)
             raise
         except GaveUp as error:
             raise engine_failure_error(error, record) from None
@@ -208,13 +214,15 @@ class Inference:
             parsed: ChatRequest | CompletionRequest
             if "messages" in body:
                 parsed = parse_chat_request(body)
+            elif "input" in body and "prompt" not in body:
+                parsed = parse_embedding_request(body)
             else:
                 parsed = parse_completion_request(body)
         except RequestError as error:
             raise client_error(error) from None
         prepared = await self._prepare(self._named(parsed), record)
         plan = service.plan(prepared.request, detail=True)
-        _check_batch(plan, prepared)
+        _check_one_engine(plan, prepared, parsed)
         return route_result(
             service.router,
             prepared.request,
@@ -258,11 +266,11 @@ class Inference:
             self._working -= 1
 
     def _parse(
-        self, http: web.Request, raw: bytes, record: RequestRecord, *, chat: bool
+        self, http: web.Request, raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> ChatRequest | CompletionRequest:
         limit = self._config.limits.body_bytes
         try:
-            parsed = parse_request(raw, http, limit, chat=chat)
+            parsed = parse_request(raw, http, limit, endpoint)
         except RequestError as error:
             raise client_error(error) from None
         record.model, record.stream = parsed.model, parsed.stream
@@ -301,7 +309,11 @@ class Inference:
             ) from None  # fmt: skip
         except HashingError as error:
             raise HttpError(
-                400, str(error), "invalid_request_error", "invalid_prompt", param="prompt"
+                400,
+                str(error),
+                "invalid_request_error",
+                "invalid_prompt",
+                param=parsed.prompt_field,
             ) from None
         record.isl_tokens = prepared.request.isl_tokens
         record.prompts = prepared.prompts
@@ -317,12 +329,17 @@ class Inference:
         if prepared.tokens.ids is None:
             return
         limit = self._service.context_length(prepared.request.model)
-        if limit is not None and prepared.longest >= limit:
-            field = "messages" if isinstance(parsed, ChatRequest) else "prompt"
+        if limit is None:
+            return
+        field, output = parsed.prompt_field, " with its output"
+        if isinstance(parsed, EmbeddingRequest):
+            # Without output tokens the prompt can have the whole length.
+            limit, output = limit + 1, ""
+        if prepared.longest >= limit:
             raise HttpError(
                 400,
                 f"{field} has {prepared.longest} tokens; {parsed.model} takes at most "
-                f"{limit} with its output",
+                f"{limit - (not output)}{output}",
                 "invalid_request_error",
                 "context_length_exceeded",
                 param=field,
@@ -335,6 +352,7 @@ class Inference:
         raw: bytes,
         prepared: Prepared,
         record: RequestRecord,
+        endpoint: Endpoint,
     ) -> Call:
         nvext, body = parsed.nvext, parsed.body
         if "nvext" in body:
@@ -343,7 +361,7 @@ class Inference:
                 # The engine must separate the tenants too, or they would share its cache.
                 plain["cache_salt"] = parsed.cache_salt
             if nvext.token_data is not None and isinstance(parsed, CompletionRequest):
-                plain["prompt"] = nvext.token_data
+                plain[parsed.prompt_field] = nvext.token_data
             body, raw = plain, msgspec.json.encode(plain)
         headers = {REQUEST_ID_HEADER: record.request_id}
         for name in _FORWARDED:
@@ -353,16 +371,15 @@ class Inference:
         authorization = http.headers.get("authorization")
         if authorization is not None and not self._is_ours(authorization):
             headers["authorization"] = authorization
-        path = "/v1/chat/completions" if isinstance(parsed, ChatRequest) else "/v1/completions"
         return Call(
             prepared.request,
-            path,
+            PATHS[endpoint],
             body,
             raw,
             parsed.stream,
             headers,
             record,
-            batch=prepared.prompts > 1,
+            one_engine=prepared.prompts > 1 or isinstance(parsed, EmbeddingRequest),
         )
 
     def _is_ours(self, authorization: str) -> bool:
@@ -378,17 +395,13 @@ class Inference:
         parsed: ChatRequest | CompletionRequest,
         prepared: Prepared,
         record: RequestRecord,
-        *,
-        chat: bool,
     ) -> web.StreamResponse:
         request = prepared.request
         plan = self._service.plan(request, detail=True)
         if not plan.ok:
             raise self._refusal(Refused(plan), prepared, record)
-        _check_batch(plan, prepared)
-        body = msgspec.json.encode(
-            dry_run_body(plan, prepared.tokens.ids, parsed.model, chat=chat, stream=parsed.stream)
-        )
+        _check_one_engine(plan, prepared, parsed)
+        body = msgspec.json.encode(dry_run_body(plan, prepared.tokens.ids, parsed))
         record.status, record.outcome = 200, "success"
         headers = self._headers(record)
         if not parsed.stream:
@@ -451,14 +464,28 @@ class Inference:
         )
 
 
-def _check_batch(plan: RoutingPlan, prepared: Prepared) -> None:
-    """Refuse a batch that would be handed off: a prefill engine returns the location of the KV
-    cache of the first prompt only."""
-    if prepared.prompts > 1 and plan.prefill is not None:
+def _check_one_engine(
+    plan: RoutingPlan, prepared: Prepared, parsed: ChatRequest | CompletionRequest
+) -> None:
+    """Refuse what cannot be handed off: a prefill engine returns the location of the KV cache of
+    the first prompt only, and embeddings have nothing to decode."""
+    if plan.prefill is None:
+        return
+    served = "and prefill and decode workers serve this model"
+    if isinstance(parsed, EmbeddingRequest):
         raise HttpError(
             400,
-            f"prompt has {prepared.prompts} prompts, and prefill and decode workers serve this "
-            "model: a hand-off takes one prompt; send one request for each prompt",
+            f"/v1/embeddings needs a worker that does the whole request, {served}: start an "
+            "aggregated one for embeddings under a model name of its own",
+            "invalid_request_error",
+            "embeddings_not_supported",
+            param="model",
+        )
+    if prepared.prompts > 1:
+        raise HttpError(
+            400,
+            f"prompt has {prepared.prompts} prompts, {served}: a hand-off takes one prompt; send "
+            "one request for each prompt",
             "invalid_request_error",
             "batch_not_supported",
             param="prompt",

@@ -17,6 +17,7 @@ from dynctl.serving.refusal import HttpError, attempts_of
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.nvext import NvExt
+from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from router_core import Decision, RoutingPlan, RoutingRequest
 
 _BETWEEN_EVENTS = re.compile(rb"\r?\n\r?\n")
@@ -292,9 +293,13 @@ def hit_rate(plan: RoutingPlan) -> float:
 
 
 def dry_run_body(
-    plan: RoutingPlan, token_ids: Any, model: str, *, chat: bool, stream: bool
+    plan: RoutingPlan, token_ids: Any, parsed: ChatRequest | CompletionRequest
 ) -> dict[str, Any]:
     """The response of a dry run: an OpenAI object without content, and the routing in ``nvext``."""
+    routing = {"worker_id": worker_ids(plan), "token_ids": token_ids}
+    if isinstance(parsed, EmbeddingRequest):
+        return {"object": "list", "model": parsed.model, "data": [], "nvext": routing}
+    chat, stream = isinstance(parsed, ChatRequest), parsed.stream
     choice: dict[str, Any] = {"index": 0, "finish_reason": None}
     if not chat:
         choice["text"] = ""
@@ -307,9 +312,9 @@ def dry_run_body(
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{plan.id}",
         "object": kind + (".chunk" if chat and stream else ""),
         "created": int(time.time()),
-        "model": model,
+        "model": parsed.model,
         "choices": [choice],
-        "nvext": {"worker_id": worker_ids(plan), "token_ids": token_ids},
+        "nvext": routing,
     }
 
 

@@ -240,6 +240,7 @@ class Frontend:
                 [
                     web.post("/v1/chat/completions", self._keyed(self.inference.chat_completions)),
                     web.post("/v1/completions", self._keyed(self.inference.completions)),
+                    web.post("/v1/embeddings", self._keyed(self.inference.embeddings)),
                 ]
             )
         app.add_routes(self.control.routes(self._keyed))

@@ -11,7 +11,7 @@ from dynctl.base.json_fields import describe
 from dynctl.simulation.engine import metrics
 from dynctl.simulation.engine.config import EngineConfigError
 from dynctl.simulation.engine.engine import Engine
-from dynctl.simulation.engine.generate import EngineWentAway, generate
+from dynctl.simulation.engine.generate import EngineWentAway, embed, generate
 from dynctl.simulation.engine.handoff import PULL_PATH, HandoffKey
 from dynctl.simulation.engine.openai_request import (
     ApiError,
@@ -45,6 +45,7 @@ def build_app(engine: Engine) -> web.Application:
         [
             web.post("/v1/chat/completions", api.chat_completions),
             web.post("/v1/completions", api.completions),
+            web.post("/v1/embeddings", api.embeddings),
             web.get("/v1/models", api.models),
             web.post("/tokenize", api.tokenize),
             web.post("/detokenize", api.detokenize),
@@ -125,6 +126,10 @@ class EngineApi:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         self._refuse_if_unavailable()
         return await generate(self._engine, request, chat=False)
+
+    async def embeddings(self, request: web.Request) -> web.StreamResponse:
+        self._refuse_if_unavailable()
+        return await embed(self._engine, request)
 
     async def models(self, _request: web.Request) -> web.Response:
         config = self._engine.config

@@ -1,28 +1,37 @@
-"""Serve one generation over HTTP: admit, stream or collect, and offer the KV blocks."""
+"""Serve one request over HTTP: admit, stream or collect, and offer the KV blocks."""
 
 import asyncio
+import math
 import secrets
+import struct
 import time
-from collections.abc import AsyncIterator, Mapping
+from array import array
+from base64 import b64encode
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from xxhash import xxh3_64_intdigest
 
 from dynctl.simulation.engine.engine import Engine, EngineRestarted, Rank
 from dynctl.simulation.engine.handoff import HeldKv
 from dynctl.simulation.engine.openai_request import (
     ApiError,
+    Embed,
     Generate,
     decode_body,
     off_loop_if_long,
+    parse_embed,
     parse_generate,
 )
 from dynctl.simulation.engine.scheduler import EngineRequest, KvLost, RankBusy
 
 _MAX_REQUEST_ID = 128
+#: Numbers of embeddings that are computed without a thread.
+_INLINE_NUMBERS = 4096
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
@@ -56,6 +65,73 @@ async def generate(engine: Engine, http: web.Request, *, chat: bool) -> web.Stre
         return await _collect(run)
     finally:
         run.finish()
+
+
+async def embed(engine: Engine, http: web.Request) -> web.Response:
+    """Serve one request for embeddings: its prompts run as generations of one token."""
+    raw = await http.read()
+    parsed = await off_loop_if_long(raw, partial(_parse_embed, engine, http.headers))
+    rank = engine.choose_rank(parsed.dp_rank)
+    answer_id = f"embd-{secrets.token_hex(16)}"
+    runs: list[_Run] = []
+    try:
+        for i, one in enumerate(parsed.runs):
+            try:
+                request = engine.admit(rank, one, f"{answer_id}-{i}")
+            except RankBusy as error:
+                raise ApiError(503, str(error)) from None
+            runs.append(_Run(engine, rank, one, request))
+        for run in runs:
+            async for _ in run.pieces():
+                pass
+    finally:
+        for run in runs:
+            run.finish()
+    requests = [run.request for run in runs]
+    tokens = sum(one.prompt_tokens for one in requests)
+    cached = sum(one.cached_tokens or 0 for one in requests)
+    prompts = [run.parsed.prompt for run in runs]
+    if len(prompts) * parsed.dimensions > _INLINE_NUMBERS:
+        vectors = await asyncio.to_thread(_embeddings, prompts, parsed.dimensions)
+    else:
+        vectors = _embeddings(prompts, parsed.dimensions)
+    body = {
+        "id": answer_id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": parsed.model,
+        "data": [
+            {
+                "object": "embedding",
+                "index": i,
+                "embedding": _packed(vector) if parsed.base64 else vector,
+            }
+            for i, vector in enumerate(vectors)
+        ],
+        "usage": usage_of(tokens, 0, cached),
+    }
+    return web.Response(body=_encode(body), content_type="application/json")
+
+
+def embedding(prompt: Sequence[int], dimensions: int) -> list[float]:
+    """A vector of length 1 that depends on the prompt's tokens alone."""
+    data = array("q", prompt).tobytes()
+    raw = [xxh3_64_intdigest(data, i) / 2**63 - 1.0 for i in range(dimensions)]
+    length = math.hypot(*raw) or 1.0
+    return [value / length for value in raw]
+
+
+def _embeddings(prompts: Sequence[Sequence[int]], dimensions: int) -> list[list[float]]:
+    return [embedding(prompt, dimensions) for prompt in prompts]
+
+
+def _packed(vector: Sequence[float]) -> str:
+    """Little-endian float32 in base64, as OpenAI sends it."""
+    return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def _parse_embed(engine: Engine, headers: Mapping[str, str], raw: bytes) -> Embed:
+    return parse_embed(decode_body(raw), headers, engine.config, engine.tokenizer)
 
 
 def _parse(engine: Engine, headers: Mapping[str, str], chat: bool, raw: bytes) -> Generate:

@@ -26,7 +26,12 @@ from dynctl.wire.openai import (
     KvTransferParams,
     parse_chat_request,
     parse_completion_request,
+    parse_embedding_request,
 )
+
+#: Numbers of an embedding: without ``dimensions``, and at most.
+DIMENSIONS = 16
+MAX_DIMENSIONS = 4096
 
 _INLINE_BODY_BYTES = 32 * 1024
 _Parsed = TypeVar("_Parsed")
@@ -184,6 +189,73 @@ def parse_generate(
         hold_for_pull=hold_for_pull,
         room=room,
     )
+
+
+@dataclass(frozen=True)
+class Embed:
+    """A checked request for embeddings: one vector of ``dimensions`` numbers for each prompt.
+
+    ``runs``: the prompts as requests of the engine; each ends when its prompt is computed.
+    """
+
+    model: str
+    runs: tuple[Generate, ...]
+    dimensions: int
+    base64: bool
+    dp_rank: int | None
+
+
+def parse_embed(
+    body: Mapping[str, Any],
+    headers: Mapping[str, str],
+    config: EngineConfig,
+    tokenizer: ModelTokenizer,
+) -> Embed:
+    """Check a /v1/embeddings body. Raises ApiError."""
+    plain = strip_for_engine(body)
+    with request_errors():
+        request = parse_embedding_request(plain)
+    extra = read_fields(body, EngineFields)
+    lora = check_model(request.model, config)
+    if (request.dimensions or 1) > MAX_DIMENSIONS:
+        raise wrong_field(
+            "dimensions", f"expected at most {MAX_DIMENSIONS}, got {request.dimensions}"
+        )
+    dp_rank = _dp_rank(extra, headers, config)
+    _handoff(extra, config)
+    runs = []
+    for i, item in enumerate(request.prompts):
+        prompt = prompt_tokens(item, tokenizer) if isinstance(item, str) else list(item)
+        prompt = _truncated(prompt, request, config)
+        if not prompt:
+            raise wrong_field("input", f"has no tokens in entry {i}")
+        if len(prompt) > config.context_length:
+            raise wrong_field(
+                "input",
+                f"entry {i} has {len(prompt)} tokens; this model's maximum context length is "
+                f"{config.context_length} tokens",
+            )
+        runs.append(
+            Generate(
+                chat=False,
+                model=lora or config.model,
+                lora=lora,
+                prompt=prompt,
+                max_tokens=1,
+                finish_as="length",
+                stream=False,
+                include_usage=False,
+                stop=(),
+                cache_salt=extra.cache_salt,
+                dp_rank=dp_rank,
+                remote_kv=None,
+                hold_for_pull=False,
+                room=None,
+            )
+        )
+    base64 = request.encoding_format == "base64"
+    dimensions = request.dimensions or DIMENSIONS
+    return Embed(lora or config.model, tuple(runs), dimensions, base64, dp_rank)
 
 
 def check_model(model: str, config: EngineConfig) -> str | None:

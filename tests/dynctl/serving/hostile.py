@@ -37,6 +37,7 @@ class HostileEngine:
         app = web.Application()
         app.router.add_get("/health", health)
         app.router.add_post("/v1/chat/completions", chat)
+        app.router.add_post("/v1/embeddings", chat)
         return app
 
 

@@ -22,6 +22,7 @@ TABLE = {
     ("GET", "/busy_threshold"): "every client",
     ("POST", "/v1/chat/completions"): "key",
     ("POST", "/v1/completions"): "key",
+    ("POST", "/v1/embeddings"): "key",
     ("GET", "/v1/models"): "key",
     ("GET", "/v1/models/{model}"): "key",
     ("GET", "/v1/models/{model}/ready"): "every client",

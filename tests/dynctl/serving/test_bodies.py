@@ -85,7 +85,7 @@ async def test_one_peer_has_at_most_its_share():
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
 async def test_compressed_bodies_are_off_by_default(encoding):
     async with site(ENGINE) as fleet:
-        for path in ("/v1/chat/completions", "/v1/route", "/busy_threshold"):
+        for path in ("/v1/chat/completions", "/v1/embeddings", "/v1/route", "/busy_threshold"):
             status, body, headers = await fleet.post(
                 path, chat_body("x"), headers={"content-encoding": encoding}
             )

@@ -20,6 +20,7 @@ KEY, OTHER, ADMIN = "sk-first", "sk-second", "admin-t0ken"
 INFERENCE = [
     ("POST", "/v1/chat/completions", chat_body("hi")),
     ("POST", "/v1/completions", {"model": "demo", "prompt": "hi"}),
+    ("POST", "/v1/embeddings", {"model": "demo", "input": "hi"}),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/demo", None),
 ]

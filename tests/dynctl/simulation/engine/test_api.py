@@ -394,3 +394,28 @@ async def test_published_addresses_can_be_connected_to(start: StartEngine, http)
     assert named.url.startswith("http://localhost:")
     info = await get(http, named, "/engine/info")
     assert info["kv_events"][0]["endpoint"].startswith("tcp://localhost:")
+
+
+async def test_embeddings_use_the_cache_and_depend_on_the_tokens_alone(
+    start: StartEngine, http
+) -> None:
+    engine = await start()
+    body = {"model": "demo", "input": [PROMPT, PROMPT[:20]], "dimensions": 5_000}
+    status, found = await post(http, engine, "/v1/embeddings", body)
+    assert (status, found["error"]["param"]) == (400, "dimensions")
+    body["dimensions"] = 300
+    status, first = await post(http, engine, "/v1/embeddings", body)
+    assert (status, first["usage"]["prompt_tokens"]) == (200, 60)
+    status, again = await post(http, engine, "/v1/embeddings", {**body, "input": PROMPT})
+    assert again["data"][0]["embedding"] == first["data"][0]["embedding"]
+    assert cached_tokens(again) == 32
+    await idle(http, engine)
+
+
+async def test_many_wide_embeddings_are_computed_beside_the_streams(
+    start: StartEngine, http
+) -> None:
+    engine = await start()
+    body = {"model": "demo", "input": [[n] for n in range(1, 21)], "dimensions": 4_096}
+    status, found = await post(http, engine, "/v1/embeddings", body)
+    assert (status, len(found["data"]), len(found["data"][19]["embedding"])) == (200, 20, 4_096)
